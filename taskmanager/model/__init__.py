@@ -1,0 +1,1 @@
+"""The words of the library: frozen values without I/O and without `await`."""

@@ -1,0 +1,47 @@
+"""Time, injected: wall time stamps records, elapsed time measures delays. Nobody else calls `time.*`.
+
+Elapsed time uses `CLOCK_BOOTTIME` where there is one: stepping the wall clock does not move it, suspend does, so that
+a retry due during the night is due when the laptop opens.
+"""
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Final, Protocol
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+class Clock(Protocol):
+    """What the engine asks of time."""
+
+    def now_us(self) -> int:
+        """Wall time, microseconds since 1970 UTC."""
+        ...
+
+    def elapsed_s(self) -> float:
+        """Seconds on a clock that no step moves; only differences mean something."""
+        ...
+
+
+_ELAPSED_CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def now_us(self) -> int:
+        return time.time_ns() // 1000
+
+    def elapsed_s(self) -> float:
+        return time.monotonic() if _ELAPSED_CLOCK is None else time.clock_gettime(_ELAPSED_CLOCK)
+
+
+def to_us(instant: datetime) -> int:
+    """An aware datetime as microseconds since 1970 UTC, exactly."""
+    return (instant - EPOCH) // _MICROSECOND
+
+
+def from_us(instant_us: int) -> datetime:
+    """Microseconds since 1970 UTC as an aware datetime, exactly."""
+    return EPOCH + timedelta(microseconds=instant_us)

@@ -1,0 +1,284 @@
+"""Configuration words: validated when they are built, every fault named, all faults at once."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal, Self, get_args
+
+from taskmanager.model.errors import ConfigurationError
+from taskmanager.model.result import RESERVED_CODES, Subclasses
+from taskmanager.model.states import BuiltInTaskCode
+
+ExceptionMapper = Mapping[type[BaseException], "str | Subclasses"]
+Strategy = Literal["fixed", "exponential"]
+
+CODE_PATTERN: Final = re.compile(r"[A-Z][A-Z0-9_]*")
+CLASS_NAME_PATTERN: Final = re.compile(r"[A-Z][A-Za-z0-9_]*(Error|Exception)")
+MAX_RETRIES: Final = 20
+MAX_INTERVAL_S: Final = 86_400
+MIN_POLICY_DELAY_S: Final = 1.0
+JITTER_FRACTION: Final = 0.25
+PRIORITY_RANGE: Final = (1, 100)
+MAX_NAME_LENGTH: Final = 255
+MAX_QUEUE_NAME_LENGTH: Final = 100
+
+
+def raise_faults(subject: str, faults: Sequence[str]) -> None:
+    """Raise one `ConfigurationError` that lists every fault; nothing when there is none."""
+    if faults:
+        raise ConfigurationError(f"{subject}: " + "; ".join(faults))
+
+
+def code_fault(code: object, name: str) -> str | None:
+    """What is wrong with an error code a user may choose, or None."""
+    if not isinstance(code, str):
+        return f"{name} must be a code such as 'RATE_LIMITED', not {code!r}"
+    if CLASS_NAME_PATTERN.fullmatch(code):
+        return f"{name} {code!r} is the name of an exception; map the exception to a code with exception_mapper"
+    if not CODE_PATTERN.fullmatch(code):
+        return f"{name} {code!r} must be UPPER_SNAKE_CASE"
+    return None
+
+
+def own_code_fault(code: object, name: str) -> str | None:
+    """What is wrong with a code that a user's exception becomes: a built-in code means something else already."""
+    if type(code) is str and code in RESERVED_CODES and code != BuiltInTaskCode.UNHANDLED_EXCEPTION:
+        return f"{name} {code!r} is a code of the library; choose another"
+    return code_fault(code, name)
+
+
+def mapper_faults(mapper: ExceptionMapper | None) -> list[str]:
+    """What is wrong with an exception mapper."""
+    faults = []
+    for exception, value in (mapper or {}).items():
+        if not (isinstance(exception, type) and issubclass(exception, BaseException)):
+            faults.append(f"exception_mapper key {exception!r} is not an exception class")
+        code = value.error_code if isinstance(value, Subclasses) else value
+        fault = own_code_fault(code, f"exception_mapper[{getattr(exception, '__name__', exception)}]")
+        if fault:
+            faults.append(fault)
+    return faults
+
+
+def is_int(value: object) -> bool:
+    """An int that is not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _range_fault(name: str, value: object, low: int, high: int, unit: str = "") -> str | None:
+    if not is_int(value):
+        return f"{name} must be a whole number, not {value!r}"
+    if not low <= value <= high:  # type: ignore[operator]  # is_int has shown that it is one
+        return f"{name} must be from {low:_} to {high:_}{unit}, not {value!r}"
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, init=False)
+class RetryPolicy:
+    """When a failed task runs again: only for the codes in `auto_retry_for`, `max_retries` times.
+
+    `"fixed"` uses `intervals` (whole seconds, one per retry) as they are; `"exponential"` doubles its single base each
+    time. `jitter` spreads every delay by ±25 %, so that tasks which failed together do not come back together; no delay
+    is below one second before jitter. `max_delay_seconds` caps the delay after jitter. Raises `ConfigurationError` with
+    every fault.
+    """
+
+    auto_retry_for: tuple[str, ...]
+    max_retries: int
+    intervals: tuple[int, ...]
+    backoff_strategy: Strategy
+    jitter: bool
+    max_delay_seconds: float | None
+
+    def __init__(
+        self,
+        *,
+        auto_retry_for: Sequence[str | BuiltInTaskCode],
+        max_retries: int = 3,
+        intervals: Sequence[int] = (60, 300, 900),
+        backoff_strategy: Strategy = "fixed",
+        jitter: bool = True,
+        max_delay_seconds: float | None = None,
+    ) -> None:
+        if isinstance(auto_retry_for, str):
+            raise ConfigurationError("RetryPolicy: auto_retry_for must be a list of codes, not one string")
+        values: dict[str, Any] = {
+            "auto_retry_for": tuple(code if type(code) is not BuiltInTaskCode else str(code) for code in auto_retry_for),
+            "max_retries": max_retries,
+            "intervals": tuple(intervals),
+            "backoff_strategy": backoff_strategy,
+            "jitter": jitter,
+            "max_delay_seconds": max_delay_seconds,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        raise_faults("RetryPolicy", self._faults())
+
+    def _faults(self) -> list[str]:
+        found = [code_fault(code, "auto_retry_for") for code in self.auto_retry_for]
+        if not self.auto_retry_for:
+            found.append("auto_retry_for needs at least one code")
+        found.append(_range_fault("max_retries", self.max_retries, 1, MAX_RETRIES))
+        found.extend(_range_fault("intervals", each, 1, MAX_INTERVAL_S, " s") for each in self.intervals)
+        if not isinstance(self.jitter, bool):
+            found.append(f"jitter must be True or False, not {self.jitter!r}")
+        cap = self.max_delay_seconds
+        if cap is not None and not (isinstance(cap, int | float) and not isinstance(cap, bool) and cap >= 1):
+            found.append(f"max_delay_seconds must be at least 1 second or None, not {cap!r}")
+        found.append(self._strategy_fault())
+        return [fault for fault in found if fault]
+
+    def _strategy_fault(self) -> str | None:
+        if self.backoff_strategy not in get_args(Strategy):
+            return f"backoff_strategy must be 'fixed' or 'exponential', not {self.backoff_strategy!r}"
+        if self.backoff_strategy == "exponential":
+            if len(self.intervals) != 1:
+                return f"exponential needs exactly one base interval, not {len(self.intervals)}"
+        elif len(self.intervals) != self.max_retries:
+            return f"fixed needs one interval per retry: max_retries is {self.max_retries}, intervals has {len(self.intervals)}"
+        return None
+
+    @classmethod
+    def fixed(
+        cls, intervals: Sequence[int], /, *, auto_retry_for: Sequence[str | BuiltInTaskCode], jitter: bool = True
+    ) -> Self:
+        """One retry per interval (seconds), after exactly that long, ±25 % with jitter."""
+        return cls(auto_retry_for=auto_retry_for, max_retries=len(intervals), intervals=intervals, jitter=jitter)
+
+    @classmethod
+    def exponential(
+        cls,
+        *,
+        base_seconds: int,
+        max_retries: int,
+        auto_retry_for: Sequence[str | BuiltInTaskCode],
+        jitter: bool = True,
+        max_delay_seconds: float | None = None,
+    ) -> Self:
+        """`base_seconds`, then twice that, then four times, up to `max_delay_seconds` when it is given."""
+        return cls(
+            auto_retry_for=auto_retry_for,
+            max_retries=max_retries,
+            intervals=(base_seconds,),
+            backoff_strategy="exponential",
+            jitter=jitter,
+            max_delay_seconds=max_delay_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class QueueConfig:
+    """One named queue: tasks of the queue with the smallest `priority` (1 to 100) start first.
+
+    `max_concurrency` bounds the tasks of the queue that run at once, in each instance (`scope="instance"`) or in all
+    instances on the file together (`scope="file"`); None is no bound. `max_pending` bounds its waiting tasks.
+    """
+
+    name: str
+    priority: int = 50
+    max_concurrency: int | None = None
+    max_pending: int | None = None
+    scope: Literal["instance", "file"] = "instance"
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        priority: int = 50,
+        max_concurrency: int | None = None,
+        max_pending: int | None = None,
+        scope: Literal["instance", "file"] = "instance",
+    ) -> None:
+        values = (name, priority, max_concurrency, max_pending, scope)
+        for field, value in zip(fields(self), values, strict=True):
+            object.__setattr__(self, field.name, value)
+        found = [queue_name_fault(name), _range_fault("priority", priority, *PRIORITY_RANGE)]
+        for label, limit in (("max_concurrency", max_concurrency), ("max_pending", max_pending)):
+            if limit is not None:
+                found.append(_range_fault(label, limit, 1, 1_000_000_000))
+        if scope not in ("instance", "file"):
+            found.append(f"scope must be 'instance' or 'file', not {scope!r}")
+        raise_faults(f"QueueConfig({name!r})", [fault for fault in found if fault])
+
+
+def queue_name_fault(name: object) -> str | None:
+    """What is wrong with a queue name, or None."""
+    if not isinstance(name, str) or not name.strip() or len(name) > MAX_QUEUE_NAME_LENGTH:
+        return f"queue_name must be 1 to {MAX_QUEUE_NAME_LENGTH} characters of text, not {name!r}"
+    return None
+
+
+def priority_fault(priority: object) -> str | None:
+    """What is wrong with a priority, or None."""
+    return _range_fault("priority", priority, *PRIORITY_RANGE)
+
+
+_SECOND_MS, _HOUR_MS = 1_000, 3_600_000
+_RANGES: Final[Mapping[str, tuple[int, int, str]]] = {
+    "claimed_stale_threshold_ms": (_SECOND_MS, _HOUR_MS, " ms"),
+    "running_stale_threshold_ms": (_SECOND_MS, 2 * _HOUR_MS, " ms"),
+    "finalizing_stale_threshold_ms": (_SECOND_MS, 2 * _HOUR_MS, " ms"),
+    "crashed_worker_recovery_grace_ms": (0, _HOUR_MS, " ms"),
+    "check_interval_ms": (_SECOND_MS, 600_000, " ms"),
+    "runner_heartbeat_interval_ms": (_SECOND_MS, 120_000, " ms"),
+    "claimer_heartbeat_interval_ms": (_SECOND_MS, 120_000, " ms"),
+    "heartbeat_retention_hours": (1, 8_760, " h"),
+    "worker_state_retention_hours": (1, 8_760, " h"),
+    "terminal_record_retention_hours": (1, 43_800, " h"),
+    "worker_state_snapshot_interval_ms": (_SECOND_MS, 300_000, " ms"),
+    "retention_sweep_interval_s": (30, 86_400, " s"),
+    "retention_delete_batch_size": (50, 10_000, ""),
+    "crash_budget": (1, 1_000, ""),
+}
+_MAY_BE_NONE: Final = frozenset(
+    {"heartbeat_retention_hours", "worker_state_retention_hours", "terminal_record_retention_hours"}
+)
+_TWICE: Final = (
+    ("claimed_stale_threshold_ms", "claimer_heartbeat_interval_ms"),
+    ("running_stale_threshold_ms", "runner_heartbeat_interval_ms"),
+    ("finalizing_stale_threshold_ms", "runner_heartbeat_interval_ms"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryConfig:
+    """When work counts as stuck, what is done about it, and how long history is kept.
+
+    Thresholds and intervals are milliseconds, retentions hours (None keeps rows for ever). A threshold must be at least
+    twice the interval of its heartbeat, so that one late beat reaps nobody. Raises `ConfigurationError` with every fault.
+    """
+
+    auto_requeue_stale_claimed: bool = True
+    claimed_stale_threshold_ms: int = 120_000
+    auto_fail_stale_running: bool = True
+    running_stale_threshold_ms: int = 300_000
+    finalizing_stale_threshold_ms: int = 300_000
+    crashed_worker_recovery_grace_ms: int = 10_000
+    check_interval_ms: int = 30_000
+    runner_heartbeat_interval_ms: int = 30_000
+    claimer_heartbeat_interval_ms: int = 30_000
+    heartbeat_retention_hours: int | None = 24
+    worker_state_retention_hours: int | None = 168
+    terminal_record_retention_hours: int | None = 720
+    worker_state_snapshot_interval_ms: int = 30_000
+    retention_sweep_interval_s: int = 3_600
+    retention_delete_batch_size: int = 500
+    crash_budget: int = 3
+
+    def __post_init__(self) -> None:
+        found = []
+        for name in ("auto_requeue_stale_claimed", "auto_fail_stale_running"):
+            if not isinstance(getattr(self, name), bool):
+                found.append(f"{name} must be True or False, not {getattr(self, name)!r}")
+        for name, (low, high, unit) in _RANGES.items():
+            value = getattr(self, name)
+            if value is None and name in _MAY_BE_NONE:
+                continue
+            fault = _range_fault(name, value, low, high, unit)
+            if fault:
+                found.append(fault)
+        for threshold, interval in _TWICE:
+            value, beat = getattr(self, threshold), getattr(self, interval)
+            if is_int(value) and is_int(beat) and value < 2 * beat:
+                found.append(f"{threshold} ({value}) must be at least twice {interval} ({beat}), that is {2 * beat}")
+        raise_faults("RecoveryConfig", found)

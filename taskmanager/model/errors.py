@@ -1,0 +1,90 @@
+"""Every exception the library raises, in one flat file. `TaskManagerError` is the base of all of them."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from taskmanager.model.result import TaskError
+    from taskmanager.model.states import TaskStatus
+
+
+class TaskManagerError(Exception):
+    """The base of every exception of this library."""
+
+
+class ConfigurationError(TaskManagerError, ValueError):
+    """Something was declared wrongly: an option, a policy, a definition. Raised where it is declared."""
+
+
+class ArgumentError(TaskManagerError, ValueError):
+    """An argument cannot be stored and come back equal in value and type. Names the parameter, its type and why."""
+
+
+class UnknownTask(TaskManagerError, LookupError):
+    """No task has that name, or no record has that id."""
+
+
+class NotInTask(TaskManagerError, LookupError):
+    """`current_task()` was called outside a running task."""
+
+
+class NotPersisted(TaskManagerError):
+    """`saved()` was asked of a memory-only task."""
+
+
+class WrongProcess(TaskManagerError):
+    """The manager was used in a child process; return the work to the parent and enqueue it there."""
+
+
+class QueueFull(TaskManagerError):
+    """The queue holds `max_pending` waiting tasks; await `manager.wait_for_room(queue)` or drop the work."""
+
+
+class ManagerStopping(TaskManagerError):
+    """The manager is draining and takes no memory-only tasks any more."""
+
+
+class ManagerStopped(TaskManagerError):
+    """The manager has stopped; start it again first."""
+
+
+class StoreError(TaskManagerError):
+    """The store refused something for good: a newer schema, a corrupt file, a row it cannot hold."""
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be written now (locked, full, read-only, gone); what is in memory is kept."""
+
+
+class TaskNotCompleted(TaskManagerError):
+    """Awaiting a handle found an end other than COMPLETED. `error` tells why."""
+
+    def __init__(self, task_id: str, status: "TaskStatus", error: "TaskError") -> None:
+        super().__init__(task_id, status, error)
+        self.task_id = task_id
+        self.status = status
+        self.error = error
+
+    def __str__(self) -> str:
+        text = f"task {self.task_id} is {self.status}: {self.error.error_code}"
+        return f"{text}: {self.error.message}" if self.error.message else text
+
+
+class TaskFailed(TaskNotCompleted):
+    """The task ended FAILED, or its result is not available here."""
+
+
+class TaskCancelled(TaskNotCompleted):
+    """The task was cancelled. Not an `asyncio.CancelledError`: the waiter itself goes on."""
+
+
+class TaskExpired(TaskNotCompleted):
+    """`good_until` passed before the task could start."""
+
+
+class TaskInterrupted(TaskNotCompleted):
+    """The manager stopped before the task ended; `requeued` says whether it goes on at the next start."""
+
+    def __init__(self, task_id: str, status: "TaskStatus", error: "TaskError", requeued: bool = False) -> None:
+        super().__init__(task_id, status, error)
+        self.args = (task_id, status, error, requeued)
+        self.requeued = requeued

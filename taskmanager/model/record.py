@@ -1,0 +1,173 @@
+"""The record of one task as it stands in the store, its attempts, and the frozen views of both that users get."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from taskmanager.model.result import TaskResult
+from taskmanager.model.states import AttemptOutcome, TaskStatus
+
+
+class TaskRow(NamedTuple):
+    """One row of `taskmanager_tasks`, in the order of its columns. Instants are microseconds UTC, JSON is text.
+
+    The columns `id` and `claimed` of the table are `task_id` and derived (status CLAIMED) here.
+    """
+
+    task_id: str
+    task_name: str
+    queue_name: str
+    priority: int
+    args: str | None
+    kwargs: str | None
+    status: str
+    sent_at: int
+    enqueued_at: int
+    claimed_at: int | None
+    claimed_by_worker_id: str | None
+    started_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    result: str | None
+    failed_reason: str | None
+    error_code: str | None
+    good_until: int | None
+    retry_count: int
+    max_retries: int
+    next_retry_at: int | None
+    start_count: int
+    crash_count: int
+    snooze_count: int
+    task_options: str
+    tags: str | None
+    idempotency_key: str | None
+    enqueue_sha: str | None
+    scheduled_for: int | None
+    cancel_requested_at: int | None
+    progress: str | None
+    log: str | None
+    worker_pid: int | None
+    worker_hostname: str | None
+    worker_process_name: str | None
+    finalizing_at: int | None
+    finalizing_by_worker_id: str | None
+    claim_expires_at: int | None
+    is_workflow_task: int
+    created_at: int
+    updated_at: int
+
+
+class AttemptRow(NamedTuple):
+    """One row of `taskmanager_task_attempts`: an attempt that has ended. Never changed once written."""
+
+    task_id: str
+    attempt: int
+    outcome: str
+    will_retry: bool
+    started_at: int
+    finished_at: int
+    error_code: str | None
+    error_message: str | None
+    failed_reason: str | None
+    worker_id: str | None
+    worker_hostname: str | None
+    worker_pid: int | None
+    worker_process_name: str | None
+    created_at: int
+
+
+class Expected(NamedTuple):
+    """The precondition a write repeats: what the row must still say for the write to win.
+
+    `owner` is `claimed_by_worker_id`, `start_count` the fencing generation.
+    """
+
+    status: str
+    owner: str | None
+    start_count: int
+
+
+class TaskWrite(NamedTuple):
+    """One change of one task: the row as it shall be, what it must be now (None: not there yet), and attempts ended since.
+
+    The attempts are inserted only where the change of state won.
+    """
+
+    row: TaskRow
+    expected: Expected | None
+    attempts: tuple[AttemptRow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptInfo:
+    """One attempt that has ended, as users see it. Instants are aware UTC."""
+
+    task_id: str
+    attempt: int
+    outcome: AttemptOutcome
+    will_retry: bool
+    started_at: datetime
+    finished_at: datetime
+    error_code: str | None
+    error_message: str | None
+    failed_reason: str | None
+    worker_id: str | None
+    worker_hostname: str | None
+    worker_pid: int | None
+    worker_process_name: str | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskInfo:
+    """One task as it was at one moment. Instants are aware UTC; `attempts` is None unless it was asked for.
+
+    `saved` says whether the file holds this state already. `args` and `kwargs` are the stored JSON text, None where the
+    arguments of a memory-only task could not be stored.
+    """
+
+    task_id: str
+    task_name: str
+    queue_name: str
+    priority: int
+    args: str | None
+    kwargs: str | None
+    status: TaskStatus
+    saved: bool
+    sent_at: datetime
+    enqueued_at: datetime
+    claimed_at: datetime | None
+    started_at: datetime | None
+    completed_at: datetime | None
+    failed_at: datetime | None
+    result: TaskResult[Any] | None
+    failed_reason: str | None
+    error_code: str | None
+    claimed: bool
+    claimed_by_worker_id: str | None
+    good_until: datetime | None
+    retry_count: int
+    max_retries: int
+    next_retry_at: datetime | None
+    start_count: int
+    crash_count: int
+    snooze_count: int
+    task_options: Mapping[str, Any]
+    tags: Mapping[str, str] = field(default_factory=dict)
+    idempotency_key: str | None
+    enqueue_sha: str | None
+    scheduled_for: datetime | None
+    cancel_requested_at: datetime | None
+    progress: Mapping[str, Any] | None
+    log: tuple[Mapping[str, Any], ...]
+    worker_pid: int | None
+    worker_hostname: str | None
+    worker_process_name: str | None
+    finalizing_at: datetime | None
+    finalizing_by_worker_id: str | None
+    claim_expires_at: datetime | None
+    is_workflow_task: bool
+    created_at: datetime
+    updated_at: datetime
+    attempts: tuple[AttemptInfo, ...] | None = None

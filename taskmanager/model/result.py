@@ -1,0 +1,176 @@
+"""What a task ends with: `TaskResult`, `TaskError`, and the values a task may return instead (`Snooze`)."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Final, Generic, TypeVar, cast, final, overload
+
+from typing_extensions import TypeVar as TypeVarWithDefault
+
+from taskmanager.model.errors import ConfigurationError, TaskManagerError
+from taskmanager.model.states import BuiltInTaskCode
+
+Seconds = float | timedelta
+
+
+RESERVED_CODES: Final = frozenset(BuiltInTaskCode)
+
+
+@final
+class TaskError:
+    """Why a task did not complete. A value, not an exception; equal by content.
+
+    `error_code` is free text (UPPER_SNAKE_CASE when a retry policy should name it), `message` is for people, `data`
+    is anything JSON can hold. A plain string that equals a built-in code is refused with `ConfigurationError`. The library adds its own facts (`retry_count`, `max_retries`) to `data` where it
+    records the error.
+    """
+
+    __slots__ = ("data", "error_code", "message")
+
+    error_code: str
+    message: str
+    data: Mapping[str, object] | None
+
+    def __init__(
+        self, error_code: str | BuiltInTaskCode, message: str = "", data: Mapping[str, object] | None = None
+    ) -> None:
+        if type(error_code) is str and error_code in RESERVED_CODES:
+            raise ConfigurationError(
+                f"{error_code!r} is a code of the library; use BuiltInTaskCode.{error_code}, or a code of your own"
+            )
+        self.error_code = str(error_code)
+        self.message = message
+        self.data = data
+
+    def __repr__(self) -> str:
+        return f"TaskError({self.error_code!r}, {self.message!r}, data={self.data!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TaskError):
+            return NotImplemented
+        return (self.error_code, self.message, self.data) == (other.error_code, other.message, other.data)
+
+    def __hash__(self) -> int:
+        return hash((self.error_code, self.message))
+
+
+T = TypeVar("T")
+E = TypeVarWithDefault("E", default=TaskError)
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "<missing>"
+
+
+_MISSING: Final[Any] = _Missing()
+
+
+@final
+class TaskResult(Generic[T, E]):
+    """Either a value (`TaskResult(ok=...)`) or an error (`TaskResult(err=TaskError(...))`), never both.
+
+    Raises `ConfigurationError` when built with both or neither, `TaskManagerError` when the side that is not there is read.
+    """
+
+    __slots__ = ("_err", "_ok")
+
+    @overload
+    def __init__(self, *, ok: T) -> None: ...
+    @overload
+    def __init__(self, *, err: E) -> None: ...
+    def __init__(self, *, ok: Any = _MISSING, err: Any = _MISSING) -> None:
+        if (ok is _MISSING) == (err is _MISSING):
+            raise ConfigurationError("TaskResult takes exactly one of ok= and err=")
+        self._ok = ok
+        self._err = err
+
+    def is_ok(self) -> bool:
+        """True when there is a value."""
+        return self._err is _MISSING
+
+    def is_err(self) -> bool:
+        """True when there is an error."""
+        return self._err is not _MISSING
+
+    @property
+    def ok_value(self) -> T:
+        """The value; raises `TaskManagerError` when there is none."""
+        if self._err is not _MISSING:
+            raise TaskManagerError(f"this result holds an error, not a value: {self._err!r}; check is_ok() first")
+        return cast("T", self._ok)
+
+    @property
+    def err_value(self) -> E:
+        """The error; raises `TaskManagerError` when there is none."""
+        if self._err is _MISSING:
+            raise TaskManagerError("this result holds a value, not an error; check is_err() first")
+        return cast("E", self._err)
+
+    def unwrap(self) -> T:
+        """The value, or an exception that says which error stands in its place."""
+        return self.ok_value
+
+    def __repr__(self) -> str:
+        return f"TaskResult(ok={self._ok!r})" if self.is_ok() else f"TaskResult(err={self._err!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TaskResult):
+            return NotImplemented
+        return self.is_ok() == other.is_ok() and bool(
+            self._ok == other._ok if self.is_ok() else self._err == other._err
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # values may be unhashable, so no result is
+
+
+@final
+class Subclasses:
+    """An exception-mapper value that also matches subclasses of its class; the nearest in the MRO wins."""
+
+    __slots__ = ("error_code",)
+
+    def __init__(self, error_code: str, /) -> None:
+        self.error_code = error_code
+
+    def __repr__(self) -> str:
+        return f"Subclasses({self.error_code!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Subclasses) and other.error_code == self.error_code
+
+    def __hash__(self) -> int:
+        return hash(("Subclasses", self.error_code))
+
+
+@final
+class Snooze:
+    """Returned by a task to run again after `delay` (seconds or timedelta) without spending an attempt or a retry."""
+
+    __slots__ = ("delay_s",)
+
+    def __init__(self, delay: Seconds, /) -> None:
+        self.delay_s = seconds_of(delay, "Snooze")
+
+    def __repr__(self) -> str:
+        return f"Snooze({self.delay_s:g})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Snooze) and other.delay_s == self.delay_s
+
+    def __hash__(self) -> int:
+        return hash(("Snooze", self.delay_s))
+
+
+MAX_DELAY_S: Final = 100 * 366 * 86_400.0
+"""A century: past that an instant no longer fits what datetime can hold."""
+
+
+def seconds_of(value: Seconds, name: str) -> float:
+    """`value` as seconds; `ConfigurationError` naming `name` unless it is a finite number from 0 to a century."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigurationError(f"{name} must be seconds (a number) or a timedelta, not {type(value).__name__}")
+    if not 0 <= value <= MAX_DELAY_S:
+        raise ConfigurationError(f"{name} must be between 0 and {MAX_DELAY_S:.0f} seconds, not {value!r}")
+    return float(value)

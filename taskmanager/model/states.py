@@ -1,0 +1,96 @@
+"""The life of a task as data: statuses, the one table of legal moves, built-in codes and attempt outcomes.
+
+The engine, the SQL `CHECK`s, the property tests and the README's diagram are all made from `TRANSITIONS`.
+"""
+
+from enum import StrEnum
+from typing import Final, Literal, NamedTuple
+
+Lane = Literal["async", "thread", "process"]
+
+
+class TaskStatus(StrEnum):
+    """Where a task is in its life. `SUCCESS` is an alias of `COMPLETED`."""
+
+    PENDING = "PENDING"
+    CLAIMED = "CLAIMED"
+    RUNNING = "RUNNING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    EXPIRED = "EXPIRED"
+    INTERRUPTED = "INTERRUPTED"
+    SUCCESS = "COMPLETED"
+
+    @property
+    def is_terminal(self) -> bool:
+        """True when nothing but `retry` can move the task any more."""
+        return self in TERMINAL
+
+
+TERMINAL: Final = frozenset(
+    {TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.CANCELLED, TaskStatus.EXPIRED, TaskStatus.INTERRUPTED}
+)
+LIVE: Final = frozenset(TaskStatus) - TERMINAL
+WAITING: Final = frozenset({TaskStatus.PENDING, TaskStatus.CLAIMED})
+
+
+class BuiltInTaskCode(StrEnum):
+    """Error codes the library itself gives; a retry policy may name them."""
+
+    UNHANDLED_EXCEPTION = "UNHANDLED_EXCEPTION"
+    TASK_TIMEOUT = "TASK_TIMEOUT"
+    TASK_CANCELLED = "TASK_CANCELLED"
+    TASK_INTERRUPTED = "TASK_INTERRUPTED"
+    MANAGER_STOPPED = "MANAGER_STOPPED"
+    TASK_EXPIRED = "TASK_EXPIRED"
+    WORKER_CRASHED = "WORKER_CRASHED"
+    RESULT_NOT_AVAILABLE = "RESULT_NOT_AVAILABLE"
+
+
+class AttemptOutcome(StrEnum):
+    """How one attempt ended. A cancelled attempt is INTERRUPTED with the code TASK_CANCELLED."""
+
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    WORKER_FAILURE = "WORKER_FAILURE"
+    INTERRUPTED = "INTERRUPTED"
+
+
+class Transition(NamedTuple):
+    """One legal move and why it exists."""
+
+    source: TaskStatus
+    target: TaskStatus
+    reason: str
+
+
+_P, _C, _R = TaskStatus.PENDING, TaskStatus.CLAIMED, TaskStatus.RUNNING
+
+TRANSITIONS: Final[tuple[Transition, ...]] = (
+    Transition(_P, _C, "claim: an instance that knows the function takes a free row"),
+    Transition(_P, _R, "start: a slot is free in the instance that owns it; committed before user code runs"),
+    Transition(_P, TaskStatus.CANCELLED, "cancel: a waiting task never runs"),
+    Transition(_P, TaskStatus.EXPIRED, "expire: good_until passed before it could start"),
+    Transition(_C, _P, "release: the claimer stops, or died; user code never ran"),
+    Transition(_C, _R, "start: a slot is free; committed before user code runs"),
+    Transition(_C, TaskStatus.CANCELLED, "cancel: a waiting task never runs"),
+    Transition(_C, TaskStatus.EXPIRED, "expire: good_until passed before it could start"),
+    Transition(_R, TaskStatus.COMPLETED, "end: the function returned a value"),
+    Transition(_R, TaskStatus.FAILED, "end: it failed and no retry is left, or it crashed"),
+    Transition(_R, TaskStatus.CANCELLED, "end: a cancel request was honoured"),
+    Transition(_R, TaskStatus.INTERRUPTED, "end: stopped while running, not safe to repeat"),
+    Transition(_R, _P, "again: retry, snooze, requeue on interrupt, or crash with a policy"),
+    Transition(TaskStatus.COMPLETED, _P, "retry with force: a person asks for it"),
+    Transition(TaskStatus.FAILED, _P, "retry: a person asks for it, or the same key is enqueued again"),
+    Transition(TaskStatus.CANCELLED, _P, "retry: a person asks for it, or the same key is enqueued again"),
+    Transition(TaskStatus.EXPIRED, _P, "retry: a person asks for it, or the same key is enqueued again"),
+    Transition(TaskStatus.INTERRUPTED, _P, "retry: a person asks for it, or the same key is enqueued again"),
+)
+
+_LEGAL: Final = frozenset((move.source, move.target) for move in TRANSITIONS)
+
+
+def can_move(source: TaskStatus, target: TaskStatus) -> bool:
+    """Whether a single step from `source` to `target` is in the table."""
+    return (source, target) in _LEGAL

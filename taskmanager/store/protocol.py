@@ -1,0 +1,173 @@
+"""What the engine asks of a store. Every write repeats its precondition; losing is a normal answer, not an error.
+
+Reading and deciding happen above: cancel, retry, recovery and release are `commit` with the precondition of the row that
+was read. Only `claim` is a verb of its own, because many instances do it at once and it must be one statement.
+
+Errors: `StoreUnavailable` when the store cannot be reached or written now (locked, full, read-only, gone) and the same
+call may succeed later; `StoreError` when it never will.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
+from taskmanager.model.states import TaskStatus
+
+
+class InstanceRow(NamedTuple):
+    """One start of one manager, as other instances and people see it. `stopped_at` is None while it lives, or died."""
+
+    instance_id: str
+    instance_name: str | None
+    hostname: str
+    pid: int
+    process_name: str
+    boot_id: str | None
+    started_at: int
+    stopped_at: int | None
+    live_tasks: str | None
+    updated_at: int
+
+
+class CommitReport(NamedTuple):
+    """What became of one batch. Whatever is in neither field won.
+
+    `lost`: ids whose precondition did not hold, with the row as it stands now (None: there is no row).
+    `rejected`: ids of rows that no retry will make storable, with the reason; the rest of the batch was stored.
+    """
+
+    lost: Mapping[str, TaskRow | None]
+    rejected: Mapping[str, str]
+
+
+class ClaimRequest(NamedTuple):
+    """Which free rows to take: of these functions, in one queue, due at `now`, at most `limit`, best first.
+
+    Best is (priority, enqueued_at, id). With `better_than`, only rows with a smaller priority number than that.
+    """
+
+    owner: str
+    task_names: Collection[str]
+    queue_name: str
+    limit: int
+    now: int
+    better_than: int | None = None
+
+
+class FreeQueue(NamedTuple):
+    """Free rows of one function in one queue: how many at most `FREE_COUNT_CAP`, and when the earliest is due."""
+
+    task_name: str
+    queue_name: str
+    count: int
+    next_due_at: int
+
+
+class TaskFilter(NamedTuple):
+    """What `fetch_many` looks for; None is any. `before` is a task id: only older records than that one."""
+
+    status: TaskStatus | None = None
+    task_name: str | None = None
+    queue_name: str | None = None
+    limit: int = 100
+    before: str | None = None
+
+
+class Store(Protocol):
+    """One place where the promise lives. All methods are called from one event loop, `commit` by one coroutine."""
+
+    async def open(self) -> None:
+        """Create or migrate the schema. Raises `StoreError` (corrupt, newer schema) or `StoreUnavailable`."""
+        ...
+
+    async def close(self) -> None:
+        """Release everything; calling it twice is fine."""
+        ...
+
+    async def commit(self, writes: Sequence[TaskWrite]) -> CommitReport:
+        """All `writes` in one transaction, each with its precondition; a row that cannot be stored leaves the others alone.
+
+        An insert (`expected` None) whose id exists is lost, except that the terminal row of a memory-only task
+        (no `persist` in its options) replaces an earlier terminal memory-only row of the same id.
+        """
+        ...
+
+    async def claim(self, request: ClaimRequest) -> list[TaskRow]:
+        """PENDING and free → CLAIMED by `owner`, in one statement; the rows as they are now, best first."""
+        ...
+
+    async def release(self, owner: str, now: int) -> int:
+        """Every waiting row of `owner` (PENDING, CLAIMED) becomes free; how many."""
+        ...
+
+    async def free_queues(self) -> list[FreeQueue]:
+        """What waits in the store unowned, per function and queue; costs by the number of those pairs, not of rows."""
+        ...
+
+    async def fetch(self, task_id: str) -> TaskRow | None:
+        """One row."""
+        ...
+
+    async def fetch_attempts(self, task_id: str) -> list[AttemptRow]:
+        """Its attempts, oldest first."""
+        ...
+
+    async def fetch_ids(self, task_ids: Sequence[str]) -> dict[str, TaskRow]:
+        """The rows of these ids that exist."""
+        ...
+
+    async def fetch_many(self, wanted: TaskFilter) -> list[TaskRow]:
+        """Newest first by (sent_at, id)."""
+        ...
+
+    async def fetch_owned(self, owners: Collection[str], *, limit: int, after: str = "") -> list[TaskRow]:
+        """Non-terminal rows whose owner is one of `owners`, by id, after `after`."""
+        ...
+
+    async def fetch_orphans(self, live_owners: Collection[str], *, limit: int, after: str = "") -> list[TaskRow]:
+        """Non-terminal rows with an owner that is none of `live_owners`, by id, after `after`."""
+        ...
+
+    async def fetch_cancel_requests(self, owner: str) -> list[str]:
+        """Ids of live rows of `owner` with a cancel request."""
+        ...
+
+    async def request_cancel(self, task_id: str, now: int) -> bool:
+        """Set `cancel_requested_at` of a live row, once; False when there is no live row."""
+        ...
+
+    async def counts(self) -> dict[TaskStatus, int]:
+        """Rows by status, zeros included."""
+        ...
+
+    async def purge(self, status: TaskStatus | None, older_than: int | None, limit: int) -> int:
+        """Delete at most `limit` terminal rows (attempts cascade) whose end is before `older_than`; how many went."""
+        ...
+
+    async def save_instance(self, row: InstanceRow) -> None:
+        """Insert or replace the row of one instance."""
+        ...
+
+    async def instances(self) -> list[InstanceRow]:
+        """All instances known to the store, oldest start first."""
+        ...
+
+    async def forget_instances(self, instance_ids: Collection[str]) -> None:
+        """Delete their rows."""
+        ...
+
+    async def set_paused(self, queue_name: str, paused: bool, now: int) -> None:
+        """Pause or resume a queue for every instance."""
+        ...
+
+    async def paused_queues(self) -> frozenset[str]:
+        """The queues that are paused."""
+        ...
+
+    async def data_version(self) -> int:
+        """A number that changes when somebody else has written to the store; own writes do not change it."""
+        ...
+
+    async def is_same_file(self) -> bool:
+        """Whether the path still leads to the file that was opened (always True in memory). Never opens the file."""
+        ...
