@@ -1,0 +1,102 @@
+# Needs Python 3.11 or newer with venv, and make. Everything else is installed into .venv here.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help venv test quick lint typing unit others demo bench simulate churn audit fmt clean
+
+SUPPORTED := 3.11 3.12 3.13 3.14
+WORKERS ?= 2
+ARGS ?=
+BIN := .venv/bin
+PIP_FLAGS := --quiet --disable-pip-version-check --retries 5
+PYTEST_FLAGS := -q -n $(WORKERS) --dist loadfile --max-worker-restart 0
+# The suite that proves the rules on every Python; crash and acceptance tests run on the main one.
+PORTABLE := tests/unit tests/contract tests/properties
+
+# One heading per step.
+say = printf '\n=== %s\n' "$(1)"
+
+# "X.Y PATH" for the first working interpreter of each supported version: PATH, then pyenv. A pyenv shim may exist and not run,
+# and a Python built without ssl, sqlite3 or venv cannot be used; both are passed over.
+define interpreters
+found() { \
+  for version in $(SUPPORTED); do \
+    for candidate in "$$(command -v python3)" "$$(command -v python$$version)" "$$HOME"/.pyenv/versions/$$version*/bin/python3 "$${PYENV_ROOT:-/nonexistent}"/versions/$$version*/bin/python3; do \
+      [ -x "$$candidate" ] || continue; \
+      [ "$$("$$candidate" -c 'import ensurepip, sqlite3, ssl, sys, venv; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" = "$$version" ] || continue; \
+      echo "$$version $$candidate"; break; \
+    done; \
+  done; \
+}
+endef
+
+# $(call make_venv,DIR,PYTHON): create or refresh, only when the interpreter is gone or pyproject.toml is newer than the last install.
+define make_venv
+if ! $(1)/bin/python -c pass 2>/dev/null; then rm -rf $(1); $(2) -m venv $(1); fi; \
+if [ ! -e $(1)/.installed ] || [ pyproject.toml -nt $(1)/.installed ]; then \
+  $(call say,install into $(1)); \
+  $(1)/bin/python -m pip install $(PIP_FLAGS) --editable '.[dev]' && touch $(1)/.installed; \
+fi
+endef
+
+help:  ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+venv:  ## Create or refresh .venv with the library and its development tools
+	@$(interpreters); \
+	main="$$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true)"; \
+	line="$$(found | grep "^$$main " || found | head -n 1)"; \
+	[ -n "$$line" ] || { echo "No Python 3.11 or newer with venv, ssl and sqlite3 was found (on Debian: apt-get install python3-venv)" >&2; exit 1; }; \
+	$(call make_venv,.venv,"$${line#* }")
+
+lint: venv  ## ruff, and mypy --strict on the package
+	@$(call say,ruff check); $(BIN)/ruff check .
+	@$(call say,ruff format --check); $(BIN)/ruff format --check .
+	@$(call say,mypy --strict taskmanager); $(BIN)/mypy --strict taskmanager
+
+typing: venv  ## The public types, as two checkers see them
+	@$(call say,mypy --strict tests/typing/api.py); $(BIN)/mypy --strict tests/typing/api.py
+	@$(call say,basedpyright tests/typing); $(BIN)/basedpyright tests/typing
+
+test: lint typing others  ## Everything: style, types, every Python found, and the full suite last
+	@$(call say,pytest, the full suite); $(BIN)/pytest $(PYTEST_FLAGS) $(ARGS)
+
+# The other Pythons go first, so that the closing line of the full suite is the last line.
+others: venv  ## The portable part of the suite on each other supported Python that is installed
+	@$(interpreters); \
+	main="$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')"; \
+	paths="$$(for path in $(PORTABLE); do if compgen -G "$$path/test_*.py" >/dev/null; then echo $$path; fi; done)"; \
+	found | while read -r version python; do \
+	  [ "$$version" != "$$main" ] || continue; \
+	  $(call make_venv,.venv-$$version,"$$python"); \
+	  $(call say,mypy on Python $$version); .venv-$$version/bin/mypy --strict --python-version $$version --cache-dir .mypy_cache/$$version tests/typing/api.py; \
+	  [ -z "$$paths" ] || { $(call say,pytest on Python $$version); .venv-$$version/bin/pytest $(PYTEST_FLAGS) -p no:cacheprovider $$paths </dev/null; }; \
+	done
+
+quick: venv  ## The suite without the slow tests, on one Python, for while you work
+	@$(BIN)/pytest $(PYTEST_FLAGS) -m "not slow" --ignore tests/crash --ignore tests/acceptance $(ARGS)
+
+demo: venv  ## The five-minute tour, on your own files
+	@$(BIN)/taskmanager demo $(ARGS)
+
+bench: venv  ## Every question in benchmarks/, one after the other
+	@for file in benchmarks/[!_]*.py; do \
+	  [ -e "$$file" ] || { echo "no benchmarks yet"; break; }; \
+	  $(call say,$$file); $(BIN)/python "$$file" $(ARGS); \
+	done
+
+simulate: venv  ## The seeded simulator
+	@$(call say,simulation); $(BIN)/pytest -q -n $(WORKERS) --timeout 0 tests/simulation $(ARGS)
+
+churn: venv  ## Kill it again and again: the crash tests, slow ones included
+	@$(call say,crash tests); $(BIN)/pytest -q --timeout 0 tests/crash $(ARGS)
+
+audit: venv  ## Which requirements have no test
+	@$(BIN)/python -m tests.requirements $(ARGS)
+
+fmt: venv  ## Put imports and layout in order
+	@$(BIN)/ruff check --quiet --fix-only . && $(BIN)/ruff format .
+
+clean:  ## Remove every virtual environment and cache
+	@rm -rf .venv .venv-* .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
