@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, Self, get_args
 
 from taskmanager.model.errors import ConfigurationError
-from taskmanager.model.result import RESERVED_CODES, Subclasses
+from taskmanager.model.result import RESERVED_CODES, Subclasses, plain_text
 from taskmanager.model.states import BuiltInTaskCode
 
 ExceptionMapper = Mapping[type[BaseException], "str | Subclasses"]
@@ -103,7 +103,7 @@ class RetryPolicy:
         if isinstance(auto_retry_for, str):
             raise ConfigurationError("RetryPolicy: auto_retry_for must be a list of codes, not one string")
         values: dict[str, Any] = {
-            "auto_retry_for": tuple(code if type(code) is not BuiltInTaskCode else str(code) for code in auto_retry_for),
+            "auto_retry_for": tuple(plain_text(code) if isinstance(code, str) else code for code in auto_retry_for),
             "max_retries": max_retries,
             "intervals": tuple(intervals),
             "backoff_strategy": backoff_strategy,
@@ -135,7 +135,8 @@ class RetryPolicy:
             if len(self.intervals) != 1:
                 return f"exponential needs exactly one base interval, not {len(self.intervals)}"
         elif len(self.intervals) != self.max_retries:
-            return f"fixed needs one interval per retry: max_retries is {self.max_retries}, intervals has {len(self.intervals)}"
+            retries, given = self.max_retries, len(self.intervals)
+            return f"fixed needs one interval per retry: max_retries is {retries!r}, intervals has {given}"
         return None
 
     @classmethod
@@ -245,7 +246,8 @@ class RecoveryConfig:
     """When work counts as stuck, what is done about it, and how long history is kept.
 
     Thresholds and intervals are milliseconds, retentions hours (None keeps rows for ever). A threshold must be at least
-    twice the interval of its heartbeat, so that one late beat reaps nobody. Raises `ConfigurationError` with every fault.
+    twice the interval of its heartbeat, so that one late beat reaps nobody. Raises `ConfigurationError` with every
+    fault.
     """
 
     auto_requeue_stale_claimed: bool = True

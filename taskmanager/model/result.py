@@ -15,13 +15,18 @@ Seconds = float | timedelta
 RESERVED_CODES: Final = frozenset(BuiltInTaskCode)
 
 
+def plain_text(text: str) -> str:
+    """The characters of any `str`: `str()` of a `class Code(str, Enum)` member would be its name, "Code.X"."""
+    return str.__str__(text)
+
+
 @final
 class TaskError:
     """Why a task did not complete. A value, not an exception; equal by content.
 
     `error_code` is free text (UPPER_SNAKE_CASE when a retry policy should name it), `message` is for people, `data`
-    is anything JSON can hold. A plain string that equals a built-in code is refused with `ConfigurationError`. The library adds its own facts (`retry_count`, `max_retries`) to `data` where it
-    records the error.
+    is anything JSON can hold. A code of your own that equals a built-in one is refused with `ConfigurationError`. The
+    library adds what it knows of retries to `data` under the key `retry` where it records the error.
     """
 
     __slots__ = ("data", "error_code", "message")
@@ -33,11 +38,11 @@ class TaskError:
     def __init__(
         self, error_code: str | BuiltInTaskCode, message: str = "", data: Mapping[str, object] | None = None
     ) -> None:
-        if type(error_code) is str and error_code in RESERVED_CODES:
+        if not isinstance(error_code, BuiltInTaskCode) and error_code in RESERVED_CODES:
             raise ConfigurationError(
                 f"{error_code!r} is a code of the library; use BuiltInTaskCode.{error_code}, or a code of your own"
             )
-        self.error_code = str(error_code)
+        self.error_code = plain_text(error_code)
         self.message = message
         self.data = data
 
@@ -61,6 +66,10 @@ class _Missing:
     def __repr__(self) -> str:
         return "<missing>"
 
+    def __reduce__(self) -> str:
+        # Results are copied and cross processes, and "is _MISSING" must stay true there.
+        return "_MISSING"
+
 
 _MISSING: Final[Any] = _Missing()
 
@@ -69,7 +78,8 @@ _MISSING: Final[Any] = _Missing()
 class TaskResult(Generic[T, E]):
     """Either a value (`TaskResult(ok=...)`) or an error (`TaskResult(err=TaskError(...))`), never both.
 
-    Raises `ConfigurationError` when built with both or neither, `TaskManagerError` when the side that is not there is read.
+    Raises `ConfigurationError` when built with both or neither, `TaskManagerError` when the side that is not there is
+    read.
     """
 
     __slots__ = ("_err", "_ok")
