@@ -9,7 +9,7 @@ SUPPORTED := 3.11 3.12 3.13 3.14
 WORKERS ?= 2
 ARGS ?=
 BIN := .venv/bin
-PIP_FLAGS := --quiet --disable-pip-version-check --retries 5
+PIP_FLAGS := --quiet --quiet --disable-pip-version-check --retries 5
 PYTEST_FLAGS := -q -n $(WORKERS) --dist loadfile --max-worker-restart 0
 # The suite that proves the rules on every Python; crash and acceptance tests run on the main one.
 PORTABLE := tests/unit tests/contract tests/properties
@@ -60,7 +60,7 @@ typing: venv  ## The public types, as two checkers see them
 	@$(call say,basedpyright tests/typing); $(BIN)/basedpyright tests/typing
 
 test: lint typing others  ## Everything: style, types, every Python found, and the full suite last
-	@$(call say,pytest, the full suite); $(BIN)/pytest $(PYTEST_FLAGS) $(ARGS)
+	@$(call say,pytest: the full suite); $(BIN)/pytest $(PYTEST_FLAGS) $(ARGS)
 
 # The other Pythons go first, so that the closing line of the full suite is the last line.
 others: venv  ## The portable part of the suite on each other supported Python that is installed

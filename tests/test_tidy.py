@@ -1,0 +1,579 @@
+"""The rules of the house, read from the source: who may import what, how long things may get, what nobody may call.
+
+Each rule is a function that yields one sentence per fault, and one test that wants none. The tables of exceptions
+only shrink: an entry that is no longer needed, or allows more than is used, is a fault too.
+"""
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+PACKAGE: Final = "taskmanager"
+TEXT_SUFFIXES: Final = frozenset(
+    {".py", ".pyi", ".md", ".toml", ".sql", ".yml", ".yaml", ".json", ".txt", ".cfg", ".sh", ""}
+)
+
+# --- the tables -------------------------------------------------------------------------------------------------------
+
+# From the bottom up: a unit imports only from itself and from those above it in this list.
+LAYERS: Final = (
+    "model", "codec", "rules", "store", "engine", "duties", "console",
+    "registry", "task", "handle", "manager",
+    "testing", "integrations", "__init__", "cli", "__main__",
+)  # fmt: skip
+
+# Who may import a third-party package. A prefix ending in "/" is a folder. What is not here is not allowed anywhere.
+THIRD_PARTY: Final[Mapping[str, tuple[str, ...]]] = {
+    "aiosqlite": ("store/sqlite/",),
+    "anyio": (
+        "engine/",
+        "duties/",
+        "console/",
+        "registry.py",
+        "task.py",
+        "handle.py",
+        "manager.py",
+        "testing/",
+        "cli/",
+    ),
+    "click": ("cli/",),
+    "cronsim": ("rules/cron.py",),
+    "fastapi": ("integrations/",),
+    "msgspec": ("codec/",),
+    "psutil": ("engine/instance.py", "duties/"),
+    "pydantic": ("integrations/",),
+    "rich": ("console/", "cli/"),
+    "starlette": ("integrations/",),
+    "typing_extensions": ("",),
+}
+
+# Names a signature of the contract needs, imported under `if TYPE_CHECKING` only.
+TYPING_ONLY: Final = frozenset({("manager.py", "aiosqlite"), ("manager.py", "rich.console")})
+
+# Modules that are optional at run time, or heavy, so that they are imported inside functions by those who may.
+HEAVY: Final = ("rich", "click", "psutil", "cronsim", "anyio.to_process", "concurrent.futures.process")
+
+MAX_MODULE_LINES: Final = 450
+MAX_FUNCTION_LINES: Final = 40  # without the docstring
+
+# What is longer, and by how much exactly. Lower a number when the code gets shorter; do not add to these lightly.
+LONG_MODULES: Final[Mapping[str, int]] = {}
+LONG_FUNCTIONS: Final[Mapping[str, int]] = {}
+
+# The word an executor must be able to say: user code may raise anything.
+CATCHES_BASE_EXCEPTION: Final = frozenset({"taskmanager/engine/execution.py"})
+
+# Time and chance are injected. Dotted prefixes and the files that may use them.
+INJECTED: Final[Mapping[str, frozenset[str]]] = {
+    "time.time": frozenset({"taskmanager/model/clock.py", "taskmanager/model/ids.py"}),
+    "time.time_ns": frozenset({"taskmanager/model/clock.py", "taskmanager/model/ids.py"}),
+    "time.monotonic": frozenset({"taskmanager/model/clock.py"}),
+    "time.monotonic_ns": frozenset({"taskmanager/model/clock.py"}),
+    "time.clock_gettime": frozenset({"taskmanager/model/clock.py"}),
+    "datetime.datetime.now": frozenset(),
+    "datetime.datetime.utcnow": frozenset(),
+    "datetime.date.today": frozenset(),
+    "uuid.uuid1": frozenset(),
+    "uuid.uuid4": frozenset(),
+    "random.*": frozenset(),
+}
+# The generator the engine is given is made here and nowhere else; `random.Random` as a type is free.
+MAKES_A_GENERATOR: Final = frozenset({"taskmanager/manager.py", "taskmanager/testing/"})
+
+NAMELESS_MODULES: Final = frozenset({"utils", "util", "helpers", "helper", "common", "base", "misc", "mixins"})
+
+# Tests whose subject is real time: a child process lives while they wait.
+REAL_TIME: Final = ("tests/crash/", "tests/acceptance/")
+
+# Directories on the machine of whoever builds this say nothing to a reader.
+BUILD_PATHS: Final = re.compile(
+    "(?<![\\w.])/(?:" + "|".join(("work", "root", "tmp/venv", "home/[a-z]+", "Users/[A-Za-z]+")) + ")/"
+)
+
+
+# --- reading the source -----------------------------------------------------------------------------------------------
+
+
+class Module(NamedTuple):
+    """One parsed file."""
+
+    path: str  # from the root of the repository, with slashes
+    source: str
+    tree: ast.Module
+
+    @property
+    def inside(self) -> str:
+        """The path from the package's folder."""
+        return self.path.removeprefix(f"{PACKAGE}/")
+
+    @property
+    def dotted(self) -> str:
+        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+class Import(NamedTuple):
+    """One imported module, as written."""
+
+    name: str
+    line: int
+    is_typing_only: bool
+    is_deferred: bool  # inside a function
+
+
+class Function(NamedTuple):
+    """A function and the qualified name it is known by here."""
+
+    name: str
+    node: ast.FunctionDef | ast.AsyncFunctionDef
+    owner: str | None  # the class it is a method of
+    is_nested: bool  # inside another function
+
+
+@cache
+def modules(folder: str) -> tuple[Module, ...]:
+    """Every Python file under `folder`, parsed."""
+    found = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        found.append(Module(path.relative_to(ROOT).as_posix(), source, ast.parse(source)))
+    return tuple(found)
+
+
+def imports(module: Module) -> Iterator[Import]:
+    """All imports of a module. `from a.b import c` names `a.b.c` when that is a module of ours, else `a.b`."""
+    known = {other.dotted for other in modules(PACKAGE)}
+    stack: list[tuple[ast.AST, bool, bool]] = [(module.tree, False, False)]
+    while stack:
+        node, typing_only, deferred = stack.pop()
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, node.lineno, typing_only, deferred) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield Import(full if full in known else node.module, node.lineno, typing_only, deferred)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            stack.extend((child, True, deferred) for child in node.body)
+            stack.extend((child, typing_only, deferred) for child in node.orelse)
+        else:
+            inside = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            stack.extend((child, typing_only, inside) for child in ast.iter_child_nodes(node))
+
+
+def functions(module: Module) -> Iterator[Function]:
+    """All functions, with methods and nested functions under a dotted name."""
+    stack: list[tuple[ast.AST, str, str | None, bool]] = [(module.tree, "", None, False)]
+    while stack:
+        node, prefix, owner, nested = stack.pop()
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield Function(prefix + child.name, child, owner, nested)
+                stack.append((child, f"{prefix}{child.name}.", None, True))
+            elif isinstance(child, ast.ClassDef):
+                stack.append((child, f"{prefix}{child.name}.", child.name, nested))
+            else:
+                stack.append((child, prefix, owner, nested))
+
+
+def unit_of(dotted: str) -> str:
+    """The layer a module of ours belongs to."""
+    parts = dotted.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def is_allowed(path: str, places: tuple[str, ...] | frozenset[str]) -> bool:
+    """Whether `path` is one of `places`, or in one that ends with a slash; the empty place is everywhere."""
+    return any(not place or path == place or (place.endswith("/") and path.startswith(place)) for place in places)
+
+
+def dotted_name(node: ast.expr, aliases: Mapping[str, str]) -> str | None:
+    """`time.time` for `time.time`, `t.time` or `time` however it was imported; None for what is no plain name."""
+    if isinstance(node, ast.Name):
+        return aliases.get(node.id)
+    if isinstance(node, ast.Attribute):
+        owner = dotted_name(node.value, aliases)
+        return owner and f"{owner}.{node.attr}"
+    return None
+
+
+def aliases_of(tree: ast.Module) -> dict[str, str]:
+    """What each imported name of a module stands for."""
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                names[alias.asname or alias.name.split(".")[0]] = (
+                    alias.name if alias.asname else alias.name.split(".")[0]
+                )
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
+    return names
+
+
+def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines from `def` to the end, without the docstring."""
+    total = (node.end_lineno or node.lineno) - node.lineno + 1
+    first = node.body[0]
+    if ast.get_docstring(node, clean=False) is not None:
+        total -= (first.end_lineno or first.lineno) - first.lineno + 1
+    return total
+
+
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    """Every comment with its line."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def repository_files() -> Iterator[Path]:
+    """The text files git knows or would take; all text files below the root where there is no git."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, check=False, text=True,
+    )  # fmt: skip
+    if listing.returncode == 0 and listing.stdout:
+        paths = [ROOT / name for name in listing.stdout.split("\0") if name]
+    else:
+        paths = [path for path in ROOT.rglob("*") if not any(part.startswith(".") for part in path.parts)]
+    yield from (path for path in paths if path.is_file() and path.suffix in TEXT_SUFFIXES)
+
+
+def report(faults: Iterator[str]) -> None:
+    """Fail with all faults at once, each on a line of its own."""
+    found = sorted(set(faults))
+    assert not found, "\n" + "\n".join(found)
+
+
+# --- who imports what -------------------------------------------------------------------------------------------------
+
+
+def layer_faults() -> Iterator[str]:
+    for module in modules(PACKAGE):
+        own = unit_of(module.dotted)
+        if own not in LAYERS:
+            yield f"{module.path}: {own!r} is in no layer; LAYERS says where new code may go"
+            continue
+        for item in imports(module):
+            if item.name.split(".")[0] != PACKAGE or item.is_typing_only:
+                continue
+            other = unit_of(item.name)
+            if other in LAYERS and LAYERS.index(other) > LAYERS.index(own):
+                yield f"{module.path}:{item.line}: {own} imports {item.name}, which stands above it"
+
+
+def typing_only_faults() -> Iterator[str]:
+    """`if TYPE_CHECKING` is for names of the same or a lower layer, and for what the contract's signatures need."""
+    for module in modules(PACKAGE):
+        own = unit_of(module.dotted)
+        for item in imports(module):
+            if not item.is_typing_only:
+                continue
+            if item.name.split(".")[0] == PACKAGE:
+                other = unit_of(item.name)
+                if own in LAYERS and other in LAYERS and LAYERS.index(other) > LAYERS.index(own):
+                    yield f"{module.path}:{item.line}: {own} knows {item.name} by type, which stands above it"
+
+
+def third_party_faults() -> Iterator[str]:
+    for module in modules(PACKAGE):
+        for item in imports(module):
+            top = item.name.split(".")[0]
+            if top == PACKAGE or top in sys.stdlib_module_names:
+                continue
+            if item.is_typing_only and (module.inside, item.name) in TYPING_ONLY:
+                continue
+            if not is_allowed(module.inside, THIRD_PARTY.get(top, ())):
+                yield f"{module.path}:{item.line}: {top} is not allowed here"
+
+
+def cycle_faults() -> Iterator[str]:
+    """Import cycles among our modules. Imports inside functions and for type checkers close no cycle at import."""
+    graph = {
+        module.dotted: {
+            item.name
+            for item in imports(module)
+            if item.name.split(".")[0] == PACKAGE and not item.is_typing_only and not item.is_deferred
+        }
+        for module in modules(PACKAGE)
+    }
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> Iterator[str]:
+        if name in trail:
+            yield "import cycle: " + " -> ".join((*trail[trail.index(name) :], name))
+        elif name not in done:
+            for other in sorted(graph.get(name, ())):
+                yield from visit(other, (*trail, name))
+            done.add(name)
+
+    for name in sorted(graph):
+        yield from visit(name, ())
+
+
+def test_a_folder_imports_only_from_the_layers_below_it() -> None:
+    """The order makes the lower layers testable alone; one import upwards and nothing is."""
+    report(layer_faults())
+
+
+def test_types_too_come_from_the_same_or_a_lower_layer() -> None:
+    """A lower layer that needs an upper one's type has its words in the wrong place."""
+    report(typing_only_faults())
+
+
+def test_each_library_is_used_only_where_its_job_is() -> None:
+    """A library that is used in one place can be replaced in one place."""
+    report(third_party_faults())
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    """A cycle works until somebody imports the other end first."""
+    report(cycle_faults())
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    """Every process pays for the import, also the one that only enqueues."""
+    program = (
+        f"import sys, {PACKAGE}\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )  # fmt: skip
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=False, text=True)
+    assert (run.returncode, run.stdout.strip()) == (0, "[]"), run.stdout + run.stderr
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def size_faults(sizes: Mapping[str, int], limit: int, allowed: Mapping[str, int]) -> Iterator[str]:
+    for name, lines in sizes.items():
+        if lines > allowed.get(name, limit):
+            yield f"{name}: {lines} lines, allowed are {allowed.get(name, limit)}"
+    for name, lines in allowed.items():
+        actual = sizes.get(name, 0)
+        if lines <= limit or actual < lines:
+            yield f"{name}: the exception says {lines}, it has {actual}; lower or remove the entry"
+
+
+def test_modules_are_short_enough_to_read() -> None:
+    """One job per file fits; a file that does not has two."""
+    sizes = {module.path: len(module.source.splitlines()) for module in modules(PACKAGE)}
+    report(size_faults(sizes, MAX_MODULE_LINES, LONG_MODULES))
+
+
+def test_functions_fit_on_a_screen() -> None:
+    """The docstring does not count, the signature does."""
+    sizes = {
+        f"{module.path}::{function.name}": body_lines(function.node)
+        for module in modules(PACKAGE)
+        for function in functions(module)
+    }
+    report(size_faults(sizes, MAX_FUNCTION_LINES, LONG_FUNCTIONS))
+
+
+def test_an_exception_that_is_no_longer_needed_is_a_fault() -> None:
+    """The check of the checks: stale, too generous, exact."""
+    assert list(size_faults({"a": 50}, 40, {"a": 50})) == []
+    assert len(list(size_faults({"a": 49}, 40, {"a": 50}))) == 1
+    assert len(list(size_faults({"a": 51}, 40, {"a": 50}))) == 1
+    assert len(list(size_faults({}, 40, {"a": 50}))) == 1
+
+
+# --- what nobody may do -----------------------------------------------------------------------------------------------
+
+
+def catches(handler: ast.ExceptHandler) -> frozenset[str]:
+    """The names in an `except` clause; a bare one catches BaseException."""
+    if handler.type is None:
+        return frozenset({"BaseException"})
+    items = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return frozenset(ast.unparse(item) for item in items)
+
+
+def does_nothing(body: list[ast.stmt]) -> bool:
+    return all(
+        isinstance(line, ast.Pass | ast.Continue)
+        or (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and line.value.value is ...)
+        for line in body
+    )
+
+
+def swallowing_faults() -> Iterator[str]:
+    for module in modules(PACKAGE):
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ExceptHandler):
+                caught = catches(node)
+                if "BaseException" in caught and module.path not in CATCHES_BASE_EXCEPTION:
+                    yield f"{module.path}:{node.lineno}: only engine/execution.py catches BaseException"
+                if caught & {"Exception", "BaseException"} and does_nothing(node.body):
+                    yield f"{module.path}:{node.lineno}: swallows every exception"
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
+                if {ast.unparse(argument) for argument in node.args} & {"Exception", "BaseException"}:
+                    yield f"{module.path}:{node.lineno}: suppresses every exception"
+
+
+def injected_faults() -> Iterator[str]:
+    for module in modules(PACKAGE):
+        aliases = aliases_of(module.tree)
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.Call):
+                continue
+            name = dotted_name(node.func, aliases)
+            if name is None:
+                continue
+            if name in ("random.Random", "random.SystemRandom"):
+                if not is_allowed(module.path, MAKES_A_GENERATOR):
+                    yield f"{module.path}:{node.lineno}: {name}() here; the generator is injected"
+                continue
+            key = "random.*" if name.startswith("random.") else name
+            if key in INJECTED and module.path not in INJECTED[key]:
+                yield f"{module.path}:{node.lineno}: {name}() here; time and chance are injected"
+
+
+def print_faults() -> Iterator[str]:
+    for module in modules(PACKAGE):
+        if module.inside.startswith(("cli/", "console/")):
+            continue
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+                yield f"{module.path}:{node.lineno}: print; use logging"
+
+
+def sleep_faults() -> Iterator[str]:
+    """Sleeps of a constant time directly in a test. Functions defined in it are task bodies: their sleep is the subject.
+
+    A sleep of zero yields to the loop and is fine, and so is the virtual clock's, which takes no real time.
+    """
+    for module in modules("tests"):
+        if module.path.startswith(REAL_TIME):
+            continue
+        aliases = aliases_of(module.tree)
+        for function in functions(module):
+            if function.is_nested or not function.node.name.startswith("test_"):
+                continue
+            for node in own_nodes(function.node):
+                if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Constant):
+                    continue
+                name = dotted_name(node.func, aliases)
+                if name in ("time.sleep", "asyncio.sleep", "anyio.sleep") and node.args[0].value:
+                    yield f"{module.path}:{node.lineno}: {function.name} sleeps; wait for an event, or use the virtual clock"
+
+
+def own_nodes(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.AST]:
+    """The nodes of a function without those of the functions, lambdas and classes defined in it."""
+    stack: list[ast.AST] = list(function.body)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            continue
+        yield node
+        stack.extend(ast.iter_child_nodes(node))
+
+
+def test_no_exception_disappears() -> None:
+    """A swallowed exception is a task that never ends, and nobody knows why. Cancellation is a BaseException."""
+    report(swallowing_faults())
+
+
+def test_time_and_chance_are_injected() -> None:
+    """What reads the clock itself cannot be tested without waiting, nor simulated from a seed."""
+    report(injected_faults())
+
+
+def test_only_the_command_line_prints() -> None:
+    """A library that prints spoils its host's output."""
+    report(print_faults())
+
+
+def test_module_names_say_what_is_in_them() -> None:
+    """`utils` is where things go that nobody thought about."""
+    places = (*modules(PACKAGE), *modules("tests"), *modules("benchmarks"))
+    report(
+        f"{module.path}: a name that says nothing" for module in places if Path(module.path).stem in NAMELESS_MODULES
+    )
+
+
+def test_tests_do_not_sleep() -> None:
+    """A sleep is too short on a slow machine and too long on every other."""
+    report(sleep_faults())
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def is_overload(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(ast.unparse(decorator).endswith("overload") for decorator in node.decorator_list)
+
+
+def docstring_faults() -> Iterator[str]:
+    """Modules, public classes, and public functions at the top of a module.
+
+    Public methods too where the class is public and the module is part of the face; below it a well-named method
+    whose class says what it is for needs no sentence of its own.
+    """
+    face = {"registry", "task", "handle", "manager", "testing", "integrations", "__init__"}
+    for module in modules(PACKAGE):
+        if ast.get_docstring(module.tree) is None:
+            yield f"{module.path}: no docstring that says what its one job is"
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and not ast.get_docstring(node):
+                yield f"{module.path}:{node.lineno}: class {node.name} has no docstring"
+        for function in functions(module):
+            node = function.node
+            if (
+                function.is_nested
+                or is_overload(node)
+                or any(part.startswith("_") for part in function.name.split("."))
+            ):
+                continue
+            is_public = function.owner is None or unit_of(module.dotted) in face
+            if is_public and ast.get_docstring(node) is None:
+                yield f"{module.path}:{node.lineno}: {function.name} has no docstring"
+
+
+IGNORE: Final = re.compile(
+    r"#\s*(?:noqa|type:\s*ignore|pyright:\s*ignore)(?P<code>[:\[][A-Za-z0-9, :\-]*\]?)?(?P<rest>.*)"
+)
+
+
+def ignore_faults() -> Iterator[str]:
+    """`# noqa: S608  # identifiers only`: the code of the rule, then the reason in a comment of its own."""
+    for module in (*modules(PACKAGE), *modules("tests"), *modules("benchmarks")):
+        for line, comment in comments(module.source):
+            match = IGNORE.match(comment)
+            if match is None:
+                continue
+            if not match["code"]:
+                yield f"{module.path}:{line}: which rule is ignored?"
+            elif not re.search(r"#\s*(?!noqa|type:|pyright:)\w+", match["rest"]):
+                yield f"{module.path}:{line}: why is it ignored? Say so after a second #"
+
+
+def build_path_faults() -> Iterator[str]:
+    for path in repository_files():
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for number, line in enumerate(text.splitlines(), 1):
+            found = BUILD_PATHS.search(line)
+            if found:
+                yield f"{path.relative_to(ROOT).as_posix()}:{number}: {found[0]} is a place on somebody's machine"
+
+
+def test_everything_public_says_what_it_is_for() -> None:
+    """The first line of a module is its one job; the docstring of a public name is its reference page."""
+    report(docstring_faults())
+
+
+def test_every_ignored_rule_has_its_reason() -> None:
+    """An ignore without a reason is copied; one with a reason is questioned."""
+    report(ignore_faults())
+
+
+def test_no_path_of_a_build_machine_is_in_the_repository() -> None:
+    """Such a path works for one person."""
+    report(build_path_faults())
