@@ -38,11 +38,12 @@ class TaskError:
     def __init__(
         self, error_code: str | BuiltInTaskCode, message: str = "", data: Mapping[str, object] | None = None
     ) -> None:
-        if not isinstance(error_code, BuiltInTaskCode) and error_code in RESERVED_CODES:
+        code = plain_text(error_code) if isinstance(error_code, str) else str(error_code)
+        if code in RESERVED_CODES and not isinstance(error_code, BuiltInTaskCode):
             raise ConfigurationError(
-                f"{error_code!r} is a code of the library; use BuiltInTaskCode.{error_code}, or a code of your own"
+                f"{code!r} is a code of the library; use BuiltInTaskCode.{code}, or a code of your own"
             )
-        self.error_code = plain_text(error_code)
+        self.error_code = code
         self.message = message
         self.data = data
 

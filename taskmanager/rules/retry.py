@@ -19,7 +19,7 @@ from taskmanager.model.config import (
     is_int,
     raise_faults,
 )
-from taskmanager.model.result import RESERVED_CODES, Subclasses, TaskError
+from taskmanager.model.result import RESERVED_CODES, Subclasses, TaskError, plain_text
 from taskmanager.model.states import BuiltInTaskCode
 
 MAX_SHORTHAND_RETRIES: Final = 1_000_000
@@ -218,7 +218,7 @@ def with_retry_numbers(error: TaskError, *, count: int, maximum: int, exhausted:
 
 def _trusted(code: str) -> str | BuiltInTaskCode:
     """A code as `TaskError` takes it from the library: a built-in one as its enum member."""
-    return BuiltInTaskCode(code) if code in RESERVED_CODES else code
+    return BuiltInTaskCode(code) if code in RESERVED_CODES else plain_text(code)
 
 
 def code_of(
