@@ -57,7 +57,7 @@ lint: venv  ## ruff, and mypy --strict on the package
 
 typing: venv  ## The public types, as two checkers see them
 	@$(call say,mypy --strict tests/typing/api.py); $(BIN)/mypy --strict tests/typing/api.py
-	@$(call say,basedpyright tests/typing); $(BIN)/basedpyright tests/typing
+	@$(call say,basedpyright tests/typing/api.py); $(BIN)/basedpyright --pythonpath $(BIN)/python tests/typing/api.py
 
 test: lint typing others  ## Everything: style, types, every Python found, and the full suite last
 	@$(call say,pytest: the full suite); $(BIN)/pytest $(PYTEST_FLAGS) $(ARGS)

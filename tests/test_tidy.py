@@ -58,6 +58,9 @@ THIRD_PARTY: Final[Mapping[str, tuple[str, ...]]] = {
 # Names a signature of the contract needs, imported under `if TYPE_CHECKING` only.
 TYPING_ONLY: Final = frozenset({("manager.py", "aiosqlite"), ("manager.py", "rich.console")})
 
+# Standard library of a newer Python than the one that reads this.
+NEWER_STDLIB: Final = frozenset({"annotationlib"})
+
 # Modules that are optional at run time, or heavy, so that they are imported inside functions by those who may.
 HEAVY: Final = ("rich", "click", "psutil", "cronsim", "anyio.to_process", "concurrent.futures.process")
 
@@ -68,8 +71,15 @@ MAX_FUNCTION_LINES: Final = 40  # without the docstring
 LONG_MODULES: Final[Mapping[str, int]] = {}
 LONG_FUNCTIONS: Final[Mapping[str, int]] = {}
 
-# The word an executor must be able to say: user code may raise anything.
-CATCHES_BASE_EXCEPTION: Final = frozenset({"taskmanager/engine/execution.py"})
+# Where user code is run, in each lane: it may raise anything, and what it raised is a value from there on.
+CATCHES_BASE_EXCEPTION: Final = frozenset(
+    {
+        "taskmanager/engine/attempt.py",  # a cancellation is thrown into the coroutine it drives, at once
+        "taskmanager/engine/child.py",  # the process lane: SystemExit ends the task, not the child
+        "taskmanager/engine/execution.py",  # one attempt
+        "taskmanager/engine/lanes.py",  # the thread lane: SystemExit ends the task, not the thread
+    }
+)
 
 # Time and chance are injected. Dotted prefixes and the files that may use them.
 INJECTED: Final[Mapping[str, frozenset[str]]] = {
@@ -94,9 +104,7 @@ NAMELESS_MODULES: Final = frozenset({"utils", "util", "helpers", "helper", "comm
 REAL_TIME: Final = ("tests/crash/", "tests/acceptance/")
 
 # Directories on the machine of whoever builds this say nothing to a reader.
-BUILD_PATHS: Final = re.compile(
-    "(?<![\\w.])/(?:" + "|".join(("work", "root", "tmp/venv", "home/[a-z]+", "Users/[A-Za-z]+")) + ")/"
-)
+BUILD_PATHS: Final = re.compile(r"(?<![\w.])/(?:work|root|tmp/venv|home/[a-z]+|Users/[A-Za-z]+)/")
 
 
 # --- reading the source -----------------------------------------------------------------------------------------------
@@ -286,7 +294,7 @@ def third_party_faults() -> Iterator[str]:
     for module in modules(PACKAGE):
         for item in imports(module):
             top = item.name.split(".")[0]
-            if top == PACKAGE or top in sys.stdlib_module_names:
+            if top == PACKAGE or top in sys.stdlib_module_names | NEWER_STDLIB:
                 continue
             if item.is_typing_only and (module.inside, item.name) in TYPING_ONLY:
                 continue
@@ -410,12 +418,23 @@ def swallowing_faults() -> Iterator[str]:
             if isinstance(node, ast.ExceptHandler):
                 caught = catches(node)
                 if "BaseException" in caught and module.path not in CATCHES_BASE_EXCEPTION:
-                    yield f"{module.path}:{node.lineno}: only engine/execution.py catches BaseException"
+                    yield f"{module.path}:{node.lineno}: BaseException is caught only where user code runs"
                 if caught & {"Exception", "BaseException"} and does_nothing(node.body):
                     yield f"{module.path}:{node.lineno}: swallows every exception"
             elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
-                if {ast.unparse(argument) for argument in node.args} & {"Exception", "BaseException"}:
+                named = {ast.unparse(argument) for argument in node.args}
+                if named & {"Exception", "BaseException"}:
                     yield f"{module.path}:{node.lineno}: suppresses every exception"
+
+
+def stale_catch_faults() -> Iterator[str]:
+    users = {
+        module.path
+        for module in modules(PACKAGE)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ExceptHandler) and "BaseException" in catches(node)
+    }
+    yield from (f"{path}: no longer catches BaseException; remove it" for path in CATCHES_BASE_EXCEPTION - users)
 
 
 def injected_faults() -> Iterator[str]:
@@ -446,9 +465,10 @@ def print_faults() -> Iterator[str]:
 
 
 def sleep_faults() -> Iterator[str]:
-    """Sleeps of a constant time directly in a test. Functions defined in it are task bodies: their sleep is the subject.
+    """Sleeps of a constant time directly in a test.
 
-    A sleep of zero yields to the loop and is fine, and so is the virtual clock's, which takes no real time.
+    Functions defined in a test are task bodies, whose sleep is the subject. A sleep of zero yields to the loop and is
+    fine.
     """
     for module in modules("tests"):
         if module.path.startswith(REAL_TIME):
@@ -462,7 +482,7 @@ def sleep_faults() -> Iterator[str]:
                     continue
                 name = dotted_name(node.func, aliases)
                 if name in ("time.sleep", "asyncio.sleep", "anyio.sleep") and node.args[0].value:
-                    yield f"{module.path}:{node.lineno}: {function.name} sleeps; wait for an event, or use the virtual clock"
+                    yield f"{module.path}:{node.lineno}: {function.name} sleeps; wait for an event instead"
 
 
 def own_nodes(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.AST]:
@@ -479,6 +499,7 @@ def own_nodes(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.
 def test_no_exception_disappears() -> None:
     """A swallowed exception is a task that never ends, and nobody knows why. Cancellation is a BaseException."""
     report(swallowing_faults())
+    report(stale_catch_faults())
 
 
 def test_time_and_chance_are_injected() -> None:

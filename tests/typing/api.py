@@ -1,0 +1,391 @@
+"""Realistic code of a user, never executed: both type checkers must read it as the contract means it.
+
+An expected error carries an ignore for each checker. Both report an ignore that is not needed, so a line that stops
+being an error fails the check just as one that starts to be.
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, assert_type
+
+import aiosqlite
+
+from taskmanager import (
+    ArgumentError,
+    AttemptInfo,
+    Background,
+    BuiltInTaskCode,
+    Codec,
+    ConfigurationError,
+    ManagerStatus,
+    QueueConfig,
+    RecoveryConfig,
+    RetryPolicy,
+    ScheduleInfo,
+    Snooze,
+    Subclasses,
+    Task,
+    TaskCancelled,
+    TaskContext,
+    TaskError,
+    TaskExpired,
+    TaskFailed,
+    TaskHandle,
+    TaskInfo,
+    TaskInterrupted,
+    TaskManager,
+    TaskManagerError,
+    TaskNotCompleted,
+    TaskResult,
+    TaskStatus,
+    current_task,
+    task,
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the tasks of this application make."""
+
+    number: int
+    pages: int
+
+
+class Reversed:
+    """An encrypting codec, near enough."""
+
+    def encode(self, data: bytes, /) -> bytes:
+        return data[::-1]
+
+    def decode(self, data: bytes, /) -> bytes:
+        return data[::-1]
+
+
+codec: Codec = Reversed()
+
+manager = TaskManager(
+    "tasks.db",
+    requeue_pending=True,
+    concurrency=50,
+    queues=[QueueConfig("mail", priority=10, max_concurrency=2), QueueConfig("reports", scope="file")],
+    retry_policy=RetryPolicy.fixed([60, 300, 900], auto_retry_for=["TRANSIENT", BuiltInTaskCode.UNHANDLED_EXCEPTION]),
+    exception_mapper={TimeoutError: "TIMED_OUT", OSError: Subclasses("IO")},
+    recovery=RecoveryConfig(runner_heartbeat_interval_ms=60_000, running_stale_threshold_ms=600_000),
+    codec=codec,
+)
+in_memory = TaskManager(None)
+
+# --- defining ---------------------------------------------------------------------------------------------------------
+
+
+@manager.task
+async def build_report(report_id: int, *, title: str = "") -> Report:
+    """An async task, decorated bare."""
+    return Report(report_id, len(title))
+
+
+@manager.task(persist=True, requeue_on_interrupt=True, retries=3, timeout=timedelta(minutes=5))
+async def build_or_wait(report_id: int) -> Report | Snooze:
+    """A task that may ask to be run again later."""
+    return Report(report_id, 1) if report_id else Snooze(30)
+
+
+@manager.task(retry_policy=RetryPolicy.exponential(base_seconds=60, max_retries=5, auto_retry_for=["RATE_LIMITED"]))
+async def call_api(url: str) -> TaskResult[Report]:
+    """A task that says itself how it ended."""
+    if not url:
+        return TaskResult(err=TaskError("RATE_LIMITED", "429", {"url": url}))
+    return TaskResult(ok=Report(1, 1))
+
+
+@manager.task
+async def call_or_wait(url: str) -> TaskResult[Report] | Snooze:
+    """All three at once."""
+    return TaskResult(ok=Report(1, 1)) if url else Snooze(timedelta(seconds=3))
+
+
+@manager.task(executor="thread")
+def resize(path: str, width: int) -> bytes:
+    """A sync task."""
+    return path.encode() * width
+
+
+@manager.task
+def resize_or_wait(path: str) -> bytes | Snooze:
+    """A sync task that may snooze."""
+    return path.encode() or Snooze(1.5)
+
+
+@manager.task(executor="process")
+def crunch(numbers: list[int]) -> TaskResult[int]:
+    """A sync task with a result of its own."""
+    return TaskResult(ok=sum(numbers))
+
+
+@manager.task
+def crunch_or_wait(numbers: list[int]) -> TaskResult[int] | Snooze:
+    """All three, sync."""
+    return TaskResult(ok=sum(numbers)) if numbers else Snooze(1)
+
+
+@manager.task
+async def nothing() -> None:
+    """A task without a value."""
+
+
+@task
+async def greet(name: str) -> str:
+    """A free task, for a library."""
+    return f"hello {name}"
+
+
+@task(name="mail.send", queue_name="mail", exception_mapper={ConnectionError: "UNREACHABLE"})
+def send_mail(to: str, body: str) -> int:
+    """A free task with options."""
+    return len(to) + len(body)
+
+
+@manager.schedule(cron="0 3 * * *", timezone="Europe/Berlin", catch_up="all", overlap="queue")
+async def nightly() -> int:
+    """A schedule is a task too."""
+    return 1
+
+
+@manager.schedule(every=timedelta(minutes=5), args=("x",), kwargs={"limit": 3}, jitter=2.0)
+@manager.task(persist=True)
+async def poll(source: str, limit: int) -> None:
+    """Both decorators on one function."""
+    assert_type(current_task().scheduled_for, datetime | None)
+
+
+class Mailer:
+    """Static methods may be tasks."""
+
+    @staticmethod
+    @manager.task
+    async def deliver(to: str) -> bool:
+        """One that lives on a class."""
+        return bool(to)
+
+
+manager.register(greet, send_mail)
+assert_type(manager.discover("app.jobs", "app.mail"), tuple[Task[..., Any], ...])
+assert_type(build_report.name, str)
+
+# --- enqueueing -------------------------------------------------------------------------------------------------------
+
+assert_type(build_report.enqueue(7), TaskHandle[Report])
+assert_type(build_report.enqueue(7, title="t"), TaskHandle[Report])
+assert_type(build_or_wait.enqueue(7), TaskHandle[Report])
+assert_type(call_api.enqueue("u"), TaskHandle[Report])
+assert_type(call_or_wait.enqueue("u"), TaskHandle[Report])
+assert_type(resize.enqueue("a", width=3), TaskHandle[bytes])
+assert_type(resize_or_wait.enqueue("a"), TaskHandle[bytes])
+assert_type(crunch.enqueue([1]), TaskHandle[int])
+assert_type(crunch_or_wait.enqueue([1]), TaskHandle[int])
+assert_type(nothing.enqueue(), TaskHandle[None])
+assert_type(greet.enqueue("you"), TaskHandle[str])
+assert_type(send_mail.enqueue("a", "b"), TaskHandle[int])
+assert_type(nightly.enqueue(), TaskHandle[int])
+assert_type(Mailer.deliver.enqueue("a"), TaskHandle[bool])
+assert_type(manager.enqueue("app.jobs:build_report", 7, title="t"), TaskHandle[Any])
+assert_type(manager.handle("0196"), TaskHandle[Any])
+
+later = build_report.with_options(
+    delay=60,
+    run_at=datetime(2030, 1, 1, tzinfo=UTC),
+    good_until=datetime(2030, 1, 2, tzinfo=UTC),
+    priority=1,
+    queue_name="reports",
+    timeout=timedelta(seconds=5),
+    idempotency_key="report-7",
+    tags={"user": "1"},
+)
+assert_type(later.enqueue(7, title="t"), TaskHandle[Report])
+assert_type(build_or_wait.with_options(delay=timedelta(hours=1)).enqueue(7), TaskHandle[Report])
+assert_type(call_api.with_options(priority=1).enqueue("u"), TaskHandle[Report])
+assert_type(resize.with_options(priority=1).enqueue("a", 2), TaskHandle[bytes])
+
+# --- what a checker must refuse ---------------------------------------------------------------------------------------
+
+build_report.enqueue("x")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]  # an int
+build_report.enqueue()  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]  # one argument is missing
+build_report.enqueue(7, tite="t")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]  # misspelt
+later.enqueue("x")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]  # an int
+build_report.with_options(dely=60)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # misspelt
+build_report.with_options(60)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # options are keywords
+later(7)  # type: ignore[operator]  # pyright: ignore[reportCallIssue]  # options belong to enqueue, not to a call
+manager.submit_in(sqlite3.connect("t"), build_report, "x")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]  # an int
+manager.task(retires=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]  # misspelt
+manager.task(executor="fibre")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]  # no such lane
+TaskManager("tasks.db", synchronous="off")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such level
+TaskManager("tasks.db", 60.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # options are keywords
+RetryPolicy()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # auto_retry_for is required
+TaskResult(ok=1, err=TaskError("A"))  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]  # one of the two
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+assert_type(TaskResult(ok=None).unwrap(), None)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An error of the application's own."""
+
+    reason: str
+
+
+def generics(short: TaskResult[Report], own: TaskResult[Report, Refusal]) -> None:
+    """The error type has a default, and may be given."""
+    assert_type(short, TaskResult[Report, TaskError])
+    assert_type(short.ok_value, Report)
+    assert_type(short.err_value, TaskError)
+    assert_type(short.is_ok(), bool)
+    assert_type(own.unwrap(), Report)
+    assert_type(own.err_value, Refusal)
+    assert_type(short.err_value.error_code, str)
+    assert_type(short.err_value.data, Mapping[str, object] | None)
+
+
+def choose(number: int) -> TaskResult[Report]:
+    """Either side fits the annotation."""
+    if number < 0:
+        return TaskResult(err=TaskError(BuiltInTaskCode.TASK_TIMEOUT, "late"))
+    return TaskResult(ok=Report(number, 1))
+
+
+# --- waiting and acting -----------------------------------------------------------------------------------------------
+
+
+async def waiting() -> None:
+    """Everything a handle does."""
+    handle = build_report.with_options(idempotency_key="report-7").enqueue(7)
+    await handle.saved()
+    await handle.saved(timeout=1.0)
+    assert_type(await handle, Report)
+    assert_type(await build_or_wait.enqueue(1), Report)
+    assert_type(await call_or_wait.enqueue("u"), Report)
+    assert_type(await resize.enqueue("a", 1), bytes)
+    assert_type(await crunch_or_wait.enqueue([1]), int)
+    assert_type(await build_report(7), Report)
+    assert_type(await build_or_wait(7), Report | Snooze)
+    assert_type(resize("a", 1), bytes)
+    assert_type(crunch([1]), TaskResult[int])
+    assert_type(await handle.result(timeout=5), TaskResult[Report])
+    assert_type((await handle.result()).unwrap(), Report)
+    assert_type(handle.task_id, str)
+    assert_type(handle.status, TaskStatus)
+    assert_type(handle.status.is_terminal, bool)
+    assert_type(handle.is_duplicate, bool | None)
+    assert_type(handle.cancel(), bool)
+    info = await handle.info(include_attempts=True)
+    assert_type(info, TaskInfo)
+    assert_type(info.attempts, tuple[AttemptInfo, ...] | None)
+    assert_type(info.result, TaskResult[Any] | None)
+    first, second = await asyncio.gather(handle, resize.enqueue("a", 1))
+    assert_type(first, Report)
+    assert_type(second, bytes)
+
+
+async def outcomes(handle: TaskHandle[Report]) -> Report | None:
+    """The exceptions, from the narrow ones to the base."""
+    try:
+        return await handle
+    except TaskFailed as failure:
+        assert_type(failure.error, TaskError)
+        assert_type(failure.task_id, str)
+    except (TaskCancelled, TaskExpired) as failure:
+        assert_type(failure.status, TaskStatus)
+    except TaskInterrupted as failure:
+        assert_type(failure.requeued, bool)
+    except TaskNotCompleted as failure:
+        assert_type(failure.error, TaskError)
+    except TaskManagerError:
+        raise
+    return None
+
+
+def refused() -> tuple[ValueError, ValueError]:
+    """Refusals of values are ValueErrors too."""
+    return ConfigurationError("x"), ArgumentError("x")
+
+
+async def acting() -> None:
+    """Everything the manager answers."""
+    assert_type(await manager.get("0196"), TaskInfo | None)
+    assert_type(await manager.list(status=TaskStatus.SUCCESS, limit=10, before="0196"), tuple[TaskInfo, ...])
+    assert_type(await manager.counts(), dict[TaskStatus, int])
+    assert_type(await manager.retry("0196", force=True), bool)
+    assert_type(await manager.cancel("0196"), bool)
+    assert_type(await manager.purge(status=TaskStatus.FAILED, older_than=timedelta(days=1)), int)
+    assert_type(await manager.get_stale_tasks(stale_threshold_minutes=5), tuple[TaskInfo, ...])
+    assert_type(await manager.mark_stale_tasks_as_failed(300_000), int)
+    assert_type(await manager.requeue_stale_claimed(stale_threshold_ms=120_000), int)
+    assert_type(await manager.schedules(), tuple[ScheduleInfo, ...])
+    assert_type(await manager.run_schedule("nightly"), TaskHandle[Any])
+    assert_type(manager.status(), ManagerStatus)
+    await manager.pause_schedule("nightly")
+    await manager.resume_schedule("nightly")
+    await manager.pause("mail")
+    await manager.resume("mail")
+    await manager.wait_for_room("mail")
+    await manager.flush()
+    await manager.join(tags={"user": "1"}, timeout=10)
+
+
+async def in_a_transaction(plain: sqlite3.Connection, other: aiosqlite.Connection) -> None:
+    """A plain connection answers at once, the other one is awaited."""
+    assert_type(manager.submit_in(plain, build_report, 7, title="t"), str)
+    assert_type(manager.submit_in(plain, later, 7), str)
+    assert_type(await manager.submit_in(other, build_report, 7), str)
+    assert_type(await manager.submit_in(other, later, 7, title="t"), str)
+    assert_type(manager.insert_statement(build_report, 7), tuple[str, tuple[object, ...]])
+
+
+# --- inside a task, and around the manager ----------------------------------------------------------------------------
+
+
+@manager.task
+async def long_one(rows: list[str]) -> int:
+    """What a task knows of itself."""
+    context = current_task()
+    assert_type(context, TaskContext)
+    assert_type(context.attempt, int)
+    assert_type(context.tags, Mapping[str, str])
+    assert_type(context.deadline, datetime | None)
+    assert_type(context.is_cancelled, bool)
+    for done, row in enumerate(rows):
+        context.progress(done, len(rows), text=row)
+        context.log("row done", row=row, number=done)
+    return len(rows)
+
+
+async def main() -> Report:
+    """The body of a program."""
+    return await build_report.enqueue(1)
+
+
+def programs() -> None:
+    """`run` gives what main gives, or waits for a signal."""
+    assert_type(manager.run(main), Report)
+    manager.run()
+
+
+async def hosting(app: object) -> None:
+    """The ways to start and stop."""
+    async with manager as started:
+        assert_type(started, TaskManager)
+    await manager.start()
+    await manager.stop(timeout=3.0)
+    assert_type(manager.lifespan(app), AbstractAsyncContextManager[None])
+    async with manager.live():
+        pass
+    assert_type(manager.background(), AsyncIterator[Background])
+    async for background in manager.background():
+        assert_type(background.add_task(print, "sent", flush=True), str)
+        background.add_task(greet, "you")
+        background.add_task(resize, "a", "wide")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # an int
