@@ -1,0 +1,314 @@
+"""The arguments of one task function: checked as a call would, stored only when they provably come back, read again.
+
+Nothing stored names a type: what comes back is decided by the annotations of the function alone, so a row written by
+hand cannot make the process import or call anything.
+"""
+
+import hashlib
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from types import NoneType
+from typing import Any, Final, NoReturn, cast
+from uuid import UUID
+
+from taskmanager.codec.annotations import resolve, signature_of
+from taskmanager.codec.equality import type_name
+from taskmanager.codec.values import (
+    INT64_MAX,
+    INT64_MIN,
+    MAX_ENCODED_BYTES,
+    Codec,
+    Refusal,
+    StoredType,
+    json_encoder,
+    plain_decoder,
+    seal,
+    split_array,
+    split_object,
+    unseal,
+)
+from taskmanager.model.errors import ArgumentError
+
+_IMMUTABLE: Final = frozenset(
+    {int, str, float, bool, NoneType, bytes, date, datetime, time, timedelta, UUID, Decimal},
+)
+_NO_ARGS, _NO_KWARGS = "[]", "{}"
+_UNTYPED: Final = StoredType(Any)
+
+_SHORT_CHARS: Final = 2_000
+"""Longer texts are not tried as scalars first: most of them are not, and would be decoded twice."""
+
+_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class ArgumentCodec:
+    """Checks, encodes and decodes the arguments of `fn`.
+
+    `check(args, kwargs)` raises the `TypeError` that calling `fn` with them would. Raises `ConfigurationError` at
+    construction when an annotation names something that does not exist at run time.
+    """
+
+    __slots__ = (
+        "_codec",
+        "_extra",
+        "_named",
+        "_positional",
+        "_positional_names",
+        "_rest",
+        "_scalars",
+        "_task_name",
+        "check",
+    )
+
+    check: Callable[[tuple[Any, ...], Mapping[str, Any]], None]
+
+    def __init__(self, fn: Callable[..., Any], *, task_name: str, codec: Codec | None = None) -> None:
+        signature = signature_of(fn)
+        hints = resolve(fn, task_name=task_name, wanted=signature.parameters)
+        self._task_name = task_name
+        self._codec = codec
+        self._positional: tuple[StoredType, ...] = ()
+        self._positional_names: tuple[str, ...] = ()
+        self._named: dict[str, StoredType] = {}
+        self._rest: StoredType | None = None
+        self._extra: StoredType | None = None
+        for parameter in signature.parameters.values():
+            self._add(parameter, hints.get(parameter.name, Any))
+        self._scalars = tuple(stored.scalars for stored in self._positional)
+        self.check = _make_check(fn, signature)
+
+    def _add(self, parameter: inspect.Parameter, annotation: Any) -> None:
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD and typing.get_origin(annotation) is typing.Unpack:
+            keys = typing.get_type_hints(typing.get_args(annotation)[0])
+            self._named.update({name: StoredType(each) for name, each in keys.items()})
+            annotation = Any
+        stored = StoredType(annotation)
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            self._rest = stored
+            self._positional_names += (parameter.name,)
+            return
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            self._extra = stored
+            return
+        if parameter.kind in _POSITIONAL:
+            self._positional += (stored,)
+            self._positional_names += (parameter.name,)
+        if parameter.kind is not inspect.Parameter.POSITIONAL_ONLY:
+            self._named[parameter.name] = stored
+
+    def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str]:
+        """The arguments as stored: a JSON array and a JSON object, as given, defaults not filled in.
+
+        Raises `ArgumentError` naming the parameter unless every argument provably comes back equal in value and type,
+        and when they take more than `MAX_ENCODED_BYTES`; `TypeError` when they do not fit the signature.
+        """
+        if self._codec is None and self._are_scalars(args, kwargs):
+            try:
+                args_text = json_encoder.encode(args).decode() if args else _NO_ARGS
+                kwargs_text = json_encoder.encode(kwargs).decode() if kwargs else _NO_KWARGS
+            except UnicodeEncodeError:
+                pass  # a lone surrogate; the long way finds out whose it is
+            else:
+                if len(args_text) + len(kwargs_text) <= MAX_ENCODED_BYTES // 4:
+                    return args_text, kwargs_text
+        return self._encode_proven(args, kwargs)
+
+    def _are_scalars(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether nothing needs a proof. Every persisted enqueue passes here: `StoredType.is_safe` is written out."""
+        if len(args) > len(self._scalars):
+            return False
+        for scalars, value in zip(self._scalars, args, strict=False):
+            kind = type(value)
+            if kind not in scalars:
+                return False
+            if kind is int:
+                if not INT64_MIN <= value <= INT64_MAX:
+                    return False
+            elif kind is float and value - value != 0.0:
+                return False
+        if kwargs:
+            named = self._named
+            for name, value in kwargs.items():
+                stored = named.get(name)
+                if stored is None or not stored.is_safe(value):
+                    return False
+        return True
+
+    def _encode_proven(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str]:
+        self.check(args, kwargs)
+        sizes: dict[str, int] = {}
+        items, pairs = [], []
+        for (name, stored), value in zip(self._slots(len(args)), args, strict=True):
+            items.append(data := self._encode_one(name, stored, value))
+            sizes[name] = len(data)
+        for name, value in kwargs.items():
+            data = self._encode_one(name, self._named.get(name, self._extra or _UNTYPED), value)
+            key = self._encode_one(name, _UNTYPED, name)
+            pairs.append(key + b":" + data)
+            sizes[name] = len(data)
+        args_data, kwargs_data = b"[%b]" % b",".join(items), b"{%b}" % b",".join(pairs)
+        if len(args_data) + len(kwargs_data) > MAX_ENCODED_BYTES:
+            self._refuse_size(sizes, len(args_data) + len(kwargs_data))
+        subject = f"task {self._task_name}: the arguments"
+        return seal(self._codec, args_data, subject), seal(self._codec, kwargs_data, subject)
+
+    def _slots(self, count: int) -> Iterator[tuple[str, StoredType]]:
+        """Name and type of the first `count` positional arguments."""
+        known = len(self._positional)
+        for index in range(count):
+            if index < known:
+                yield self._positional_names[index], self._positional[index]
+            else:
+                yield f"{self._positional_names[known]}[{index - known}]", self._rest or _UNTYPED
+
+    def _encode_one(self, name: str, stored: StoredType, value: Any) -> bytes:
+        data = stored.encode(value)
+        if isinstance(data, Refusal):
+            hint = "; annotate the parameter with the type it takes" if stored.is_untyped else ""
+            raise ArgumentError(
+                f"task {self._task_name}: argument {name!r} ({type_name(value)}) cannot be stored: {data.reason}{hint}"
+            )
+        return data
+
+    def _refuse_size(self, sizes: Mapping[str, int], total: int) -> NoReturn:
+        name = max(sizes, key=sizes.__getitem__)
+        raise ArgumentError(
+            f"task {self._task_name}: the arguments take {total:_} bytes as JSON, argument {name!r} alone "
+            f"{sizes[name]:_}; the limit is {MAX_ENCODED_BYTES:_}. Put the data into a file or a table and pass its path or key"
+        )
+
+    def decode(self, args_text: str, kwargs_text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments from their stored form.
+
+        Raises `ArgumentError` naming the task and, where one is to blame, the parameter. The row may be older than the
+        function: parameters that are gone, or new without a default, are reported as such.
+        """
+        if self._codec is None and len(args_text) + len(kwargs_text) < _SHORT_CHARS:
+            found = self._decode_scalars(args_text, kwargs_text)
+            if found is not None:
+                return found
+        raw_args, raw_kwargs = self._split(args_text, kwargs_text)
+        try:
+            self.check(tuple(raw_args), raw_kwargs)
+        except TypeError as error:
+            raise ArgumentError(
+                f"task {self._task_name}: the stored arguments do not fit the function as it is now: {error}. "
+                "Give new parameters a default, keep removed ones until no stored task uses them, or cancel the task"
+            ) from None
+        named, other = self._named, self._extra or _UNTYPED
+        return (
+            tuple(
+                [self._decode_one(*slot, raw) for slot, raw in zip(self._slots(len(raw_args)), raw_args, strict=True)]
+            ),
+            {name: self._decode_one(name, named.get(name, other), raw) for name, raw in raw_kwargs.items()},
+        )
+
+    def _decode_scalars(self, args_text: str, kwargs_text: str) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The arguments when the annotations ask for nothing but JSON's own scalars; None for the long way."""
+        try:
+            args = () if args_text == _NO_ARGS else tuple(plain_decoder.decode(args_text))
+            kwargs = {} if kwargs_text == _NO_KWARGS else plain_decoder.decode(kwargs_text)
+            if not self._are_scalars(args, kwargs):
+                return None
+            self.check(args, kwargs)
+        except Exception:  # the long way meets the same fault and words it
+            return None
+        return args, kwargs
+
+    def _split(self, args_text: str, kwargs_text: str) -> tuple[list[Any], dict[str, Any]]:
+        subject = "" if self._codec is None else f"task {self._task_name}: the stored arguments"
+        try:
+            args = split_array(unseal(self._codec, args_text, subject)) if args_text != _NO_ARGS else []
+            kwargs = split_object(unseal(self._codec, kwargs_text, subject)) if kwargs_text != _NO_KWARGS else {}
+        except ArgumentError:
+            raise
+        except Exception as error:  # broken UTF-8, broken JSON, nesting without end: a row changed by hand
+            raise ArgumentError(
+                f"task {self._task_name}: the stored arguments are not a JSON array and a JSON object: {error}"
+            ) from error
+        return cast("list[Any]", args), cast("dict[str, Any]", kwargs)
+
+    def _decode_one(self, name: str, stored: StoredType, raw: Any) -> Any:
+        try:
+            return stored.decode(raw)
+        except Exception as error:  # validators of foreign types may raise anything
+            raise ArgumentError(
+                f"task {self._task_name}: the stored argument {name!r} does not fit its annotation: {error}"
+            ) from error
+
+    def is_plain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether all arguments are immutable scalars, so that they may be encoded later as they are now."""
+        for value in args:
+            if type(value) not in _IMMUTABLE:
+                return False
+        for value in kwargs.values():  # noqa: SIM110  # a generator would cost more than the loop
+            if type(value) not in _IMMUTABLE:
+                return False
+        return True
+
+    def digest(self, args_text: str, kwargs_text: str) -> str | None:
+        """SHA-256 (64 hex digits) of stored arguments, to notice that a second enqueue carries others.
+
+        The order of keyword arguments does not count. None with a codec: a hash of the plain text would let a reader of
+        the file guess it, and one of encrypted text differs each time.
+        """
+        if self._codec is not None:
+            return None
+        if kwargs_text != _NO_KWARGS:
+            kwargs = split_object(kwargs_text)
+            kwargs_text = ",".join(f"{name!r}:{bytes(kwargs[name]).decode()}" for name in sorted(kwargs))
+        return hashlib.sha256(f"{len(args_text)}:{args_text}{kwargs_text}".encode()).hexdigest()
+
+
+def _make_check(
+    fn: Callable[..., Any], signature: inspect.Signature
+) -> Callable[[tuple[Any, ...], Mapping[str, Any]], None]:
+    """A function that accepts what `fn` accepts, does nothing, and fails as `fn` fails.
+
+    `Signature.bind` costs several microseconds and words its errors differently; a call of a function with the same
+    parameters and the same name costs a tenth, and the interpreter itself writes the message. The source holds nothing
+    but parameter names, which the interpreter has already accepted as identifiers; every default is None, since only
+    its presence counts.
+    """
+    source = f"def stand_in({_parameter_list(signature)}): pass"
+    namespace: dict[str, Any] = {}
+    exec(source, namespace)  # noqa: S102  # see above
+    stand_in = namespace["stand_in"]
+    stand_in.__name__ = getattr(fn, "__name__", type(fn).__name__)
+    stand_in.__qualname__ = getattr(fn, "__qualname__", type(fn).__qualname__)
+
+    def check(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if kwargs:
+            stand_in(*args, **kwargs)
+        else:
+            stand_in(*args)
+
+    return check
+
+
+def _parameter_list(signature: inspect.Signature) -> str:
+    parts: list[str] = []
+    has_star = False
+    parameters = list(signature.parameters.values())
+    for index, parameter in enumerate(parameters):
+        default = "" if parameter.default is inspect.Parameter.empty else "=None"
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            parts.append(f"*{parameter.name}")
+            has_star = True
+            continue
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            parts.append(f"**{parameter.name}")
+            continue
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not has_star:
+            parts.append("*")
+            has_star = True
+        parts.append(parameter.name + default)
+        is_last_positional_only = parameter.kind is inspect.Parameter.POSITIONAL_ONLY and (
+            index + 1 == len(parameters) or parameters[index + 1].kind is not inspect.Parameter.POSITIONAL_ONLY
+        )
+        if is_last_positional_only:
+            parts.append("/")
+    return ", ".join(parts)

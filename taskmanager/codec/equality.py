@@ -1,0 +1,199 @@
+"""The proof that a value came back from storage equal in value *and* type, however deep.
+
+`==` is not enough: `1 == True`, `0.0 == -0.0`, a subclass may equal its base, and two aware datetimes are equal when
+they name the same instant although one has lost its zone.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Decimal
+from enum import Enum
+from functools import cached_property
+from pathlib import PurePath
+from types import NoneType
+from typing import Any, Final
+from uuid import UUID
+
+_PLAIN: Final = frozenset({int, str, bool, NoneType, bytes, bytearray, date, timedelta, UUID})
+_BUILT_IN: Final = (str, bytes, bytearray, int, float, list, tuple, dict, set, frozenset)
+_MISSING: Final = object()
+
+
+def difference(sent: Any, back: Any, place: str = "it") -> str | None:
+    """What `back` differs from `sent` in, for people, or None when they are equal in value and type."""
+    kind = type(sent)
+    if kind is not type(back):
+        return f"{place} would come back as {type_name(back)}, not {type_name(sent)}"
+    if kind in _PLAIN:
+        return None if sent == back else _changed(sent, back, place)
+    compare = _COMPARISONS.get(kind)
+    if compare is not None:
+        return compare(sent, back, place)
+    return _compare_object(sent, back, place)
+
+
+def type_name(value: object) -> str:
+    """The type of `value` as people write it."""
+    return "None" if value is None else type(value).__qualname__
+
+
+def short_repr(value: object, limit: int = 80) -> str:
+    """A repr of at most `limit` characters that never fails, whatever the object does."""
+    try:
+        text = repr(value)
+    except Exception as error:  # a foreign __repr__ may raise anything; the message must still be written
+        return f"<{type_name(value)}, whose repr raises {type(error).__name__}>"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _changed(sent: Any, back: Any, place: str) -> str:
+    return f"{place} would come back as {short_repr(back)}, not {short_repr(sent)}"
+
+
+def _compare_float(sent: float, back: float, place: str) -> str | None:
+    is_same = sent == back and math.copysign(1.0, sent) == math.copysign(1.0, back)
+    return None if is_same else _changed(sent, back, place)
+
+
+def _compare_decimal(sent: Decimal, back: Decimal, place: str) -> str | None:
+    # 1.0 and 1.00 are equal but not the same amount of precision; a signalling NaN raises when compared.
+    is_same = not sent.is_nan() and sent.as_tuple() == back.as_tuple()
+    return None if is_same else _changed(sent, back, place)
+
+
+def _compare_datetime(sent: datetime, back: datetime, place: str) -> str | None:
+    if sent.replace(tzinfo=None) != back.replace(tzinfo=None) or sent.fold != back.fold:
+        return _changed(sent, back, place)
+    return _compare_zone(sent, back, place)
+
+
+def _compare_time(sent: time, back: time, place: str) -> str | None:
+    if sent.replace(tzinfo=None) != back.replace(tzinfo=None) or sent.fold != back.fold:
+        return _changed(sent, back, place)
+    return _compare_zone(sent, back, place)
+
+
+def _compare_zone(sent: datetime | time, back: datetime | time, place: str) -> str | None:
+    ours, theirs = sent.tzinfo, back.tzinfo
+    if ours is theirs:
+        return None
+    if not (_is_fixed_offset(ours) and _is_fixed_offset(theirs)):
+        hint = "convert it with .astimezone(UTC)" if ours is not None else "give it a zone, or take the zone away"
+        return f"{place} has the zone {short_repr(ours)} and would come back with {short_repr(theirs)}; {hint}"
+    if sent.utcoffset() != back.utcoffset():
+        return _changed(sent, back, place)
+    if type(ours) is type(theirs) and sent.tzname() != back.tzname():
+        return f"{place} has a zone named {sent.tzname()!r} and would lose the name; convert it with .astimezone(UTC)"
+    return None
+
+
+def _is_fixed_offset(zone: tzinfo | None) -> bool:
+    # pydantic parses every instant into a fixed offset class of its own. It means the same as datetime.timezone, and
+    # refusing it would refuse every model that holds an instant.
+    kind = type(zone)
+    return kind is timezone or (kind.__name__ == "TzInfo" and kind.__module__.startswith("pydantic_core"))
+
+
+def _compare_items(sent: Iterable[Any], back: Iterable[Any], place: str) -> str | None:
+    for index, (ours, theirs) in enumerate(zip(sent, back, strict=True)):
+        found = difference(ours, theirs, f"{place}[{index}]")
+        if found:
+            return found
+    return None
+
+
+def _compare_sequence(sent: Any, back: Any, place: str) -> str | None:
+    if len(sent) != len(back):
+        return f"{place} would come back with {len(back)} items, not {len(sent)}"
+    return _compare_items(sent, back, place)
+
+
+def _compare_dict(sent: dict[Any, Any], back: dict[Any, Any], place: str) -> str | None:
+    if len(sent) != len(back):
+        return f"{place} would come back with {len(back)} keys, not {len(sent)}"
+    # JSON objects keep their order, so the pairs meet in order and a key that changed its type shows.
+    for (our_key, ours), (their_key, theirs) in zip(sent.items(), back.items(), strict=True):
+        found = difference(our_key, their_key, f"the key {short_repr(our_key)} of {place}") or difference(
+            ours, theirs, f"{place}[{short_repr(our_key)}]"
+        )
+        if found:
+            return found
+    return None
+
+
+def _compare_set(sent: Any, back: Any, place: str) -> str | None:
+    if len(sent) != len(back):
+        return f"{place} would come back with {len(back)} members, not {len(sent)}"
+    members = {member: member for member in back}
+    for ours in sent:
+        theirs = members.get(ours, _MISSING)
+        if theirs is _MISSING:
+            return f"{place} would lose its member {short_repr(ours)}"
+        found = difference(ours, theirs, f"the member {short_repr(ours)} of {place}")
+        if found:
+            return found
+    return None
+
+
+def _compare_object(sent: Any, back: Any, place: str) -> str | None:
+    """Compare what has no entry of its own by exact type: enums, paths and records of all makes."""
+    if isinstance(sent, Enum):
+        return None if sent is back else _changed(sent, back, place)
+    if isinstance(sent, PurePath):
+        return None if str(sent) == str(back) else _changed(sent, back, place)
+    if isinstance(sent, tuple) and hasattr(sent, "_fields"):
+        return _compare_sequence(sent, back, place)
+    if not isinstance(sent, _BUILT_IN):
+        names = _field_names(sent)
+        if names is not None:
+            return _compare_fields(sent, back, names, place)
+    return f"{place} is a {type_name(sent)}, a type that cannot be proven to come back equal"
+
+
+def _field_names(value: Any) -> list[str] | None:
+    kind: Any = type(value)
+    if is_dataclass(kind):
+        return [field.name for field in fields(kind)]
+    if hasattr(kind, "__attrs_attrs__"):
+        return [attribute.name for attribute in kind.__attrs_attrs__]
+    if hasattr(kind, "__struct_fields__"):
+        return list(kind.__struct_fields__)
+    if hasattr(kind, "__pydantic_fields__"):
+        return [*kind.__pydantic_fields__, "__pydantic_extra__", "__pydantic_private__"]
+    return None
+
+
+def _compare_fields(sent: Any, back: Any, names: list[str], place: str) -> str | None:
+    loose = _loose_attributes(sent).keys() | _loose_attributes(back).keys()
+    for name in [*names, *sorted(loose.difference(names))]:
+        ours, theirs = getattr(sent, name, _MISSING), getattr(back, name, _MISSING)
+        if ours is _MISSING and theirs is _MISSING:
+            continue
+        if ours is _MISSING or theirs is _MISSING:
+            return f"{place}.{name} would {'appear' if ours is _MISSING else 'be lost'}"
+        found = difference(ours, theirs, f"{place}.{name}")
+        if found:
+            return found
+    return None
+
+
+def _loose_attributes(value: Any) -> Mapping[str, Any]:
+    """Instance attributes, without those that a `cached_property` computes again from the fields."""
+    held: Mapping[str, Any] = getattr(value, "__dict__", {})
+    kind = type(value)
+    return {name: each for name, each in held.items() if not isinstance(getattr(kind, name, None), cached_property)}
+
+
+_COMPARISONS: Final[dict[type, Callable[[Any, Any, str], str | None]]] = {
+    float: _compare_float,
+    Decimal: _compare_decimal,
+    datetime: _compare_datetime,
+    time: _compare_time,
+    list: _compare_sequence,
+    tuple: _compare_sequence,
+    dict: _compare_dict,
+    set: _compare_set,
+    frozenset: _compare_set,
+}

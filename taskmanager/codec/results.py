@@ -1,0 +1,132 @@
+"""What a task ended with, as stored: `{"ok": value}` or `{"err": {"error_code", "message", "data"}}`."""
+
+import typing
+from collections.abc import Callable
+from types import NoneType
+from typing import Any, Final, Union, get_args, get_origin
+
+from taskmanager.codec.annotations import is_union, resolve, unalias
+from taskmanager.codec.equality import type_name
+from taskmanager.codec.safe import dumps_safe, safe_text, safe_value
+from taskmanager.codec.values import MAX_ENCODED_BYTES, Codec, Refusal, StoredType, loads, seal, split_object, unseal
+from taskmanager.model.errors import ArgumentError, ConfigurationError
+from taskmanager.model.result import RESERVED_CODES, Snooze, TaskError, TaskResult
+from taskmanager.model.states import BuiltInTaskCode
+
+_OK_NONE: Final = '{"ok":null}'
+MAX_ERROR_CHARS: Final = 1_000_000
+_UNTYPED: Final = StoredType(Any)
+
+
+class ResultCodec:
+    """Encodes and decodes what `fn` returns, by its return annotation without `Snooze` and `TaskResult`.
+
+    Raises `ConfigurationError` at construction when the annotation cannot be resolved, or is a union of `X` with
+    `TaskResult[X]`.
+    """
+
+    __slots__ = ("_codec", "_stored", "_task_name")
+
+    def __init__(self, fn: Callable[..., Any], *, task_name: str, codec: Codec | None = None) -> None:
+        hints = resolve(fn, task_name=task_name, wanted=("return",))
+        self._task_name = task_name
+        self._codec = codec
+        self._stored = StoredType(_value_annotation(hints.get("return", Any), task_name))
+
+    def encode_ok(self, value: Any) -> str:
+        """The stored form of a returned value.
+
+        Raises `ArgumentError` when it does not provably come back equal in value and type, or is too large.
+        """
+        if value is None and self._codec is None and NoneType in self._stored.scalars:
+            return _OK_NONE
+        data = self._stored.encode(value)
+        if isinstance(data, Refusal):
+            hint = "; annotate the return type" if self._stored.is_untyped else ""
+            raise ArgumentError(
+                f"task {self._task_name}: the result ({type_name(value)}) cannot be stored: {data.reason}{hint}"
+            )
+        if len(data) > MAX_ENCODED_BYTES:
+            raise ArgumentError(
+                f"task {self._task_name}: the result takes {len(data):_} bytes as JSON; the limit is "
+                f"{MAX_ENCODED_BYTES:_}. Put the data into a file or a table and return its path or key"
+            )
+        return seal(self._codec, b'{"ok":%b}' % data, f"task {self._task_name}: the result")
+
+    def encode_error(self, error: TaskError) -> str:
+        """The stored form of an error. Parts that JSON cannot hold become short texts, so it never fails.
+
+        Only a codec that fails makes it raise `ArgumentError`: its plain text is never stored instead.
+        """
+        text = _error_text(error)
+        return text if self._codec is None else seal(self._codec, text.encode(), f"task {self._task_name}: the error")
+
+    def decode(self, text: str) -> TaskResult[Any]:
+        """The result from its stored form. Raises `ArgumentError` when it does not fit the return annotation."""
+        subject = f"task {self._task_name}: the stored result"
+        return _decode(unseal(self._codec, text, subject), self._stored, subject)
+
+
+def decode_untyped(text: str, codec: Codec | None = None) -> TaskResult[Any]:
+    """The result of a task whose function is unknown here: the value is plain JSON. Raises `ArgumentError`."""
+    subject = "the stored result"
+    return _decode(unseal(codec, text, subject), _UNTYPED, subject)
+
+
+def _decode(text: str, stored: StoredType, subject: str) -> TaskResult[Any]:
+    if text == _OK_NONE and NoneType in stored.scalars:
+        return TaskResult(ok=None)
+    try:
+        parts = split_object(text)
+        if "err" in parts:
+            return TaskResult(err=_error_from(loads(bytes(parts["err"]))))
+        if "ok" in parts:
+            return TaskResult(ok=stored.decode(parts["ok"]))
+    except Exception as error:  # validators of foreign types may raise anything
+        raise ArgumentError(f"{subject} cannot be read: {error}") from error
+    raise ArgumentError(f"{subject} has neither 'ok' nor 'err'")
+
+
+def _error_from(parts: Any) -> TaskError:
+    code = parts["error_code"]
+    # TaskError refuses the library's own codes as plain strings, which a user must not invent; stored ones are genuine.
+    return TaskError(BuiltInTaskCode(code) if code in RESERVED_CODES else code, parts["message"], parts["data"])
+
+
+def _error_text(error: TaskError) -> str:
+    code, message = safe_text(str(error.error_code), 255), safe_text(str(error.message))
+    data: Any = error.data
+    if data is not None:
+        data = loads(dumps_safe(data))
+        if not isinstance(data, dict):
+            data = {"data": data}
+    text = dumps_safe({"err": {"error_code": code, "message": message, "data": data}})
+    if len(text) > MAX_ERROR_CHARS:
+        data = {key: safe_value(repr(each)[:1_000]) for key, each in list(data.items())[:100]} if data else None
+        text = dumps_safe({"err": {"error_code": code, "message": message, "data": data}})
+    return text
+
+
+def _value_annotation(annotation: Any, task_name: str) -> Any:
+    """The type of the value alone: `X | Snooze` is X, `TaskResult[X] | Snooze` is X."""
+    annotation = unalias(annotation)
+    if get_origin(annotation) is typing.Annotated and not _is_value(get_args(annotation)[0]):
+        annotation = unalias(get_args(annotation)[0])
+    if annotation in (typing.NoReturn, typing.Never):
+        return NoneType
+    members = [unalias(each) for each in get_args(annotation)] if is_union(annotation) else [annotation]
+    members = [each for each in members if each is not Snooze]
+    results = [each for each in members if not _is_value(each)]
+    if not results:
+        return Union[tuple(members)] if members else NoneType  # noqa: UP007  # built at run time, from a tuple
+    if len(members) > 1:
+        raise ConfigurationError(
+            f"task {task_name}: the return type {annotation} mixes a plain value with TaskResult; "
+            "return TaskResult[...] everywhere, or the value everywhere"
+        )
+    arguments = get_args(results[0])
+    return arguments[0] if arguments else Any
+
+
+def _is_value(annotation: Any) -> bool:
+    return annotation is not Snooze and annotation is not TaskResult and get_origin(annotation) is not TaskResult
