@@ -150,8 +150,8 @@ class RetryRule:
         """
         if not isinstance(options, Mapping):
             return _NONE
-        codes, retries, factor = options.get("codes", ()), options.get("max_retries"), options.get("factor")
-        floor, cap = options.get("min_delay_s"), options.get("max_delay_s")
+        codes, retries, factor = options.get("codes", False), options.get("max_retries"), options.get("factor")
+        floor, cap = options.get("min_delay_s"), options.get("max_delay_s", False)
         flags = (options.get("is_exponential"), options.get("jitter"))
         if not (
             (codes is None or (isinstance(codes, list | tuple) and all(isinstance(code, str) for code in codes)))
