@@ -275,10 +275,10 @@ def test_ranges_include_their_ends_and_nothing_beyond(name: str, low: int, high:
 def test_one_second_is_in_the_range_of_a_threshold_and_less_is_not(name: str) -> None:
     """No heartbeat is short enough for a threshold of one second, so only the message tells the range."""
     with pytest.raises(ConfigurationError) as at_the_end:
-        RecoveryConfig(**SHORT_BEATS, **{name: 1_000})
+        RecoveryConfig(**{**SHORT_BEATS, name: 1_000})
     assert "must be from" not in str(at_the_end.value)
     with pytest.raises(ConfigurationError, match=f"{name} must be from 1_000"):
-        RecoveryConfig(**SHORT_BEATS, **{name: 999})
+        RecoveryConfig(**{**SHORT_BEATS, name: 999})
 
 
 @pytest.mark.req("RC-43", "RC-44", "RC-49", "HB-39")
