@@ -412,12 +412,19 @@ def does_nothing(body: list[ast.stmt]) -> bool:
     )
 
 
+def raises_again(handler: ast.ExceptHandler) -> bool:
+    """Whether it only cleans up: its last statement is a bare `raise`."""
+    last = handler.body[-1]
+    return isinstance(last, ast.Raise) and last.exc is None
+
+
 def swallowing_faults() -> Iterator[str]:
     for module in modules(PACKAGE):
         for node in ast.walk(module.tree):
             if isinstance(node, ast.ExceptHandler):
                 caught = catches(node)
-                if "BaseException" in caught and module.path not in CATCHES_BASE_EXCEPTION:
+                is_caught = "BaseException" in caught and not raises_again(node)
+                if is_caught and module.path not in CATCHES_BASE_EXCEPTION:
                     yield f"{module.path}:{node.lineno}: BaseException is caught only where user code runs"
                 if caught & {"Exception", "BaseException"} and does_nothing(node.body):
                     yield f"{module.path}:{node.lineno}: swallows every exception"
@@ -432,7 +439,7 @@ def stale_catch_faults() -> Iterator[str]:
         module.path
         for module in modules(PACKAGE)
         for node in ast.walk(module.tree)
-        if isinstance(node, ast.ExceptHandler) and "BaseException" in catches(node)
+        if isinstance(node, ast.ExceptHandler) and "BaseException" in catches(node) and not raises_again(node)
     }
     yield from (f"{path}: no longer catches BaseException; remove it" for path in CATCHES_BASE_EXCEPTION - users)
 
