@@ -1,17 +1,20 @@
 """What the engine asks of a store. Every write repeats its precondition; losing is a normal answer, not an error.
 
-Reading and deciding happen above: cancel, retry, recovery and release are `commit` with the precondition of the row that
-was read. Only `claim` is a verb of its own, because many instances do it at once and it must be one statement.
+Reading and deciding happen above: cancel, retry, recovery and release are `commit` with the precondition of the row
+that was read. Only `claim` is a verb of its own, because many instances do it at once and it must be one statement.
 
 Errors: `StoreUnavailable` when the store cannot be reached or written now (locked, full, read-only, gone) and the same
 call may succeed later; `StoreError` when it never will.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
 from taskmanager.model.states import TaskStatus
+
+FREE_COUNT_CAP: Final = 10_000
+"""Free rows of one function in one queue are counted up to here."""
 
 
 class InstanceRow(NamedTuple):
@@ -59,7 +62,7 @@ class FreeQueue(NamedTuple):
 
     task_name: str
     queue_name: str
-    count: int
+    count: int  # type: ignore[assignment]  # the method of tuple is not missed
     next_due_at: int
 
 
@@ -85,7 +88,7 @@ class Store(Protocol):
         ...
 
     async def commit(self, writes: Sequence[TaskWrite]) -> CommitReport:
-        """All `writes` in one transaction, each with its precondition; a row that cannot be stored leaves the others alone.
+        """All `writes` in one transaction, each with its precondition; a row that cannot be stored spoils no other.
 
         An insert (`expected` None) whose id exists is lost, except that the terminal row of a memory-only task
         (no `persist` in its options) replaces an earlier terminal memory-only row of the same id.

@@ -1,0 +1,182 @@
+"""One running attempt: its deadline, why it was asked to stop, and its place in its lane.
+
+An async task that awaits a handle gives up its slot meanwhile, or parents waiting for children would deadlock a full
+lane. `drive` steps the user's coroutine itself, because only there is it known that the coroutine is suspended, and only
+there can it be made to wait for its slot *before* it goes on, so that a limit is never exceeded.
+"""
+
+import asyncio
+import types
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import ContextVar
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any, Protocol
+
+from taskmanager.codec.values import dumps, loads
+from taskmanager.engine.live import LiveTask
+from taskmanager.model.clock import from_us
+
+MAX_LOG_ENTRIES = 1_000
+"""Lines of `ctx.log` kept per task; the oldest go first."""
+
+
+class StopReason(Enum):
+    """Why the engine asked an attempt to stop."""
+
+    CANCEL = "cancel"
+    TIMEOUT = "timeout"
+    SHUTDOWN = "shutdown"
+    CLAIM_LOST = "claim lost"
+
+
+class SlotKeeper(Protocol):
+    """Who gives and takes the slots of attempts: the dispatcher."""
+
+    def lend(self, attempt: "Attempt") -> None: ...
+    def take_back(self, attempt: "Attempt") -> "asyncio.Future[None]": ...
+    def take_back_now(self, attempt: "Attempt") -> None: ...
+
+
+class Attempt:
+    """One start of one task, from its committed start to its outcome."""
+
+    __slots__ = (
+        "awaiting",
+        "has_slot",
+        "is_abandoned",
+        "is_over",
+        "is_suspended",
+        "keeper",
+        "live",
+        "log_entries",
+        "number",
+        "on_end",
+        "on_news",
+        "started_at",
+        "stop_reason",
+        "task",
+        "timer",
+    )
+
+    def __init__(self, live: LiveTask, keeper: SlotKeeper, started_at: int) -> None:
+        self.live = live
+        self.keeper = keeper
+        self.number = live.start_count
+        self.started_at = started_at
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.stop_reason: StopReason | None = None
+        self.on_end: Callable[[], None] | None = None
+        self.on_news: Callable[[LiveTask], None] | None = None
+        self.log_entries: list[dict[str, object]] | None = None
+        self.awaiting = 0
+        self.has_slot = True
+        self.is_suspended = False
+        self.is_abandoned = False
+        self.is_over = False
+
+    def __repr__(self) -> str:
+        return f"<Attempt {self.number} of {self.live.task_id}>"
+
+    # What current_task() shows.
+
+    @property
+    def task_id(self) -> str:
+        return self.live.task_id
+
+    @property
+    def task_name(self) -> str:
+        return self.live.definition.name
+
+    @property
+    def attempt(self) -> int:
+        return self.number
+
+    @property
+    def tags(self) -> dict[str, str]:
+        text = self.live.tags_text
+        return loads(text) if text else {}
+
+    @property
+    def deadline(self) -> datetime | None:
+        timeout_s = self.live.timeout_s
+        return None if timeout_s is None else from_us(self.started_at) + timedelta(seconds=timeout_s)
+
+    @property
+    def scheduled_for(self) -> datetime | None:
+        instant = self.live.scheduled_for
+        return None if instant is None else from_us(instant)
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self.stop_reason is not None
+
+    @property
+    def is_detached(self) -> bool:
+        return False
+
+    def progress(self, done: float, total: float | None, text: str) -> None:
+        if self.is_over:
+            return
+        self.live.progress_text = dumps({"done": done, "total": total, "text": text})
+        if self.on_news:
+            self.on_news(self.live)
+
+    def log(self, at: int, text: str, fields: dict[str, object]) -> None:
+        if self.is_over:
+            return
+        if self.log_entries is None:
+            earlier = self.live.log_text
+            self.log_entries = loads(earlier) if earlier else []
+        self.log_entries.append({"at": at, "attempt": self.number, "text": text, **fields})
+        del self.log_entries[:-MAX_LOG_ENTRIES]
+
+    def close(self, log_text: str | None) -> None:
+        """No news is taken from this attempt any more."""
+        self.is_over = True
+        if log_text is not None:
+            self.live.log_text = log_text
+        if self.timer is not None:
+            self.timer.cancel()
+
+    # Giving up the slot while a handle is awaited.
+
+    def begin_wait(self) -> None:
+        """A coroutine of this attempt starts to await a handle."""
+        self.awaiting += 1
+        if self.is_suspended and self.has_slot:
+            self.keeper.lend(self)
+
+    def end_wait(self) -> None:
+        """It got its answer, or was cancelled."""
+        self.awaiting -= 1
+
+
+current: ContextVar[Any] = ContextVar("taskmanager_current_task")
+"""The attempt (or its stand-in) that the running code belongs to."""
+
+
+@types.coroutine
+def drive(coro: Coroutine[Any, Any, Any], attempt: Attempt) -> Generator[Any, Any, Any]:
+    """Like `await coro`, but with the slot given up while the coroutine waits for a handle, and taken back before it goes on."""
+    step: Callable[[Any], Any] = coro.send
+    value: Any = None
+    while True:
+        try:
+            waited = step(value)
+        except StopIteration as stop:
+            return stop.value
+        attempt.is_suspended = True
+        if attempt.awaiting and attempt.has_slot:
+            attempt.keeper.lend(attempt)
+        try:
+            value = yield waited
+            step = coro.send
+            if not attempt.has_slot:
+                yield from attempt.keeper.take_back(attempt).__await__()
+        except BaseException as exc:  # a cancellation, which user code must see at once
+            step, value = coro.throw, exc
+            if not attempt.has_slot:
+                attempt.keeper.take_back_now(attempt)
+        attempt.is_suspended = False

@@ -1,0 +1,149 @@
+"""The other side of the process lane: what runs inside a child process.
+
+The child is spawned by `anyio.to_process`, never forked. It gets a module and a qualified name, imports the module and
+takes the function from the `Task` found there. It ends with its parent, and leaves Ctrl-C to it.
+"""
+
+import ctypes
+import importlib
+import inspect
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from taskmanager.engine.attempt import current
+from taskmanager.model.clock import from_us
+from taskmanager.model.errors import ConfigurationError
+
+PARENT_POLL_S = 0.5
+_PR_SET_PDEATHSIG = 1
+
+is_lane_child = False
+"""True in a child process of the process lane; enqueueing there raises `WrongProcess`."""
+
+
+class ChildCall(NamedTuple):
+    """What the parent sends. `args` and `kwargs` are pickled by the pool, in memory only."""
+
+    module: str
+    qualname: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    task_id: str
+    task_name: str
+    attempt: int
+    tags: Mapping[str, str]
+    started_at: int
+    timeout_s: float | None
+    scheduled_for: int | None
+    parent_pid: int
+
+
+class ChildReply(NamedTuple):
+    """What comes back: a value, or the exception with its traceback as text, and the news of the attempt."""
+
+    value: Any
+    exc: BaseException | None
+    trace: str | None
+    progress: tuple[float, float | None, str] | None
+    log: list[tuple[int, str, dict[str, object]]]
+
+
+class ChildSource:
+    """What `current_task()` shows inside the child; news travel back with the reply."""
+
+    is_cancelled = False
+    is_detached = False
+
+    def __init__(self, call: ChildCall) -> None:
+        self.task_id = call.task_id
+        self.task_name = call.task_name
+        self.attempt = call.attempt
+        self.tags = call.tags
+        self.deadline: datetime | None = None
+        if call.timeout_s is not None:
+            self.deadline = from_us(call.started_at) + timedelta(seconds=call.timeout_s)
+        self.scheduled_for = None if call.scheduled_for is None else from_us(call.scheduled_for)
+        self.last_progress: tuple[float, float | None, str] | None = None
+        self.entries: list[tuple[int, str, dict[str, object]]] = []
+
+    def progress(self, done: float, total: float | None, text: str) -> None:
+        self.last_progress = (done, total, text)
+
+    def log(self, at: int, text: str, fields: dict[str, object]) -> None:
+        self.entries.append((at, text, fields))
+
+
+def run(call: ChildCall) -> ChildReply:
+    """Run one task in this child. Exceptions are values here: one that cannot be pickled must not break the pool."""
+    global is_lane_child
+    if not is_lane_child:
+        is_lane_child = True
+        _bind_to_parent(call.parent_pid)
+    source = ChildSource(call)
+    token = current.set(source)
+    try:
+        fn = find_function(call.module, call.qualname)
+        value = fn(*call.args, **call.kwargs)
+        return ChildReply(value, None, None, source.last_progress, source.entries)
+    except BaseException as exc:
+        return ChildReply(None, _portable(exc), _trace(exc), source.last_progress, source.entries)
+    finally:
+        current.reset(token)
+
+
+def find_function(module_name: str, qualname: str) -> Any:
+    """The plain function behind (module, qualname); `ConfigurationError` when there is none."""
+    try:
+        found: Any = sys.modules.get(module_name) or importlib.import_module(module_name)
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as exc:
+        raise ConfigurationError(
+            f"the process lane cannot import {module_name}:{qualname} ({exc}); define it at the top level of a module"
+        ) from exc
+    found = getattr(found, "fn", found)
+    if not callable(found) or inspect.iscoroutinefunction(found):
+        raise ConfigurationError(f"{module_name}:{qualname} is not a plain function; the process lane cannot run it")
+    return found
+
+
+def _portable(exc: BaseException) -> BaseException:
+    """`exc` itself where it survives pickling with its class, else a RuntimeError with its words."""
+    import pickle
+
+    try:
+        copy = pickle.loads(pickle.dumps(exc))  # noqa: S301  # our own bytes, a moment old
+    except Exception as reason:
+        return RuntimeError(f"{type(exc).__name__}: {exc} (not picklable: {reason})")
+    return exc if type(copy) is type(exc) else RuntimeError(f"{type(exc).__name__}: {exc}")
+
+
+def _trace(exc: BaseException) -> str:
+    frames = exc.__traceback__
+    if frames is not None and frames.tb_next is not None:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(exc), exc, frames))
+
+
+def _bind_to_parent(parent_pid: int) -> None:
+    """End when the parent does, even in the middle of a task; and let only the parent hear Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_watch_parent, args=(parent_pid,), name="taskmanager-parent-watch", daemon=True).start()
+
+
+def _watch_parent(parent_pid: int) -> None:
+    # Covers platforms without prctl, and a parent that died before prctl was called.
+    while os.getppid() == parent_pid:
+        time.sleep(PARENT_POLL_S)
+    os._exit(1)
+
+

@@ -1,0 +1,156 @@
+"""Taking free rows from the store, and noticing what other processes did there.
+
+Functions are looked up before the claim, so a row of an unknown function is never touched. Memory takes only as many
+rows as it has room for; the rest stays free, and costs nothing until there is room again.
+"""
+
+import asyncio
+import logging
+from contextvars import Context
+from typing import Any, Final
+
+from taskmanager.codec.values import loads
+from taskmanager.engine.engine import Engine
+from taskmanager.engine.live import LiveTask, Phase
+from taskmanager.model.errors import StoreError
+from taskmanager.model.record import TaskRow
+from taskmanager.model.states import BuiltInTaskCode, TaskStatus
+from taskmanager.store.protocol import ClaimRequest, FreeQueue
+
+logger = logging.getLogger("taskmanager")
+
+CLAIM_PAGE: Final = 1_000
+"""Rows per claim: the first of ten thousand start while the others are being fetched."""
+FILE_CHECK_S: Final = 1.0
+
+
+class Claimer:
+    """The loop that keeps memory filled from the store, one per engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._reported_unknown: set[str] = set()
+        self._version: int | None = None
+        self._next_due_at: int | None = None
+        self.on_file_lost: Any = None
+
+    async def run(self) -> None:
+        """Look at the store every `store_poll` seconds, and at once when asked."""
+        engine = self._engine
+        checked_at = engine.loop.time()
+        while True:
+            try:
+                async with asyncio.timeout(engine.settings.store_poll_s):
+                    await engine.wants_claim.wait()
+            except TimeoutError:
+                pass
+            try:
+                if engine.loop.time() - checked_at >= FILE_CHECK_S:
+                    checked_at = engine.loop.time()
+                    if not await engine.store.is_same_file():
+                        await self.on_file_lost()
+                await self.look()
+            except StoreError as exc:
+                logger.debug("the store could not be read: %s", exc)
+
+    async def look(self) -> None:
+        """One look: has anybody written, is anything due, was a claim asked for?"""
+        engine = self._engine
+        asked = engine.wants_claim.is_set()
+        engine.wants_claim.clear()
+        version = await engine.store.data_version()
+        changed, self._version = version != self._version, version
+        is_due = self._next_due_at is not None and self._next_due_at <= engine.clock.now_us()
+        if changed:
+            await self._hear_others()
+        if (changed or asked or is_due) and not engine.is_stopping:
+            await self.claim()
+
+    async def _hear_others(self) -> None:
+        engine = self._engine
+        paused = await engine.store.paused_queues()
+        for name in paused:
+            engine.dispatcher.queue(name)
+        for name, queue in engine.dispatcher.queues.items():
+            queue.is_paused = name in paused
+        for task_id in await engine.store.fetch_cancel_requests(engine.identity.instance_id):
+            live = engine.live.get(task_id)
+            if live is not None:
+                engine.cancel(live)
+        if len(engine.follower):
+            await engine.follower.look_at_all()
+        engine.kick()
+
+    async def claim(self) -> None:
+        """Fill memory from the store, as far as there is room."""
+        engine = self._engine
+        free = await engine.store.free_queues()
+        self._report_unknown(free)
+        known = [each for each in free if each.task_name in engine.definitions]
+        now = engine.clock.now_us()
+        self._next_due_at = min((each.next_due_at for each in known if each.next_due_at > now), default=None)
+        names_by_queue: dict[str, list[str]] = {}
+        for each in known:
+            if each.next_due_at <= now:
+                names_by_queue.setdefault(each.queue_name, []).append(each.task_name)
+        is_left = False
+        for queue_name, names in names_by_queue.items():
+            is_left |= await self._fill(queue_name, names)
+        engine.has_backlog = is_left
+
+    async def _fill(self, queue_name: str, names: list[str]) -> bool:
+        """Claim for one queue; True when rows are left for want of room."""
+        engine = self._engine
+        queue = engine.dispatcher.queue(queue_name)
+        while not engine.is_stopping:
+            room = engine.settings.max_in_memory - queue.stored_waiting
+            better_than = None
+            if room <= 0:
+                room = 2 * engine.settings.max_in_memory - queue.stored_waiting
+                better_than = engine.dispatcher.worst_priority(queue_name)
+                if room <= 0 or better_than is None:
+                    return True
+            limit = min(room, CLAIM_PAGE)
+            request = ClaimRequest(
+                engine.identity.instance_id, names, queue_name, limit, engine.clock.now_us(), better_than
+            )
+            rows = await engine.store.claim(request)
+            for row in rows:
+                self._take(row)
+            if len(rows) < limit:
+                return better_than is not None
+        return True
+
+    def _take(self, row: TaskRow) -> None:
+        engine = self._engine
+        definition = engine.definitions[row.task_name].as_persisted()
+        live = engine.spilled.pop(row.task_id, None)
+        timeout_s = loads(row.task_options).get("timeout_s")
+        if live is None:
+            live = LiveTask.from_row(row, definition, timeout_s)
+            live.context = Context()
+        else:
+            live.adopt(row)
+            live.is_spilled = False
+        engine.live[live.task_id] = live
+        engine.dispatcher.entered_waiting(live)
+        live.phase = Phase.ACCEPTED
+        live.due = 0.0
+        if engine.is_stopping:
+            engine.enter(live)
+        elif live.cancel_requested_at is not None:
+            engine.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
+        else:
+            assert live.status is TaskStatus.CLAIMED
+            engine.enter(live)
+
+    def _report_unknown(self, free: list[FreeQueue]) -> None:
+        for each in free:
+            if each.task_name not in self._engine.definitions and each.task_name not in self._reported_unknown:
+                self._reported_unknown.add(each.task_name)
+                logger.warning(
+                    "%d stored tasks are of the unknown function %r; they stay in the store until it is registered",
+                    each.count,
+                    each.task_name,
+                    extra={"task_name": each.task_name},
+                )

@@ -1,0 +1,145 @@
+"""What user code sees of itself: `current_task()` in every lane, and a detached stand-in for direct calls."""
+
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import datetime
+from typing import Any, Protocol
+
+from taskmanager.engine.attempt import current
+from taskmanager.model.clock import SystemClock
+from taskmanager.model.errors import NotInTask
+
+_clock = SystemClock()
+
+
+class ContextSource(Protocol):
+    """Where a `TaskContext` gets its facts: an attempt, a child process, or a direct call."""
+
+    @property
+    def task_id(self) -> str: ...
+    @property
+    def task_name(self) -> str: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def tags(self) -> Mapping[str, str]: ...
+    @property
+    def deadline(self) -> datetime | None: ...
+    @property
+    def scheduled_for(self) -> datetime | None: ...
+    @property
+    def is_cancelled(self) -> bool: ...
+    @property
+    def is_detached(self) -> bool: ...
+    def progress(self, done: float, total: float | None, text: str) -> None: ...
+    def log(self, at: int, text: str, fields: dict[str, object]) -> None: ...
+
+
+class TaskContext:
+    """The running task, seen from inside. Get it with `current_task()`."""
+
+    __slots__ = ("_source",)
+
+    def __init__(self, source: ContextSource) -> None:
+        self._source = source
+
+    @property
+    def task_id(self) -> str:
+        """The id, the same over all attempts."""
+        return self._source.task_id
+
+    @property
+    def task_name(self) -> str:
+        """The registered name."""
+        return self._source.task_name
+
+    @property
+    def attempt(self) -> int:
+        """Which start this is, from 1. Interruptions, crashes and snoozes count as starts too."""
+        return self._source.attempt
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """The tags given at the call."""
+        return self._source.tags
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When this attempt times out, aware UTC; None without a timeout."""
+        return self._source.deadline
+
+    @property
+    def scheduled_for(self) -> datetime | None:
+        """The fire time of the schedule that made this task, aware UTC; None otherwise."""
+        return self._source.scheduled_for
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True once this attempt was asked to stop. A thread cannot be cancelled: look here now and then."""
+        return self._source.is_cancelled
+
+    @property
+    def is_detached(self) -> bool:
+        """True when the function was called directly, not run by a manager."""
+        return self._source.is_detached
+
+    def progress(self, done: float, total: float | None = None, text: str = "") -> None:
+        """Show how far this attempt is; the console draws a bar. Cheap: only the newest value is kept."""
+        self._source.progress(done, total, text)
+
+    def log(self, text: str, **fields: object) -> None:
+        """Keep a line with the record of this task, shown by `taskmanager show`."""
+        self._source.log(_clock.now_us(), text, fields)
+
+    def __repr__(self) -> str:
+        return f"<TaskContext {self.task_name!r} {self.task_id} attempt {self.attempt}>"
+
+
+class DetachedSource:
+    """The stand-in of a direct call: facts that are neutral, news that go nowhere."""
+
+    __slots__ = ("task_name",)
+    task_id = "detached"
+    attempt = 1
+    deadline: datetime | None = None
+    scheduled_for: datetime | None = None
+    is_cancelled = False
+    is_detached = True
+
+    def __init__(self, task_name: str) -> None:
+        self.task_name = task_name
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        return {}
+
+    def progress(self, done: float, total: float | None, text: str) -> None:
+        """A direct call has nobody to tell."""
+
+    def log(self, at: int, text: str, fields: dict[str, object]) -> None:
+        """A direct call has no record."""
+
+
+def current_task() -> TaskContext:
+    """The task that the calling code runs in. Raises `NotInTask` outside one."""
+    source = current.get(None)
+    if source is None:
+        raise NotInTask("current_task() works inside a running task only; here no task is running")
+    return TaskContext(source)
+
+
+def call_detached(fn: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a sync function as if it were not in a task of its own."""
+    token = current.set(DetachedSource(name))
+    try:
+        return fn(*args, **kwargs)
+    finally:
+        current.reset(token)
+
+
+async def await_detached(coro: Coroutine[Any, Any, Any], name: str) -> Any:
+    """Await an async function's coroutine as if it were not in a task of its own."""
+    token = current.set(DetachedSource(name))
+    try:
+        return await coro
+    finally:
+        current.reset(token)

@@ -1,0 +1,92 @@
+"""A task function with everything that was declared about it, resolved once when a manager binds it."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from taskmanager.codec.arguments import ArgumentCodec
+from taskmanager.codec.results import ResultCodec
+from taskmanager.codec.values import dumps
+from taskmanager.model.config import ExceptionMapper
+from taskmanager.model.states import Lane
+from taskmanager.rules.retry import RetryRule, code_of
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """What one call asks beyond the definition. None means what the definition says."""
+
+    delay_s: float | None = None
+    run_at_us: int | None = None
+    good_until_us: int | None = None
+    priority: int | None = None
+    queue_name: str | None = None
+    timeout_s: float | None = None
+    idempotency_key: str | None = None
+    tags_text: str | None = None
+
+
+NO_OPTIONS = CallOptions()
+
+
+@dataclass(eq=False, slots=True)
+class Definition:
+    """One bound task: its function, its lane, its rules and its codecs."""
+
+    name: str
+    fn: Callable[..., Any]
+    lane: Lane
+    queue_name: str
+    priority: int
+    timeout_s: float | None
+    is_persisted: bool
+    requeue_on_interrupt: bool
+    retry: RetryRule
+    task_mapper: ExceptionMapper
+    global_mapper: ExceptionMapper
+    task_default_code: str | None
+    global_default_code: str
+    arguments: ArgumentCodec
+    results: ResultCodec
+    module: str = ""
+    qualname: str = ""
+    is_async: bool = field(init=False)
+    options_text: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_async = inspect.iscoroutinefunction(self.fn)
+        self.options_text = self.options_for(self.timeout_s)
+
+    @property
+    def needs_store(self) -> bool:
+        """True when a start must be in the store before user code runs, even while the store is degraded."""
+        return self.is_persisted and not self.requeue_on_interrupt
+
+    def options_for(self, timeout_s: float | None) -> str:
+        """The `task_options` of a row: all that recovery needs to decide without knowing the function."""
+        return dumps(
+            {
+                "persist": self.is_persisted,
+                "requeue_on_interrupt": self.requeue_on_interrupt,
+                "lane": self.lane,
+                "timeout_s": timeout_s,
+                "retry": self.retry.to_options(),
+            }
+        )
+
+    def code_of(self, exc: BaseException) -> str:
+        """The error code of an exception that user code raised."""
+        return code_of(exc, self.task_mapper, self.global_mapper, self.task_default_code, self.global_default_code)
+
+    def as_persisted(self) -> "Definition":
+        """The same definition for a record that stands in the store, whatever the function says today."""
+        return self if self.is_persisted else replace(self, is_persisted=True)
+
+    def __repr__(self) -> str:
+        return f"<Definition {self.name!r} {self.lane} lane>"
+
+
+def retry_facts(options: Mapping[str, Any]) -> RetryRule:
+    """The retry rule that a row carries in its options."""
+    return RetryRule.from_options(options.get("retry"))

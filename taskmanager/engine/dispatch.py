@@ -1,0 +1,259 @@
+"""Decides what starts next. Nothing here awaits: `take` returns what shall start, and the caller starts it.
+
+A task that waits (for a slot, a delay, its next retry) is in exactly one heap. Leaving a heap early (a cancel) is lazy:
+the entry stays and is skipped when it comes up, because the phase of the task says that it is not waiting any more.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from taskmanager.engine.attempt import Attempt
+from taskmanager.engine.live import LiveTask, Phase
+from taskmanager.model.config import QueueConfig
+from taskmanager.model.states import Lane
+from taskmanager.rules.limits import Slots
+from taskmanager.rules.ready import DelayedQueue, ReadyQueue
+
+STALE_CLEANUP_AT: Final = 1_000
+"""Heaps are rebuilt without ended tasks when this many, and half of all entries, are stale."""
+
+
+class QueueState:
+    """One named queue: its configuration, who runs, and how many wait."""
+
+    __slots__ = ("config", "entered", "is_paused", "left", "slots", "stored_waiting")
+
+    def __init__(self, config: QueueConfig) -> None:
+        self.config = config
+        self.slots = Slots(config.max_concurrency)
+        self.is_paused = False
+        self.entered = 0
+        self.left = 0
+        self.stored_waiting = 0
+
+    @property
+    def waiting(self) -> int:
+        """Tasks of this queue waiting in memory. `entered` counts under the intake's lock, `left` on the loop only."""
+        return self.entered - self.left
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a task of this queue may start now."""
+        return not self.is_paused and self.slots.has_room
+
+    def __repr__(self) -> str:
+        paused = ", paused" if self.is_paused else ""
+        return f"<QueueState {self.config.name!r} {self.slots!r}, {self.waiting} waiting{paused}>"
+
+
+class _Source:
+    """The ready tasks of one queue in one lane, those that need the store apart from those that do not."""
+
+    __slots__ = ("heap", "needs_store", "queue")
+
+    def __init__(self, queue: QueueState, needs_store: bool) -> None:
+        self.queue = queue
+        self.needs_store = needs_store
+        self.heap: ReadyQueue[LiveTask] = ReadyQueue()
+
+
+class Dispatcher:
+    """Every waiting task of this instance, and the limits under which they start."""
+
+    def __init__(self, lanes: dict[Lane, int], queues: Iterable[QueueConfig]) -> None:
+        self.lanes: dict[Lane, Slots] = {lane: Slots(limit) for lane, limit in lanes.items()}
+        self.queues: dict[str, QueueState] = {config.name: QueueState(config) for config in queues}
+        self._sources: dict[tuple[str, Lane, bool], _Source] = {}
+        self._by_lane: dict[Lane, list[_Source]] = {lane: [] for lane in lanes}
+        self._delayed: DelayedQueue[LiveTask] = DelayedQueue()
+        self._scheduled: DelayedQueue[LiveTask] = DelayedQueue()
+        self._expiring: DelayedQueue[LiveTask] = DelayedQueue()
+        self._resuming: dict[Lane, deque[tuple[Attempt, asyncio.Future[None]]]] = {lane: deque() for lane in lanes}
+        self._room_waiters: list[asyncio.Future[None]] = []
+        self._stale_count = 0
+        self.is_store_degraded = False
+        self.wants_take = lambda: None
+
+    def __repr__(self) -> str:
+        running = sum(slots.running for slots in self.lanes.values())
+        ready = sum(len(source.heap) for source in self._sources.values())
+        return f"<Dispatcher {running} running, {ready} ready, {len(self._delayed) + len(self._scheduled)} delayed>"
+
+    # What waits.
+
+    def queue(self, name: str) -> QueueState:
+        """The state of a queue, made with defaults when nobody configured it."""
+        state = self.queues.get(name)
+        if state is None:
+            state = self.queues[name] = QueueState(QueueConfig(name))
+        return state
+
+    def add_ready(self, live: LiveTask) -> None:
+        """`live` may start as soon as a slot is free."""
+        live.phase = Phase.READY
+        definition = live.definition
+        key = (live.queue_name, definition.lane, live.is_persisted and not definition.requeue_on_interrupt)
+        source = self._sources.get(key)
+        if source is None:
+            source = self._sources[key] = _Source(self.queue(live.queue_name), key[2])
+            self._by_lane[definition.lane].append(source)
+        source.heap.push(live.priority, live.enqueued_at, live)
+
+    def add_delayed(self, live: LiveTask, due_elapsed_s: float) -> None:
+        """`live` may start when the elapsed clock reaches `due_elapsed_s` (delays, retries, snoozes)."""
+        live.phase = Phase.DELAYED
+        live.due = due_elapsed_s
+        self._delayed.push(due_elapsed_s, live)
+
+    def add_scheduled(self, live: LiveTask, due_us: int) -> None:
+        """`live` may start when wall time reaches `due_us` (run_at, and promises read from the store)."""
+        live.phase = Phase.DELAYED
+        live.due = due_us
+        self._scheduled.push(due_us, live)
+
+    def watch_expiry(self, live: LiveTask) -> None:
+        """Remember that `live` has a `good_until`."""
+        if live.good_until is not None:
+            self._expiring.push(live.good_until, live)
+
+    def wake_due(self, elapsed_s: float, now_us: int) -> list[LiveTask]:
+        """Move what is due among the ready; the tasks whose `good_until` has passed while they waited are returned."""
+        for heap, now in ((self._delayed, elapsed_s), (self._scheduled, float(now_us))):
+            for live in heap.pop_due(now):
+                if live.phase is Phase.DELAYED and live.due <= now:
+                    self.add_ready(live)
+        return [live for live in self._expiring.pop_due(now_us) if self._has_expired(live, now_us)]
+
+    @staticmethod
+    def _has_expired(live: LiveTask, now_us: int) -> bool:
+        return live.is_waiting and live.good_until is not None and live.good_until <= now_us
+
+    def next_due(self) -> tuple[float | None, bool]:
+        """The next elapsed-clock moment, and whether anything waits for wall time."""
+        return self._delayed.next_due(), bool(len(self._scheduled) or len(self._expiring))
+
+    def next_wall_delay_s(self, now_us: int) -> float:
+        """Seconds until the next wall-clock moment, as the wall clock stands now."""
+        due = [heap.next_due() for heap in (self._scheduled, self._expiring)]
+        return min((max(0.0, (each - now_us) / 1_000_000) for each in due if each is not None), default=float("inf"))
+
+    def forget(self, live: LiveTask) -> None:
+        """`live` has left the waiting early; its heap entry is dropped when it comes up, or in a clean-up."""
+        self._stale_count += 1
+        held = len(self._delayed) + len(self._scheduled) + sum(len(s.heap) for s in self._sources.values())
+        if self._stale_count >= STALE_CLEANUP_AT and self._stale_count * 2 >= held:
+            self._stale_count = 0
+            for source in self._sources.values():
+                source.heap.discard_stale(lambda each: each.phase is not Phase.READY)
+            for heap in (self._delayed, self._scheduled):
+                heap.discard_stale(lambda each: each.phase is not Phase.DELAYED)
+            self._expiring.discard_stale(lambda each: not each.is_waiting)
+
+    def waiting(self) -> Iterator[LiveTask]:
+        """Every task that waits here, each once, in no order."""
+        for source in self._sources.values():
+            yield from (live for live in source.heap if live.phase is Phase.READY)
+        for heap in (self._delayed, self._scheduled):
+            yield from (live for live in heap if live.phase is Phase.DELAYED)
+
+    def worst_priority(self, queue_name: str) -> int | None:
+        """The largest priority number among the ready tasks of a queue."""
+        found = [s.heap.worst_priority() for s in self._sources.values() if s.queue.config.name == queue_name]
+        return max((each for each in found if each is not None), default=None)
+
+    # What starts.
+
+    def take(self) -> list[LiveTask]:
+        """The tasks that start now; each holds a slot of its lane and its queue from here on."""
+        taken: list[LiveTask] = []
+        for lane, slots in self.lanes.items():
+            if self._resuming[lane]:
+                self._resume(lane)
+            sources = self._by_lane[lane]
+            while sources and slots.has_room:
+                source = sources[0] if len(sources) == 1 else self._best(sources)
+                if source is None or not source.heap or not self._may_start(source):
+                    break
+                live = source.heap.pop()
+                if live.phase is not Phase.READY:
+                    self._stale_count -= 1
+                    continue
+                live.phase = Phase.STARTING
+                slots.take()
+                source.queue.slots.take()
+                taken.append(live)
+        return taken
+
+    def _may_start(self, source: _Source) -> bool:
+        return source.queue.is_open and not (self.is_store_degraded and source.needs_store)
+
+    def _best(self, sources: list[_Source]) -> _Source | None:
+        """By queue priority, then task priority, then age."""
+        open_sources = [each for each in sources if each.heap and self._may_start(each)]
+        return min(open_sources, key=lambda s: (s.queue.config.priority, s.heap.peek_key()), default=None)
+
+    def give_back(self, live: LiveTask) -> None:
+        """The slot of a task that has ended, or will not start after all."""
+        self.lanes[live.definition.lane].give_back()
+        self.queue(live.queue_name).slots.give_back()
+        self.wants_take()
+
+    # Leaving the waiting, and room for more.
+
+    def entered_waiting(self, live: LiveTask) -> None:
+        """`live` waits again (a retry, a snooze): counted on the loop, so by taking back a departure."""
+        queue = self.queue(live.queue_name)
+        queue.left -= 1
+        queue.stored_waiting += live.is_persisted
+
+    def left_waiting(self, live: LiveTask) -> None:
+        """`live` waits no more: it started, ended, or went elsewhere."""
+        queue = self.queue(live.queue_name)
+        queue.left += 1
+        queue.stored_waiting -= live.is_persisted
+        if self._room_waiters:
+            waiters, self._room_waiters = self._room_waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def room_changed(self) -> None:
+        """Return when some task has left the waiting."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._room_waiters.append(waiter)
+        await waiter
+
+    # Attempts that wait for other tasks lend their slot (see engine/attempt.py).
+
+    def lend(self, attempt: Attempt) -> None:
+        """`attempt` waits for a handle and gives up its slot."""
+        attempt.has_slot = False
+        self.give_back(attempt.live)
+
+    def take_back(self, attempt: Attempt) -> asyncio.Future[None]:
+        """A future that is done when `attempt` has its slot again, ahead of every waiting task."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._resuming[attempt.live.definition.lane].append((attempt, future))
+        self.wants_take()
+        return future
+
+    def take_back_now(self, attempt: Attempt) -> None:
+        """Give the slot at once, even above the limit: `attempt` was cancelled and must clean up."""
+        attempt.has_slot = True
+        self.lanes[attempt.live.definition.lane].take()
+        self.queue(attempt.live.queue_name).slots.take()
+
+    def _resume(self, lane: Lane) -> None:
+        resuming, slots = self._resuming[lane], self.lanes[lane]
+        for _ in range(len(resuming)):
+            attempt, future = resuming.popleft()
+            if future.done():  # cancelled while it waited for its slot
+                continue
+            queue = self.queue(attempt.live.queue_name)
+            if not (slots.has_room and queue.slots.has_room):
+                resuming.append((attempt, future))
+                continue
+            self.take_back_now(attempt)
+            future.set_result(None)

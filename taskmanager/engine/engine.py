@@ -1,0 +1,615 @@
+"""One start of one manager: accepts, starts, settles and publishes tasks. All of it on the event loop, none of it awaits.
+
+The way of a task: `accept` → heap → `dispatcher.take` → the writer commits the start (persisted) → `runner` → `report` →
+`settlement` → the writer → `publish`. Starting and stopping the whole is in `lifecycle`, taking rows from the store in
+`claiming`.
+"""
+
+import asyncio
+import logging
+import random
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakValueDictionary
+
+from taskmanager.codec.results import decode_untyped
+from taskmanager.codec.values import dumps
+from taskmanager.engine.attempt import Attempt, StopReason
+from taskmanager.engine.definition import Definition
+from taskmanager.engine.dispatch import Dispatcher, QueueState
+from taskmanager.engine.execution import Runner, extra_of
+from taskmanager.engine.follow import Follower
+from taskmanager.engine.instance import Identity
+from taskmanager.engine.intake import Intake
+from taskmanager.engine.live import Ending, LiveTask, Phase
+from taskmanager.engine.settings import Settings
+from taskmanager.engine.settle import Next, Outcome, Settlement
+from taskmanager.engine.stall import StallWatch
+from taskmanager.engine.writer import Writer, log_rejected
+from taskmanager.model.clock import Clock
+from taskmanager.model.errors import ArgumentError, StoreError
+from taskmanager.model.record import Expected, TaskRow
+from taskmanager.model.result import TaskError, TaskResult
+from taskmanager.model.states import BuiltInTaskCode, TaskStatus
+from taskmanager.store.protocol import Store
+
+logger = logging.getLogger("taskmanager")
+
+RECHECK_S = 5.0
+"""Wall-clock promises and suspended time are looked at again at least this often."""
+PROGRESS_INTERVAL_US = 1_000_000
+
+
+class Engine:
+    """Memory, its rules and its loops, between one `start` and one `stop`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        definitions: Mapping[str, Definition],
+        store: Store,
+        clock: Clock,
+        identity: Identity,
+        intake: Intake,
+    ) -> None:
+        self.settings = settings
+        self.definitions = definitions
+        self.store = store
+        self.clock = clock
+        self.identity = identity
+        self.intake = intake
+        self.loop = asyncio.get_running_loop()
+        self.thread_id = threading.get_ident()
+        self.live: dict[str, LiveTask] = {}
+        self.spilled: WeakValueDictionary[str, LiveTask] = WeakValueDictionary()
+        self.has_backlog = False
+        self.is_stopping = False
+        self.stop_notice: Callable[[], None] = lambda: None
+        self.stall = StallWatch(self.loop)
+        self.dispatcher = Dispatcher(settings.lanes(), settings.queues)
+        self.dispatcher.wants_take = self.kick
+        self.runner = Runner(settings.processes, self.report, self.stall.lost_s)
+        self.settlement = Settlement(identity, clock.now_us, random.random)
+        self.writer = Writer(store, clock, self, snapshot_interval_s=settings.snapshot_interval_s)
+        self.follower = Follower(store, self.decode_result)
+        self.wants_claim = asyncio.Event()
+        self._is_kicked = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+        self._idle_waiters: list[asyncio.Future[None]] = []
+
+    def __repr__(self) -> str:
+        return f"<Engine {self.identity.instance_id} {self.dispatcher!r} {self.writer!r}>"
+
+    # Accepting.
+
+    def queue_state(self, name: str) -> QueueState:
+        return self.dispatcher.queue(name)
+
+    def unsaved_count(self) -> int:
+        """What counts against `max_pending`: waiting in memory, and ended or changed but not in the store yet."""
+        return sum(queue.waiting for queue in self.dispatcher.queues.values()) + self.writer.unsaved_count
+
+    def call_soon(self) -> None:
+        """From another thread: look into the inbox."""
+        self.loop.call_soon_threadsafe(self.empty_inbox)
+
+    def empty_inbox(self) -> None:
+        """Accept what other threads enqueued."""
+        inbox = self.intake.inbox
+        while inbox:
+            self.accept(inbox.popleft())
+
+    def accept(self, live: LiveTask) -> None:
+        """A new task, checked and counted as entered by the intake."""
+        self.live[live.task_id] = live
+        if not live.is_persisted:
+            self.enter(live)
+            return
+        queue = self.dispatcher.queue(live.queue_name)
+        queue.stored_waiting += 1
+        if live.idempotency_key is None:
+            if queue.stored_waiting > self.settings.max_in_memory and self._spills(live, queue):
+                self._spill(live)
+                return
+            live.owner = self.identity.instance_id
+            self.writer.mark(live)
+            self.enter(live)
+        else:
+            live.awaits_row = True
+            live.owner = self.identity.instance_id
+            self.writer.mark(live)
+
+    def _spills(self, live: LiveTask, queue: QueueState) -> bool:
+        """Whether memory is full for this task: better ones than the worst held may use as much again."""
+        if queue.stored_waiting > 2 * self.settings.max_in_memory:
+            return True
+        worst = self.dispatcher.worst_priority(live.queue_name)
+        return worst is None or live.priority >= worst
+
+    def _spill(self, live: LiveTask) -> None:
+        """Too much to hold: the row goes to the store as a free one, and is claimed when there is room."""
+        live.is_spilled = self.has_backlog = True
+        self.spilled[live.task_id] = live
+        self.writer.mark(live)
+
+    def enter(self, live: LiveTask) -> None:
+        """`live` waits: for its time, or for a slot."""
+        dispatcher = self.dispatcher
+        if self.is_stopping:
+            self._release_late(live)
+            return
+        if live.good_until is not None:
+            dispatcher.watch_expiry(live)
+            self._arm()
+        if live.due:
+            dispatcher.add_delayed(live, live.due)
+            self._arm()
+        elif live.enqueued_at > self.clock.now_us():
+            dispatcher.add_scheduled(live, live.enqueued_at)
+            self._arm()
+        else:
+            dispatcher.add_ready(live)
+            if not self._is_kicked:
+                self._is_kicked = True
+                self.loop.call_soon(self._dispatch)
+
+    def _release_late(self, live: LiveTask) -> None:
+        """Accepted while the manager drains: persisted work is kept for the next start, the rest is refused by name."""
+        if live.is_persisted:
+            self.dispatcher.left_waiting(live)
+            live.phase = Phase.ENDED
+            self.settlement.release(live)
+            self.writer.mark(live)
+        else:
+            self.cancel_waiting(live, BuiltInTaskCode.MANAGER_STOPPED, "the manager stopped before the task could start")
+
+    # Starting.
+
+    def kick(self) -> None:
+        """Look for tasks to start, once, in the next turn of the loop."""
+        if not self._is_kicked:
+            self._is_kicked = True
+            self.loop.call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._is_kicked = False
+        if self.is_stopping:
+            return
+        for live in self.dispatcher.take():
+            self.dispatcher.left_waiting(live)
+            if live.good_until is not None and live.good_until <= self.clock.now_us():
+                self.dispatcher.give_back(live)
+                self._expire(live)
+                continue
+            self.settlement.begin(live)
+            if live.is_persisted:
+                self.writer.mark(live)
+            if not live.is_persisted or self.writer.degraded_since is not None:
+                self._run(live)
+        self.wants_more()
+
+    def wants_more(self) -> None:
+        """Ask for free rows when a queue runs low."""
+        if self.has_backlog and not self.wants_claim.is_set():
+            low = self.settings.max_in_memory // 2
+            if any(queue.stored_waiting <= low for queue in self.dispatcher.queues.values()):
+                self.wants_claim.set()
+
+    def _run(self, live: LiveTask) -> None:
+        live.phase = Phase.RUNNING
+        attempt = live.attempt = Attempt(live, self.dispatcher, live.started_at or 0)
+        attempt.on_news = self._save_progress
+        self.runner.start(attempt)
+
+    def _save_progress(self, live: LiveTask) -> None:
+        now = self.clock.now_us()
+        if live.is_persisted and now - live.updated_at >= PROGRESS_INTERVAL_US:
+            live.updated_at = now
+            self.writer.mark(live)
+
+    def _arm(self) -> None:
+        """Set the timer for the next moment something is due."""
+        elapsed_due, has_wall = self.dispatcher.next_due()
+        if elapsed_due is None and not has_wall:
+            return
+        now = self.clock.elapsed_s()
+        delay_s = RECHECK_S if elapsed_due is None else min(RECHECK_S, max(0.0, elapsed_due - now))
+        if has_wall:
+            delay_s = min(delay_s, self.dispatcher.next_wall_delay_s(self.clock.now_us()))
+        at = self.loop.time() + delay_s
+        if self._timer is not None:
+            if self._timer_at is not None and self._timer_at <= at:
+                return
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self.loop.call_at(at, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = self._timer_at = None
+        for live in self.dispatcher.wake_due(self.clock.elapsed_s(), self.clock.now_us()):
+            self.dispatcher.left_waiting(live)
+            self.dispatcher.forget(live)
+            self._expire(live)
+        self._arm()
+        self.kick()
+
+    def close_timer(self) -> None:
+        """No more wake-ups."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.stall.close()
+
+    # Ending.
+
+    def report(self, attempt: Attempt, outcome: Outcome) -> None:
+        """What an attempt came to, from the runner; once per attempt."""
+        live = attempt.live
+        if attempt.has_slot:
+            self._return_slot(attempt)
+        if attempt.stop_reason is StopReason.CLAIM_LOST:
+            attempt.close(None)
+            return
+        log_text = None if attempt.log_entries is None else dumps(attempt.log_entries)
+        attempt.close(log_text)
+        step = self.settlement.settle(live, attempt, outcome)
+        live.attempt = None
+        if step.delay_s is None:
+            self._log_end(live)
+            self.finish(live)
+            return
+        self._log_again(live, step, outcome)
+        live.phase = Phase.ACCEPTED
+        live.due = self.clock.elapsed_s() + step.delay_s if step.delay_s > 0 else 0.0
+        self.dispatcher.entered_waiting(live)
+        if live.is_persisted:
+            self.writer.mark(live)
+        if attempt.is_abandoned:
+            attempt.on_end = lambda: self._enter_if_waiting(live, attempt)
+        else:
+            self.enter(live)
+
+    def _enter_if_waiting(self, live: LiveTask, attempt: Attempt) -> None:
+        self._free_abandoned(attempt)
+        if live.phase is Phase.ACCEPTED:
+            self.enter(live)
+
+    def _return_slot(self, attempt: Attempt) -> None:
+        """A stuck attempt keeps its slot until it ends, except that a lane's worth of stuck threads may be replaced."""
+        live = attempt.live
+        if attempt.is_abandoned:
+            stuck = sum(each.live.definition.lane == "thread" for each in self.runner.abandoned)
+            if live.definition.lane != "thread" or stuck > self.settings.threads:
+                attempt.on_end = lambda: self._free_abandoned(attempt)
+                return
+        attempt.has_slot = False
+        self.dispatcher.give_back(live)
+
+    def _free_abandoned(self, attempt: Attempt) -> None:
+        if attempt.has_slot:
+            attempt.has_slot = False
+            self.dispatcher.give_back(attempt.live)
+
+    def finish(self, live: LiveTask) -> None:
+        """The task has ended here (for good, or for this instance): to the store, and to its waiters."""
+        live.phase = Phase.ENDED
+        if not live.is_persisted:
+            self.writer.record(live)
+            self.publish(live)
+            return
+        self.writer.mark(live)
+        if self.writer.degraded_since is not None:
+            self.publish(live)
+
+    def _expire(self, live: LiveTask) -> None:
+        error = TaskError(BuiltInTaskCode.TASK_EXPIRED, "good_until passed before the task could start")
+        self.settlement.end_with_error(live, TaskStatus.EXPIRED, error, None)
+        logger.info("task %s (%s) expired", live.definition.name, live.task_id, extra=extra_of(live))
+        self.finish(live)
+
+    def cancel_waiting(self, live: LiveTask, code: BuiltInTaskCode, message: str) -> None:
+        """A waiting task never runs."""
+        self.dispatcher.left_waiting(live)
+        self.dispatcher.forget(live)
+        self.settlement.end_with_error(live, TaskStatus.CANCELLED, TaskError(code, message), None)
+        self.finish(live)
+
+    def cancel(self, live: LiveTask) -> bool:
+        """Ask for a task of this instance to be cancelled; False when it has ended."""
+        if live.status.is_terminal or live.phase in (Phase.ENDED, Phase.ELSEWHERE):
+            return False
+        if live.is_spilled:
+            return False
+        live.cancel_requested_at = live.cancel_requested_at or self.clock.now_us()
+        if live.is_waiting:
+            self.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
+        elif live.attempt is not None:
+            if live.is_persisted:
+                self.writer.mark(live)
+            self.runner.stop(live.attempt, StopReason.CANCEL)
+        return True
+
+    def publish(self, live: LiveTask) -> None:
+        """Tell everybody who waits, and forget the task."""
+        if live.is_published:
+            return
+        live.is_published = True
+        ending = live.ending
+        assert ending is not None
+        if live.waiters:
+            for waiter in live.waiters:
+                resolve(waiter, ending)
+            live.waiters = None
+        self.follower.notice(live.task_id, ending)
+        live.call_args = live.call_kwargs = live.context = None
+        if live.idempotency_key is not None and live.status.is_terminal:
+            self.intake.ended(live)
+        self.drop(live)
+
+    def drop(self, live: LiveTask) -> None:
+        """Memory keeps nothing of the task but what its handles hold."""
+        if self.live.get(live.task_id) is live:
+            del self.live[live.task_id]
+        if live.successor is not None:
+            successor, live.successor = live.successor, None
+            self.accept(successor)
+        if not self.live and self._idle_waiters:
+            waiters, self._idle_waiters = self._idle_waiters, []
+            for waiter in waiters:
+                resolve(waiter, None)
+
+    async def idle(self) -> None:
+        """Return when memory holds no unfinished task."""
+        while self.live:
+            waiter: asyncio.Future[None] = self.loop.create_future()
+            self._idle_waiters.append(waiter)
+            await waiter
+
+    # What the writer says.
+
+    def committed(self, live: LiveTask) -> None:
+        """The newest state that was sent is in the store."""
+        if live.save_waiters:
+            for waiter in live.save_waiters:
+                resolve(waiter, None)
+            live.save_waiters = None
+        phase = live.phase
+        if phase is Phase.STARTING:
+            if live.committed is not None and live.committed.status == TaskStatus.RUNNING:
+                self._start_committed(live)
+        elif phase is Phase.ENDED:
+            if not live.is_published and not live.is_dirty:
+                self.publish(live)
+        elif phase is Phase.ACCEPTED and live.attempt is None:
+            if live.is_spilled:
+                self._gone_to_store(live)
+            elif live.awaits_row:
+                live.awaits_row = False
+                if live.is_duplicate is None:
+                    live.is_duplicate = False
+                self.enter(live)
+
+    def _gone_to_store(self, live: LiveTask) -> None:
+        live.phase = Phase.ELSEWHERE
+        self.dispatcher.left_waiting(live)
+        if self.live.get(live.task_id) is live:
+            del self.live[live.task_id]
+        if live.waiters:
+            self.follow(live)
+        self.wants_more()
+
+    def _start_committed(self, live: LiveTask) -> None:
+        if live.cancel_requested_at is None and not self.is_stopping:
+            self._run(live)
+            return
+        self.dispatcher.give_back(live)
+        if live.cancel_requested_at is None:
+            self.settlement.release(live)
+        else:
+            error = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled before user code ran")
+            self.settlement.end_with_error(live, TaskStatus.CANCELLED, error, None)
+        self.finish(live)
+
+    def lost(self, live: LiveTask, row: TaskRow | None) -> None:
+        """The store holds another truth than the one we wrote on."""
+        if live.awaits_row:
+            self._resolve_key(live, row)
+            return
+        logger.warning(
+            "claim lost: task %s (%s) is %s now; the work here is given up",
+            live.definition.name,
+            live.task_id,
+            "gone" if row is None else f"{row.status} at {row.claimed_by_worker_id or 'nobody'}",
+            extra=extra_of(live),
+        )
+        self._give_up_claim(live)
+
+    def _give_up_claim(self, live: LiveTask) -> None:
+        if live.is_waiting:
+            self.dispatcher.left_waiting(live)
+            self.dispatcher.forget(live)
+        elif live.phase is Phase.STARTING:
+            self.dispatcher.give_back(live)
+        elif live.attempt is not None:
+            self.runner.stop(live.attempt, StopReason.CLAIM_LOST)
+        live.phase = Phase.ELSEWHERE
+        live.attempts_due = ()
+        self.drop(live)
+        self.follow(live)
+
+    def _resolve_key(self, live: LiveTask, row: TaskRow | None) -> None:
+        """The derived id exists already: follow the task that has it, or, where that ended badly, run it again."""
+        if row is None:
+            live.committed = None
+            self.writer.mark(live)
+            return
+        live.is_duplicate = True
+        status = TaskStatus(row.status)
+        if status.is_terminal and status is not TaskStatus.COMPLETED:
+            self._retry_with(live, row)
+            return
+        if row.enqueue_sha != live.enqueue_sha:
+            logger.info(
+                "idempotency key %r of task %s is held by a %s task with other arguments; the new ones are ignored",
+                live.idempotency_key,
+                live.definition.name,
+                status,
+                extra=extra_of(live),
+            )
+        self.dispatcher.left_waiting(live)
+        live.adopt(row)
+        live.awaits_row = False
+        live.phase = Phase.ELSEWHERE
+        live.is_published = True
+        if self.intake.by_key.get(live.task_id) is live:
+            self.intake.by_key.pop(live.task_id, None)
+        self.drop(live)
+        if live.save_waiters:
+            for waiter in live.save_waiters:
+                resolve(waiter, None)
+            live.save_waiters = None
+        self.follow(live)
+
+    def _retry_with(self, live: LiveTask, row: TaskRow) -> None:
+        """As `manager.retry` does, with the arguments of this call, in one write on the row that ended badly."""
+        live.committed = expected_of(row)
+        live.start_count = row.start_count
+        live.sent_at = row.sent_at
+        live.updated_at = self.clock.now_us()
+        self.writer.mark(live)
+
+    def rejected(self, live: LiveTask, reason: str) -> None:
+        """The store will never hold this state; memory goes on with it, and its waiters are told."""
+        log_rejected(live, reason)
+        live.rejection = reason
+        for waiter in live.save_waiters or ():
+            resolve_error(waiter, StoreError(f"task {live.task_id} cannot be stored: {reason}"))
+        live.save_waiters = None
+        if live.phase is Phase.ENDED:
+            live.result_text = live.definition.results.encode_error(
+                TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, f"the result could not be stored: {reason}")
+            )
+            self.publish(live)
+        elif live.phase is Phase.STARTING:
+            self._run(live)
+
+    def degraded(self, exc: StoreError) -> None:
+        """The store cannot be written: what may go on goes on, what must not waits."""
+        if self.dispatcher.is_store_degraded:
+            return
+        self.dispatcher.is_store_degraded = True
+        for live in list(self.live.values()):
+            if live.phase is Phase.STARTING:
+                if live.definition.requeue_on_interrupt:
+                    self._run(live)
+                else:
+                    self.settlement.unbegin(live)
+                    self.dispatcher.entered_waiting(live)
+                    self.dispatcher.add_ready(live)
+                    self.dispatcher.give_back(live)
+            elif live.phase is Phase.ENDED and not live.is_published:
+                self.publish(live)
+
+    def restored(self) -> None:
+        """The store is back."""
+        self.dispatcher.is_store_degraded = False
+        self.kick()
+
+    # Following tasks that run elsewhere.
+
+    def follow(self, live: LiveTask) -> None:
+        """Let the waiters of a task that is not ours (any more) wait for its row to end."""
+        if not live.waiters:
+            return
+        waiters, live.waiters = live.waiters, None
+        task = self.loop.create_task(self.follower.watch(live.task_id))
+        task.add_done_callback(lambda done: _pass_on(done, waiters))
+
+    def decode_result(self, row: TaskRow) -> TaskResult[Any]:
+        """The result of a row, by the function's own types where it is known here."""
+        text = row.result
+        if text is None:
+            return TaskResult(err=TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, "the record holds no result"))
+        definition = self.definitions.get(row.task_name)
+        try:
+            return decode_untyped(text) if definition is None else definition.results.decode(text)
+        except ArgumentError as exc:
+            return TaskResult(err=TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, str(exc)))
+
+    # Logging.
+
+    @staticmethod
+    def _log_end(live: LiveTask) -> None:
+        if live.status is TaskStatus.COMPLETED:
+            return
+        name, extra = live.definition.name, extra_of(live)
+        if live.status is TaskStatus.FAILED:
+            logger.error(
+                "task %s (%s) failed with %s after %d attempts\n%s",
+                name,
+                live.task_id,
+                live.error_code,
+                live.start_count,
+                live.failed_reason,
+                extra=extra,
+            )
+        elif live.status is TaskStatus.INTERRUPTED or live.status is TaskStatus.PENDING:
+            requeued = "; it runs again at the next start" if live.status is TaskStatus.PENDING else ""
+            logger.warning("task %s (%s) was interrupted by the stop%s", name, live.task_id, requeued, extra=extra)
+        else:
+            logger.info("task %s (%s) is %s", name, live.task_id, live.status, extra=extra)
+
+    @staticmethod
+    def _log_again(live: LiveTask, step: Next, outcome: Outcome) -> None:
+        if not step.is_retry:
+            return
+        logger.warning(
+            "task %s (%s) failed with %s; retry %d of %d in %.1f s",
+            live.definition.name,
+            live.task_id,
+            outcome.error.error_code if outcome.error else "UNKNOWN",
+            live.retry_count,
+            live.definition.retry.max_retries,
+            step.delay_s or 0.0,
+            extra=extra_of(live),
+        )
+
+
+def expected_of(row: TaskRow) -> Expected:
+    """The precondition that `row` still stands as it was read."""
+    return Expected(row.status, row.claimed_by_worker_id, row.start_count)
+
+
+def resolve(waiter: "asyncio.Future[Any]", value: Any) -> None:
+    """Set a result on a future of this loop, or of another one."""
+    if waiter.done():
+        return
+    loop = waiter.get_loop()
+    if loop is asyncio.get_running_loop():
+        waiter.set_result(value)
+    else:
+        loop.call_soon_threadsafe(_set_result, waiter, value)
+
+
+def resolve_error(waiter: "asyncio.Future[Any]", exc: BaseException) -> None:
+    """Set an exception on a future of this loop."""
+    if not waiter.done():
+        waiter.set_exception(exc)
+
+
+def _set_result(waiter: "asyncio.Future[Any]", value: Any) -> None:
+    if not waiter.done():
+        waiter.set_result(value)
+
+
+def _pass_on(done: "asyncio.Task[Ending]", waiters: "list[asyncio.Future[Any]]") -> None:
+    if done.cancelled():
+        return
+    exc = done.exception()
+    for waiter in waiters:
+        if exc is not None:
+            resolve_error(waiter, exc)
+        else:
+            resolve(waiter, done.result())

@@ -1,0 +1,230 @@
+"""Runs one attempt in its lane and comes back with an `Outcome`. It cannot see the store.
+
+The only place where `BaseException` is caught: whatever user code raises, `SystemExit` and `KeyboardInterrupt` included,
+ends that task and nothing else. An exception after our own request to stop is an interruption; a `CancelledError` that
+user code raised by itself is a failure.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from functools import partial
+from typing import Any
+
+from taskmanager.engine.attempt import Attempt, StopReason, current, drive
+from taskmanager.engine.child import ChildCall
+from taskmanager.engine.lanes import BrokenProcess, ProcessLane, ThreadLane
+from taskmanager.engine.live import LiveTask
+from taskmanager.engine.settle import Outcome, failure_of
+from taskmanager.model.result import RESERVED_CODES, Snooze, TaskError, TaskResult
+from taskmanager.model.states import BuiltInTaskCode
+
+logger = logging.getLogger("taskmanager")
+
+STUBBORN_AFTER_S = 1.0
+"""How long an async task may go on after its cancellation before it is reported as ignoring it."""
+
+Report = Callable[[Attempt, Outcome], None]
+
+
+class Runner:
+    """Starts attempts, watches their time, and reports each outcome once to `report`."""
+
+    def __init__(self, process_limit: int, report: Report, lost_s: Callable[[], float]) -> None:
+        self.threads = ThreadLane()
+        self.processes = ProcessLane(process_limit)
+        self.running: dict[str, Attempt] = {}
+        self.abandoned: set[Attempt] = set()
+        self._report = report
+        self._lost_s = lost_s
+
+    def start(self, attempt: Attempt) -> None:
+        """Run the attempt in its lane, in a copy of the caller's context."""
+        live = attempt.live
+        loop = asyncio.get_running_loop()
+        self.running[live.task_id] = attempt
+        # After a restart there is no caller any more; the task then runs in an empty context.
+        context = Context() if live.context is None else live.context.copy()
+        lane = live.definition.lane
+        if lane == "async":
+            attempt.task = loop.create_task(self._run_async(attempt), context=context)
+        elif lane == "thread":
+            attempt.task = loop.create_task(self._run_thread(attempt), context=context)
+        else:
+            attempt.task = loop.create_task(self._run_process(attempt), context=context)
+        if live.timeout_s is not None:
+            self._watch_timeout(attempt, live.timeout_s)
+
+    def stop(self, attempt: Attempt, reason: StopReason) -> None:
+        """Ask an attempt to stop: async code is cancelled, a child killed, a thread sees `is_cancelled`."""
+        if attempt.is_over:
+            return
+        if attempt.stop_reason is None or reason is StopReason.CLAIM_LOST:
+            attempt.stop_reason = reason
+        if attempt.live.definition.lane != "thread" and attempt.task is not None:
+            attempt.task.cancel()
+
+    def abandon(self, attempt: Attempt) -> None:
+        """Go on without an attempt that will not end; what it comes to later is discarded."""
+        attempt.is_abandoned = True
+        self.abandoned.add(attempt)
+        self.running.pop(attempt.live.task_id, None)
+
+    # The lanes.
+
+    async def _run_async(self, attempt: Attempt) -> None:
+        current.set(attempt)
+        live = attempt.live
+        try:
+            args, kwargs = _arguments(live)
+            outcome = _returned(live, await drive(live.definition.fn(*args, **kwargs), attempt))
+        except BaseException as exc:
+            outcome = self._raised(attempt, exc)
+        self._finish(attempt, outcome)
+
+    async def _run_thread(self, attempt: Attempt) -> None:
+        current.set(attempt)
+        live = attempt.live
+        try:
+            args, kwargs = _arguments(live)
+            future = self.threads.submit(partial(live.definition.fn, *args, **kwargs), copy_context())
+            outcome = _returned(live, await asyncio.shield(future))
+        except BaseException as exc:
+            outcome = self._raised(attempt, exc)
+        self._finish(attempt, outcome)
+
+    async def _run_process(self, attempt: Attempt) -> None:
+        live = attempt.live
+        try:
+            args, kwargs = _arguments(live)
+            reply = await self.processes.run(_child_call(attempt, args, kwargs))
+            for entry in reply.log:
+                attempt.log(*entry)
+            if reply.progress:
+                attempt.progress(*reply.progress)
+            if reply.exc is not None:
+                failed = failure_of(live, reply.exc)
+                outcome = failed._replace(reason=reply.trace or failed.reason)
+            else:
+                outcome = _returned(live, reply.value)
+        except BrokenProcess as exc:
+            outcome = self._raised(attempt, exc)
+            if outcome.kind == "failed":
+                error = TaskError(BuiltInTaskCode.WORKER_CRASHED, str(exc))
+                outcome = Outcome("crashed", error=error, reason=str(exc))
+        except BaseException as exc:
+            outcome = self._raised(attempt, exc)
+        self._finish(attempt, outcome)
+
+    def _raised(self, attempt: Attempt, exc: BaseException) -> Outcome:
+        """The outcome of an exception: ours when we asked for it, else the task's own failure."""
+        reason = attempt.stop_reason
+        if reason is None:
+            return failure_of(attempt.live, exc)
+        if reason is StopReason.TIMEOUT:
+            return _timed_out(attempt.live)
+        return Outcome("stopped")
+
+    def _finish(self, attempt: Attempt, outcome: Outcome) -> None:
+        attempt.task = None
+        if attempt.is_abandoned:
+            self.abandoned.discard(attempt)
+            if attempt.on_end:
+                attempt.on_end()
+            return
+        self.running.pop(attempt.live.task_id, None)
+        self._report(attempt, outcome)
+
+    # Time limits.
+
+    def _watch_timeout(self, attempt: Attempt, timeout_s: float) -> None:
+        """Time in which the process could not run (stopped, suspended) does not count."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        lost_before = self._lost_s()
+
+        def check() -> None:
+            left = deadline + (self._lost_s() - lost_before) - loop.time()
+            if left > 0:
+                attempt.timer = loop.call_later(left, check)
+            elif not attempt.is_over:
+                self._time_out(attempt)
+
+        attempt.timer = loop.call_later(timeout_s, check)
+
+    def _time_out(self, attempt: Attempt) -> None:
+        live = attempt.live
+        if live.definition.lane == "thread":
+            attempt.stop_reason = attempt.stop_reason or StopReason.TIMEOUT
+            self._give_up(attempt, "its thread goes on; the late result is discarded")
+            return
+        self.stop(attempt, StopReason.TIMEOUT)
+        loop = asyncio.get_running_loop()
+        attempt.timer = loop.call_later(STUBBORN_AFTER_S, self._check_stubborn, attempt)
+
+    def _check_stubborn(self, attempt: Attempt) -> None:
+        if not attempt.is_over and not attempt.is_abandoned:
+            self._give_up(attempt, "it ignores its cancellation and goes on; the late result is discarded")
+
+    def _give_up(self, attempt: Attempt, what: str) -> None:
+        live = attempt.live
+        logger.warning("task %s (%s) timed out: %s", live.definition.name, live.task_id, what, extra=extra_of(live))
+        self.abandon(attempt)
+        self._report(attempt, _timed_out(live))
+
+
+def extra_of(live: LiveTask) -> dict[str, str]:
+    """The fields every log record about a task carries."""
+    return {"task_id": live.task_id, "task_name": live.definition.name}
+
+
+def _arguments(live: LiveTask) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Memory-only tasks get the caller's own objects; persisted ones always their stored form."""
+    if live.call_args is not None:
+        return live.call_args, live.call_kwargs or {}
+    return live.definition.arguments.decode(live.args_text or "[]", live.kwargs_text or "{}")
+
+
+def _returned(live: LiveTask, value: Any) -> Outcome:
+    if isinstance(value, Snooze):
+        return Outcome("snoozed", delay_s=value.delay_s)
+    if isinstance(value, TaskResult):
+        if value.is_ok():
+            return Outcome("ok", value=value.ok_value)
+        return Outcome("failed", error=_error_of(value.err_value))
+    return Outcome("ok", value=value)
+
+
+def _error_of(error: object) -> TaskError:
+    """`TaskResult(err=...)` may hold an error type of the user's own; the record holds a `TaskError`."""
+    if isinstance(error, TaskError):
+        return error
+    code = str(getattr(error, "error_code", BuiltInTaskCode.UNHANDLED_EXCEPTION))
+    message = str(getattr(error, "message", error))
+    return TaskError(BuiltInTaskCode(code) if code in RESERVED_CODES else code, message, getattr(error, "data", None))
+
+
+def _timed_out(live: LiveTask) -> Outcome:
+    message = f"the attempt took longer than its timeout of {live.timeout_s:g} s"
+    return Outcome("failed", error=TaskError(BuiltInTaskCode.TASK_TIMEOUT, message), reason=message)
+
+
+def _child_call(attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ChildCall:
+    live = attempt.live
+    definition = live.definition
+    return ChildCall(
+        definition.module,
+        definition.qualname,
+        args,
+        kwargs,
+        live.task_id,
+        definition.name,
+        attempt.number,
+        attempt.tags,
+        attempt.started_at,
+        live.timeout_s,
+        live.scheduled_for,
+        os.getpid(),
+    )

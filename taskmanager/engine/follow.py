@@ -1,0 +1,87 @@
+"""Waiting for tasks that run elsewhere: their rows are read when the store has changed, a few at a time."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from taskmanager.engine.live import Ending
+from taskmanager.model.errors import UnknownTask
+from taskmanager.model.record import TaskRow
+from taskmanager.model.result import TaskResult
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.protocol import Store
+
+logger = logging.getLogger("taskmanager")
+PAGE: Final = 500
+
+
+class Follower:
+    """Ids whose end somebody here waits for, though this instance does not run them."""
+
+    def __init__(self, store: Store, decode: Callable[[TaskRow], TaskResult[Any]]) -> None:
+        self._store = store
+        self._decode = decode
+        self._waiting: dict[str, list[asyncio.Future[Ending]]] = {}
+        self.last_status: dict[str, TaskStatus] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __repr__(self) -> str:
+        return f"<Follower of {len(self._waiting)} tasks>"
+
+    async def watch(self, task_id: str) -> Ending:
+        """The ending of a task, whoever runs it. Raises `UnknownTask` when there is no such record."""
+        future: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(task_id, []).append(future)
+        try:
+            await self.look([task_id])
+            return await future
+        finally:
+            self._leave(task_id, future)
+
+    def _leave(self, task_id: str, future: "asyncio.Future[Ending]") -> None:
+        futures = self._waiting.get(task_id)
+        if futures and future in futures:
+            futures.remove(future)
+            if not futures:
+                del self._waiting[task_id]
+                self.last_status.pop(task_id, None)
+
+    async def look_at_all(self) -> None:
+        """Read every followed row once."""
+        task_ids = list(self._waiting)
+        for start in range(0, len(task_ids), PAGE):
+            await self.look(task_ids[start : start + PAGE])
+
+    async def look(self, task_ids: list[str]) -> None:
+        """Read these rows, and wake the waiters of those that have ended or do not exist."""
+        rows = await self._store.fetch_ids(task_ids)
+        for task_id in task_ids:
+            row = rows.get(task_id)
+            if row is None:
+                self._fail(task_id, UnknownTask(f"there is no task {task_id}; it was purged, or never accepted"))
+                continue
+            status = TaskStatus(row.status)
+            if status.is_terminal:
+                self.notice(task_id, Ending(status, self._decode(row)))
+            elif task_id in self._waiting:
+                self.last_status[task_id] = status
+
+    def notice(self, task_id: str, ending: Ending) -> None:
+        """The task has ended."""
+        for future in self._waiting.pop(task_id, ()):
+            if not future.done():
+                future.set_result(ending)
+        self.last_status.pop(task_id, None)
+
+    def _fail(self, task_id: str, exc: Exception) -> None:
+        for future in self._waiting.pop(task_id, ()):
+            if not future.done():
+                future.set_exception(exc)
+
+    def end_all(self, ending: Ending) -> None:
+        """The manager stops: nobody will read the store for these waiters any more."""
+        for task_id in list(self._waiting):
+            self.notice(task_id, ending)

@@ -1,0 +1,132 @@
+"""One start of one manager: who it is, and the lock file that proves to other processes that it lives.
+
+Dead means that the lock can be taken. That is immediate and certain, also across containers that share a volume, where
+pid and start time say nothing; those are recorded for people only. A forked child closes the inherited descriptor, or
+it would keep its dead parent alive.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import socket
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from taskmanager.model.ids import new_instance_id
+from taskmanager.store.protocol import InstanceRow
+
+try:
+    import fcntl
+except ImportError:  # Windows has none; there an instance counts as alive until its row goes stale
+    fcntl = None  # type: ignore[assignment]
+
+
+class Identity(NamedTuple):
+    """What a row says of the instance that wrote it."""
+
+    instance_id: str
+    instance_name: str | None
+    hostname: str
+    pid: int
+    process_name: str
+    boot_id: str | None
+    started_at: int
+
+    def row(self, now: int, *, stopped_at: int | None = None, live_tasks: str | None = None) -> InstanceRow:
+        """The row of this instance in `taskmanager_instances`."""
+        return InstanceRow(*self, stopped_at, live_tasks, now)
+
+
+def new_identity(instance_name: str | None, now: int) -> Identity:
+    """A random id and the facts of this process."""
+    return Identity(
+        new_instance_id(),
+        instance_name,
+        socket.gethostname(),
+        os.getpid(),
+        multiprocessing.current_process().name,
+        _boot_id(),
+        now,
+    )
+
+
+def _boot_id() -> str | None:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
+def lock_path(database: Path, instance_id: str) -> Path:
+    """`<db>.<instance id>.lock`"""
+    return database.with_name(f"{database.name}.{instance_id}.lock")
+
+
+_held: "weakref.WeakSet[InstanceLock]" = weakref.WeakSet()
+
+
+class InstanceLock:
+    """An exclusive `flock` for the life of an instance. Taken before the instance is registered in the store."""
+
+    def __init__(self, database: Path, instance_id: str) -> None:
+        self.path = lock_path(database, instance_id)
+        self._fd: int | None = None
+
+    def take(self) -> None:
+        """Create the lock file and lock it. `OSError` when the directory cannot be written."""
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if fcntl is not None:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._fd = fd
+        _held.add(self)
+
+    def drop(self) -> None:
+        """Remove the file, then let go, so that nobody finds a free lock of a living instance."""
+        if self._fd is None:
+            return
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        self.close_descriptor()
+
+    def close_descriptor(self) -> None:
+        """Close without removing the file: what a forked child does."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+
+def _close_in_child() -> None:
+    for lock in list(_held):
+        lock.close_descriptor()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
+
+
+def is_dead(database: Path, instance_id: str) -> bool:
+    """Whether the lock of an instance can be taken (or is not there). On platforms without flock: False."""
+    if fcntl is None:
+        return not lock_path(database, instance_id).exists()
+    try:
+        fd = os.open(lock_path(database, instance_id), os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def remove_lock_files(database: Path, instance_ids: Iterable[str]) -> None:
+    """Remove what dead instances left behind."""
+    for instance_id in instance_ids:
+        with contextlib.suppress(OSError):
+            lock_path(database, instance_id).unlink()

@@ -1,0 +1,291 @@
+"""The door: checks a call, makes the task, and hands it to whoever runs it now. Safe from any thread; never blocks.
+
+Everything that can be wrong with a call is found here, at the call, before anything is kept. The lock is held for the
+last, short part only: it makes "is there room, is the key free, is the door open" one decision with the entry itself.
+"""
+
+import logging
+import os
+import threading
+import weakref
+from collections import OrderedDict, deque
+from contextvars import copy_context
+from enum import Enum
+from typing import Any, Final, Protocol
+
+from taskmanager.engine import child
+from taskmanager.engine.definition import CallOptions, Definition
+from taskmanager.engine.dispatch import QueueState
+from taskmanager.engine.live import LiveTask
+from taskmanager.model.clock import Clock
+from taskmanager.model.errors import ArgumentError, ManagerStopped, ManagerStopping, QueueFull, WrongProcess
+from taskmanager.model.ids import keyed_task_id, new_task_id
+from taskmanager.model.states import TaskStatus
+
+logger = logging.getLogger("taskmanager")
+
+KEYED_WINDOW: Final = 10_000
+"""Ended memory-only tasks with an idempotency key that are remembered, so that their key still finds them."""
+_US = 1_000_000
+
+
+class Door(Enum):
+    """What happens to a call now."""
+
+    HELD = "held until start"
+    OPEN = "open"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+class Receiver(Protocol):
+    """Who takes accepted tasks while the manager runs: the engine."""
+
+    thread_id: int
+
+    def accept(self, live: LiveTask) -> None: ...
+    def call_soon(self) -> None: ...
+    def queue_state(self, name: str) -> QueueState: ...
+    def unsaved_count(self) -> int: ...
+
+
+_intakes: "weakref.WeakSet[Intake]" = weakref.WeakSet()
+
+
+class Intake:
+    """One per manager, for all its starts."""
+
+    def __init__(self, clock: Clock, *, max_pending: int | None, queue_limits: dict[str, int]) -> None:
+        self.clock = clock
+        self.door = Door.HELD
+        self.held: list[LiveTask] = []
+        self.inbox: deque[LiveTask] = deque()
+        self.receiver: Receiver | None = None
+        self.by_key: dict[str, LiveTask] = {}
+        self._keyed_ended: OrderedDict[str, LiveTask] = OrderedDict()
+        self._max_pending = max_pending
+        self._queue_limits = queue_limits
+        self._lock = threading.Lock()
+        self._is_forked = False
+        _intakes.add(self)
+
+    def __repr__(self) -> str:
+        return f"<Intake {self.door.value}, {len(self.held)} held>"
+
+    # The call.
+
+    def enqueue(
+        self, definition: Definition, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> LiveTask:
+        """Check, make and hand over one task. Raises what DESIGN calls for, and keeps nothing when it does."""
+        self._check_process()
+        definition.arguments.check(args, kwargs)
+        live = self._make(definition, options, args, kwargs)
+        with self._lock:
+            if options.idempotency_key is not None:
+                existing = self._find_keyed(live)
+                if existing is not None:
+                    return existing
+            self._admit(live)
+            if live.idempotency_key is not None:
+                self.by_key[live.task_id] = live
+        return live
+
+    def make(
+        self, definition: Definition, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> LiveTask:
+        """A checked task that is handed to nobody: what `submit_in` writes through the caller's connection."""
+        self._check_process()
+        definition.arguments.check(args, kwargs)
+        return self._make(definition, options, args, kwargs)
+
+    def _check_process(self) -> None:
+        if self._is_forked or child.is_lane_child:
+            raise WrongProcess(
+                "tasks cannot be enqueued in a child process; return the work to the parent and enqueue it there"
+            )
+
+    def _make(
+        self, definition: Definition, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> LiveTask:
+        now = self.clock.now_us()
+        key = options.idempotency_key
+        task_id = new_task_id() if key is None else keyed_task_id(definition.name, key)
+        queue_name = options.queue_name or definition.queue_name
+        priority = options.priority if options.priority is not None else definition.priority
+        live = LiveTask(definition, task_id, now, definition.options_text, queue_name, priority)
+        live.timeout_s = definition.timeout_s
+        if options.timeout_s is not None:
+            live.timeout_s = options.timeout_s
+            live.options_text = definition.options_for(options.timeout_s)
+        if definition.is_persisted:
+            live.args_text, live.kwargs_text = definition.arguments.encode(args, kwargs)
+        else:
+            live.call_args, live.call_kwargs = args, kwargs
+            if not definition.arguments.is_plain(args, kwargs):
+                _store_if_possible(live)
+        live.context = copy_context()
+        if options.tags_text is not None:
+            live.tags_text = options.tags_text
+        if options.good_until_us is not None:
+            live.good_until = options.good_until_us
+        if options.delay_s:
+            live.enqueued_at = now + int(options.delay_s * _US)
+            live.due = self.clock.elapsed_s() + options.delay_s
+        elif options.run_at_us is not None and options.run_at_us > now:
+            live.enqueued_at = options.run_at_us
+        if key is not None:
+            live.idempotency_key = key
+            self._digest(live, args, kwargs)
+        return live
+
+    @staticmethod
+    def _digest(live: LiveTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        arguments = live.definition.arguments
+        if live.args_text is None or live.kwargs_text is None:
+            if not arguments.is_plain(args, kwargs):
+                return
+            _store_if_possible(live)
+        if live.args_text is not None and live.kwargs_text is not None:
+            live.enqueue_sha = arguments.digest(live.args_text, live.kwargs_text)
+
+    # Under the lock.
+
+    def _admit(self, live: LiveTask) -> None:
+        door = self.door
+        if door is Door.OPEN:
+            receiver = self.receiver
+            assert receiver is not None
+            self._check_room(live, receiver)
+            receiver.queue_state(live.queue_name).entered += 1
+            if threading.get_ident() == receiver.thread_id:
+                receiver.accept(live)
+            else:
+                self.inbox.append(live)
+                receiver.call_soon()
+        elif door is Door.HELD:
+            self._check_held_room(live)
+            self.held.append(live)
+        elif door is Door.STOPPED:
+            raise ManagerStopped(f"the manager has stopped; start it again before enqueueing {live.definition.name}")
+        elif not live.is_persisted:
+            raise ManagerStopping(
+                f"the manager is stopping and takes persisted tasks only; {live.definition.name} is memory-only"
+            )
+        else:
+            assert self.receiver is not None
+            self.receiver.queue_state(live.queue_name).entered += 1
+            self.inbox.append(live)
+            self.receiver.call_soon()
+
+    def _check_room(self, live: LiveTask, receiver: Receiver) -> None:
+        limit = self._queue_limits.get(live.queue_name)
+        if limit is not None and receiver.queue_state(live.queue_name).waiting >= limit:
+            raise self._full(live.queue_name, limit)
+        if self._max_pending is not None and self.pending_count() >= self._max_pending:
+            raise self._full(live.queue_name, self._max_pending)
+
+    def pending_count(self) -> int:
+        """Waiting in memory and unsaved, over all queues."""
+        receiver = self.receiver
+        return len(self.held) if receiver is None else receiver.unsaved_count()
+
+    def _check_held_room(self, live: LiveTask) -> None:
+        limit = self._queue_limits.get(live.queue_name)
+        if limit is not None and sum(each.queue_name == live.queue_name for each in self.held) >= limit:
+            raise self._full(live.queue_name, limit)
+        if self._max_pending is not None and len(self.held) >= self._max_pending:
+            raise self._full(live.queue_name, self._max_pending)
+
+    @staticmethod
+    def _full(queue_name: str, limit: int) -> QueueFull:
+        return QueueFull(
+            f"queue {queue_name!r} is full ({limit} waiting); await manager.wait_for_room({queue_name!r}) and try again"
+        )
+
+    def _find_keyed(self, live: LiveTask) -> LiveTask | None:
+        """The task that holds the key in this process, if it still counts; else None, and `live` takes the key."""
+        existing = self.by_key.get(live.task_id)
+        if existing is None:
+            return None
+        ended_badly = existing.status.is_terminal and existing.status is not TaskStatus.COMPLETED
+        if ended_badly and existing.is_persisted and not existing.is_published:
+            # Its end is on the way to the store; the new call goes there after it, as a retry.
+            existing.successor = live
+            self.by_key[live.task_id] = live
+            return live
+        if ended_badly:
+            live.start_count = existing.start_count
+            return None
+        if existing.enqueue_sha != live.enqueue_sha:
+            logger.info(
+                "idempotency key %r of task %s is held by %s with other arguments; the new ones are ignored",
+                live.idempotency_key,
+                live.definition.name,
+                existing.task_id,
+            )
+        return existing
+
+    # The life of the manager.
+
+    def open(self, receiver: Receiver) -> list[LiveTask]:
+        """Tasks go to `receiver` from now on; what was held is returned and counts as entered."""
+        with self._lock:
+            self.receiver = receiver
+            self.door = Door.OPEN
+            held, self.held = self.held, []
+            for live in held:
+                receiver.queue_state(live.queue_name).entered += 1
+            return held
+
+    def drain(self) -> None:
+        """Memory-only tasks are refused from now on."""
+        with self._lock:
+            self.door = Door.DRAINING
+
+    def close(self) -> list[LiveTask]:
+        """Everything is refused from now on; what came in last is returned."""
+        with self._lock:
+            self.door = Door.STOPPED
+            rest = list(self.inbox)
+            self.inbox.clear()
+            self.receiver = None
+            self.by_key.clear()
+            self._keyed_ended.clear()
+            return rest
+
+    def reopen_for_start(self) -> None:
+        """A second start holds calls until it is open."""
+        with self._lock:
+            self.door = Door.HELD
+
+    def ended(self, live: LiveTask) -> None:
+        """A keyed task has ended for good: persisted ones are found in the store, memory-only ones in a window here."""
+        with self._lock:
+            if self.by_key.get(live.task_id) is not live:
+                return
+            if live.is_persisted:
+                del self.by_key[live.task_id]
+                return
+            self._keyed_ended[live.task_id] = live
+            if len(self._keyed_ended) > KEYED_WINDOW:
+                oldest, _ = self._keyed_ended.popitem(last=False)
+                self.by_key.pop(oldest, None)
+
+
+def _store_if_possible(live: LiveTask) -> None:
+    """Keep the arguments of a memory-only task for its record, as they are at the call, where they can be stored."""
+    arguments = live.definition.arguments
+    try:
+        live.args_text, live.kwargs_text = arguments.encode(live.call_args or (), live.call_kwargs or {})
+    except ArgumentError:
+        live.args_text = live.kwargs_text = None
+
+
+def _forbid_in_child() -> None:
+    for intake in list(_intakes):
+        intake._is_forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forbid_in_child)

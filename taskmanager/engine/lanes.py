@@ -1,0 +1,112 @@
+"""The lanes that are not the event loop: daemon threads of our own, and child processes.
+
+Threads are daemons, so that a function which never returns cannot hold up the end of the process; they are ours alone,
+so that the host's pools and ours never starve each other.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from contextvars import Context
+from typing import Any, NamedTuple
+
+from taskmanager.engine.child import ChildCall, ChildReply
+
+
+class _Job(NamedTuple):
+    call: Callable[[], Any]
+    context: Context
+    loop: asyncio.AbstractEventLoop
+    future: "asyncio.Future[Any]"
+
+
+class ThreadLane:
+    """Threads that are started as they are needed and kept; a thread that hangs is replaced while it does."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._idle = 0
+        self._thread_count = 0
+        self._lock = threading.Lock()
+
+    def submit(self, call: Callable[[], Any], context: Context) -> "asyncio.Future[Any]":
+        """Run `call` in a thread. The future gets its value or exception; cancelling it does not stop the thread."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+            else:
+                self._thread_count += 1
+                name = f"taskmanager-thread-{self._thread_count}"
+                threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._jobs.put(_Job(call, context, loop, future))
+        return future
+
+    def close(self) -> None:
+        """Let idle threads end; busy ones end after their job."""
+        with self._lock:
+            for _ in range(self._thread_count):
+                self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            _run(job)
+            del job  # or the thread would keep the last task's arguments alive while it waits
+            with self._lock:
+                self._idle += 1
+
+    def __repr__(self) -> str:
+        return f"<ThreadLane {self._thread_count} threads, {self._idle} idle>"
+
+
+def _run(job: _Job) -> None:
+    value: Any = None
+    error: BaseException | None = None
+    try:
+        value = job.context.run(job.call)
+    except BaseException as exc:  # SystemExit too: it ends the task, never the thread
+        error = exc
+    try:
+        job.loop.call_soon_threadsafe(_deliver, job.future, value, error)
+    except RuntimeError:
+        return  # the loop is closed: the manager has stopped and recorded this attempt as interrupted
+
+
+def _deliver(future: "asyncio.Future[Any]", value: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    elif isinstance(error, StopIteration):  # a future refuses it
+        wrapped = RuntimeError(f"the task raised StopIteration: {error}")
+        wrapped.__cause__ = error
+        future.set_exception(wrapped)
+    else:
+        future.set_exception(error)
+
+
+class ProcessLane:
+    """Child processes of `anyio.to_process`: spawned, reused, and killed one by one when their task must end."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._limiter: Any = None
+
+    async def run(self, call: ChildCall) -> ChildReply:
+        """Run one call in a child. Cancelling kills the child; `BrokenProcess` when it died by itself."""
+        from anyio import BrokenWorkerProcess, CapacityLimiter, to_process
+
+        from taskmanager.engine import child
+
+        if self._limiter is None:
+            self._limiter = CapacityLimiter(self._limit)
+        try:
+            return await to_process.run_sync(child.run, call, cancellable=True, limiter=self._limiter)
+        except BrokenWorkerProcess as exc:
+            raise BrokenProcess("the child process died while it ran the task") from exc
+
+
+class BrokenProcess(Exception):
+    """A child of the process lane died under its task."""

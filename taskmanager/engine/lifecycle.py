@@ -1,0 +1,251 @@
+"""Starting and stopping an engine, each in the one order that loses nothing.
+
+Start: open and migrate → lock and register the instance → recover what dead instances left → claim → only then run.
+Stop: the door closes for memory-only tasks → nothing new starts → running tasks get the drain time → what is left is
+cancelled and gets a bounded second → outcomes are settled → the door closes for all in the same step that takes the
+final batch → commit → every open handle is told → close. What still executes then keeps the lock of the instance.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from taskmanager.engine.attempt import Attempt, StopReason
+from taskmanager.engine.claiming import Claimer
+from taskmanager.engine.engine import Engine
+from taskmanager.engine.instance import InstanceLock
+from taskmanager.engine.live import Ending, LiveTask, Phase
+from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.model.result import TaskError, TaskResult
+from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
+
+logger = logging.getLogger("taskmanager")
+
+CANCEL_GRACE_S: Final = 1.0
+"""How long cancelled work may take to end at a stop."""
+FINAL_COMMIT_S: Final = 0.9
+"""How long the final batches may take; with the grace this is the "+ 2 s" of a stop."""
+DRAIN_STEP_S: Final = 0.25
+
+
+class Lifecycle:
+    """The start and the stop of one engine, and the loops it has in between."""
+
+    def __init__(self, engine: Engine, recover: Callable[[], Awaitable[int]]) -> None:
+        self.engine = engine
+        self._recover = recover
+        self._claimer = Claimer(engine)
+        self._claimer.on_file_lost = self._reopen_lost_file
+        self._claim_task: asyncio.Task[None] | None = None
+        self._lock: InstanceLock | None = None
+        self._cut_short = asyncio.Event()
+        self._leftover: set[Attempt] = set()
+
+    async def start(self) -> None:
+        """Bring the engine up; on an error everything that was opened is closed again."""
+        engine = self.engine
+        try:
+            await self._open()
+            await self._recover()
+            engine.stall.start()
+            engine.writer.start()
+            for live in engine.intake.open(engine):
+                engine.accept(live)
+            await self._claimer.look()
+        except BaseException:
+            await self._abort()
+            raise
+        self._claim_task = engine.loop.create_task(self._claimer.run(), name="taskmanager-claimer")
+
+    async def _open(self) -> None:
+        engine = self.engine
+        await engine.store.open()
+        database = engine.settings.database
+        if database is not None:
+            self._lock = InstanceLock(database, engine.identity.instance_id)
+            try:
+                self._lock.take()
+            except OSError as exc:
+                raise StoreUnavailable(f"cannot create the lock file {self._lock.path}: {exc}") from exc
+        await engine.store.save_instance(engine.identity.row(engine.clock.now_us()))
+
+    async def _abort(self) -> None:
+        self.engine.close_timer()
+        self.engine.is_stopping = True
+        self.engine.intake.reopen_for_start()
+        if self._lock is not None:
+            self._lock.drop()
+        await self.engine.store.close()
+
+    # Stop.
+
+    def cut_short(self) -> None:
+        """A second signal: do not wait any longer for running tasks."""
+        self._cut_short.set()
+
+    async def stop(self, drain_timeout_s: float) -> None:
+        """Stop in order, within `drain_timeout_s` + 2 seconds. Raises `StoreUnavailable` when not all could be written."""
+        engine = self.engine
+        engine.intake.drain()
+        engine.is_stopping = True
+        self._cancel_memory_only()
+        await self._drain(drain_timeout_s)
+        await self._stop_what_runs()
+        if self._claim_task is not None:
+            self._claim_task.cancel()
+            await asyncio.wait([self._claim_task])
+        self._note_leftover()
+        unsaved = await self._final_batches()
+        self._tell_everybody()
+        await self._close_store(unsaved)
+        if unsaved:
+            raise StoreUnavailable(
+                f"{unsaved} records could not be written at the stop ({engine.settings.database}); "
+                "their last committed state is recovered at the next start"
+            )
+
+    def _cancel_memory_only(self) -> None:
+        engine = self.engine
+        engine.empty_inbox()
+        waiting = [live for live in engine.live.values() if live.is_waiting and not live.is_persisted]
+        for live in waiting:
+            engine.cancel_waiting(live, BuiltInTaskCode.MANAGER_STOPPED, "the manager stopped before the task started")
+        if waiting:
+            logger.error("%d memory-only tasks were waiting at the stop and are recorded as cancelled", len(waiting))
+
+    async def _drain(self, drain_timeout_s: float) -> None:
+        """Wait for running tasks and for starts in flight; a second signal ends the wait."""
+        engine = self.engine
+        deadline = engine.loop.time() + drain_timeout_s
+        cut = engine.loop.create_task(self._cut_short.wait())
+        try:
+            while not self._cut_short.is_set():
+                tasks = [each.task for each in engine.runner.running.values() if each.task is not None]
+                starting = any(live.phase is Phase.STARTING for live in engine.live.values())
+                left_s = deadline - engine.loop.time()
+                if not (tasks or starting) or left_s <= 0:
+                    return
+                step_s = min(left_s, DRAIN_STEP_S)
+                await asyncio.wait([*tasks, cut], timeout=step_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            cut.cancel()
+
+    async def _stop_what_runs(self) -> None:
+        engine = self.engine
+        for attempt in list(engine.runner.running.values()):
+            engine.runner.stop(attempt, StopReason.SHUTDOWN)
+        tasks = [each.task for each in engine.runner.running.values() if each.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_GRACE_S)
+
+    def _note_leftover(self) -> None:
+        """What still executes stays RUNNING, its interruption noted, and holds the lock until it ends."""
+        engine = self.engine
+        self._leftover = set(engine.runner.abandoned)
+        for attempt in list(engine.runner.running.values()):
+            live = attempt.live
+            engine.runner.abandon(attempt)
+            self._leftover.add(attempt)
+            attempt.close(None)
+            live.phase = Phase.ENDED
+            error = TaskError(BuiltInTaskCode.TASK_INTERRUPTED, "the manager stopped; the task's code still executes")
+            requeued = live.is_persisted and live.definition.requeue_on_interrupt
+            if live.is_persisted:
+                live.failed_reason = INTERRUPTION_NOTE
+                live.ending = Ending(TaskStatus.RUNNING, TaskResult(err=error), requeued)
+                engine.writer.mark(live)
+            else:
+                engine.settlement.end_with_error(live, TaskStatus.INTERRUPTED, error, None)
+                engine.finish(live)
+            logger.warning(
+                "task %s (%s) still executes after the stop; it is recorded as interrupted",
+                live.definition.name,
+                live.task_id,
+            )
+        for attempt in self._leftover:
+            attempt.on_end = lambda ended=attempt: self._leftover_ended(ended)
+
+    def _leftover_ended(self, attempt: Attempt) -> None:
+        self._leftover.discard(attempt)
+        if not self._leftover and self._lock is not None:
+            self._lock.close_descriptor()
+
+    async def _final_batches(self) -> int:
+        """Free the waiting rows and write everything; the door closes in the step that fills the last batch."""
+        engine = self.engine
+        deadline = engine.loop.time() + FINAL_COMMIT_S
+        self._release_waiting()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await engine.writer.flush()
+        for live in engine.intake.close():
+            engine.accept(live)
+        self._cancel_memory_only_late()
+        self._release_waiting()
+        return await engine.writer.close(max(0.1, deadline - engine.loop.time()))
+
+    def _cancel_memory_only_late(self) -> None:
+        """Retries of memory-only tasks that came up during the drain."""
+        engine = self.engine
+        for live in [each for each in engine.live.values() if each.is_waiting and not each.is_persisted]:
+            engine.cancel_waiting(live, BuiltInTaskCode.MANAGER_STOPPED, "the manager stopped before the next retry")
+
+    def _release_waiting(self) -> None:
+        engine = self.engine
+        for live in [each for each in engine.live.values() if each.is_persisted]:
+            if live.is_waiting and not live.is_spilled and not live.awaits_row:
+                engine.dispatcher.left_waiting(live)
+                self._release(live)
+            elif live.phase is Phase.STARTING and live.committed is None:
+                engine.settlement.unbegin(live)
+                self._release(live)
+
+    def _release(self, live: LiveTask) -> None:
+        live.phase = Phase.ENDED
+        self.engine.settlement.release(live)
+        self.engine.writer.mark(live)
+
+    def _tell_everybody(self) -> None:
+        """No handle stays open: what did not end here goes on at the next start."""
+        engine = self.engine
+        error = TaskError(BuiltInTaskCode.MANAGER_STOPPED, "the manager stopped; the task waits for the next start")
+        goes_on = Ending(TaskStatus.PENDING, TaskResult(err=error), requeued=True)
+        for live in list(engine.live.values()):
+            if live.ending is None:
+                live.ending = goes_on
+            engine.publish(live)
+        engine.follower.end_all(goes_on)
+
+    async def _close_store(self, unsaved: int) -> None:
+        engine = self.engine
+        engine.close_timer()
+        engine.runner.threads.close()
+        try:
+            if not unsaved and not self._leftover:
+                await engine.store.forget_instances([engine.identity.instance_id])
+        except StoreError as exc:
+            logger.warning("the instance row could not be removed: %s", exc)
+        await engine.store.close()
+        if self._lock is not None and not self._leftover:
+            if unsaved:
+                self._lock.close_descriptor()
+            else:
+                self._lock.drop()
+
+    # Bad days.
+
+    async def _reopen_lost_file(self) -> None:
+        """The file was deleted or replaced: make it anew, and write all that lives in memory."""
+        engine = self.engine
+        logger.error(
+            "the database %s was deleted or replaced while in use; it is made anew with the %d tasks in memory, "
+            "but what only the old file held is gone",
+            engine.settings.database,
+            len(engine.live),
+        )
+        await engine.store.close()
+        await engine.store.open()
+        await engine.store.save_instance(engine.identity.row(engine.clock.now_us()))
+        engine.writer.lose_everything_committed([live for live in engine.live.values() if live.is_persisted])

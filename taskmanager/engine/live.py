@@ -1,0 +1,202 @@
+"""One task as it lives in memory: its record, and what the engine needs to run it, save it and tell its waiters.
+
+Accepting a task must cost about a microsecond, so most fields are class attributes that stand for "not yet"; an instance
+holds only what differs.
+"""
+
+import asyncio
+from contextvars import Context
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from taskmanager.engine.definition import Definition
+from taskmanager.model.record import AttemptRow, Expected, TaskRow
+from taskmanager.model.result import TaskResult
+from taskmanager.model.states import TaskStatus
+
+if TYPE_CHECKING:
+    from taskmanager.engine.attempt import Attempt
+
+
+class Phase(IntEnum):
+    """Where a task stands in this instance; finer than its status."""
+
+    ACCEPTED = 0
+    """Not dispatched: held before start, or keyed and not yet confirmed by the store."""
+    DELAYED = 1
+    READY = 2
+    STARTING = 3
+    """Has a slot; its start is being committed."""
+    RUNNING = 4
+    ENDED = 5
+    ELSEWHERE = 6
+    """Not ours (any more): free in the store, or owned by another instance. Waiters follow the store."""
+
+
+class Ending(NamedTuple):
+    """How a task ended, as its waiters get it. `requeued`: it goes on at the next start."""
+
+    status: TaskStatus
+    result: TaskResult[Any]
+    requeued: bool = False
+
+
+class LiveTask:
+    """One task in memory. Fields up to `created_at` mirror the columns of its row."""
+
+    claimed_at: int | None = None
+    owner: str | None = None
+    started_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    result_text: str | None = None
+    failed_reason: str | None = None
+    error_code: str | None = None
+    good_until: int | None = None
+    retry_count: int = 0
+    next_retry_at: int | None = None
+    start_count: int = 0
+    crash_count: int = 0
+    snooze_count: int = 0
+    tags_text: str | None = None
+    idempotency_key: str | None = None
+    enqueue_sha: str | None = None
+    scheduled_for: int | None = None
+    cancel_requested_at: int | None = None
+    progress_text: str | None = None
+    log_text: str | None = None
+    worker_pid: int | None = None
+    worker_hostname: str | None = None
+    worker_process_name: str | None = None
+
+    args_text: str | None = None
+    kwargs_text: str | None = None
+    call_args: tuple[Any, ...] | None = None
+    call_kwargs: dict[str, Any] | None = None
+    context: Context | None = None
+    timeout_s: float | None = None
+    due: float = 0.0
+    committed: Expected | None = None
+    attempts_due: tuple[AttemptRow, ...] = ()
+    is_dirty: bool = False
+    is_duplicate: bool | None = None
+    is_spilled: bool = False
+    awaits_row: bool = False
+    rejection: str | None = None
+    successor: "LiveTask | None" = None
+    attempt: "Attempt | None" = None
+    ending: Ending | None = None
+    is_published: bool = False
+    waiters: "list[asyncio.Future[Any]] | None" = None
+    save_waiters: "list[asyncio.Future[None]] | None" = None
+
+    def __init__(
+        self, definition: Definition, task_id: str, now: int, options_text: str, queue_name: str, priority: int
+    ) -> None:
+        self.definition = definition
+        self.task_id = task_id
+        self.options_text = options_text
+        self.queue_name = queue_name
+        self.priority = priority
+        self.is_persisted = definition.is_persisted
+        self.status = TaskStatus.PENDING
+        self.sent_at = now
+        self.enqueued_at = now
+        self.updated_at = now
+        self.phase = Phase.ACCEPTED
+
+    def __repr__(self) -> str:
+        kept = "persisted" if self.is_persisted else "memory-only"
+        return f"<LiveTask {self.task_id} {self.definition.name!r} {self.status} ({self.phase.name.lower()}, {kept})>"
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while the task waits in this instance's memory for a slot, a delay or its row."""
+        return self.phase <= Phase.READY
+
+    @property
+    def is_saved(self) -> bool:
+        """True when the file holds the newest state."""
+        return not self.is_dirty and self.committed is not None and self.committed.status == self.status
+
+    def expectation(self) -> Expected:
+        """What the row says once the present state is committed."""
+        return Expected(self.status, self.owner, self.start_count)
+
+    def row(self) -> TaskRow:
+        """The whole record as it is now."""
+        claimed_at = self.claimed_at
+        return tuple.__new__(  # a NamedTuple's own constructor costs a call more, on the hottest path there is
+            TaskRow,
+            (
+                self.task_id,
+                self.definition.name,
+                self.queue_name,
+                self.priority,
+                self.args_text,
+                self.kwargs_text,
+                self.status,
+                self.sent_at,
+                self.enqueued_at,
+                claimed_at,
+                self.owner,
+                self.started_at,
+                self.completed_at,
+                self.failed_at,
+                self.result_text,
+                self.failed_reason,
+                self.error_code,
+                self.good_until,
+                self.retry_count,
+                self.definition.retry.max_retries,
+                self.next_retry_at,
+                self.start_count,
+                self.crash_count,
+                self.snooze_count,
+                self.options_text,
+                self.tags_text,
+                self.idempotency_key,
+                self.enqueue_sha,
+                self.scheduled_for,
+                self.cancel_requested_at,
+                self.progress_text,
+                self.log_text,
+                self.worker_pid,
+                self.worker_hostname,
+                self.worker_process_name,
+                None,
+                None,
+                None,
+                0,
+                self.sent_at,
+                self.updated_at,
+            ),
+        )
+
+    def adopt(self, row: TaskRow) -> None:
+        """Take over what the store says of this task (after a claim, a lost write, or a duplicate key)."""
+        self.queue_name, self.priority = row.queue_name, row.priority
+        self.args_text, self.kwargs_text = row.args, row.kwargs
+        self.status = TaskStatus(row.status)
+        self.sent_at, self.enqueued_at, self.updated_at = row.sent_at, row.enqueued_at, row.updated_at
+        self.claimed_at, self.owner, self.started_at = row.claimed_at, row.claimed_by_worker_id, row.started_at
+        self.completed_at, self.failed_at = row.completed_at, row.failed_at
+        self.result_text, self.failed_reason, self.error_code = row.result, row.failed_reason, row.error_code
+        self.good_until, self.next_retry_at = row.good_until, row.next_retry_at
+        self.retry_count, self.start_count = row.retry_count, row.start_count
+        self.crash_count, self.snooze_count = row.crash_count, row.snooze_count
+        self.options_text, self.tags_text = row.task_options, row.tags
+        self.idempotency_key, self.enqueue_sha = row.idempotency_key, row.enqueue_sha
+        self.scheduled_for, self.cancel_requested_at = row.scheduled_for, row.cancel_requested_at
+        self.progress_text, self.log_text = row.progress, row.log
+        self.call_args = self.call_kwargs = None
+        self.committed = Expected(row.status, row.claimed_by_worker_id, row.start_count)
+
+    @classmethod
+    def from_row(cls, row: TaskRow, definition: Definition, timeout_s: float | None) -> "LiveTask":
+        """The live form of a row that this instance has claimed."""
+        live = cls(definition, row.task_id, row.sent_at, row.task_options, row.queue_name, row.priority)
+        live.is_persisted = True
+        live.timeout_s = timeout_s
+        live.adopt(row)
+        return live

@@ -1,0 +1,79 @@
+"""What a manager was configured with, checked once, for every start of it."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from taskmanager.model.config import QueueConfig, RecoveryConfig, is_int, raise_faults
+from taskmanager.model.states import Lane
+
+LARGE_THREADS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Numbers with their units; see `TaskManager` for their meaning. Raises `ConfigurationError` with every fault."""
+
+    database: Path | None
+    snapshot_interval_s: float
+    commit_interval_s: float
+    synchronous: Literal["full", "normal"]
+    concurrency: int
+    threads: int
+    processes: int
+    queues: tuple[QueueConfig, ...]
+    max_pending: int | None
+    max_in_memory: int
+    recovery: RecoveryConfig
+    drain_timeout_s: float
+    store_poll_s: float
+    instance_name: str | None
+
+    def lanes(self) -> dict[Lane, int]:
+        """The limit of each lane."""
+        return {"async": self.concurrency, "thread": self.threads, "process": self.processes}
+
+    def queue_limits(self) -> dict[str, int]:
+        """`max_pending` of the queues that have one."""
+        return {queue.name: queue.max_pending for queue in self.queues if queue.max_pending is not None}
+
+    def __post_init__(self) -> None:
+        faults = []
+        for name in ("concurrency", "threads", "processes", "max_in_memory"):
+            value = getattr(self, name)
+            if not is_int(value) or value < 1:
+                faults.append(f"{name} must be a whole number from 1, not {value!r}")
+        if self.max_pending is not None and (not is_int(self.max_pending) or self.max_pending < 1):
+            faults.append(f"max_pending must be a whole number from 1, or None, not {self.max_pending!r}")
+        for name, low in (
+            ("snapshot_interval_s", 0.001),
+            ("commit_interval_s", 0.0),
+            ("drain_timeout_s", 0.0),
+            ("store_poll_s", 0.001),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value < 1e9:
+                faults.append(f"{name.removesuffix('_s')} must be seconds, at least {low:g}, not {value!r}")
+        if self.synchronous not in ("full", "normal"):
+            faults.append(f"synchronous must be 'full' or 'normal', not {self.synchronous!r}")
+        faults.extend(_queue_faults(self.queues))
+        raise_faults("TaskManager", faults)
+
+
+def _queue_faults(queues: Sequence[object]) -> list[str]:
+    faults = [f"queues must hold QueueConfig, not {each!r}" for each in queues if not isinstance(each, QueueConfig)]
+    names = [each.name for each in queues if isinstance(each, QueueConfig)]
+    faults.extend(f"queue {name!r} is configured twice" for name in sorted({n for n in names if names.count(n) > 1}))
+    return faults
+
+
+def default_threads() -> int:
+    """As the standard library's pool: enough for waiting, not enough to drown."""
+    return min(LARGE_THREADS, (os.cpu_count() or 1) + 4)
+
+
+def default_processes() -> int:
+    """One per core."""
+    return os.cpu_count() or 1

@@ -1,0 +1,219 @@
+"""Turns what an attempt came to into the next state of its task: the retry rule, the attempt row, the result.
+
+Nothing here awaits or touches the store; the caller hands the task to the writer.
+"""
+
+import traceback
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from taskmanager.engine.attempt import Attempt, StopReason
+from taskmanager.engine.instance import Identity
+from taskmanager.engine.live import Ending, LiveTask
+from taskmanager.model.errors import ArgumentError
+from taskmanager.model.record import AttemptRow
+from taskmanager.model.result import RESERVED_CODES, TaskError, TaskResult
+from taskmanager.model.states import AttemptOutcome, BuiltInTaskCode, TaskStatus
+from taskmanager.rules.retry import with_retry_numbers
+
+_US = 1_000_000
+MAX_REASON_CHARS = 20_000
+"""A traceback longer than this is cut in the middle, so that one failing recursion does not fill the file."""
+
+
+class Outcome(NamedTuple):
+    """What one attempt came to. `value` is set for "ok", `error` for "failed" and "crashed", `delay_s` for "snoozed"."""
+
+    kind: Literal["ok", "failed", "snoozed", "stopped", "crashed"]
+    value: Any = None
+    error: TaskError | None = None
+    reason: str | None = None
+    delay_s: float = 0.0
+
+
+class Next(NamedTuple):
+    """What the engine does with the task now: nothing more (`delay_s` None), or let it wait that long."""
+
+    delay_s: float | None
+    is_retry: bool = False
+
+
+class Settlement:
+    """The rules of one instance: who it is, what time it is, and its dice."""
+
+    def __init__(self, identity: Identity, now_us: Callable[[], int], random_01: Callable[[], float]) -> None:
+        self._who = identity
+        self._now_us = now_us
+        self._random_01 = random_01
+
+    def begin(self, live: LiveTask) -> None:
+        """→ RUNNING: the state that is committed before user code runs."""
+        now = self._now_us()
+        who = self._who
+        live.status = TaskStatus.RUNNING
+        live.start_count += 1
+        live.started_at = live.updated_at = now
+        live.owner = who.instance_id
+        live.next_retry_at = None
+        live.worker_pid, live.worker_hostname, live.worker_process_name = who.pid, who.hostname, who.process_name
+
+    def unbegin(self, live: LiveTask) -> None:
+        """Take back a start that was not committed: the task waits again as if nothing had happened."""
+        live.status = TaskStatus.PENDING
+        live.start_count -= 1
+        live.started_at = live.worker_pid = live.worker_hostname = live.worker_process_name = None
+
+    def settle(self, live: LiveTask, attempt: Attempt, outcome: Outcome) -> Next:
+        """→ the state after an attempt."""
+        attempt.close(None)
+        if outcome.kind == "ok":
+            return self._complete(live, attempt, outcome.value)
+        if outcome.kind == "snoozed":
+            return self._snooze(live, outcome.delay_s)
+        if outcome.kind == "stopped":
+            return self._stopped(live, attempt)
+        return self._fail(live, attempt, outcome)
+
+    def _complete(self, live: LiveTask, attempt: Attempt, value: Any) -> Next:
+        now = self._now_us()
+        live.status = TaskStatus.COMPLETED
+        live.completed_at = live.updated_at = now
+        live.result_text = self._stored_result(live, value)
+        live.ending = Ending(TaskStatus.COMPLETED, TaskResult(ok=value))
+        self._add_attempt(live, attempt, now, AttemptOutcome.COMPLETED, False, None, None)
+        return Next(None)
+
+    @staticmethod
+    def _stored_result(live: LiveTask, value: Any) -> str:
+        results = live.definition.results
+        try:
+            return results.encode_ok(value)
+        except ArgumentError as exc:
+            return results.encode_error(TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, str(exc)))
+
+    def _snooze(self, live: LiveTask, delay_s: float) -> Next:
+        live.snooze_count += 1
+        self._wait_again(live, delay_s)
+        return Next(delay_s)
+
+    def _fail(self, live: LiveTask, attempt: Attempt, outcome: Outcome) -> Next:
+        error = outcome.error or TaskError(BuiltInTaskCode.UNHANDLED_EXCEPTION)
+        crashed = outcome.kind == "crashed"
+        kind = AttemptOutcome.WORKER_FAILURE if crashed else AttemptOutcome.FAILED
+        live.crash_count += crashed
+        now = self._now_us()
+        rule = live.definition.retry
+        delay_s = rule.next_delay_s(error.error_code, live.retry_count, self._random_01())
+        if delay_s is not None and not self._is_before_expiry(live, now, delay_s):
+            delay_s = None
+        if delay_s is not None:
+            self._add_attempt(live, attempt, now, kind, True, error, outcome.reason)
+            live.retry_count += 1
+            self._wait_again(live, delay_s)
+            live.next_retry_at = live.enqueued_at
+            return Next(delay_s, is_retry=True)
+        covered = rule.covers(error.error_code) and rule.max_retries > 0
+        if covered or live.retry_count:
+            error = with_retry_numbers(
+                error, count=live.retry_count, maximum=rule.max_retries, exhausted=live.retry_count >= rule.max_retries
+            )
+        self._add_attempt(live, attempt, now, kind, False, error, outcome.reason)
+        self.end_with_error(live, TaskStatus.FAILED, error, outcome.reason)
+        return Next(None)
+
+    @staticmethod
+    def _is_before_expiry(live: LiveTask, now: int, delay_s: float) -> bool:
+        return live.good_until is None or now + delay_s * _US < live.good_until
+
+    def _stopped(self, live: LiveTask, attempt: Attempt) -> Next:
+        now = self._now_us()
+        if attempt.stop_reason is StopReason.CANCEL:
+            error = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled while it was running")
+            self._add_attempt(live, attempt, now, AttemptOutcome.INTERRUPTED, False, error, None)
+            self.end_with_error(live, TaskStatus.CANCELLED, error, None)
+            return Next(None)
+        error = TaskError(BuiltInTaskCode.TASK_INTERRUPTED, "the manager stopped while the task was running")
+        self._add_attempt(live, attempt, now, AttemptOutcome.INTERRUPTED, False, error, None)
+        if live.is_persisted and live.definition.requeue_on_interrupt:
+            self._wait_again(live, 0.0)
+            live.owner = None
+            live.ending = Ending(TaskStatus.PENDING, TaskResult(err=error), requeued=True)
+        else:
+            self.end_with_error(live, TaskStatus.INTERRUPTED, error, None)
+        return Next(None)
+
+    def end_with_error(self, live: LiveTask, status: TaskStatus, error: TaskError, reason: str | None) -> None:
+        """→ a terminal state other than COMPLETED."""
+        now = self._now_us()
+        live.status = status
+        live.updated_at = live.failed_at = now
+        live.error_code = error.error_code
+        live.failed_reason = reason if reason is not None else error.message
+        live.next_retry_at = None
+        live.result_text = live.definition.results.encode_error(error)
+        live.ending = Ending(status, TaskResult(err=error))
+
+    def release(self, live: LiveTask) -> None:
+        """→ PENDING and free: any instance may take it. Waiters learn that it goes on."""
+        live.status = TaskStatus.PENDING
+        live.owner = live.claimed_at = None
+        live.updated_at = self._now_us()
+        error = TaskError(BuiltInTaskCode.MANAGER_STOPPED, "the manager stopped; the task waits for the next start")
+        live.ending = Ending(TaskStatus.PENDING, TaskResult(err=error), requeued=True)
+
+    def _wait_again(self, live: LiveTask, delay_s: float) -> None:
+        now = self._now_us()
+        live.status = TaskStatus.PENDING
+        live.enqueued_at = now + int(delay_s * _US)
+        live.updated_at = now
+        live.claimed_at = live.started_at = None
+        live.worker_pid = live.worker_hostname = live.worker_process_name = None
+
+    def _add_attempt(
+        self,
+        live: LiveTask,
+        attempt: Attempt,
+        now: int,
+        outcome: AttemptOutcome,
+        will_retry: bool,
+        error: TaskError | None,
+        reason: str | None,
+    ) -> None:
+        who = self._who
+        row = AttemptRow(
+            live.task_id,
+            attempt.number,
+            outcome,
+            will_retry,
+            attempt.started_at,
+            now,
+            None if error is None else error.error_code,
+            None if error is None else error.message,
+            reason,
+            who.instance_id,
+            who.hostname,
+            who.pid,
+            who.process_name,
+            now,
+        )
+        live.attempts_due = (*live.attempts_due, row)
+
+
+def failure_of(live: LiveTask, exc: BaseException) -> Outcome:
+    """The outcome of an exception that user code raised."""
+    code = live.definition.code_of(exc)
+    message = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
+    error = TaskError(BuiltInTaskCode(code) if code in RESERVED_CODES else code, message)
+    return Outcome("failed", error=error, reason=describe(exc))
+
+
+def describe(exc: BaseException) -> str:
+    """The traceback as text, without the engine's own frames, bounded in size."""
+    frames = exc.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("taskmanager.engine."):
+        frames = frames.tb_next
+    text = "".join(traceback.format_exception(type(exc), exc, frames))
+    if len(text) > MAX_REASON_CHARS:
+        half = MAX_REASON_CHARS // 2
+        text = f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
+    return text

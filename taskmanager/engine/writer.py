@@ -1,0 +1,325 @@
+"""Where memory and file meet: group commit, one coroutine, one transaction at a time.
+
+The writer commits as soon as it is idle and something persisted is dirty; whatever changes meanwhile is the next batch,
+so that the batch grows with the load and one caller waits for one commit only. Memory-only history waits for
+`snapshot_interval`, or until there is a batch of it.
+
+What a batch carries is read from the task when the batch is made, never earlier, and its precondition is the state that
+was last *committed*. So a failed batch is simply put back: it cannot overwrite newer news, because it holds none.
+When a commit's fate is unknown (an I/O error), the next try finds its own row, adopts it, and goes on.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple, Protocol
+
+from taskmanager.engine.execution import extra_of
+from taskmanager.engine.live import LiveTask
+from taskmanager.model.clock import Clock
+from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite
+from taskmanager.store.protocol import CommitReport, Store
+
+logger = logging.getLogger("taskmanager")
+
+MAX_BATCH: Final = 512
+"""Rows of one transaction: large enough to share its cost, small enough not to hold the loop for more than about 1 ms."""
+HISTORY_BATCH: Final = 512
+"""Memory-only records that are written without waiting for the snapshot interval."""
+FIRST_RETRY_S: Final = 0.05
+LAST_RETRY_S: Final = 1.0
+
+
+class WriterListener(Protocol):
+    """Who hears what became of the writes: the engine."""
+
+    def committed(self, live: LiveTask) -> None: ...
+    def lost(self, live: LiveTask, row: TaskRow | None) -> None: ...
+    def rejected(self, live: LiveTask, reason: str) -> None: ...
+    def degraded(self, exc: StoreError) -> None: ...
+    def restored(self) -> None: ...
+
+
+class _Sent(NamedTuple):
+    """One task of a batch: what was sent, so that the answer can be applied, or the batch put back."""
+
+    live: LiveTask
+    state: Expected
+    attempts: tuple[AttemptRow, ...]
+
+
+class Writer:
+    """Everything that is not yet in the store, and the coroutine that brings it there."""
+
+    def __init__(self, store: Store, clock: Clock, listener: WriterListener, *, snapshot_interval_s: float) -> None:
+        self.store = store
+        self._clock = clock
+        self._listener = listener
+        self._snapshot_interval_s = snapshot_interval_s
+        self._dirty: deque[LiveTask] = deque()
+        self._history: deque[LiveTask] = deque()
+        self.unsaved_ids: dict[str, LiveTask] = {}
+        self._sent_count = 0
+        self._wake: asyncio.Future[None] | None = None
+        self._history_timer: asyncio.TimerHandle | None = None
+        self._is_history_due = False
+        self._barriers: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._marked = self._done = 0
+        self._recorded = self._kept = 0
+        self._is_closing = False
+        self._oldest_dirty_at: int | None = None
+        self.degraded_since: int | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        state = "degraded" if self.degraded_since is not None else "healthy"
+        return f"<Writer {len(self._dirty)} dirty, {len(self._history)} of history, {self._sent_count} in flight, {state}>"
+
+    @property
+    def unsaved_count(self) -> int:
+        """Records that the store does not hold in their newest state."""
+        return len(self._dirty) + len(self._history) + self._sent_count
+
+    def oldest_unsaved_s(self) -> float | None:
+        """How long the oldest change of a persisted task has been waiting for its commit."""
+        if self._oldest_dirty_at is None:
+            return None
+        return max(0, self._clock.now_us() - self._oldest_dirty_at) / 1_000_000
+
+    # What is to be written.
+
+    def mark(self, live: LiveTask) -> None:
+        """A persisted task has changed."""
+        if live.is_dirty:
+            return
+        live.is_dirty = True
+        self._dirty.append(live)
+        self._marked += 1
+        if self._oldest_dirty_at is None:
+            self._oldest_dirty_at = live.updated_at
+        self.wake()
+
+    def record(self, live: LiveTask) -> None:
+        """A memory-only task has ended: history."""
+        live.is_dirty = True
+        self._history.append(live)
+        self._recorded += 1
+        self.unsaved_ids[live.task_id] = live
+        if len(self._history) >= HISTORY_BATCH:
+            self._history_is_due()
+        elif self._history_timer is None:
+            loop = asyncio.get_running_loop()
+            self._history_timer = loop.call_later(self._snapshot_interval_s, self._history_is_due)
+
+    def _history_is_due(self) -> None:
+        if self._history_timer is not None:
+            self._history_timer.cancel()
+            self._history_timer = None
+        if not self._is_history_due:
+            self._is_history_due = True
+            self.wake()
+
+    def wake(self) -> None:
+        """Let the writer look again."""
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def flush(self) -> None:
+        """Return when everything that was marked or recorded so far is committed, history included."""
+        if not self.unsaved_count:
+            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._barriers.append((self._marked, self._recorded, done))
+        self._history_is_due()
+        await done
+
+    # The coroutine.
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="taskmanager-writer")
+
+    async def close(self, patience_s: float) -> int:
+        """Write what is left and end; returns how many records could not be written within `patience_s`."""
+        self._is_closing = True
+        self._history_is_due()
+        self.wake()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=patience_s)
+            if not self._task.done():
+                self._task.cancel()
+                await asyncio.wait([self._task])
+        if self._history_timer is not None:
+            self._history_timer.cancel()
+        return self.unsaved_count
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause_s = FIRST_RETRY_S
+        while True:
+            if not self._has_work():
+                if self._is_closing:
+                    return
+                self._wake = loop.create_future()
+                await self._wake
+            # One turn of the loop: what was accepted in this turn, and the starts it led to, go together.
+            await asyncio.sleep(0)
+            batch = self._take_batch()
+            if not batch:
+                continue
+            try:
+                report = await self._commit(batch)
+            except StoreError as exc:
+                self._put_back(batch)
+                self._note_degraded(exc)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, LAST_RETRY_S)
+                continue
+            except asyncio.CancelledError:
+                self._put_back(batch)
+                raise
+            pause_s = FIRST_RETRY_S
+            self._note_restored()
+            self._absorb(batch, report)
+
+    def _has_work(self) -> bool:
+        return bool(self._dirty) or (self._is_history_due and bool(self._history))
+
+    def _take_batch(self) -> list[_Sent]:
+        batch: list[_Sent] = []
+        dirty, history = self._dirty, self._history
+        self._take_from(dirty, batch)
+        if self._is_history_due:
+            self._take_from(history, batch)
+            if len(history) < HISTORY_BATCH and not any(self._recorded - len(history) < b[1] for b in self._barriers):
+                self._is_history_due = self._is_closing
+                self._rearm_history()
+        self._sent_count = len(batch)
+        return batch
+
+    def _rearm_history(self) -> None:
+        if self._history and self._history_timer is None and not self._is_closing:
+            loop = asyncio.get_running_loop()
+            self._history_timer = loop.call_later(self._snapshot_interval_s, self._history_is_due)
+
+    @staticmethod
+    def _take_from(source: deque[LiveTask], batch: list[_Sent]) -> None:
+        for _ in range(min(len(source), MAX_BATCH - len(batch))):
+            live = source.popleft()
+            live.is_dirty = False
+            attempts, live.attempts_due = live.attempts_due, ()
+            batch.append(_Sent(live, live.expectation(), attempts))
+
+    async def _commit(self, batch: list[_Sent]) -> CommitReport:
+        writes = [TaskWrite(live.row(), live.committed, attempts) for live, _, attempts in batch]
+        return await self.store.commit(writes)
+
+    def _put_back(self, batch: list[_Sent]) -> None:
+        """Nothing of the batch is known to be written. The states are read anew when it is tried again."""
+        self._sent_count = 0
+        for live, _, attempts in reversed(batch):
+            live.attempts_due = (*attempts, *live.attempts_due)
+            source = self._dirty if live.is_persisted else self._history
+            if live.is_dirty:
+                self._count_done(live)
+                continue
+            live.is_dirty = True
+            source.appendleft(live)
+            if not live.is_persisted:
+                self._is_history_due = True
+
+    def _count_done(self, live: LiveTask) -> None:
+        if live.is_persisted:
+            self._done += 1
+        else:
+            self._kept += 1
+            self.unsaved_ids.pop(live.task_id, None)
+
+    def _absorb(self, batch: list[_Sent], report: CommitReport) -> None:
+        listener = self._listener
+        troubled = bool(report.lost or report.rejected)
+        self._sent_count = 0
+        for sent in batch:
+            live = sent.live
+            self._count_done(live)
+            if troubled and live.task_id in report.rejected:
+                listener.rejected(live, report.rejected[live.task_id])
+            elif troubled and live.task_id in report.lost:
+                self._absorb_loss(sent, report.lost[live.task_id])
+            else:
+                live.committed = sent.state
+                listener.committed(live)
+        self._oldest_dirty_at = self._dirty[0].updated_at if self._dirty else None
+        self._release_barriers()
+
+    def _absorb_loss(self, sent: _Sent, row: TaskRow | None) -> None:
+        """A write whose precondition did not hold. Our own row there means that an earlier commit did arrive after all."""
+        live = sent.live
+        is_ours = row is not None and row.claimed_by_worker_id is not None and row.claimed_by_worker_id == live.owner
+        if row is not None and is_ours and live.committed != _state_of(row):
+            live.committed = _state_of(row)
+            live.attempts_due = (*sent.attempts, *live.attempts_due)
+            if live.committed == sent.state and not sent.attempts:
+                self._listener.committed(live)
+            else:
+                self.mark(live)
+            return
+        self._listener.lost(live, row)
+
+    def _release_barriers(self) -> None:
+        if not self._barriers:
+            return
+        waiting = []
+        for marked, recorded, done in self._barriers:
+            if self._done >= marked and self._kept >= recorded:
+                if not done.done():
+                    done.set_result(None)
+            else:
+                waiting.append((marked, recorded, done))
+        self._barriers = waiting
+
+    # Bad days.
+
+    def _note_degraded(self, exc: StoreError) -> None:
+        if self.degraded_since is None:
+            self.degraded_since = self._clock.now_us()
+            kind = "unavailable" if isinstance(exc, StoreUnavailable) else "failing"
+            logger.error("the store is %s; work goes on in memory and is written when it is back: %s", kind, exc)
+        self._listener.degraded(exc)
+
+    def _note_restored(self) -> None:
+        if self.degraded_since is not None:
+            away_s = (self._clock.now_us() - self.degraded_since) / 1_000_000
+            self.degraded_since = None
+            logger.warning("the store is back after %.1f s; %d records are being written", away_s, self.unsaved_count)
+            self._listener.restored()
+
+    def lose_everything_committed(self, lives: Iterable[LiveTask]) -> None:
+        """The file is a new, empty one: every live persisted record is to be inserted again."""
+        for live in lives:
+            live.committed = None
+            self.mark(live)
+
+
+def _state_of(row: TaskRow) -> Expected:
+    return Expected(row.status, row.claimed_by_worker_id, row.start_count)
+
+
+def log_rejected(live: LiveTask, reason: str) -> None:
+    """Say that a record cannot be stored at all."""
+    logger.error(
+        "task %s (%s) cannot be stored: %s; it goes on in memory only",
+        live.definition.name,
+        live.task_id,
+        reason,
+        extra=extra_of(live),
+    )
+
+
+def fail_waiters(waiters: "list[asyncio.Future[Any]] | None", exc: BaseException) -> None:
+    """Give every waiter of a list the same exception."""
+    for waiter in waiters or ():
+        if not waiter.done():
+            waiter.set_exception(exc)

@@ -1,0 +1,66 @@
+"""What every store keeps to: which rows it refuses, the same in SQL `CHECK`s and here, and text that can be UTF-8."""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
+from taskmanager.model.states import TERMINAL, AttemptOutcome, TaskStatus
+
+_STATUSES: Final = frozenset(TaskStatus)
+_OUTCOMES: Final = frozenset(AttemptOutcome)
+_INT64: Final = 1 << 63
+
+
+def is_memory_only(row: TaskRow) -> bool:
+    """Whether the options of the task leave out the promise that it survives."""
+    return not json.loads(row.task_options).get("persist")
+
+
+def encodable(text: str) -> str:
+    """`text` with lone surrogates (file names have them) as escapes, so that it can be UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def encodable_write(write: TaskWrite) -> TaskWrite:
+    """The same write with every text encodable."""
+    row = TaskRow._make(_encodable_values(write.row))
+    return TaskWrite(row, write.expected, tuple(AttemptRow._make(_encodable_values(each)) for each in write.attempts))
+
+
+def _encodable_values(values: Iterable[Any]) -> Iterator[Any]:
+    return (encodable(value) if isinstance(value, str) else value for value in values)
+
+
+def write_fault(write: TaskWrite) -> str | None:
+    """Why no store will ever take this write, or None."""
+    for values in (write.row, *write.attempts):
+        for value in values:
+            if isinstance(value, int) and not -_INT64 <= value < _INT64:
+                return "OverflowError: an integer does not fit into 64 bits"
+            if value is not None and not isinstance(value, str | int):
+                return f"a value of type {type(value).__name__} cannot be stored"
+    faults = [*_row_faults(write.row)]
+    for attempt in write.attempts:
+        if attempt.outcome not in _OUTCOMES or attempt.attempt < 1:
+            faults.append(f"attempt {attempt.attempt} with outcome {attempt.outcome!r}")
+    return "; ".join(faults) or None
+
+
+def _row_faults(row: TaskRow) -> Iterator[str]:
+    if row.status not in _STATUSES:
+        yield f"status {row.status!r} does not exist"
+    if not 1 <= row.priority <= 100:
+        yield f"priority {row.priority} is not from 1 to 100"
+    if min(row.retry_count, row.max_retries, row.start_count, row.crash_count, row.snooze_count) < 0:
+        yield "a count is negative"
+    if row.status == TaskStatus.CLAIMED and row.claimed_by_worker_id is None:
+        yield "CLAIMED without an owner"
+    if row.status == TaskStatus.RUNNING and (
+        row.claimed_by_worker_id is None or row.started_at is None or row.start_count < 1
+    ):
+        yield "RUNNING without an owner or a start"
+    if (row.completed_at is not None) != (row.status == TaskStatus.COMPLETED):
+        yield "completed_at belongs to COMPLETED, and only to it"
+    if row.error_code is not None and (row.status not in TERMINAL or row.status == TaskStatus.COMPLETED):
+        yield f"error_code in a row that is {row.status}"

@@ -1,0 +1,258 @@
+"""The store without a file: the same answers from dicts, for one process, gone with it.
+
+Ended tasks are kept in the order of their end, and the oldest leave when there are more than `max_history`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Final
+
+from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
+from taskmanager.model.states import TERMINAL, WAITING, TaskStatus
+from taskmanager.store.constraints import encodable_write, is_memory_only, write_fault
+from taskmanager.store.protocol import (
+    FREE_COUNT_CAP,
+    ClaimRequest,
+    CommitReport,
+    FreeQueue,
+    InstanceRow,
+    TaskFilter,
+)
+
+MAX_HISTORY: Final = 10_000
+
+
+class MemoryStore:
+    """Tasks in memory. `max_history` bounds the ended ones."""
+
+    def __init__(self, *, max_history: int = MAX_HISTORY) -> None:
+        self._max_history = max_history
+        self._live: dict[str, TaskRow] = {}
+        self._ended: dict[str, TaskRow] = {}
+        self._attempts: dict[str, dict[int, AttemptRow]] = {}
+        self._instances: dict[str, InstanceRow] = {}
+        self._paused: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<MemoryStore {len(self._live)} live, {len(self._ended)} ended>"
+
+    async def open(self) -> None:
+        """Nothing to open."""
+
+    async def close(self) -> None:
+        """Nothing to close; what it holds stays for the next start."""
+
+    async def commit(self, writes: Sequence[TaskWrite]) -> CommitReport:
+        lost: dict[str, TaskRow | None] = {}
+        rejected: dict[str, str] = {}
+        for write in writes:
+            current = self._row(write.row.task_id)
+            if not _wins(write, current):
+                lost[write.row.task_id] = current
+                continue
+            clean = encodable_write(write)
+            fault = write_fault(clean)
+            if fault is not None:
+                rejected[write.row.task_id] = fault
+            else:
+                self._apply(clean, current)
+        self._evict()
+        return CommitReport(lost, rejected)
+
+    def _apply(self, write: TaskWrite, current: TaskRow | None) -> None:
+        row = write.row
+        if write.expected is not None and current is not None:
+            row = row._replace(task_name=current.task_name, sent_at=current.sent_at, created_at=current.created_at)
+            if row.cancel_requested_at is None and current.status not in TERMINAL:
+                row = row._replace(cancel_requested_at=current.cancel_requested_at)
+        self._put(row)
+        attempts = self._attempts.setdefault(row.task_id, {})
+        if write.expected is None and any(each.attempt in attempts for each in write.attempts):
+            # An earlier task of the same key counted from the same number; what it left is not this one's history.
+            first = min(each.attempt for each in write.attempts)
+            for number in [number for number in attempts if number >= first]:
+                del attempts[number]
+        for each in write.attempts:
+            attempts.setdefault(each.attempt, each._replace(will_retry=bool(each.will_retry)))
+
+    def _row(self, task_id: str) -> TaskRow | None:
+        return self._live.get(task_id) or self._ended.get(task_id)
+
+    def _rows(self) -> Iterator[TaskRow]:
+        yield from self._live.values()
+        yield from self._ended.values()
+
+    def _put(self, row: TaskRow) -> None:
+        self._live.pop(row.task_id, None)
+        self._ended.pop(row.task_id, None)
+        (self._ended if row.status in TERMINAL else self._live)[row.task_id] = row
+
+    def _remove(self, task_ids: Iterable[str]) -> int:
+        gone = list(task_ids)
+        for task_id in gone:
+            del self._ended[task_id]
+            self._attempts.pop(task_id, None)
+        return len(gone)
+
+    def _evict(self) -> None:
+        surplus = len(self._ended) - self._max_history
+        if surplus > 0:
+            oldest = iter(list(self._ended))
+            self._remove(next(oldest) for _ in range(surplus))
+
+    async def claim(self, request: ClaimRequest) -> list[TaskRow]:
+        names = frozenset(request.task_names)
+        free = [
+            row
+            for row in self._free()
+            if row.task_name in names
+            and row.queue_name == request.queue_name
+            and row.enqueued_at <= request.now
+            and (request.better_than is None or row.priority < request.better_than)
+        ]
+        best = sorted(free, key=lambda row: (row.priority, row.enqueued_at, row.task_id))[: max(0, request.limit)]
+        claimed = [
+            row._replace(
+                status=TaskStatus.CLAIMED.value,
+                claimed_at=request.now,
+                claimed_by_worker_id=request.owner,
+                updated_at=request.now,
+            )
+            for row in best
+        ]
+        for row in claimed:
+            self._put(row)
+        return claimed
+
+    def _free(self) -> Iterator[TaskRow]:
+        return (
+            row for row in self._live.values() if row.status == TaskStatus.PENDING and row.claimed_by_worker_id is None
+        )
+
+    async def release(self, owner: str, now: int) -> int:
+        waiting = [row for row in self._live.values() if row.claimed_by_worker_id == owner and row.status in WAITING]
+        for row in waiting:
+            self._put(
+                row._replace(
+                    status=TaskStatus.PENDING.value,
+                    claimed_at=None,
+                    claimed_by_worker_id=None,
+                    claim_expires_at=None,
+                    updated_at=now,
+                )
+            )
+        return len(waiting)
+
+    async def free_queues(self) -> list[FreeQueue]:
+        found: dict[tuple[str, str], list[int]] = {}
+        for row in self._free():
+            found.setdefault((row.task_name, row.queue_name), []).append(row.enqueued_at)
+        return [
+            FreeQueue(name, queue, min(len(dues), FREE_COUNT_CAP), min(dues))
+            for (name, queue), dues in sorted(found.items())
+        ]
+
+    async def fetch(self, task_id: str) -> TaskRow | None:
+        return self._row(task_id)
+
+    async def fetch_attempts(self, task_id: str) -> list[AttemptRow]:
+        return [attempt for _, attempt in sorted(self._attempts.get(task_id, {}).items())]
+
+    async def fetch_ids(self, task_ids: Sequence[str]) -> dict[str, TaskRow]:
+        return {task_id: row for task_id in task_ids if (row := self._row(task_id)) is not None}
+
+    async def fetch_many(self, wanted: TaskFilter) -> list[TaskRow]:
+        found = [
+            row
+            for row in self._rows()
+            if (wanted.status is None or row.status == wanted.status)
+            and (wanted.task_name is None or row.task_name == wanted.task_name)
+            and (wanted.queue_name is None or row.queue_name == wanted.queue_name)
+        ]
+        if wanted.before is not None:
+            border = self._row(wanted.before)
+            found = [row for row in found if border is not None and _age(row) < _age(border)]
+        return sorted(found, key=_age, reverse=True)[: wanted.limit]
+
+    async def fetch_owned(self, owners: Collection[str], *, limit: int, after: str = "") -> list[TaskRow]:
+        return self._page(lambda owner: owner in owners, limit, after)
+
+    async def fetch_orphans(self, live_owners: Collection[str], *, limit: int, after: str = "") -> list[TaskRow]:
+        return self._page(lambda owner: owner not in live_owners, limit, after)
+
+    def _page(self, is_wanted: Callable[[str], bool], limit: int, after: str) -> list[TaskRow]:
+        found = [
+            row
+            for row in self._live.values()
+            if row.task_id > after and row.claimed_by_worker_id is not None and is_wanted(row.claimed_by_worker_id)
+        ]
+        return sorted(found, key=lambda row: row.task_id)[:limit]
+
+    async def fetch_cancel_requests(self, owner: str) -> list[str]:
+        return sorted(
+            row.task_id
+            for row in self._live.values()
+            if row.claimed_by_worker_id == owner and row.cancel_requested_at is not None
+        )
+
+    async def request_cancel(self, task_id: str, now: int) -> bool:
+        row = self._live.get(task_id)
+        if row is not None and row.cancel_requested_at is None:
+            self._put(row._replace(cancel_requested_at=now, updated_at=now))
+        return row is not None
+
+    async def counts(self) -> dict[TaskStatus, int]:
+        found = Counter(row.status for row in self._rows())
+        return {status: found[status] for status in TaskStatus}
+
+    async def purge(self, status: TaskStatus | None, older_than: int | None, limit: int) -> int:
+        old = [
+            row.task_id
+            for row in self._ended.values()
+            if (status is None or row.status == status) and (older_than is None or _end(row) < older_than)
+        ]
+        return self._remove(old[:limit])
+
+    async def save_instance(self, row: InstanceRow) -> None:
+        self._instances[row.instance_id] = row
+
+    async def instances(self) -> list[InstanceRow]:
+        return sorted(self._instances.values(), key=lambda row: (row.started_at, row.instance_id))
+
+    async def forget_instances(self, instance_ids: Collection[str]) -> None:
+        for instance_id in instance_ids:
+            self._instances.pop(instance_id, None)
+
+    async def set_paused(self, queue_name: str, paused: bool, now: int) -> None:
+        if paused:
+            self._paused.setdefault(queue_name, now)
+        else:
+            self._paused.pop(queue_name, None)
+
+    async def paused_queues(self) -> frozenset[str]:
+        return frozenset(self._paused)
+
+    async def data_version(self) -> int:
+        """Nobody else can write here."""
+        return 0
+
+    async def is_same_file(self) -> bool:
+        return True
+
+
+def _wins(write: TaskWrite, current: TaskRow | None) -> bool:
+    if write.expected is None:
+        return current is None or all(row.status in TERMINAL and is_memory_only(row) for row in (current, write.row))
+    return current is not None and write.expected == (
+        current.status,
+        current.claimed_by_worker_id,
+        current.start_count,
+    )
+
+
+def _age(row: TaskRow) -> tuple[int, str]:
+    return row.sent_at, row.task_id
+
+
+def _end(row: TaskRow) -> int:
+    return row.completed_at or row.failed_at or row.updated_at

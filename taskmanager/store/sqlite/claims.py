@@ -1,0 +1,134 @@
+"""Taking and freeing rows that wait. A claim costs by the rows it may take, never by the rows that lie there.
+
+The index `taskmanager_tasks_free` leads with the function, then queue, priority and due time. A claim hops through the
+priorities that exist for each wanted function and takes the first due rows of each: delayed rows are stepped over as a
+range, and rows of functions that nobody here knows are never seen.
+"""
+
+import json
+import sqlite3
+from typing import Final
+
+from taskmanager.model.record import TaskRow
+from taskmanager.store.protocol import FREE_COUNT_CAP, ClaimRequest, FreeQueue
+from taskmanager.store.sqlite.connection import transaction
+from taskmanager.store.sqlite.queries import task_rows
+from taskmanager.store.sqlite.statements import LIVE_SQL
+
+_FREE: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_free"
+_IS_FREE: Final = "status = 'PENDING' AND claimed_by_worker_id IS NULL"
+
+CANDIDATES: Final = f"""
+WITH RECURSIVE level (task_name, priority) AS (
+    SELECT value, (
+        SELECT min(priority) FROM {_FREE} WHERE task_name = value AND queue_name = :queue_name AND {_IS_FREE}
+    ) FROM json_each(:task_names)
+    UNION ALL
+    SELECT level.task_name, (
+        SELECT min(priority) FROM {_FREE}
+        WHERE task_name = level.task_name AND queue_name = :queue_name AND priority > level.priority AND {_IS_FREE}
+    ) FROM level WHERE level.priority < :better_than
+)
+SELECT json_group_array(row) FROM (
+    SELECT t.rowid AS row FROM level JOIN taskmanager_tasks AS t ON t.rowid IN (
+        SELECT rowid FROM {_FREE}
+        WHERE task_name = level.task_name AND queue_name = :queue_name AND priority = level.priority
+            AND enqueued_at <= :now AND {_IS_FREE}
+        ORDER BY enqueued_at, id LIMIT :limit
+    )
+    WHERE level.priority < :better_than
+    ORDER BY t.priority, t.enqueued_at, t.id LIMIT :limit
+)
+"""
+_TAKE: Final = """
+UPDATE taskmanager_tasks
+SET status = 'CLAIMED', claimed = 1, claimed_at = :now, claimed_by_worker_id = :owner, updated_at = :now
+WHERE rowid IN (SELECT value FROM json_each(:rows))
+"""
+_TAKEN: Final = "taskmanager_tasks AS t WHERE t.rowid IN (SELECT value FROM json_each(?))"
+_ABOVE_ALL_PRIORITIES: Final = 101
+
+
+def claim(connection: sqlite3.Connection, request: ClaimRequest) -> list[TaskRow]:
+    """See `Store.claim`."""
+    if not request.task_names or request.limit < 1:
+        return []
+    parameters = {
+        "task_names": json.dumps(sorted(set(request.task_names))),
+        "queue_name": request.queue_name,
+        "limit": request.limit,
+        "now": request.now,
+        "better_than": _ABOVE_ALL_PRIORITIES if request.better_than is None else request.better_than,
+    }
+    with transaction(connection):
+        (rows,) = connection.execute(CANDIDATES, parameters).fetchone()
+        if rows == "[]":
+            return []
+        connection.execute(_TAKE, {"rows": rows, "owner": request.owner, "now": request.now})
+        claimed = task_rows(connection, _TAKEN, (rows,))
+    return sorted(claimed, key=lambda row: (row.priority, row.enqueued_at, row.task_id))
+
+
+def release(connection: sqlite3.Connection, owner: str, now: int) -> int:
+    """See `Store.release`. The three statuses are there for the owner index, the two for the meaning."""
+    with transaction(connection):
+        return connection.execute(
+            f"""
+            UPDATE taskmanager_tasks
+            SET status = 'PENDING', claimed = 0, claimed_at = NULL, claimed_by_worker_id = NULL,
+                claim_expires_at = NULL, updated_at = ?
+            WHERE claimed_by_worker_id = ? AND status IN ({LIVE_SQL}) AND status IN ('PENDING', 'CLAIMED')
+            """,
+            (now, owner),
+        ).rowcount
+
+
+_FREE_QUEUES: Final = f"""
+WITH RECURSIVE
+name (task_name) AS (
+    SELECT min(task_name) FROM {_FREE} WHERE {_IS_FREE}
+    UNION ALL
+    SELECT (SELECT min(task_name) FROM {_FREE} WHERE task_name > name.task_name AND {_IS_FREE})
+    FROM name WHERE name.task_name IS NOT NULL
+),
+pair (task_name, queue_name) AS (
+    SELECT name.task_name, (
+        SELECT min(queue_name) FROM {_FREE} WHERE task_name = name.task_name AND {_IS_FREE}
+    ) FROM name WHERE name.task_name IS NOT NULL
+    UNION ALL
+    SELECT pair.task_name, (
+        SELECT min(queue_name) FROM {_FREE}
+        WHERE task_name = pair.task_name AND queue_name > pair.queue_name AND {_IS_FREE}
+    ) FROM pair WHERE pair.queue_name IS NOT NULL
+),
+level (task_name, queue_name, priority) AS (
+    SELECT pair.task_name, pair.queue_name, (
+        SELECT min(priority) FROM {_FREE}
+        WHERE task_name = pair.task_name AND queue_name = pair.queue_name AND {_IS_FREE}
+    ) FROM pair WHERE pair.queue_name IS NOT NULL
+    UNION ALL
+    SELECT level.task_name, level.queue_name, (
+        SELECT min(priority) FROM {_FREE}
+        WHERE task_name = level.task_name AND queue_name = level.queue_name AND priority > level.priority AND {_IS_FREE}
+    ) FROM level WHERE level.priority IS NOT NULL
+)
+SELECT level.task_name, level.queue_name,
+    (
+        SELECT count(*) FROM (
+            SELECT 1 FROM {_FREE}
+            WHERE task_name = level.task_name AND queue_name = level.queue_name AND {_IS_FREE} LIMIT {FREE_COUNT_CAP}
+        )
+    ),
+    min((
+        SELECT min(enqueued_at) FROM {_FREE}
+        WHERE task_name = level.task_name AND queue_name = level.queue_name AND priority = level.priority AND {_IS_FREE}
+    ))
+FROM level WHERE level.priority IS NOT NULL
+GROUP BY level.task_name, level.queue_name
+ORDER BY level.task_name, level.queue_name
+"""
+
+
+def free_queues(connection: sqlite3.Connection) -> list[FreeQueue]:
+    """See `Store.free_queues`. A loose index scan: from each pair straight to the next."""
+    return [FreeQueue._make(row) for row in connection.execute(_FREE_QUEUES).fetchall()]

@@ -1,0 +1,243 @@
+"""One SQLite connection in its aiosqlite thread: how it is opened, used in one hop, and left alone after a fork.
+
+A forked child must neither use nor close what it inherited: closing rolls back locks and may checkpoint a log that the
+parent still writes. So in the child every inherited connection is referenced for ever and refuses work.
+"""
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal, NoReturn, TypeVar, TypeVarTuple
+
+import aiosqlite
+
+from taskmanager.model.errors import StoreError, StoreUnavailable
+
+Synchronous = Literal["full", "normal"]
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+MINIMUM_SQLITE: Final = (3, 37, 0)
+BUSY_TIMEOUT_S: Final = 1.0
+OPEN_PATIENCE_S: Final = 30.0
+_OPEN_PAUSE_S: Final = 0.05
+CACHED_STATEMENTS: Final = 256
+WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
+# The writer checkpoints when it is idle; this is for a writer that never is.
+_AUTOCHECKPOINT_PAGES: Final = 8_192
+_CACHE_KIB: Final = 16_384
+_FILE_MODE: Final = 0o600
+
+_TRANSIENT: Final = {
+    sqlite3.SQLITE_BUSY: "another connection holds its lock; close the other program or let it finish, then try again",
+    sqlite3.SQLITE_LOCKED: "a table is locked by another statement; try again",
+    sqlite3.SQLITE_FULL: "the disk is full; free some space and the store goes on",
+    sqlite3.SQLITE_READONLY: "it is read-only; make the file and its directory writable for this user",
+    sqlite3.SQLITE_IOERR: "the disk reports an error; check the volume",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened; check that the path exists and that this user may read and write it",
+    sqlite3.SQLITE_PERM: "access is denied; make the file readable and writable for this user",
+    sqlite3.SQLITE_NOMEM: "memory ran out; free some and try again",
+    sqlite3.SQLITE_PROTOCOL: "its lock protocol is contended; try again",
+    sqlite3.SQLITE_INTERRUPT: "the statement was interrupted; try again",
+}
+_BROKEN: Final = {
+    sqlite3.SQLITE_NOTADB: "it is not a database; choose another path, or move that file away",
+    sqlite3.SQLITE_CORRUPT: "it is damaged; move it away and restore a backup, or save what can be read with "
+    "`sqlite3 FILE .recover`",
+}
+
+
+def primary_code(error: sqlite3.Error) -> int:
+    """SQLite's primary result code of an error, 0 when SQLite had no part in it."""
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF
+
+
+def translate(path: str, error: sqlite3.Error) -> StoreError:
+    """The one place where an error of the driver becomes ours."""
+    code = primary_code(error)
+    if code in _TRANSIENT:
+        return StoreUnavailable(f"{path} is not available ({error}): {_TRANSIENT[code]}")
+    if code in _BROKEN:
+        return StoreError(f"{path} cannot be used ({error}): {_BROKEN[code]}")
+    return StoreError(f"{path} refused a statement ({error}); run `taskmanager doctor --db {path}`")
+
+
+def is_transient(error: sqlite3.Error) -> bool:
+    """Whether the same call may succeed later."""
+    return primary_code(error) in _TRANSIENT
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """A write transaction that is over when the block is, whatever happened in it."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    finally:
+        # SQLite rolls back by itself after some errors (full, I/O); a second ROLLBACK would hide the first error.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+class Connection:
+    """One aiosqlite connection, used by whole functions only."""
+
+    __slots__ = ("_inner", "_path", "is_inherited")
+
+    def __init__(self, path: str, inner: aiosqlite.Connection) -> None:
+        self._path = path
+        self._inner = inner
+        self.is_inherited = False
+        _open_connections.add(self)
+
+    def __repr__(self) -> str:
+        return f"<Connection {self._path} {'inherited' if self.is_inherited else 'open'}>"
+
+    async def hop(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+        """Run `work(connection, *args)` in the connection's thread, to its end even when the caller is cancelled."""
+        if self.is_inherited:
+            raise StoreError(f"{self._path} was opened by the parent process; open a new store in this one")
+        try:
+            return await _in_one_hop(self._inner, work, *args)
+        except sqlite3.Error as error:
+            raise translate(self._path, error) from error
+
+    async def close(self) -> None:
+        """Close it and end its thread. An inherited connection is only forgotten."""
+        if self in _open_connections:
+            _open_connections.discard(self)
+            if not self.is_inherited:
+                await self._inner.close()
+
+
+async def _in_one_hop(inner: aiosqlite.Connection, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+    """The only use of aiosqlite's private names.
+
+    A transaction made of separate awaited calls costs a thread hop for each, and a cancelled await would leave it half
+    done with the lock held. One function run in the connection's thread has neither problem.
+    """
+    raw = inner._conn  # noqa: SLF001  # see above
+    result: R = await inner._execute(work, raw, *args)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    return result
+
+
+_open_connections: Final[set[Connection]] = set()
+
+
+def _disown_after_fork() -> None:
+    if not _open_connections:
+        return
+    import ctypes  # only a forked child with open connections pays for it
+
+    for connection in _open_connections:
+        connection.is_inherited = True
+        # A list would be emptied when the interpreter ends, and the connections closed: one reference is leaked.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_disown_after_fork)
+
+
+def create_private(path: Path) -> None:
+    """Create an empty file that only this user can read, unless there is one. SQLite gives side files its mode."""
+    target = path.resolve()
+    if target.is_dir():
+        raise StoreError(f"{path} is a directory; give the path of a file in it")
+    parent = target.parent
+    if not parent.is_dir():
+        raise StoreUnavailable(f"{path} cannot be opened: the directory {parent} does not exist; create it first")
+    try:
+        # With O_EXCL an existing file is never opened: closing a second descriptor would drop SQLite's locks on it.
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR, _FILE_MODE))
+    except FileExistsError:
+        _check_access(path, target)
+    except OSError as error:
+        raise StoreUnavailable(
+            f"{path} cannot be created ({error.strerror}): make {parent} writable, with room on it"
+        ) from error
+
+
+def _check_access(path: Path, target: Path) -> None:
+    if not os.access(target, os.R_OK):
+        raise StoreUnavailable(f"{path} cannot be read: make it readable for this user")
+    if not os.access(target, os.W_OK):
+        raise StoreUnavailable(f"{path} is read-only: make it writable for this user")
+
+
+def check_sqlite_version() -> None:
+    """STRICT tables came with 3.37."""
+    if sqlite3.sqlite_version_info < MINIMUM_SQLITE:
+        raise StoreError(
+            f"SQLite {sqlite3.sqlite_version} is too old, 3.37 is needed; use a newer Python or system library"
+        )
+
+
+async def connect(path: str, configure: Callable[[sqlite3.Connection], None]) -> Connection:
+    """An open, configured connection. A lock held by somebody else is waited for, `OPEN_PATIENCE_S` at most."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + OPEN_PATIENCE_S
+    while True:
+        try:
+            return await _connect_once(path, configure)
+        except sqlite3.Error as error:
+            if primary_code(error) != sqlite3.SQLITE_BUSY or loop.time() >= deadline:
+                raise translate(path, error) from error
+        await asyncio.sleep(_OPEN_PAUSE_S)
+
+
+async def _connect_once(path: str, configure: Callable[[sqlite3.Connection], None]) -> Connection:
+    connecting = aiosqlite.connect(
+        path,
+        timeout=BUSY_TIMEOUT_S,
+        isolation_level=None,
+        cached_statements=CACHED_STATEMENTS,
+        check_same_thread=False,
+    )
+    # Up to 0.21 the connection was the thread. A store that nobody closed must not hold up the interpreter's exit:
+    # non-daemon threads are joined before any exit hook could end them.
+    thread: Any = getattr(connecting, "_thread", connecting)
+    thread.daemon = True
+    inner = await connecting
+    try:
+        await _in_one_hop(inner, configure)
+    except BaseException:
+        await inner.close()
+        raise
+    return Connection(path, inner)
+
+
+def configure_writer(connection: sqlite3.Connection, synchronous: Synchronous) -> None:
+    """Settings of the writer. `auto_vacuum` only takes effect before a new file has its first page."""
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    connection.execute(f"PRAGMA synchronous = {'FULL' if synchronous == 'full' else 'NORMAL'}")
+    if synchronous == "full":
+        # Elsewhere than on macOS this is ignored; there, fsync alone does not reach the platter.
+        connection.execute("PRAGMA fullfsync = ON")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {_AUTOCHECKPOINT_PAGES}").fetchone()
+    connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}").fetchone()
+    # Evicted history is no secret worth writing zeros for; some distributions turn it on.
+    connection.execute("PRAGMA secure_delete = OFF").fetchone()
+    _configure_any(connection)
+
+
+def configure_reader(connection: sqlite3.Connection) -> None:
+    """Settings of the reader."""
+    connection.execute("PRAGMA query_only = ON")
+    _configure_any(connection)
+
+
+def _configure_any(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+
+
+def raise_not_open(path: str) -> NoReturn:
+    """For a store that is closed, or was never opened."""
+    raise StoreUnavailable(f"{path} is not open; call open() first")

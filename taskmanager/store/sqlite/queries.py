@@ -1,0 +1,138 @@
+"""Reads. Each finishes within one call, so no read transaction outlives it and pins the log.
+
+Rows come back packed as one JSON text: a result of five hundred rows is one `sqlite3_step`, not five hundred, and each
+step would have to win the GIL back from a busy event loop.
+"""
+
+import json
+import sqlite3
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+from taskmanager.model.record import AttemptRow, TaskRow
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.protocol import InstanceRow, TaskFilter
+from taskmanager.store.sqlite.statements import ATTEMPT_COLUMNS, LIVE_SQL, TASK_COLUMNS
+
+_TASK: Final = ", ".join(f"t.{name}" for name in TASK_COLUMNS)
+_NAMES: Final = ", ".join(TASK_COLUMNS)
+
+
+def task_rows(connection: sqlite3.Connection, source: str, parameters: Sequence[Any] | dict[str, Any]) -> list[TaskRow]:
+    """The tasks `t` of `source`, which is all that follows FROM."""
+    packed = f"SELECT json_group_array(json_array({_NAMES})) FROM (SELECT {_TASK} FROM {source})"
+    try:
+        (text,) = connection.execute(packed, parameters).fetchone()
+    except sqlite3.DataError:
+        # Together longer than the longest text SQLite makes (1 GB); one by one they are not.
+        return [TaskRow._make(row) for row in connection.execute(f"SELECT {_TASK} FROM {source}", parameters)]
+    return [TaskRow._make(row) for row in json.loads(text)]
+
+
+def fetch(connection: sqlite3.Connection, task_id: str) -> TaskRow | None:
+    """See `Store.fetch`."""
+    row = connection.execute(f"SELECT {_TASK} FROM taskmanager_tasks AS t WHERE t.id = ?", (task_id,)).fetchone()
+    return None if row is None else TaskRow._make(row)
+
+
+def fetch_attempts(connection: sqlite3.Connection, task_id: str) -> list[AttemptRow]:
+    """See `Store.fetch_attempts`."""
+    names = ", ".join(ATTEMPT_COLUMNS)
+    rows = connection.execute(
+        f"SELECT {names} FROM taskmanager_task_attempts WHERE task_id = ? ORDER BY attempt", (task_id,)
+    ).fetchall()
+    return [AttemptRow._make(row)._replace(will_retry=bool(row[3])) for row in rows]
+
+
+def fetch_ids(connection: sqlite3.Connection, task_ids: Sequence[str]) -> dict[str, TaskRow]:
+    """See `Store.fetch_ids`."""
+    if not task_ids:
+        return {}
+    source = "json_each(?) AS wanted JOIN taskmanager_tasks AS t ON t.id = wanted.value"
+    return {row.task_id: row for row in task_rows(connection, source, (json.dumps(list(task_ids)),))}
+
+
+def fetch_many(connection: sqlite3.Connection, wanted: TaskFilter) -> list[TaskRow]:
+    """See `Store.fetch_many`."""
+    conditions, parameters = [], []
+    for column in ("status", "task_name", "queue_name"):
+        value = getattr(wanted, column)
+        if value is not None:
+            conditions.append(f"t.{column} = ?")
+            parameters.append(str(value))
+    if wanted.before is not None:
+        conditions.append("(t.sent_at, t.id) < (SELECT b.sent_at, b.id FROM taskmanager_tasks AS b WHERE b.id = ?)")
+        parameters.append(wanted.before)
+    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+    source = f"taskmanager_tasks AS t {where} ORDER BY t.sent_at DESC, t.id DESC LIMIT ?"
+    return task_rows(connection, source, (*parameters, wanted.limit))
+
+
+_OWNED: Final = f"""
+taskmanager_tasks AS t
+WHERE t.claimed_by_worker_id IN (SELECT value FROM json_each(:owners)) AND t.id > :after AND t.status IN ({LIVE_SQL})
+ORDER BY t.id LIMIT :limit
+"""
+# Owners are few and their rows many, so the owners are hopped through first.
+_ORPHANS: Final = f"""
+(
+    WITH RECURSIVE owner (id) AS (
+        SELECT min(claimed_by_worker_id) FROM taskmanager_tasks
+        WHERE status IN ({LIVE_SQL}) AND claimed_by_worker_id IS NOT NULL
+        UNION ALL
+        SELECT (
+            SELECT min(claimed_by_worker_id) FROM taskmanager_tasks
+            WHERE status IN ({LIVE_SQL}) AND claimed_by_worker_id > owner.id
+        ) FROM owner WHERE owner.id IS NOT NULL
+    )
+    SELECT id FROM owner WHERE id IS NOT NULL AND id NOT IN (SELECT value FROM json_each(:owners))
+) AS dead
+JOIN taskmanager_tasks AS t ON t.claimed_by_worker_id = dead.id
+WHERE t.id > :after AND t.status IN ({LIVE_SQL})
+ORDER BY t.id LIMIT :limit
+"""
+
+
+def fetch_owned(connection: sqlite3.Connection, owners: Collection[str], limit: int, after: str) -> list[TaskRow]:
+    """See `Store.fetch_owned`."""
+    return task_rows(connection, _OWNED, {"owners": json.dumps(list(owners)), "after": after, "limit": limit})
+
+
+def fetch_orphans(connection: sqlite3.Connection, owners: Collection[str], limit: int, after: str) -> list[TaskRow]:
+    """See `Store.fetch_orphans`."""
+    return task_rows(connection, _ORPHANS, {"owners": json.dumps(list(owners)), "after": after, "limit": limit})
+
+
+def fetch_cancel_requests(connection: sqlite3.Connection, owner: str) -> list[str]:
+    """See `Store.fetch_cancel_requests`."""
+    query = f"""
+        SELECT json_group_array(id) FROM taskmanager_tasks
+        WHERE claimed_by_worker_id = ? AND cancel_requested_at IS NOT NULL AND status IN ({LIVE_SQL})
+    """
+    (text,) = connection.execute(query, (owner,)).fetchone()
+    return sorted(json.loads(text))
+
+
+def counts(connection: sqlite3.Connection) -> dict[TaskStatus, int]:
+    """See `Store.counts`. The status index alone answers it."""
+    found = connection.execute("SELECT status, count(*) FROM taskmanager_tasks GROUP BY status").fetchall()
+    return dict.fromkeys(TaskStatus, 0) | {TaskStatus(status): number for status, number in found}
+
+
+def instances(connection: sqlite3.Connection) -> list[InstanceRow]:
+    """See `Store.instances`."""
+    names = ", ".join(InstanceRow._fields)
+    rows = connection.execute(f"SELECT {names} FROM taskmanager_instances ORDER BY started_at, instance_id").fetchall()
+    return [InstanceRow._make(row) for row in rows]
+
+
+def paused_queues(connection: sqlite3.Connection) -> frozenset[str]:
+    """See `Store.paused_queues`."""
+    rows = connection.execute("SELECT queue_name FROM taskmanager_queues WHERE paused_at IS NOT NULL").fetchall()
+    return frozenset(name for (name,) in rows)
+
+
+def data_version(connection: sqlite3.Connection) -> int:
+    """See `Store.data_version`. Only the writer's own connection leaves its own commits out."""
+    (number,) = connection.execute("PRAGMA data_version").fetchone()
+    return int(number)

@@ -1,0 +1,95 @@
+"""The schema as numbered migrations: `migrations/NNNN_name.sql`, each applied in one transaction with its version row.
+
+Several processes may start at once: the version is read again under the write lock, so each migration runs once.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from importlib import resources
+from typing import Final, NamedTuple
+
+from taskmanager.model.errors import StoreError
+from taskmanager.store.sqlite.connection import transaction
+
+_CREATE_VERSIONS: Final = """
+CREATE TABLE IF NOT EXISTS taskmanager_schema (
+    version INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    applied_at INTEGER NOT NULL
+) STRICT
+"""
+_ADD_VERSION: Final = """
+INSERT INTO taskmanager_schema (version, name, applied_at)
+VALUES (?, ?, CAST(strftime('%s', 'now') AS INTEGER) * 1000000)
+"""
+
+
+class Migration(NamedTuple):
+    """One step of the schema."""
+
+    version: int
+    name: str
+    script: str
+
+
+def migrations() -> list[Migration]:
+    """All steps this version of the library knows, in order."""
+    folder = resources.files("taskmanager.store.sqlite") / "migrations"
+    found = []
+    for file in folder.iterdir():
+        number, _, name = file.name.removesuffix(".sql").partition("_")
+        if file.name.endswith(".sql"):
+            found.append(Migration(int(number), name, file.read_text("utf-8")))
+    return sorted(found)
+
+
+def statements(script: str) -> Iterator[str]:
+    """The statements of a script. `executescript` would commit the transaction we are in."""
+    pending = ""
+    for line in script.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            yield pending
+            pending = ""
+
+
+def version(connection: sqlite3.Connection) -> int:
+    """The number of the last step applied to this file, 0 for none."""
+    exists = connection.execute(
+        "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'taskmanager_schema'"
+    ).fetchone()
+    if exists is None:
+        return 0
+    (number,) = connection.execute("SELECT coalesce(max(version), 0) FROM taskmanager_schema").fetchone()
+    return int(number)
+
+
+def migrate(connection: sqlite3.Connection, path: str) -> None:
+    """Bring the file to the newest schema; `StoreError` when a newer version of the library wrote it."""
+    steps = migrations()
+    newest = steps[-1].version
+    # Without a lock first: a file that needs nothing opens while somebody else is writing.
+    _refuse_newer(version(connection), newest, path)
+    if version(connection) == newest:
+        return
+    for step in steps:
+        with transaction(connection):
+            current = version(connection)
+            _refuse_newer(current, newest, path)
+            if current < step.version:
+                _apply(connection, step)
+
+
+def _apply(connection: sqlite3.Connection, step: Migration) -> None:
+    connection.execute(_CREATE_VERSIONS)
+    for statement in statements(step.script):
+        connection.execute(statement)
+    connection.execute(_ADD_VERSION, (step.version, step.name))
+
+
+def _refuse_newer(current: int, newest: int, path: str) -> None:
+    if current > newest:
+        raise StoreError(
+            f"{path} has schema version {current}, this version of taskmanager knows {newest}; "
+            "upgrade taskmanager, or use another file"
+        )

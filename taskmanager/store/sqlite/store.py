@@ -1,0 +1,163 @@
+"""The store protocol on one SQLite file: wiring, one line per verb."""
+
+import os
+import sqlite3
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar, TypeVarTuple
+
+from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.protocol import ClaimRequest, CommitReport, FreeQueue, InstanceRow, TaskFilter
+from taskmanager.store.sqlite import claims, queries, transitions, upkeep
+from taskmanager.store.sqlite.connection import (
+    WAL_LIMIT_BYTES,
+    Connection,
+    Synchronous,
+    check_sqlite_version,
+    configure_reader,
+    configure_writer,
+    connect,
+    create_private,
+    raise_not_open,
+)
+from taskmanager.store.sqlite.schema import migrate
+
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+
+class SqliteStore:
+    """Tasks in one SQLite file. `synchronous="full"` survives a power cut, `"normal"` may lose the last commits then."""
+
+    def __init__(self, path: str | os.PathLike[str], *, synchronous: Synchronous = "full") -> None:
+        self.path = str(Path(path).absolute())
+        self._synchronous: Synchronous = synchronous
+        self._writer: Connection | None = None
+        self._reader: Connection | None = None
+        self._file: tuple[int, int] | None = None
+
+    def __repr__(self) -> str:
+        return f"<SqliteStore {self.path} {'closed' if self._writer is None else 'open'}>"
+
+    async def open(self) -> None:
+        if self._writer is not None:
+            return
+        check_sqlite_version()
+        create_private(Path(self.path))
+        self._writer = await connect(self.path, self._prepare)
+        try:
+            self._reader = await connect(self.path, configure_reader)
+            self._file = _identity(self.path)
+        except BaseException:
+            await self.close()
+            raise
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        configure_writer(connection, self._synchronous)
+        migrate(connection, self.path)
+
+    async def close(self) -> None:
+        reader, self._reader = self._reader, None
+        writer, self._writer = self._writer, None
+        # The writer last: the last connection to close moves the log into the file, and the reader may not write.
+        for connection in (reader, writer):
+            if connection is not None:
+                await connection.close()
+
+    async def _write(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+        if self._writer is None:
+            raise_not_open(self.path)
+        return await self._writer.hop(work, *args)
+
+    async def _read(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+        if self._reader is None:
+            raise_not_open(self.path)
+        return await self._reader.hop(work, *args)
+
+    async def commit(self, writes: Sequence[TaskWrite]) -> CommitReport:
+        return await self._write(transitions.commit, writes)
+
+    async def claim(self, request: ClaimRequest) -> list[TaskRow]:
+        return await self._write(claims.claim, request)
+
+    async def release(self, owner: str, now: int) -> int:
+        return await self._write(claims.release, owner, now)
+
+    async def free_queues(self) -> list[FreeQueue]:
+        return await self._read(claims.free_queues)
+
+    async def fetch(self, task_id: str) -> TaskRow | None:
+        return await self._read(queries.fetch, task_id)
+
+    async def fetch_attempts(self, task_id: str) -> list[AttemptRow]:
+        return await self._read(queries.fetch_attempts, task_id)
+
+    async def fetch_ids(self, task_ids: Sequence[str]) -> dict[str, TaskRow]:
+        return await self._read(queries.fetch_ids, task_ids)
+
+    async def fetch_many(self, wanted: TaskFilter) -> list[TaskRow]:
+        return await self._read(queries.fetch_many, wanted)
+
+    async def fetch_owned(self, owners: Collection[str], *, limit: int, after: str = "") -> list[TaskRow]:
+        return await self._read(queries.fetch_owned, owners, limit, after)
+
+    async def fetch_orphans(self, live_owners: Collection[str], *, limit: int, after: str = "") -> list[TaskRow]:
+        return await self._read(queries.fetch_orphans, live_owners, limit, after)
+
+    async def fetch_cancel_requests(self, owner: str) -> list[str]:
+        return await self._read(queries.fetch_cancel_requests, owner)
+
+    async def request_cancel(self, task_id: str, now: int) -> bool:
+        return await self._write(upkeep.request_cancel, task_id, now)
+
+    async def counts(self) -> dict[TaskStatus, int]:
+        return await self._read(queries.counts)
+
+    async def purge(self, status: TaskStatus | None, older_than: int | None, limit: int) -> int:
+        return await self._write(upkeep.purge, status, older_than, limit)
+
+    async def save_instance(self, row: InstanceRow) -> None:
+        await self._write(upkeep.save_instance, row)
+
+    async def instances(self) -> list[InstanceRow]:
+        return await self._read(queries.instances)
+
+    async def forget_instances(self, instance_ids: Collection[str]) -> None:
+        await self._write(upkeep.forget_instances, instance_ids)
+
+    async def set_paused(self, queue_name: str, paused: bool, now: int) -> None:
+        await self._write(upkeep.set_paused, queue_name, paused, now)
+
+    async def paused_queues(self) -> frozenset[str]:
+        return await self._read(queries.paused_queues)
+
+    async def data_version(self) -> int:
+        return await self._write(queries.data_version)
+
+    async def is_same_file(self) -> bool:
+        return self._file == _identity(self.path)
+
+    async def checkpoint(self) -> bool:
+        """Move the log into the file, and cut it where it is above 64 MB; False when a reader kept part of it back.
+
+        For the writer's idle moments: nothing is lost without it, the log only grows.
+        """
+        return await self._write(partial(upkeep.checkpoint, truncate=self.wal_size() > WAL_LIMIT_BYTES))
+
+    def wal_size(self) -> int:
+        """Bytes of the log beside the file, 0 when there is none."""
+        try:
+            return Path(self.path + "-wal").stat().st_size
+        except FileNotFoundError:
+            return 0
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Which file the path leads to. By `stat`: opening and closing it would drop SQLite's locks."""
+    try:
+        found = Path(path).stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino

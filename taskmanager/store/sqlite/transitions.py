@@ -1,0 +1,150 @@
+"""One commit: many changes of tasks in one transaction, each with its precondition, and none that spoils the others.
+
+First all of them at once, which is what nearly always succeeds. When the count of changed rows says that somebody lost,
+or a row cannot be stored, everything is rolled back and done again with care: losers are found first, and a batch that
+fails is halved until the guilty row stands alone.
+"""
+
+import json
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from taskmanager.model.record import TaskRow, TaskWrite
+from taskmanager.model.states import TERMINAL
+from taskmanager.store.constraints import encodable_write, is_memory_only
+from taskmanager.store.protocol import CommitReport
+from taskmanager.store.sqlite import statements as sql
+from taskmanager.store.sqlite.connection import primary_code, transaction
+from taskmanager.store.sqlite.queries import fetch_ids
+
+_GUILTY_CODES: Final = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH})
+
+_EXISTING: Final = f"""
+SELECT json_group_array(t.id) FROM json_each(?) AS v
+JOIN taskmanager_tasks AS t ON t.id = v.value ->> 0
+WHERE NOT ({sql.replaceable("t")} AND v.value ->> 1)
+"""
+_HOLDING: Final = """
+SELECT json_group_array(t.id) FROM json_each(?) AS v
+JOIN taskmanager_tasks AS t ON t.id = v.value ->> 0
+WHERE t.status = v.value ->> 1 AND t.claimed_by_worker_id IS v.value ->> 2 AND t.start_count = v.value ->> 3
+"""
+
+
+class _SomebodyLost(Exception):
+    """Fewer rows changed than were sent. Never leaves this module."""
+
+
+def commit(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -> CommitReport:
+    """See `Store.commit`."""
+    if not writes:
+        return CommitReport({}, {})
+    try:
+        with transaction(connection):
+            _apply(connection, writes)
+        return CommitReport({}, {})
+    except _SomebodyLost:
+        return _commit_with_care(connection, writes)
+    except UnicodeEncodeError:
+        return commit(connection, [encodable_write(write) for write in writes])
+    except (sqlite3.Error, OverflowError) as error:
+        if not _is_rows_fault(error):
+            raise
+        return _commit_with_care(connection, writes)
+
+
+def _apply(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -> None:
+    inserts = [write.row for write in writes if write.expected is None]
+    updates = [write.row + write.expected for write in writes if write.expected is not None]
+    _execute(connection, sql.insert_tasks, inserts, sql.INSERT_WIDTH)
+    _execute(connection, sql.update_tasks, updates, sql.UPDATE_WIDTH)
+    _add_attempts(connection, writes)
+
+
+def _execute(
+    connection: sqlite3.Connection, statement: Callable[[int], str], rows: Sequence[Sequence[Any]], width: int
+) -> None:
+    if rows and _changed(connection, statement, rows, width) != len(rows):
+        raise _SomebodyLost
+
+
+def _changed(
+    connection: sqlite3.Connection, statement: Callable[[int], str], rows: Sequence[Sequence[Any]], width: int
+) -> int:
+    return sum(connection.execute(statement(size), flat).rowcount for size, flat in sql.chunks(rows, width))
+
+
+def _add_attempts(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -> None:
+    attempts = [attempt for write in writes for attempt in write.attempts]
+    if not attempts or _changed(connection, sql.insert_attempts, attempts, sql.ATTEMPT_WIDTH) == len(attempts):
+        return
+    # Some were there. Under an update that is a replay. Under an insert the row has replaced an earlier task of the
+    # same key that counted its attempts from the same number: what that one left is not this one's history.
+    for write in writes:
+        if write.expected is None and write.attempts:
+            first = min(attempt.attempt for attempt in write.attempts)
+            connection.execute(
+                "DELETE FROM taskmanager_task_attempts WHERE task_id = ? AND attempt >= ?", (write.row.task_id, first)
+            )
+            _changed(connection, sql.insert_attempts, write.attempts, sql.ATTEMPT_WIDTH)
+
+
+def _commit_with_care(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -> CommitReport:
+    with transaction(connection):
+        losers = _losers(connection, writes)
+        lost: dict[str, TaskRow | None] = dict.fromkeys(losers)
+        lost.update(fetch_ids(connection, losers))
+        rejected: dict[str, str] = {}
+        _apply_halving(connection, [write for write in writes if write.row.task_id not in lost], rejected)
+    return CommitReport(lost, rejected)
+
+
+def _losers(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -> list[str]:
+    """Who cannot win now. The write lock is held, so it stays true until the commit."""
+    inserts = [[write.row.task_id, _may_replace(write.row)] for write in writes if write.expected is None]
+    updates = [[write.row.task_id, *write.expected] for write in writes if write.expected is not None]
+    taken = _ids(connection, _EXISTING, inserts)
+    holding = _ids(connection, _HOLDING, updates)
+    return [str(each[0]) for each in inserts if each[0] in taken] + [
+        str(each[0]) for each in updates if each[0] not in holding
+    ]
+
+
+def _ids(connection: sqlite3.Connection, query: str, rows: list[list[Any]]) -> set[str]:
+    if not rows:
+        return set()
+    (found,) = connection.execute(query, (json.dumps(rows),)).fetchone()
+    return set(json.loads(found))
+
+
+def _may_replace(row: TaskRow) -> bool:
+    return row.status in TERMINAL and is_memory_only(row)
+
+
+def _apply_halving(connection: sqlite3.Connection, writes: Sequence[TaskWrite], rejected: dict[str, str]) -> None:
+    if not writes:
+        return
+    connection.execute("SAVEPOINT halving")
+    try:
+        _apply(connection, writes)
+    except (sqlite3.Error, OverflowError, UnicodeEncodeError, _SomebodyLost) as error:
+        if not _is_rows_fault(error):
+            raise
+        connection.execute("ROLLBACK TO halving")
+        if len(writes) == 1:
+            rejected[writes[0].row.task_id] = f"{type(error).__name__}: {error}"
+        else:
+            middle = len(writes) // 2
+            _apply_halving(connection, writes[:middle], rejected)
+            _apply_halving(connection, writes[middle:], rejected)
+    connection.execute("RELEASE halving")
+
+
+def _is_rows_fault(error: Exception) -> bool:
+    """Whether no retry will make this row storable, as opposed to trouble of the store."""
+    if not isinstance(error, sqlite3.Error):
+        return True
+    code = primary_code(error)
+    # Without a code the driver itself refused a value (a type that SQLite has no column for).
+    return code in _GUILTY_CODES or (code == 0 and isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError))

@@ -1,0 +1,85 @@
+"""The small writes beside the life of a task: cancel requests, history purged, instances, pauses, the log's size."""
+
+import json
+import sqlite3
+from collections.abc import Collection
+from typing import Final
+
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.protocol import InstanceRow
+from taskmanager.store.sqlite.connection import transaction
+from taskmanager.store.sqlite.statements import LIVE_SQL, TERMINAL_SQL, quoted
+
+_INSTANCE: Final = ", ".join(InstanceRow._fields)
+
+
+def request_cancel(connection: sqlite3.Connection, task_id: str, now: int) -> bool:
+    """See `Store.request_cancel`."""
+    with transaction(connection):
+        asked = connection.execute(
+            f"""
+            UPDATE taskmanager_tasks
+            SET updated_at = CASE WHEN cancel_requested_at IS NULL THEN :now ELSE updated_at END,
+                cancel_requested_at = coalesce(cancel_requested_at, :now)
+            WHERE id = :id AND status IN ({LIVE_SQL})
+            """,
+            {"id": task_id, "now": now},
+        )
+    return asked.rowcount == 1
+
+
+def purge(connection: sqlite3.Connection, status: TaskStatus | None, older_than: int | None, limit: int) -> int:
+    """See `Store.purge`. No task ends before it was sent, so the index on (status, sent_at) bounds the search."""
+    if status is not None and not status.is_terminal:
+        return 0
+    old = ""
+    if older_than is not None:
+        old = "AND sent_at < :older_than AND coalesce(completed_at, failed_at, updated_at, created_at) < :older_than"
+    with transaction(connection):
+        return connection.execute(
+            f"""
+            DELETE FROM taskmanager_tasks WHERE rowid IN (
+                SELECT rowid FROM taskmanager_tasks
+                WHERE status IN ({TERMINAL_SQL if status is None else quoted([status])}) {old}
+                LIMIT :limit
+            )
+            """,
+            {"older_than": older_than, "limit": limit},
+        ).rowcount
+
+
+def save_instance(connection: sqlite3.Connection, row: InstanceRow) -> None:
+    """See `Store.save_instance`."""
+    with transaction(connection):
+        connection.execute(
+            f"INSERT OR REPLACE INTO taskmanager_instances ({_INSTANCE}) VALUES ({', '.join('?' * len(row))})", row
+        )
+
+
+def forget_instances(connection: sqlite3.Connection, instance_ids: Collection[str]) -> None:
+    """See `Store.forget_instances`."""
+    with transaction(connection):
+        connection.execute(
+            "DELETE FROM taskmanager_instances WHERE instance_id IN (SELECT value FROM json_each(?))",
+            (json.dumps(list(instance_ids)),),
+        )
+
+
+def set_paused(connection: sqlite3.Connection, queue_name: str, paused: bool, now: int) -> None:
+    """See `Store.set_paused`. Pausing again keeps the instant of the first time."""
+    with transaction(connection):
+        if paused:
+            connection.execute(
+                "INSERT INTO taskmanager_queues (queue_name, paused_at) VALUES (?, ?)"
+                " ON CONFLICT (queue_name) DO UPDATE SET paused_at = coalesce(paused_at, excluded.paused_at)",
+                (queue_name, now),
+            )
+        else:
+            connection.execute("DELETE FROM taskmanager_queues WHERE queue_name = ?", (queue_name,))
+
+
+def checkpoint(connection: sqlite3.Connection, truncate: bool) -> bool:
+    """Move the log into the file; False when a reader kept part of it back."""
+    mode = "TRUNCATE" if truncate else "PASSIVE"
+    blocked, in_log, moved = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+    return not blocked and in_log == moved

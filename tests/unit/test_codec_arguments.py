@@ -1,0 +1,426 @@
+"""Arguments arrive equal in value and type, or the call that enqueues them is refused."""
+
+import functools
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, Flag, IntEnum, StrEnum, auto
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Annotated, Any, Generic, Literal, NamedTuple, Optional, TypedDict, TypeVar, Unpack
+from zoneinfo import ZoneInfo
+
+import attrs
+import msgspec
+import pydantic
+import pytest
+
+from taskmanager.codec.arguments import ArgumentCodec
+from taskmanager.codec.equality import difference
+from taskmanager.codec.values import MAX_ENCODED_BYTES
+from taskmanager.model.errors import ArgumentError, ConfigurationError
+
+T = TypeVar("T")
+
+
+class Colour(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Kind(StrEnum):
+    PLAIN = "plain"
+
+
+class Access(Flag):
+    READ = auto()
+    WRITE = auto()
+
+
+class Weird(Enum):
+    PAIR = (1, 2)
+
+
+@dataclass
+class Point:
+    x: int
+    y: float
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Frozen:
+    when: datetime
+    inner: Point | None = None
+
+
+@dataclass
+class Derived:
+    base: int
+    twice: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.twice = 2 * self.base
+
+
+@dataclass(frozen=True)
+class Fixed:
+    base: int
+    version: int = field(init=False, default=3)
+
+
+class SubPoint(Point):
+    pass
+
+
+@dataclass
+class Box(Generic[T]):
+    value: T
+
+
+@dataclass
+class Tree:
+    children: list["Tree"]
+
+
+@attrs.define
+class Crate:
+    size: int
+    _secret: str = "s"
+
+
+class Pair(NamedTuple):
+    left: int
+    right: str = "r"
+
+
+class Movie(TypedDict):
+    title: str
+    year: int
+
+
+class Record(msgspec.Struct):
+    name: str
+    at: date
+
+
+class Address(pydantic.BaseModel):
+    street: str
+    since: datetime | None = None
+
+
+class Person(pydantic.BaseModel):
+    name: str = pydantic.Field(alias="fullName")
+    address: Address | None = None
+    where: Path = Path("/tmp")
+    price: Decimal = Decimal("1.10")
+
+
+class Home(pydantic.BaseModel):
+    value: Address
+
+
+class SubAddress(Address):
+    extra: int = 1
+
+
+class MyStr(str):
+    __slots__ = ()
+
+
+class Tag(pydantic.RootModel[list[int]]):
+    pass
+
+
+def codec_for(annotation: Any) -> ArgumentCodec:
+    def work(item: Any) -> None: ...
+
+    work.__annotations__["item"] = annotation
+    return ArgumentCodec(work, task_name="jobs:work")
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+IST = timezone(timedelta(hours=5, minutes=30))
+ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
+NOW = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
+
+ARRIVES: list[tuple[Any, Any]] = [
+    (int, 7), (int, -(2**63)), (int, 2**64), (int, 2**200), (Any, 2**70), (bool, True), (str, "ä\0\n\"'☃𝄞"), (str, ""),
+    (float, 1.5), (float, -0.0), (float, 5e-324), (float, 1e308), (float, 5), (float, 1.0), (float | None, 5), (list[float], [1, 2.0]),
+    (dict[str, float], {"a": 1}), (tuple[float, ...], (1, 1.0)), (int | float, 1), (int | float, 1.0), (None, None),
+    (Any, None), (Any, [1, 1.0, "a", None, True, {"b": {"c": []}}]), (object, {"a": [1]}), (list, [1, "a"]), (dict, {"a": 1}),
+    (datetime, NOW), (datetime, NOW.replace(tzinfo=None)), (datetime, NOW.astimezone(IST)), (datetime, datetime.max),
+    (datetime, datetime.min), (datetime, datetime(1, 1, 1, tzinfo=UTC)), (date, date(2024, 2, 29)), (date, date.max),
+    (time, time(1, 2, 3, 4)), (time, time(1, 2, tzinfo=UTC)), (timedelta, timedelta(microseconds=-1)), (timedelta, timedelta.max),
+    (timedelta, timedelta.min), (timedelta, timedelta(days=-3, microseconds=999_999)), (uuid.UUID, ID), (Decimal, Decimal("1.10")),
+    (Decimal, Decimal("-0")), (Decimal, Decimal("1E+5")), (Decimal, Decimal("1E-99")), (Decimal, Decimal("Infinity")),
+    (Path, Path("/var/ä b")), (PurePath, PurePath("x")), (PurePosixPath, PurePosixPath("a/../b")), (Path | None, None),
+    (Path | None, Path()), (list[Path], [Path("a")]), (dict[str, Path], {"a": Path("b")}),
+    (bytes, b"\x00\xff"), (bytearray, bytearray(b"x")), (Colour, Colour.RED), (Level, Level.LOW), (Kind, Kind.PLAIN),
+    (Access, Access.READ | Access.WRITE), (set[int], {1, 2}), (frozenset[str], frozenset({"a"})), (set[uuid.UUID], {ID}),
+    (set, {1}), (tuple[int, str], (1, "a")), (tuple[int, ...], ()), (list[tuple[int, ...]], [(1,), ()]), (tuple, (1, "a")),
+    (dict[int, str], {1: "a", -5: "b"}), (dict[uuid.UUID, int], {ID: 1}), (dict[date, int], {date(2026, 1, 1): 1}),
+    (dict[Colour, int], {Colour.RED: 1}), (dict[Level, int], {Level.LOW: 2}), (dict[str, int], {"b": 1, "a": 2}),
+    (Optional[int], None), (int | str, 5), (int | str, "5"), (int | None, 5), (datetime | None, NOW), (list[int] | int, [1]),
+    (Literal["a", 1], "a"), (Literal["a", 1], 1), (Sequence[int], [1]), (Mapping[str, int], {"a": 1}), (Iterable[int], [1]),
+    (Annotated[int, "seconds"], 5), (Annotated[list[float], "s"], [1]), (Annotated[int, msgspec.Meta(ge=0)], 5),
+    (str | Path, "a"), (str | Path, Path("a")), (date | str, date(2026, 1, 1)), (date | str, "2026-01-01"), (str | Path | None, None),
+    (datetime | date, NOW), (datetime | date, date(2026, 1, 1)), (Point | Frozen, Point(1, 2.5)), (Path | int, 5),
+    (Address | Person, Address(street="a")), (list[int] | tuple[int, ...], (1,)),
+    (Point, Point(1, 2.5, ("a",))), (Frozen, Frozen(NOW, Point(1, 2.0))), (list[Point], [Point(1, 2.0)]), (Fixed, Fixed(1)),
+    (dict[str, list[Frozen]], {"a": [Frozen(NOW)]}), (Box[int], Box(1)), (Box[Path], Box(Path("a"))), (Tree, Tree([Tree([])])),
+    (Derived, Derived(2)), (Crate, Crate(1, "x")), (Pair, Pair(1)), (list[Pair], [Pair(1, "b")]), (Movie, {"title": "a", "year": 1}),
+    (Record, Record("a", date(2026, 1, 1))), (Address, Address(street="a", since=NOW)), (Address, Address(street="a")),
+    (Person, Person(fullName="a", address=Address(street="b", since=NOW))), (list[Address], [Address(street="a")]),
+    (Address | None, Address(street="a")), (Address | None, None), (Tag, Tag([1, 2])), (Home, Home(value=Address(street="x"))),
+    (T, 5), (T, [1]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("annotation", "value"), ARRIVES, ids=lambda each: repr(each)[:60])
+def test_a_value_arrives_equal_in_value_and_type(annotation: Any, value: Any) -> None:
+    codec = codec_for(annotation)
+    args, kwargs = codec.decode(*codec.encode((value,), {}))
+    assert difference(value, args[0]) is None
+    assert (args[0], kwargs) == (value, {})
+    assert difference(value, codec.decode(*codec.encode((), {"item": value}))[1]["item"]) is None
+
+
+def recursive() -> list[Any]:
+    endless: list[Any] = []
+    endless.append(endless)
+    return endless
+
+
+def deep(levels: int) -> list[Any]:
+    nested: list[Any] = []
+    for _ in range(levels):
+        nested = [nested]
+    return nested
+
+
+def changed_fixed() -> Fixed:
+    value = Fixed(1)
+    object.__setattr__(value, "version", 9)
+    return value
+
+
+def with_loose_attribute() -> Point:
+    value = Point(1, 2.0)
+    value.extra = 5  # type: ignore[attr-defined]
+    return value
+
+
+class WithLock(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(arbitrary_types_allowed=True)
+    lock: Any = None
+
+
+REFUSED: list[tuple[str, Any, Any, str]] = [
+    ("nan", float, float("nan"), "nan"), ("inf", float, float("inf"), "inf"), ("nan untyped", Any, float("nan"), "nan"),
+    ("nan deep", Any, {"a": [float("-inf")]}, r"\['a'\]\[0\]"), ("decimal nan", Decimal, Decimal("NaN"), "NaN"),
+    ("decimal snan", Decimal, Decimal("sNaN"), "sNaN"), ("int keys", Any, {1: "a"}, "key 1"), ("int keys bare", dict, {1: 2}, "key 1"),
+    ("clashing keys", Any, {1: "a", "1": "b"}, "keys"), ("none key", Any, {None: 1}, ""), ("str subclass", str, MyStr("a"), "MyStr"),
+    ("int enum as int", int, Level.LOW, "Level"), ("str enum as str", str, Kind.PLAIN, "Kind"), ("bool as int", int, True, ""),
+    ("int as bool", bool, 1, ""), ("int as str", str, 1, ""), ("tuple untyped", Any, (1,), "list, not tuple"), ("tuple as list", list[int], (1,), "tuple"),
+    ("datetime untyped", Any, NOW, "annotate"), ("uuid untyped", Any, ID, "annotate"), ("set untyped", Any, {1}, "annotate"),
+    ("point untyped", Any, Point(1, 2.0), "annotate"), ("path untyped", Any, Path("a"), "annotate"), ("bytes untyped", Any, b"a", "annotate"),
+    ("enum untyped", Any, Colour.RED, "annotate"), ("lock", Any, threading.Lock(), "lock"), ("typed lock", threading.Lock, threading.Lock(), "lock"),
+    ("lambda", Any, lambda: 1, "function"), ("callable", Callable[[], int], len, ""), ("surrogate", str, "a\ud800", "surrogate"),
+    ("surrogate path", Path, Path("a\udcff"), "surrogate"), ("surrogate key", Any, {"\ud800": 1}, "surrogate"),
+    ("zone", datetime, NOW.astimezone(BERLIN), r"astimezone\(UTC\)"), ("seconds offset", datetime, NOW.astimezone(timezone(timedelta(seconds=30))), ""),
+    ("named zone", datetime, NOW.astimezone(timezone(timedelta(hours=1), "X")), "name"), ("fold", datetime, datetime(2026, 1, 1, fold=1), "not"),
+    ("date as datetime", datetime, date(2026, 1, 1), ""), ("datetime as date", date, NOW, ""), ("subclass", Point, SubPoint(1, 2.0), "Point, not SubPoint"),
+    ("int in float field", Point, Point(1, 2), "y would come back as float, not int"), ("bad field", Point, Point("a", 2.0), ""),  # type: ignore[arg-type]
+    ("list in tuple field", Point, Point(1, 2.0, ["a"]), "tags"),  # type: ignore[arg-type]
+    ("changed init=False", Fixed, changed_fixed(), "version"), ("loose attribute", Point, with_loose_attribute(), "extra"),
+    ("extra key", Movie, {"title": "a", "year": 1, "z": 2}, "keys"), ("constraint", Annotated[int, msgspec.Meta(ge=0)], -5, ""),
+    ("literal", Literal["a"], "b", ""), ("model subclass", Address, SubAddress(street="a"), "SubAddress"),
+    ("nested model subclass", Home, Home(value=SubAddress(street="a")), "value"), ("model with a lock", WithLock, WithLock(lock=threading.Lock()), ""),
+    ("model untyped", Any, Address(street="a"), "annotate"), ("weird enum", Weird, Weird.PAIR, "Weird"), ("complex", complex, 1j, ""),
+    ("union", str | Path, 5, "none of"), ("nested union", list[str | Path], ["a"], "annotation"), ("generator", Iterable[int], (i for i in [1]), ""),
+    ("recursive", Any, recursive(), "deep"), ("deep", Any, deep(100_000), "deep"), ("huge int", int, 10**5000, "digits"), ("none", int, None, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "why"), [each[1:] for each in REFUSED], ids=[each[0] for each in REFUSED]
+)
+def test_a_value_that_would_change_is_refused_by_name(annotation: Any, value: Any, why: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"jobs:work: argument 'item' \(.*{why}"):
+        codec_for(annotation).encode((value,), {})
+
+
+def test_an_open_file_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "f").open("w") as stream, pytest.raises(ArgumentError, match="TextIOWrapper"):
+        codec_for(Any).encode((stream,), {})
+
+
+@pytest.mark.parametrize("annotation", [str, Any])
+def test_too_large_arguments_name_the_largest_and_what_to_do(annotation: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"'item' alone .* limit is 16_777_216.* path or key"):
+        codec_for(annotation).encode(("x" * 20_000_000,), {})
+    text = "x" * (MAX_ENCODED_BYTES - 6)
+    assert codec_for(annotation).decode(*codec_for(annotation).encode((text,), {}))[0] == (text,)
+
+
+def test_pydantic_remembers_which_fields_were_set() -> None:
+    """`model_dump(exclude_unset=True)` is how a partial update is applied; defaults must not overwrite."""
+    codec = codec_for(Person)
+    sent = Person(fullName="a")
+    ((back,), _) = codec.decode(*codec.encode((sent,), {}))
+    assert back.model_fields_set == sent.model_fields_set == {"name"}
+
+
+def one(a): ...
+def two(a, b=5): ...
+def named(a, /, b, *, c, d=1): ...
+def star(a, *rest, c=1, **extra): ...
+def bare_star(*, c): ...
+def nothing(): ...
+
+
+CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    ((), {}), ((1,), {}), ((1, 2), {}), ((1, 2, 3), {}), ((), {"a": 1}), ((1,), {"a": 1}), ((1,), {"z": 1}), ((1, 2), {"c": 1}),
+    ((1,), {"b": 2, "c": 3}), ((), {"a": 1, "b": 2, "c": 3}), ((1, 2, 3, 4), {"c": 1, "zz": 2}), ((), {"c": 1}), ((1,), {"self": 1, "args": 2}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", [one, two, named, star, bare_star, nothing, lambda x: x])
+@pytest.mark.parametrize(("args", "kwargs"), CALLS)
+def test_check_fails_exactly_as_the_call_would(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    codec = ArgumentCodec(fn, task_name="t")
+    try:
+        fn(*args, **kwargs)
+    except TypeError as error:
+        with pytest.raises(TypeError) as found:
+            codec.check(args, kwargs)
+        assert str(found.value) == str(error)
+        with pytest.raises((TypeError, ArgumentError)):
+            codec.encode(args, kwargs)
+    else:
+        codec.check(args, kwargs)
+        assert codec.decode(*codec.encode(args, kwargs)) == (args, kwargs)
+
+
+def test_each_extra_argument_has_the_annotation_of_its_star() -> None:
+    def work(*days: date, **paths: Path) -> None: ...
+
+    codec = ArgumentCodec(work, task_name="t")
+    args, kwargs = (date(2026, 1, 1), date(2026, 1, 2)), {"a": Path("b")}
+    assert codec.decode(*codec.encode(args, kwargs)) == (args, kwargs)
+    with pytest.raises(ArgumentError, match=r"argument 'days\[1\]' \(str\)"):
+        codec.encode((date(2026, 1, 1), "x"), {})
+    with pytest.raises(ArgumentError, match=r"argument 'z' \(int\)"):
+        codec.encode((), {"z": 1})
+
+
+class Options(TypedDict, total=False):
+    when: date
+
+
+def test_unpacked_keyword_arguments_have_their_own_annotations() -> None:
+    def work(**options: Unpack[Options]) -> None: ...
+
+    codec = ArgumentCodec(work, task_name="t")
+    assert codec.decode(*codec.encode((), {"when": date.max})) == ((), {"when": date.max})
+
+
+def test_defaults_are_not_stored() -> None:
+    codec = ArgumentCodec(two, task_name="t")
+    assert codec.encode((1,), {}) == ("[1]", "{}")
+    assert codec.encode((), {"a": 1}) == ("[]", '{"a":1}')
+    assert ArgumentCodec(nothing, task_name="t").encode((), {}) == ("[]", "{}")
+
+
+def test_a_name_that_does_not_exist_at_run_time_names_the_parameter() -> None:
+    def work(fine: int, broken: "Missing") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(ConfigurationError, match="jobs:work: the annotation of parameter 'broken'.*Missing"):
+        ArgumentCodec(work, task_name="jobs:work")
+
+
+def test_a_broken_return_annotation_is_not_the_arguments_business() -> None:
+    def work(day: date) -> "Missing": ...  # type: ignore[name-defined]  # noqa: F821
+
+    codec = ArgumentCodec(work, task_name="t")
+    assert codec.decode(*codec.encode((date.max,), {})) == ((date.max,), {})
+
+
+def test_wrapped_and_partial_functions_keep_their_annotations() -> None:
+    def work(day: date, count: int = 1) -> None: ...
+
+    @functools.wraps(work)
+    def wrapper(*args: Any, **kwargs: Any) -> None: ...
+
+    for fn in (wrapper, functools.partial(work, count=2)):
+        codec = ArgumentCodec(fn, task_name="t")
+        assert codec.decode(*codec.encode((date.max,), {})) == ((date.max,), {})
+
+
+STORED_WRONG = [
+    ('["x"]', "{}", "'a'"), ("[1,2,3]", "{}", "takes"), ("[]", "{}", "missing"), ("[1]", '{"gone":1}', "gone"), ("{}", "{}", "array"),
+    ("[1", "{}", "array"), ("[1]", "[]", "object"), ("[1]", "", "object"), ("[1.5]", "{}", "'a'"), ("[null]", "{}", "'a'"),
+    ("[" * 100_000, "{}", "array"), ("[1]", '{"b":"2026-13-01"}', "'b'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("args", "kwargs", "why"), STORED_WRONG)
+def test_a_stored_row_that_does_not_fit_any_more_is_reported_clearly(args: str, kwargs: str, why: str) -> None:
+    def work(a: int, b: date | None = None) -> None: ...
+
+    with pytest.raises(ArgumentError, match=rf"task jobs:work: .*{why}"):
+        ArgumentCodec(work, task_name="jobs:work").decode(args, kwargs)
+
+
+class Swapped:
+    """Not encryption, but it shows what passes through."""
+
+    def encode(self, data: bytes, /) -> bytes:
+        return bytes(reversed(data))
+
+    def decode(self, data: bytes, /) -> bytes:
+        return bytes(reversed(data))
+
+
+class Broken:
+    def encode(self, data: bytes, /) -> bytes:
+        raise OSError("no key")
+
+    decode = encode
+
+
+def test_a_codec_sees_the_bytes_and_its_text_is_base64() -> None:
+    codec = ArgumentCodec(two, task_name="t", codec=Swapped())
+    stored = codec.encode((1,), {"b": "secret"})
+    assert stored[0] == "XTFb"
+    assert codec.decode(*stored) == ((1,), {"b": "secret"})
+    assert codec.decode(*codec.encode((1,), {})) == ((1,), {})
+    assert codec.digest(*stored) is None
+    with pytest.raises(ArgumentError, match="codec"):
+        codec.decode("[1]", "{}")
+    with pytest.raises(ArgumentError, match="no key"):
+        ArgumentCodec(two, task_name="t", codec=Broken()).encode((1,), {})
+
+
+def test_the_digest_tells_arguments_apart_and_ignores_keyword_order() -> None:
+    codec = ArgumentCodec(star, task_name="t")
+    first = codec.digest("[1]", '{"c":1,"d":[2]}')
+    assert first is not None
+    assert len(first) == 64
+    assert first == codec.digest("[1]", '{"d":[2],"c":1}')
+    assert len({first, codec.digest("[2]", "{}"), codec.digest("[1]", "{}"), codec.digest("[1]", '{"c":1,"d":[3]}')}) == 4
+
+
+def test_plain_arguments_are_immutable_scalars() -> None:
+    codec = ArgumentCodec(star, task_name="t")
+    assert codec.is_plain((1, "a", None, NOW, ID, Decimal(1)), {"b": b"x", "c": True})
+    assert not codec.is_plain(([1],), {})
+    assert not codec.is_plain((), {"a": {}})
+    assert not codec.is_plain((MyStr("a"),), {})
