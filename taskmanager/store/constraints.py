@@ -13,8 +13,12 @@ _INT64: Final = 1 << 63
 
 
 def is_memory_only(row: TaskRow) -> bool:
-    """Whether the options of the task leave out the promise that it survives."""
-    return not json.loads(row.task_options).get("persist")
+    """Whether the options of the task leave out the promise that it survives; unreadable ones may have made it."""
+    try:
+        options = json.loads(row.task_options)
+    except ValueError:
+        return False
+    return not (isinstance(options, dict) and options.get("persist"))
 
 
 def encodable(text: str) -> str:

@@ -106,6 +106,8 @@ class Connection:
             return await _in_one_hop(self._inner, work, *args)
         except sqlite3.Error as error:
             raise translate(self._path, error) from error
+        except (OverflowError, UnicodeEncodeError) as error:
+            raise StoreError(f"{self._path} cannot hold that value: {error}") from error
 
     async def close(self) -> None:
         """Close it and end its thread. An inherited connection is only forgotten."""

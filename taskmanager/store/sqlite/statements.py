@@ -43,7 +43,8 @@ def _column(name: str) -> str:
 
 def memory_only(table: str) -> str:
     """SQL for: the task of this row was never promised to survive."""
-    return f"coalesce(json_extract({table}.task_options, '$.persist'), 0) = 0"
+    options = f"{table}.task_options"
+    return f"CASE WHEN json_valid({options}) THEN coalesce(json_extract({options}, '$.persist'), 0) = 0 ELSE 0 END"
 
 
 @cache

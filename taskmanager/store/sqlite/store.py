@@ -29,7 +29,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class SqliteStore:
-    """Tasks in one SQLite file. `synchronous="full"` survives a power cut, `"normal"` may lose the last commits then."""
+    """Tasks in one SQLite file. `synchronous="full"` survives a power cut, `"normal"` may lose the last commits."""
 
     def __init__(self, path: str | os.PathLike[str], *, synchronous: Synchronous = "full") -> None:
         self.path = str(Path(path).absolute())
@@ -62,9 +62,12 @@ class SqliteStore:
         reader, self._reader = self._reader, None
         writer, self._writer = self._writer, None
         # The writer last: the last connection to close moves the log into the file, and the reader may not write.
-        for connection in (reader, writer):
-            if connection is not None:
-                await connection.close()
+        try:
+            if reader is not None:
+                await reader.close()
+        finally:
+            if writer is not None:
+                await writer.close()
 
     async def _write(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
         if self._writer is None:

@@ -90,7 +90,8 @@ def _add_attempts(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -
             _changed(connection, sql.insert_attempts, write.attempts, sql.ATTEMPT_WIDTH)
 
 
-def _commit_with_care(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -> CommitReport:
+def _commit_with_care(connection: sqlite3.Connection, sent: Sequence[TaskWrite]) -> CommitReport:
+    writes = [encodable_write(write) for write in sent]
     with transaction(connection):
         losers = _losers(connection, writes)
         lost: dict[str, TaskRow | None] = dict.fromkeys(losers)

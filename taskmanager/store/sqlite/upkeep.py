@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Final
 
 from taskmanager.model.states import TaskStatus
+from taskmanager.store.constraints import encodable
 from taskmanager.store.protocol import InstanceRow
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.statements import LIVE_SQL, TERMINAL_SQL, quoted
@@ -52,7 +53,9 @@ def save_instance(connection: sqlite3.Connection, row: InstanceRow) -> None:
     """See `Store.save_instance`."""
     with transaction(connection):
         connection.execute(
-            f"INSERT OR REPLACE INTO taskmanager_instances ({_INSTANCE}) VALUES ({', '.join('?' * len(row))})", row
+            f"INSERT OR REPLACE INTO taskmanager_instances ({_INSTANCE}) VALUES ({', '.join('?' * len(row))})",
+            # A process may be named after a file whose name is no UTF-8.
+            [encodable(value) if isinstance(value, str) else value for value in row],
         )
 
 
