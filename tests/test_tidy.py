@@ -250,7 +250,7 @@ def repository_files() -> Iterator[Path]:
     if listing.returncode == 0 and listing.stdout:
         paths = [ROOT / name for name in listing.stdout.split("\0") if name]
     else:
-        paths = [path for path in ROOT.rglob("*") if not any(part.startswith(".") for part in path.parts)]
+        paths = [path for path in ROOT.rglob("*") if not any(part[0] == "." for part in path.relative_to(ROOT).parts)]
     yield from (path for path in paths if path.is_file() and path.suffix in TEXT_SUFFIXES)
 
 
