@@ -1,0 +1,591 @@
+"""One suite for every store: each verb's happy path, and each way to lose, which changes nothing."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite
+from taskmanager.model.states import TERMINAL, TaskStatus
+from taskmanager.store.memory import MemoryStore
+from taskmanager.store.protocol import ClaimRequest, FreeQueue, InstanceRow, Store, TaskFilter
+from taskmanager.store.sqlite import SqliteStore
+
+pytestmark = pytest.mark.anyio
+
+ME, OTHER = "instance-me", "instance-other"
+PERSISTED, MEMORY_ONLY = '{"persist": true}', "{}"
+LONE_SURROGATE = "caf\udce9"
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    made: Store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "tasks.db")
+    await made.open()
+    yield made
+    await made.close()
+
+
+def task(task_id: str = "t1", **changes: Any) -> TaskRow:
+    """A free PENDING row, and whatever else its status demands."""
+    row = TaskRow(**dict.fromkeys(TaskRow._fields))._replace(
+        task_id=task_id,
+        task_name="app:job",
+        queue_name="default",
+        priority=50,
+        args="[]",
+        kwargs="{}",
+        status="PENDING",
+        sent_at=100,
+        enqueued_at=100,
+        retry_count=0,
+        max_retries=0,
+        start_count=0,
+        crash_count=0,
+        snooze_count=0,
+        task_options=PERSISTED,
+        is_workflow_task=0,
+        created_at=100,
+        updated_at=100,
+    )
+    status = changes.get("status")
+    if status == "CLAIMED":
+        row = row._replace(claimed_by_worker_id=ME, claimed_at=110)
+    elif status == "RUNNING":
+        row = row._replace(claimed_by_worker_id=ME, started_at=120, start_count=1)
+    elif status == "COMPLETED":
+        row = row._replace(completed_at=130, claimed_by_worker_id=ME, start_count=1)
+    return row._replace(**changes)
+
+
+def attempt(task_id: str = "t1", number: int = 1, **changes: Any) -> AttemptRow:
+    row = AttemptRow(task_id, number, "COMPLETED", False, 120, 130, None, None, None, ME, "host", 1, "main", 130)
+    return row._replace(**changes)
+
+
+def expected(row: TaskRow) -> Expected:
+    return Expected(row.status, row.claimed_by_worker_id, row.start_count)
+
+
+async def put(store: Store, *rows: TaskRow) -> None:
+    report = await store.commit([TaskWrite(row, None) for row in rows])
+    assert report == ({}, {})
+
+
+@pytest.mark.parametrize("status", list(TaskStatus))
+async def test_a_row_comes_back_as_it_was_written(store: Store, status: TaskStatus) -> None:
+    """Every column, in every status: nothing is dropped or changed by the store."""
+    row = task(status=status.value, tags='{"user": "é\\u0000"}', progress='"\x00"', log="[]", scheduled_for=-5, worker_pid=2**62)
+    await put(store, row)
+    assert await store.fetch("t1") == row
+    assert await store.fetch_ids(["t1", "nobody"]) == {"t1": row}
+
+
+async def test_what_does_not_exist_is_none(store: Store) -> None:
+    """A question about an unknown id is not an error."""
+    assert await store.fetch("nobody") is None
+    assert await store.fetch_attempts("nobody") == []
+    assert await store.fetch_ids([]) == {}
+
+
+async def test_an_empty_batch_reports_nothing(store: Store) -> None:
+    """No write, no loser."""
+    assert await store.commit([]) == ({}, {})
+
+
+async def test_a_state_change_that_wins_is_stored_with_its_attempts(store: Store) -> None:
+    """State and attempt are one transaction."""
+    running = task(status="RUNNING")
+    await put(store, running)
+    done = running._replace(status="COMPLETED", completed_at=130, result='{"ok": 1}', updated_at=130)
+    assert await store.commit([TaskWrite(done, expected(running), (attempt(),))]) == ({}, {})
+    assert await store.fetch("t1") == done
+    assert await store.fetch_attempts("t1") == [attempt()]
+
+
+@pytest.mark.parametrize("actual", list(TaskStatus))
+@pytest.mark.parametrize("wanted", ["PENDING", "CLAIMED", "RUNNING", "FAILED"])
+async def test_a_wrong_source_state_loses_and_changes_nothing(store: Store, actual: TaskStatus, wanted: str) -> None:
+    """The precondition is in the write itself: whoever read an older state is told the row as it stands."""
+    if wanted == actual:
+        return
+    row = task(status=actual.value)
+    await put(store, row)
+    write = TaskWrite(task(status="CANCELLED"), expected(row)._replace(status=wanted), (attempt(),))
+    assert await store.commit([write]) == ({"t1": row}, {})
+    assert await store.fetch("t1") == row
+    assert await store.fetch_attempts("t1") == []
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"owner": OTHER}, {"owner": None}, {"start_count": 0}, {"start_count": 2}], ids=str
+)
+async def test_a_wrong_owner_or_generation_is_fenced(store: Store, wrong: dict[str, Any]) -> None:
+    """A writer that lost its claim is refused, also when the task runs again for somebody else."""
+    row = task(status="RUNNING")
+    await put(store, row)
+    write = TaskWrite(task(status="FAILED"), expected(row)._replace(**wrong), (attempt(),))
+    assert await store.commit([write]) == ({"t1": row}, {})
+    assert await store.fetch("t1") == row
+    assert await store.fetch_attempts("t1") == []
+
+
+async def test_an_owner_that_appeared_fences_a_writer_that_saw_none(store: Store) -> None:
+    """No owner is compared like any other value."""
+    row = task(claimed_by_worker_id=ME)
+    await put(store, row)
+    report = await store.commit([TaskWrite(task(status="CANCELLED"), Expected("PENDING", None, 0))])
+    assert report.lost == {"t1": row}
+
+
+async def test_a_change_of_a_missing_row_is_lost(store: Store) -> None:
+    """A record that was purged meanwhile is reported as none."""
+    report = await store.commit([TaskWrite(task(status="FAILED"), Expected("RUNNING", ME, 1), (attempt(),))])
+    assert report == ({"t1": None}, {})
+    assert await store.fetch("t1") is None
+    assert await store.fetch_attempts("t1") == []
+
+
+async def test_losers_do_not_keep_winners_from_winning(store: Store) -> None:
+    """In a large batch of inserts and updates, exactly those whose precondition fails are reported."""
+    running = [task(f"u{i:03}", status="RUNNING") for i in range(300)]
+    await put(store, *running)
+    updates = [
+        TaskWrite(
+            row._replace(status="COMPLETED", completed_at=5),
+            expected(row) if i % 7 else Expected("RUNNING", OTHER, 1),
+            (attempt(row.task_id),),
+        )
+        for i, row in enumerate(running)
+    ]
+    inserts = [TaskWrite(task(f"n{i:03}" if i % 5 else f"u{i:03}"), None) for i in range(1, 100)]
+    taken = {write.row.task_id for write in inserts if write.row.task_id.startswith("u")}
+    updates = [write for write in updates if write.row.task_id not in taken]
+    report = await store.commit([*inserts, *updates])
+    fenced = {write.row.task_id for write in updates if write.expected and write.expected.owner == OTHER}
+    assert report.lost.keys() == taken | fenced
+    assert not report.rejected
+    for write in (*inserts, *updates):
+        stored = await store.fetch(write.row.task_id)
+        has_won = write.row.task_id not in report.lost
+        assert (stored == write.row) == has_won
+        assert await store.fetch_attempts(write.row.task_id) == (list(write.attempts) if has_won else [])
+
+
+async def test_an_insert_never_replaces_a_row(store: Store) -> None:
+    """A repeated insert is lost and shows what is there, which is how a replay is recognised."""
+    row = task()
+    await put(store, row)
+    assert await store.commit([TaskWrite(task(priority=1), None, (attempt(),))]) == ({"t1": row}, {})
+    assert await store.fetch("t1") == row
+    assert await store.fetch_attempts("t1") == []
+
+
+async def test_an_ended_memory_only_task_replaces_its_predecessor(store: Store) -> None:
+    """The next task of the same key has the same id; its record and attempts take the place of the older ones."""
+    old = task(status="FAILED", task_options=MEMORY_ONLY, start_count=2)
+    old_attempts = (attempt(number=1, outcome="FAILED"), attempt(number=2, outcome="FAILED"))
+    await store.commit([TaskWrite(old, None, old_attempts)])
+    new = task(status="COMPLETED", task_options=MEMORY_ONLY)
+    assert await store.commit([TaskWrite(new, None, (attempt(started_at=500),))]) == ({}, {})
+    assert await store.fetch("t1") == new
+    assert await store.fetch_attempts("t1") == [attempt(started_at=500)]
+
+
+async def test_attempts_of_one_life_add_up(store: Store) -> None:
+    """A retried memory-only task goes on counting, so its earlier attempts stay."""
+    await store.commit(
+        [TaskWrite(task(status="FAILED", task_options=MEMORY_ONLY), None, (attempt(number=1, outcome="FAILED"),))]
+    )
+    await store.commit([TaskWrite(task(status="COMPLETED", task_options=MEMORY_ONLY), None, (attempt(number=2),))])
+    assert [each.attempt for each in await store.fetch_attempts("t1")] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (task(status="FAILED"), task(status="COMPLETED", task_options=MEMORY_ONLY)),
+        (task(status="FAILED", task_options=MEMORY_ONLY), task(status="COMPLETED")),
+        (task(task_options=MEMORY_ONLY), task(status="COMPLETED", task_options=MEMORY_ONLY)),
+        (task(status="FAILED", task_options=MEMORY_ONLY), task(task_options=MEMORY_ONLY)),
+    ],
+    ids=["persisted before", "persisted now", "not ended before", "not ended now"],
+)
+async def test_nothing_else_is_ever_replaced(store: Store, old: TaskRow, new: TaskRow) -> None:
+    """Replacement is for two ended memory-only rows; every other insert of a taken id is lost."""
+    await put(store, old)
+    assert (await store.commit([TaskWrite(new, None)])).lost == {"t1": old}
+    assert await store.fetch("t1") == old
+
+
+async def test_attempts_are_never_changed(store: Store) -> None:
+    """An attempt that was written stays; writing it again with a later change is no error."""
+    row = task(status="RUNNING")
+    await store.commit([TaskWrite(row, None, (attempt(outcome="FAILED"),))])
+    ended = row._replace(status="FAILED")
+    await store.commit([TaskWrite(ended, expected(row), (attempt(), attempt(number=2)))])
+    assert await store.fetch_attempts("t1") == [attempt(outcome="FAILED"), attempt(number=2)]
+
+
+async def test_call_site_facts_never_change(store: Store) -> None:
+    """`sent_at`, `created_at` and the name belong to the first write; a retry with new arguments changes the rest."""
+    row = task(status="FAILED", error_code="X")
+    await put(store, row)
+    again = task(
+        task_name="other",
+        sent_at=1,
+        created_at=1,
+        args="[9]",
+        kwargs='{"a": 1}',
+        tags="{}",
+        priority=3,
+        queue_name="mail",
+        task_options='{"persist": true, "timeout": 3}',
+        good_until=900,
+        enqueue_sha="f" * 64,
+    )
+    assert await store.commit([TaskWrite(again, expected(row))]) == ({}, {})
+    assert await store.fetch("t1") == again._replace(task_name="app:job", sent_at=100, created_at=100)
+
+
+@pytest.mark.parametrize("target", ["RUNNING", "PENDING", "FAILED"])
+async def test_a_cancel_request_of_somebody_else_is_not_wiped_out(store: Store, target: str) -> None:
+    """The writer may not have seen it yet; its NULL says nothing."""
+    row = task(status="RUNNING")
+    await put(store, row)
+    assert await store.request_cancel("t1", 777)
+    await store.commit([TaskWrite(task(status=target), expected(row))])
+    assert (await store.fetch("t1") or row).cancel_requested_at == 777
+
+
+async def test_retrying_a_terminal_task_clears_its_cancel_request(store: Store) -> None:
+    """Otherwise the retried task would be cancelled at once."""
+    row = task(status="CANCELLED", cancel_requested_at=5)
+    await put(store, row)
+    await store.commit([TaskWrite(task(), expected(row))])
+    assert await store.fetch("t1") == task()
+
+
+POISON = {
+    "priority": {"priority": 500},
+    "huge integer": {"retry_count": 1 << 70},
+    "status": {"status": "LIMBO"},
+    "error code of a live task": {"error_code": "X"},
+    "running without owner": {"status": "RUNNING", "claimed_by_worker_id": None},
+    "completed_at of a failure": {"status": "FAILED", "completed_at": 1},
+    "a type without a column": {"result": object()},
+}
+
+
+@pytest.mark.parametrize("poison", POISON.values(), ids=POISON)
+@pytest.mark.parametrize("place", [0, 20, 40])
+async def test_a_row_that_cannot_be_stored_spoils_no_other(store: Store, poison: dict[str, Any], place: int) -> None:
+    """The guilty row is reported with a reason, everything else of the batch is stored, attempts included."""
+    writes = [TaskWrite(task(f"t{i}", status="FAILED"), None, (attempt(f"t{i}"),)) for i in range(40)]
+    writes.insert(place, TaskWrite(task("bad", **poison), None, (attempt("bad"),)))
+    writes.append(TaskWrite(task("surrogate", failed_reason=LONE_SURROGATE), None))
+    report = await store.commit(writes)
+    assert report.lost == {}
+    assert report.rejected.keys() == {"bad"}
+    assert report.rejected["bad"]
+    assert len(await store.fetch_many(TaskFilter(limit=100))) == 41
+    assert await store.fetch("bad") is None
+    assert await store.fetch_attempts("bad") == []
+    assert await store.fetch_attempts("t39") == [attempt("t39")]
+
+
+async def test_a_poisoned_change_leaves_the_row_as_it_was(store: Store) -> None:
+    """Rejected is not lost: the row stands, and so does its precondition."""
+    row = task(status="RUNNING")
+    await put(store, row)
+    report = await store.commit([TaskWrite(row._replace(priority=500), expected(row), (attempt(),))])
+    assert report.rejected.keys() == {"t1"}
+    assert await store.fetch("t1") == row
+    assert await store.fetch_attempts("t1") == []
+
+
+async def test_a_poisoned_attempt_takes_only_its_task_along(store: Store) -> None:
+    """State and attempts are stored together or not at all."""
+    report = await store.commit(
+        [
+            TaskWrite(task("bad", status="FAILED"), None, (attempt("bad", outcome="SHRUG"),)),
+            TaskWrite(task("good", status="FAILED"), None, (attempt("good"),)),
+        ]
+    )
+    assert report.rejected.keys() == {"bad"}
+    assert await store.fetch("bad") is None
+    assert await store.fetch_attempts("good") == [attempt("good")]
+
+
+async def test_text_that_is_no_utf8_is_stored_escaped(store: Store) -> None:
+    """Lone surrogates occur in file names and must not cost a record."""
+    row = task(status="FAILED", failed_reason=LONE_SURROGATE)
+    report = await store.commit([TaskWrite(row, None, (attempt(error_message=LONE_SURROGATE),))])
+    assert report == ({}, {})
+    assert (await store.fetch("t1") or row).failed_reason == "caf\\udce9"
+    assert (await store.fetch_attempts("t1"))[0].error_message == "caf\\udce9"
+
+
+def wants(**changes: Any) -> ClaimRequest:
+    return ClaimRequest(ME, ["app:job", "app:other"], "default", 10, 1_000)._replace(**changes)
+
+
+async def test_claim_takes_the_best_first(store: Store) -> None:
+    """Best is (priority, enqueued_at, id), across functions."""
+    rows = [
+        task("d", priority=50, enqueued_at=100),
+        task("c", priority=50, enqueued_at=100, task_name="app:other"),
+        task("b", priority=50, enqueued_at=99, task_name="app:other"),
+        task("a", priority=1, enqueued_at=500),
+        task("z", priority=99, enqueued_at=1),
+    ]
+    await put(store, *rows)
+    first = await store.claim(wants(limit=3))
+    assert [row.task_id for row in first] == ["a", "b", "c"]
+    assert [row.task_id for row in await store.claim(wants(limit=3))] == ["d", "z"]
+    assert await store.claim(wants()) == []
+
+
+async def test_a_claimed_row_names_its_owner(store: Store) -> None:
+    """What claim returns is what stands in the store."""
+    await put(store, task())
+    (row,) = await store.claim(wants())
+    assert row == task(status="CLAIMED", claimed_at=1_000, updated_at=1_000)
+    assert await store.fetch("t1") == row
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        task(enqueued_at=1_001),
+        task(queue_name="mail"),
+        task(task_name="app:unknown"),
+        task(claimed_by_worker_id=OTHER),
+        *[task(status=status.value) for status in TaskStatus if status != TaskStatus.PENDING],
+    ],
+    ids=lambda row: f"{row.status} {row.task_name} {row.queue_name} {row.enqueued_at}",
+)
+async def test_claim_leaves_what_is_not_for_it(store: Store, row: TaskRow) -> None:
+    """Only free, due, PENDING rows of known functions in the asked queue."""
+    await put(store, row)
+    assert await store.claim(wants()) == []
+    assert await store.fetch("t1") == row
+
+
+async def test_claim_steps_over_delayed_rows_to_due_ones_of_lower_priority(store: Store) -> None:
+    """A better row that is not due yet hides nothing."""
+    await put(store, *[task(f"late{i}", priority=1, enqueued_at=2_000) for i in range(20)], task("due", priority=90))
+    assert [row.task_id for row in await store.claim(wants(limit=1))] == ["due"]
+
+
+async def test_claim_can_ask_for_better_rows_only(store: Store) -> None:
+    """`better_than` is a priority number that must be undercut."""
+    await put(store, *[task(f"p{priority}", priority=priority) for priority in (10, 20, 30)])
+    assert [row.task_id for row in await store.claim(wants(better_than=20))] == ["p10"]
+
+
+@pytest.mark.parametrize("nothing", [{"limit": 0}, {"task_names": []}], ids=str)
+async def test_claim_of_nothing_is_nothing(store: Store, nothing: dict[str, Any]) -> None:
+    """An empty wish is no error."""
+    await put(store, task())
+    assert await store.claim(wants(**nothing)) == []
+
+
+async def test_release_frees_the_waiting_rows_of_one_owner(store: Store) -> None:
+    """PENDING and CLAIMED rows of the owner; running ones and those of others stay."""
+    mine = [task("m1", claimed_by_worker_id=ME), task("m2", status="CLAIMED")]
+    others = [
+        task("o1", status="CLAIMED", claimed_by_worker_id=OTHER),
+        task("o2", status="RUNNING"),
+        task("o3", status="FAILED", claimed_by_worker_id=ME),
+    ]
+    await put(store, *mine, *others)
+    assert await store.release(ME, 900) == 2
+    assert await store.fetch_ids(["m1", "m2"]) == {
+        name: task(name, updated_at=900) for name in ("m1", "m2")
+    }
+    assert list((await store.fetch_ids([row.task_id for row in others])).values()) == others
+    assert await store.release(ME, 901) == 0
+
+
+async def test_free_queues_shows_what_waits_unowned(store: Store) -> None:
+    """Per function and queue: how many, and the earliest due time of any priority."""
+    await put(
+        store,
+        task("a", enqueued_at=300, priority=1),
+        task("b", enqueued_at=200, priority=2),
+        task("c", queue_name="mail", enqueued_at=400),
+        task("d", task_name="app:other", enqueued_at=500),
+        task("e", task_name="app:owned", claimed_by_worker_id=ME),
+        task("f", task_name="app:done", status="COMPLETED"),
+    )
+    assert await store.free_queues() == [
+        FreeQueue("app:job", "default", 2, 200),
+        FreeQueue("app:job", "mail", 1, 400),
+        FreeQueue("app:other", "default", 1, 500),
+    ]
+
+
+async def test_free_queues_of_an_empty_store_is_empty(store: Store) -> None:
+    """Nothing waits."""
+    assert await store.free_queues() == []
+
+
+async def test_many_are_listed_newest_first_and_paged_by_id(store: Store) -> None:
+    """Order is (sent_at, id) descending; `before` goes on after the last record seen, also within one instant."""
+    rows = [task(f"t{i}", sent_at=100 + i // 2) for i in range(6)]
+    await put(store, *rows)
+    listed = [row.task_id for row in await store.fetch_many(TaskFilter())]
+    assert listed == ["t5", "t4", "t3", "t2", "t1", "t0"]
+    assert [row.task_id for row in await store.fetch_many(TaskFilter(limit=2, before="t3"))] == ["t2", "t1"]
+    assert await store.fetch_many(TaskFilter(before="t0")) == []
+    assert await store.fetch_many(TaskFilter(before="nobody")) == []
+
+
+async def test_many_are_filtered(store: Store) -> None:
+    """By status, function and queue, together."""
+    await put(
+        store, task("a", status="FAILED"), task("b", queue_name="mail"), task("c", task_name="app:x", queue_name="mail")
+    )
+
+    async def ids(**wanted: Any) -> list[str]:
+        return [row.task_id for row in await store.fetch_many(TaskFilter(**wanted))]
+
+    assert await ids(status=TaskStatus.FAILED) == ["a"]
+    assert await ids(queue_name="mail") == ["c", "b"]
+    assert await ids(queue_name="mail", task_name="app:x", status=TaskStatus.PENDING) == ["c"]
+
+
+async def test_rows_of_owners_and_orphans_are_complementary(store: Store) -> None:
+    """Every live row with an owner is in one of the two, ended and free rows in neither."""
+    await put(
+        store,
+        task("a", claimed_by_worker_id=ME),
+        task("b", status="CLAIMED", claimed_by_worker_id="dead-1"),
+        task("c", status="RUNNING", claimed_by_worker_id="dead-2"),
+        task("d", status="RUNNING", claimed_by_worker_id=OTHER),
+        task("e", status="FAILED", claimed_by_worker_id="dead-1"),
+        task("f"),
+    )
+    living = {ME, OTHER}
+    assert [row.task_id for row in await store.fetch_owned(living, limit=9)] == ["a", "d"]
+    assert [row.task_id for row in await store.fetch_orphans(living, limit=9)] == ["b", "c"]
+    assert [row.task_id for row in await store.fetch_orphans([], limit=9)] == ["a", "b", "c", "d"]
+    assert await store.fetch_owned([], limit=9) == []
+
+
+async def test_pages_go_on_after_an_id(store: Store) -> None:
+    """Pages by id cannot starve, whatever happens to rows already seen."""
+    await put(store, *[task(f"t{i}", claimed_by_worker_id=ME if i % 2 else OTHER) for i in range(6)])
+    assert [row.task_id for row in await store.fetch_owned([ME, OTHER], limit=2, after="t1")] == ["t2", "t3"]
+    assert [row.task_id for row in await store.fetch_orphans([], limit=2, after="t3")] == ["t4", "t5"]
+
+
+async def test_a_cancel_request_is_recorded_once(store: Store) -> None:
+    """The first instant counts; asking again is still a yes."""
+    await put(store, task(status="RUNNING"))
+    assert await store.request_cancel("t1", 500)
+    assert await store.request_cancel("t1", 600)
+    assert await store.fetch("t1") == task(status="RUNNING", cancel_requested_at=500, updated_at=500)
+
+
+@pytest.mark.parametrize("status", sorted(TERMINAL))
+async def test_an_ended_task_cannot_be_asked_to_cancel(store: Store, status: TaskStatus) -> None:
+    """False, and the record stays as it is; so for an id that does not exist."""
+    row = task(status=status.value)
+    await put(store, row)
+    assert not await store.request_cancel("t1", 500)
+    assert not await store.request_cancel("nobody", 500)
+    assert await store.fetch("t1") == row
+
+
+async def test_cancel_requests_are_found_by_owner(store: Store) -> None:
+    """Only live rows of that owner that were asked."""
+    await put(
+        store,
+        task("a", status="RUNNING", cancel_requested_at=5),
+        task("b", claimed_by_worker_id=ME, cancel_requested_at=5),
+        task("c", status="RUNNING"),
+        task("d", status="RUNNING", claimed_by_worker_id=OTHER, cancel_requested_at=5),
+        task("e", status="CANCELLED", claimed_by_worker_id=ME, cancel_requested_at=5),
+    )
+    assert await store.fetch_cancel_requests(ME) == ["a", "b"]
+
+
+async def test_counts_name_every_status(store: Store) -> None:
+    """Zeros included."""
+    await put(store, task("a"), task("b"), task("c", status="FAILED"))
+    zeros = dict.fromkeys(TaskStatus, 0)
+    assert await store.counts() == zeros | {TaskStatus.PENDING: 2, TaskStatus.FAILED: 1}
+
+
+async def test_purge_deletes_ended_rows_only(store: Store) -> None:
+    """Live rows stay at any age; attempts go with their task."""
+    await store.commit(
+        [TaskWrite(task(f"t{i}", status=status.value), None, (attempt(f"t{i}"),)) for i, status in enumerate(TaskStatus)]
+    )
+    assert await store.purge(None, None, 100) == len(TERMINAL)
+    left = await store.fetch_many(TaskFilter())
+    assert {row.status for row in left} == {"PENDING", "CLAIMED", "RUNNING"}
+    gone = [f"t{i}" for i, status in enumerate(TaskStatus) if status in TERMINAL]
+    assert [await store.fetch_attempts(task_id) for task_id in gone] == [[]] * len(gone)
+
+
+async def test_purge_is_bounded_by_age_status_and_batch(store: Store) -> None:
+    """Strictly older than the given instant, of the given status, at most `limit` at once."""
+    await put(
+        store,
+        task("old", status="COMPLETED", completed_at=500),
+        task("edge", status="COMPLETED", completed_at=600),
+        task("failed", status="FAILED", failed_at=500),
+        *[task(f"x{i}", status="CANCELLED", updated_at=10, sent_at=10) for i in range(5)],
+    )
+    assert await store.purge(TaskStatus.COMPLETED, 600, 100) == 1
+    assert await store.purge(TaskStatus.CANCELLED, 600, 3) == 3
+    assert await store.purge(TaskStatus.PENDING, None, 100) == 0
+    assert await store.purge(None, 600, 100) == 3
+    assert [row.task_id for row in await store.fetch_many(TaskFilter())] == ["edge"]
+
+
+async def test_instances_are_saved_replaced_and_forgotten(store: Store) -> None:
+    """Oldest start first."""
+    young = InstanceRow("b", None, "host", 1, "main", None, 200, None, None, 200)
+    old = InstanceRow("a", "web", "host", 2, "main", "boot", 100, None, "[]", 100)
+    await store.save_instance(young)
+    await store.save_instance(old)
+    assert await store.instances() == [old, young]
+    stopped = young._replace(stopped_at=300, updated_at=300)
+    await store.save_instance(stopped)
+    assert await store.instances() == [old, stopped]
+    await store.forget_instances(["a", "nobody"])
+    assert await store.instances() == [stopped]
+
+
+async def test_queues_pause_and_resume(store: Store) -> None:
+    """Both are idempotent."""
+    assert await store.paused_queues() == frozenset()
+    for _ in range(2):
+        await store.set_paused("mail", True, 1)
+    assert await store.paused_queues() == {"mail"}
+    for _ in range(2):
+        await store.set_paused("mail", False, 2)
+    assert await store.paused_queues() == frozenset()
+
+
+async def test_own_writes_do_not_change_the_data_version(store: Store) -> None:
+    """Only somebody else's writes are news."""
+    before = await store.data_version()
+    await put(store, task())
+    await store.claim(wants())
+    assert await store.data_version() == before
+    assert await store.is_same_file()
+
+
+async def test_what_was_stored_is_there_after_closing_and_opening(store: Store) -> None:
+    """Closing twice is fine, too."""
+    await put(store, task())
+    await store.close()
+    await store.close()
+    await store.open()
+    assert await store.fetch("t1") == task()
