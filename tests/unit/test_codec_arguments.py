@@ -145,42 +145,142 @@ def codec_for(annotation: Any) -> ArgumentCodec:
     return ArgumentCodec(work, task_name="jobs:work")
 
 
+def changed_fixed() -> Fixed:
+    value = Fixed(1)
+    object.__setattr__(value, "version", 9)
+    return value
+
+
 BERLIN = ZoneInfo("Europe/Berlin")
 IST = timezone(timedelta(hours=5, minutes=30))
 ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 NOW = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
 ARRIVES: list[tuple[Any, Any]] = [
-    (int, 7), (int, -(2**63)), (int, 2**64), (int, 2**200), (Any, 2**70), (bool, True), (str, "ä\0\n\"'☃𝄞"), (str, ""),
-    (float, 1.5), (float, -0.0), (float, 5e-324), (float, 1e308), (float, 5), (float, 1.0), (float | None, 5), (list[float], [1, 2.0]),
-    (dict[str, float], {"a": 1}), (tuple[float, ...], (1, 1.0)), (int | float, 1), (int | float, 1.0), (None, None),
-    (Any, None), (Any, [1, 1.0, "a", None, True, {"b": {"c": []}}]), (object, {"a": [1]}), (list, [1, "a"]), (dict, {"a": 1}),
-    (datetime, NOW), (datetime, NOW.replace(tzinfo=None)), (datetime, NOW.astimezone(IST)), (datetime, datetime.max),
-    (datetime, datetime.min), (datetime, datetime(1, 1, 1, tzinfo=UTC)), (date, date(2024, 2, 29)), (date, date.max),
-    (time, time(1, 2, 3, 4)), (time, time(1, 2, tzinfo=UTC)), (timedelta, timedelta(microseconds=-1)), (timedelta, timedelta.max),
-    (timedelta, timedelta.min), (timedelta, timedelta(days=-3, microseconds=999_999)), (uuid.UUID, ID), (Decimal, Decimal("1.10")),
-    (Decimal, Decimal("-0")), (Decimal, Decimal("1E+5")), (Decimal, Decimal("1E-99")), (Decimal, Decimal("Infinity")),
-    (Path, Path("/var/ä b")), (PurePath, PurePath("x")), (PurePosixPath, PurePosixPath("a/../b")), (Path | None, None),
-    (Path | None, Path()), (list[Path], [Path("a")]), (dict[str, Path], {"a": Path("b")}),
-    (bytes, b"\x00\xff"), (bytearray, bytearray(b"x")), (Colour, Colour.RED), (Level, Level.LOW), (Kind, Kind.PLAIN),
-    (Access, Access.READ | Access.WRITE), (set[int], {1, 2}), (frozenset[str], frozenset({"a"})), (set[uuid.UUID], {ID}),
-    (set, {1}), (tuple[int, str], (1, "a")), (tuple[int, ...], ()), (list[tuple[int, ...]], [(1,), ()]), (tuple, (1, "a")),
-    (dict[int, str], {1: "a", -5: "b"}), (dict[uuid.UUID, int], {ID: 1}), (dict[date, int], {date(2026, 1, 1): 1}),
-    (dict[Colour, int], {Colour.RED: 1}), (dict[Level, int], {Level.LOW: 2}), (dict[str, int], {"b": 1, "a": 2}),
-    (Optional[int], None), (int | str, 5), (int | str, "5"), (int | None, 5), (datetime | None, NOW), (list[int] | int, [1]),
-    (Literal["a", 1], "a"), (Literal["a", 1], 1), (Sequence[int], [1]), (Mapping[str, int], {"a": 1}), (Iterable[int], [1]),
-    (Annotated[int, "seconds"], 5), (Annotated[list[float], "s"], [1]), (Annotated[int, msgspec.Meta(ge=0)], 5),
-    (str | Path, "a"), (str | Path, Path("a")), (date | str, date(2026, 1, 1)), (date | str, "2026-01-01"), (str | Path | None, None),
-    (datetime | date, NOW), (datetime | date, date(2026, 1, 1)), (Point | Frozen, Point(1, 2.5)), (Path | int, 5),
-    (Address | Person, Address(street="a")), (list[int] | tuple[int, ...], (1,)),
-    (Point, Point(1, 2.5, ("a",))), (Frozen, Frozen(NOW, Point(1, 2.0))), (list[Point], [Point(1, 2.0)]), (Fixed, Fixed(1)),
-    (dict[str, list[Frozen]], {"a": [Frozen(NOW)]}), (Box[int], Box(1)), (Box[Path], Box(Path("a"))), (Tree, Tree([Tree([])])),
-    (Derived, Derived(2)), (Crate, Crate(1, "x")), (Pair, Pair(1)), (list[Pair], [Pair(1, "b")]), (Movie, {"title": "a", "year": 1}),
-    (Record, Record("a", date(2026, 1, 1))), (Address, Address(street="a", since=NOW)), (Address, Address(street="a")),
-    (Person, Person(fullName="a", address=Address(street="b", since=NOW))), (list[Address], [Address(street="a")]),
-    (Address | None, Address(street="a")), (Address | None, None), (Tag, Tag([1, 2])), (Home, Home(value=Address(street="x"))),
-    (T, 5), (T, [1]),
-]  # fmt: skip
+    (int, 7),
+    (int, -(2**63)),
+    (int, 2**64),
+    (int, 2**200),
+    (Any, 2**70),
+    (bool, True),
+    (str, "ä\0\n\"'☃𝄞"),
+    (str, ""),
+    (float, 1.5),
+    (float, -0.0),
+    (float, 5e-324),
+    (float, 1e308),
+    (float, 5),
+    (float, 1.0),
+    (float | None, 5),
+    (list[float], [1, 2.0]),
+    (dict[str, float], {"a": 1}),
+    (tuple[float, ...], (1, 1.0)),
+    (int | float, 1),
+    (int | float, 1.0),
+    (None, None),
+    (Any, None),
+    (Any, [1, 1.0, "a", None, True, {"b": {"c": []}}]),
+    (object, {"a": [1]}),
+    (list, [1, "a"]),
+    (dict, {"a": 1}),
+    (datetime, NOW),
+    (datetime, NOW.replace(tzinfo=None)),
+    (datetime, NOW.astimezone(IST)),
+    (datetime, datetime.max),
+    (datetime, datetime.min),
+    (datetime, datetime(1, 1, 1, tzinfo=UTC)),
+    (date, date(2024, 2, 29)),
+    (date, date.max),
+    (time, time(1, 2, 3, 4)),
+    (time, time(1, 2, tzinfo=UTC)),
+    (timedelta, timedelta(microseconds=-1)),
+    (timedelta, timedelta.max),
+    (timedelta, timedelta.min),
+    (timedelta, timedelta(days=-3, microseconds=999_999)),
+    (uuid.UUID, ID),
+    (Decimal, Decimal("1.10")),
+    (Decimal, Decimal("-0")),
+    (Decimal, Decimal("1E+5")),
+    (Decimal, Decimal("1E-99")),
+    (Decimal, Decimal("Infinity")),
+    (Path, Path("/var/ä b")),
+    (PurePath, PurePath("x")),
+    (PurePosixPath, PurePosixPath("a/../b")),
+    (Path | None, None),
+    (Path | None, Path()),
+    (list[Path], [Path("a")]),
+    (dict[str, Path], {"a": Path("b")}),
+    (bytes, b"\x00\xff"),
+    (bytearray, bytearray(b"x")),
+    (Colour, Colour.RED),
+    (Level, Level.LOW),
+    (Kind, Kind.PLAIN),
+    (Access, Access.READ | Access.WRITE),
+    (set[int], {1, 2}),
+    (frozenset[str], frozenset({"a"})),
+    (set[uuid.UUID], {ID}),
+    (set, {1}),
+    (tuple[int, str], (1, "a")),
+    (tuple[int, ...], ()),
+    (list[tuple[int, ...]], [(1,), ()]),
+    (tuple, (1, "a")),
+    (dict[int, str], {1: "a", -5: "b"}),
+    (dict[uuid.UUID, int], {ID: 1}),
+    (dict[date, int], {date(2026, 1, 1): 1}),
+    (dict[Colour, int], {Colour.RED: 1}),
+    (dict[Level, int], {Level.LOW: 2}),
+    (dict[str, int], {"b": 1, "a": 2}),
+    (Optional[int], None),  # noqa: UP045  # the older spelling is the case
+    (int | str, 5),
+    (int | str, "5"),
+    (int | None, 5),
+    (datetime | None, NOW),
+    (list[int] | int, [1]),
+    (Literal["a", 1], "a"),
+    (Literal["a", 1], 1),
+    (Sequence[int], [1]),
+    (Mapping[str, int], {"a": 1}),
+    (Iterable[int], [1]),
+    (Annotated[int, "seconds"], 5),
+    (Annotated[list[float], "s"], [1]),
+    (Annotated[int, msgspec.Meta(ge=0)], 5),
+    (str | Path, "a"),
+    (str | Path, Path("a")),
+    (date | str, date(2026, 1, 1)),
+    (date | str, "2026-01-01"),
+    (str | Path | None, None),
+    (datetime | date, NOW),
+    (datetime | date, date(2026, 1, 1)),
+    (Point | Frozen, Point(1, 2.5)),
+    (Path | int, 5),
+    (Address | Person, Address(street="a")),
+    (list[int] | tuple[int, ...], (1,)),
+    (Point, Point(1, 2.5, ("a",))),
+    (Frozen, Frozen(NOW, Point(1, 2.0))),
+    (list[Point], [Point(1, 2.0)]),
+    (Fixed, Fixed(1)),
+    (dict[str, list[Frozen]], {"a": [Frozen(NOW)]}),
+    (Box[int], Box(1)),
+    (Box[Path], Box(Path("a"))),
+    (Tree, Tree([Tree([])])),
+    (Derived, Derived(2)),
+    (Crate, Crate(1)),
+    (Fixed, changed_fixed()),
+    (Pair, Pair(1)),
+    (list[Pair], [Pair(1, "b")]),
+    (Movie, {"title": "a", "year": 1}),
+    (Record, Record("a", date(2026, 1, 1))),
+    (Address, Address(street="a", since=NOW)),
+    (Address, Address(street="a")),
+    (Person, Person(fullName="a", address=Address(street="b", since=NOW))),
+    (list[Address], [Address(street="a")]),
+    (Address | None, Address(street="a")),
+    (Address | None, None),
+    (Tag, Tag([1, 2])),
+    (Home, Home(value=Address(street="x"))),
+    (T, 5),
+    (T, [1]),
+]
 
 
 @pytest.mark.parametrize(("annotation", "value"), ARRIVES, ids=lambda each: repr(each)[:60])
@@ -205,12 +305,6 @@ def deep(levels: int) -> list[Any]:
     return nested
 
 
-def changed_fixed() -> Fixed:
-    value = Fixed(1)
-    object.__setattr__(value, "version", 9)
-    return value
-
-
 def with_loose_attribute() -> Point:
     value = Point(1, 2.0)
     value.extra = 5  # type: ignore[attr-defined]
@@ -223,30 +317,67 @@ class WithLock(pydantic.BaseModel):
 
 
 REFUSED: list[tuple[str, Any, Any, str]] = [
-    ("nan", float, float("nan"), "nan"), ("inf", float, float("inf"), "inf"), ("nan untyped", Any, float("nan"), "nan"),
-    ("nan deep", Any, {"a": [float("-inf")]}, r"\['a'\]\[0\]"), ("decimal nan", Decimal, Decimal("NaN"), "NaN"),
-    ("decimal snan", Decimal, Decimal("sNaN"), "sNaN"), ("int keys", Any, {1: "a"}, "key 1"), ("int keys bare", dict, {1: 2}, "key 1"),
-    ("clashing keys", Any, {1: "a", "1": "b"}, "keys"), ("none key", Any, {None: 1}, ""), ("str subclass", str, MyStr("a"), "MyStr"),
-    ("int enum as int", int, Level.LOW, "Level"), ("str enum as str", str, Kind.PLAIN, "Kind"), ("bool as int", int, True, ""),
-    ("int as bool", bool, 1, ""), ("int as str", str, 1, ""), ("tuple untyped", Any, (1,), "list, not tuple"), ("tuple as list", list[int], (1,), "tuple"),
-    ("datetime untyped", Any, NOW, "annotate"), ("uuid untyped", Any, ID, "annotate"), ("set untyped", Any, {1}, "annotate"),
-    ("point untyped", Any, Point(1, 2.0), "annotate"), ("path untyped", Any, Path("a"), "annotate"), ("bytes untyped", Any, b"a", "annotate"),
-    ("enum untyped", Any, Colour.RED, "annotate"), ("lock", Any, threading.Lock(), "lock"), ("typed lock", threading.Lock, threading.Lock(), "lock"),
-    ("lambda", Any, lambda: 1, "function"), ("callable", Callable[[], int], len, ""), ("surrogate", str, "a\ud800", "surrogate"),
-    ("surrogate path", Path, Path("a\udcff"), "surrogate"), ("surrogate key", Any, {"\ud800": 1}, "surrogate"),
-    ("zone", datetime, NOW.astimezone(BERLIN), r"astimezone\(UTC\)"), ("seconds offset", datetime, NOW.astimezone(timezone(timedelta(seconds=30))), ""),
-    ("named zone", datetime, NOW.astimezone(timezone(timedelta(hours=1), "X")), "name"), ("fold", datetime, datetime(2026, 1, 1, fold=1), "not"),
-    ("date as datetime", datetime, date(2026, 1, 1), ""), ("datetime as date", date, NOW, ""), ("subclass", Point, SubPoint(1, 2.0), "Point, not SubPoint"),
-    ("int in float field", Point, Point(1, 2), "y would come back as float, not int"), ("bad field", Point, Point("a", 2.0), ""),  # type: ignore[arg-type]
+    ("nan", float, float("nan"), "nan"),
+    ("inf", float, float("inf"), "inf"),
+    ("nan untyped", Any, float("nan"), "nan"),
+    ("nan deep", Any, {"a": [float("-inf")]}, r"\['a'\]\[0\]"),
+    ("decimal nan", Decimal, Decimal("NaN"), "NaN"),
+    ("decimal snan", Decimal, Decimal("sNaN"), "sNaN"),
+    ("int keys", Any, {1: "a"}, "key 1"),
+    ("int keys bare", dict, {1: 2}, "key 1"),
+    ("clashing keys", Any, {1: "a", "1": "b"}, "keys"),
+    ("none key", Any, {None: 1}, ""),
+    ("str subclass", str, MyStr("a"), "MyStr"),
+    ("int enum as int", int, Level.LOW, "Level"),
+    ("str enum as str", str, Kind.PLAIN, "Kind"),
+    ("bool as int", int, True, ""),
+    ("int as bool", bool, 1, ""),
+    ("int as str", str, 1, ""),
+    ("tuple untyped", Any, (1,), "list, not tuple"),
+    ("tuple as list", list[int], (1,), "tuple"),
+    ("datetime untyped", Any, NOW, "annotate"),
+    ("uuid untyped", Any, ID, "annotate"),
+    ("set untyped", Any, {1}, "annotate"),
+    ("point untyped", Any, Point(1, 2.0), "annotate"),
+    ("path untyped", Any, Path("a"), "annotate"),
+    ("bytes untyped", Any, b"a", "annotate"),
+    ("enum untyped", Any, Colour.RED, "annotate"),
+    ("lock", Any, threading.Lock(), "lock"),
+    ("typed lock", threading.Lock, threading.Lock(), "lock"),
+    ("lambda", Any, lambda: 1, "function"),
+    ("callable", Callable[[], int], len, ""),
+    ("surrogate", str, "a\ud800", "surrogate"),
+    ("surrogate path", Path, Path("a\udcff"), "surrogate"),
+    ("surrogate key", Any, {"\ud800": 1}, "surrogate"),
+    ("zone", datetime, NOW.astimezone(BERLIN), r"astimezone\(UTC\)"),
+    ("seconds offset", datetime, NOW.astimezone(timezone(timedelta(seconds=30))), ""),
+    ("named zone", datetime, NOW.astimezone(timezone(timedelta(hours=1), "X")), "name"),
+    ("fold", datetime, datetime(2026, 1, 1, fold=1), "not"),
+    ("date as datetime", datetime, date(2026, 1, 1), ""),
+    ("datetime as date", date, NOW, ""),
+    ("subclass", Point, SubPoint(1, 2.0), "Point, not SubPoint"),
+    ("int in float field", Point, Point(1, 2), "y would come back as float, not int"),
+    ("bad field", Point, Point("a", 2.0), ""),  # type: ignore[arg-type]
     ("list in tuple field", Point, Point(1, 2.0, ["a"]), "tags"),  # type: ignore[arg-type]
-    ("changed init=False", Fixed, changed_fixed(), "version"), ("loose attribute", Point, with_loose_attribute(), "extra"),
-    ("extra key", Movie, {"title": "a", "year": 1, "z": 2}, "keys"), ("constraint", Annotated[int, msgspec.Meta(ge=0)], -5, ""),
-    ("literal", Literal["a"], "b", ""), ("model subclass", Address, SubAddress(street="a"), "SubAddress"),
-    ("nested model subclass", Home, Home(value=SubAddress(street="a")), "value"), ("model with a lock", WithLock, WithLock(lock=threading.Lock()), ""),
-    ("model untyped", Any, Address(street="a"), "annotate"), ("weird enum", Weird, Weird.PAIR, "Weird"), ("complex", complex, 1j, ""),
-    ("union", str | Path, 5, "none of"), ("nested union", list[str | Path], ["a"], "annotation"), ("generator", Iterable[int], (i for i in [1]), ""),
-    ("recursive", Any, recursive(), "deep"), ("deep", Any, deep(100_000), "deep"), ("huge int", int, 10**5000, "digits"), ("none", int, None, ""),
-]  # fmt: skip
+    ("private attribute", Crate, Crate(1, "x"), "_secret"),
+    ("loose attribute", Point, with_loose_attribute(), "extra"),
+    ("extra key", Movie, {"title": "a", "year": 1, "z": 2}, "keys"),
+    ("constraint", Annotated[int, msgspec.Meta(ge=0)], -5, ""),
+    ("literal", Literal["a"], "b", ""),
+    ("model subclass", Address, SubAddress(street="a"), "SubAddress"),
+    ("nested model subclass", Home, Home(value=SubAddress(street="a")), "value"),
+    ("model with a lock", WithLock, WithLock(lock=threading.Lock()), ""),
+    ("model untyped", Any, Address(street="a"), "annotate"),
+    ("weird enum", Weird, Weird.PAIR, "Weird"),
+    ("complex", complex, 1j, ""),
+    ("union", str | Path, 5, "none of"),
+    ("nested union", list[str | Path], ["a"], "annotation"),
+    ("generator", Iterable[int], (i for i in [1]), ""),
+    ("recursive", Any, recursive(), "deep"),
+    ("deep", Any, deep(100_000), "deep"),
+    ("huge int", int, 10**5000, "digits"),
+    ("none", int, None, ""),
+]
 
 
 @pytest.mark.parametrize(
@@ -278,34 +409,46 @@ def test_pydantic_remembers_which_fields_were_set() -> None:
     assert back.model_fields_set == sent.model_fields_set == {"name"}
 
 
-def one(a): ...
-def two(a, b=5): ...
-def named(a, /, b, *, c, d=1): ...
-def star(a, *rest, c=1, **extra): ...
-def bare_star(*, c): ...
-def nothing(): ...
+def one(a): ...  # type: ignore[no-untyped-def]
+def two(a, b=5): ...  # type: ignore[no-untyped-def]
+def named(a, /, b, *, c, d=1): ...  # type: ignore[no-untyped-def]
+def star(a, *rest, c=1, **extra): ...  # type: ignore[no-untyped-def]
+def bare_star(*, c): ...  # type: ignore[no-untyped-def]
+def nothing() -> None: ...
 
 
 CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
-    ((), {}), ((1,), {}), ((1, 2), {}), ((1, 2, 3), {}), ((), {"a": 1}), ((1,), {"a": 1}), ((1,), {"z": 1}), ((1, 2), {"c": 1}),
-    ((1,), {"b": 2, "c": 3}), ((), {"a": 1, "b": 2, "c": 3}), ((1, 2, 3, 4), {"c": 1, "zz": 2}), ((), {"c": 1}), ((1,), {"self": 1, "args": 2}),
-]  # fmt: skip
+    ((), {}),
+    ((1,), {}),
+    ((1, 2), {}),
+    ((1, 2, 3), {}),
+    ((), {"a": 1}),
+    ((1,), {"a": 1}),
+    ((1,), {"z": 1}),
+    ((1, 2), {"c": 1}),
+    ((1,), {"b": 2, "c": 3}),
+    ((), {"a": 1, "b": 2, "c": 3}),
+    ((1, 2, 3, 4), {"c": 1, "zz": 2}),
+    ((), {"c": 1}),
+    ((1,), {"self": 1, "args": 2}),
+]
+
+
+def message_of(call: Callable[[], object]) -> str | None:
+    try:
+        call()
+    except TypeError as error:
+        return str(error)
+    return None
 
 
 @pytest.mark.parametrize("fn", [one, two, named, star, bare_star, nothing, lambda x: x])
 @pytest.mark.parametrize(("args", "kwargs"), CALLS)
 def test_check_fails_exactly_as_the_call_would(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     codec = ArgumentCodec(fn, task_name="t")
-    try:
-        fn(*args, **kwargs)
-    except TypeError as error:
-        with pytest.raises(TypeError) as found:
-            codec.check(args, kwargs)
-        assert str(found.value) == str(error)
-        with pytest.raises((TypeError, ArgumentError)):
-            codec.encode(args, kwargs)
-    else:
-        codec.check(args, kwargs)
+    expected = message_of(lambda: fn(*args, **kwargs))
+    assert message_of(lambda: codec.check(args, kwargs)) == expected
+    if expected is None:
         assert codec.decode(*codec.encode(args, kwargs)) == (args, kwargs)
 
 
@@ -340,14 +483,14 @@ def test_defaults_are_not_stored() -> None:
 
 
 def test_a_name_that_does_not_exist_at_run_time_names_the_parameter() -> None:
-    def work(fine: int, broken: "Missing") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+    def work(fine: int, broken: "Missing") -> None: ...  # type: ignore[name-defined]  # noqa: F821  # its absence is the case
 
-    with pytest.raises(ConfigurationError, match="jobs:work: the annotation of parameter 'broken'.*Missing"):
+    with pytest.raises(ConfigurationError, match=r"jobs:work: the annotation of parameter 'broken'.*Missing"):
         ArgumentCodec(work, task_name="jobs:work")
 
 
 def test_a_broken_return_annotation_is_not_the_arguments_business() -> None:
-    def work(day: date) -> "Missing": ...  # type: ignore[name-defined]  # noqa: F821
+    def work(day: date) -> "Missing": ...  # type: ignore[name-defined]  # noqa: F821  # its absence is the case
 
     codec = ArgumentCodec(work, task_name="t")
     assert codec.decode(*codec.encode((date.max,), {})) == ((date.max,), {})
@@ -365,10 +508,19 @@ def test_wrapped_and_partial_functions_keep_their_annotations() -> None:
 
 
 STORED_WRONG = [
-    ('["x"]', "{}", "'a'"), ("[1,2,3]", "{}", "takes"), ("[]", "{}", "missing"), ("[1]", '{"gone":1}', "gone"), ("{}", "{}", "array"),
-    ("[1", "{}", "array"), ("[1]", "[]", "object"), ("[1]", "", "object"), ("[1.5]", "{}", "'a'"), ("[null]", "{}", "'a'"),
-    ("[" * 100_000, "{}", "array"), ("[1]", '{"b":"2026-13-01"}', "'b'"),
-]  # fmt: skip
+    ('["x"]', "{}", "'a'"),
+    ("[1,2,3]", "{}", "takes"),
+    ("[]", "{}", "missing"),
+    ("[1]", '{"gone":1}', "gone"),
+    ("{}", "{}", "array"),
+    ("[1", "{}", "array"),
+    ("[1]", "[]", "object"),
+    ("[1]", "", "object"),
+    ("[1.5]", "{}", "'a'"),
+    ("[null]", "{}", "'a'"),
+    ("[" * 100_000, "{}", "array"),
+    ("[1]", '{"b":"2026-13-01"}', "'b'"),
+]
 
 
 @pytest.mark.parametrize(("args", "kwargs", "why"), STORED_WRONG)
@@ -415,7 +567,9 @@ def test_the_digest_tells_arguments_apart_and_ignores_keyword_order() -> None:
     assert first is not None
     assert len(first) == 64
     assert first == codec.digest("[1]", '{"d":[2],"c":1}')
-    assert len({first, codec.digest("[2]", "{}"), codec.digest("[1]", "{}"), codec.digest("[1]", '{"c":1,"d":[3]}')}) == 4
+    assert (
+        len({first, codec.digest("[2]", "{}"), codec.digest("[1]", "{}"), codec.digest("[1]", '{"c":1,"d":[3]}')}) == 4
+    )
 
 
 def test_plain_arguments_are_immutable_scalars() -> None:

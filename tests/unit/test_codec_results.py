@@ -33,12 +33,30 @@ def codec_for(annotation: Any) -> ResultCodec:
 
 
 RETURNS: list[tuple[Any, Any]] = [
-    (Report, REPORT), (Report | Snooze, REPORT), (Snooze | Report | None, None), (Optional[Report], REPORT), (TaskResult[Report], REPORT),
-    (TaskResult[Report] | Snooze, REPORT), (TaskResult[Report, TaskError], REPORT), (Union[Snooze, TaskResult[Path]], Path("a")),
-    (Annotated[TaskResult[Report], "x"], REPORT), (Annotated[int, "x"], 5), (TaskResult, {"a": 1}), (None, None), (NoReturn, None), (Snooze, None),
-    (int, 5), (float, 5), (str, "a"), (bool, True), (Any, [1, "a"]), (Path, Path("x")), (datetime | None, datetime(2026, 1, 1, tzinfo=UTC)),
-    (tuple[int, str], (1, "a")), (str | Path, Path("a")),
-]  # fmt: skip
+    (Report, REPORT),
+    (Report | Snooze, REPORT),
+    (Snooze | Report | None, None),
+    (Optional[Report], REPORT),  # noqa: UP045  # the older spelling is the case
+    (TaskResult[Report], REPORT),
+    (TaskResult[Report] | Snooze, REPORT),
+    (TaskResult[Report, TaskError], REPORT),
+    (Union[Snooze, TaskResult[Path]], Path("a")),  # noqa: UP007  # the older spelling is the case
+    (Annotated[TaskResult[Report], "x"], REPORT),
+    (Annotated[int, "x"], 5),
+    (TaskResult, {"a": 1}),
+    (None, None),
+    (NoReturn, None),
+    (Snooze, None),
+    (int, 5),
+    (float, 5),
+    (str, "a"),
+    (bool, True),
+    (Any, [1, "a"]),
+    (Path, Path("x")),
+    (datetime | None, datetime(2026, 1, 1, tzinfo=UTC)),
+    (tuple[int, str], (1, "a")),
+    (str | Path, Path("a")),
+]
 
 
 @pytest.mark.parametrize(("annotation", "value"), RETURNS, ids=lambda each: repr(each)[:50])
@@ -54,11 +72,15 @@ def test_a_function_without_a_return_annotation_returns_plain_json() -> None:
     codec = ResultCodec(work, task_name="jobs:work")
     assert codec.encode_ok(None) == '{"ok":null}'
     assert codec.decode(codec.encode_ok({"a": [1]})) == TaskResult(ok={"a": [1]})
-    with pytest.raises(ArgumentError, match=r"jobs:work: the result \(Report\) cannot be stored.*annotate the return type"):
+    with pytest.raises(
+        ArgumentError, match=r"jobs:work: the result \(Report\) cannot be stored.*annotate the return type"
+    ):
         codec.encode_ok(REPORT)
 
 
-@pytest.mark.parametrize(("annotation", "value"), [(int, "a"), (int, None), (None, 5), (float, float("nan")), (list[int], (1,))])
+@pytest.mark.parametrize(
+    ("annotation", "value"), [(int, "a"), (int, None), (None, 5), (float, float("nan")), (list[int], (1,))]
+)
 def test_a_value_that_would_change_is_refused(annotation: Any, value: Any) -> None:
     with pytest.raises(ArgumentError, match="the result"):
         codec_for(annotation).encode_ok(value)
@@ -76,7 +98,7 @@ def test_a_plain_value_and_a_task_result_do_not_mix(annotation: Any) -> None:
 
 
 def test_a_return_annotation_that_does_not_exist_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="return annotation.*Missing"):
+    with pytest.raises(ConfigurationError, match=r"return annotation.*Missing"):
         codec_for("Missing")
 
 
@@ -113,9 +135,18 @@ def endless() -> dict[str, Any]:
 
 
 HARD = [
-    {"a": float("nan"), "b": object(), "c": {1, 2}, "d": (1,), "e": b"x", "f": Path("a")}, {1: 2, None: 3}, {"a": Unprintable()}, {"\ud800": "\udcff"},
-    endless(), {"a": 10**5000}, {"a": "x" * 3_000_000}, {str(n): "y" * 1_000 for n in range(5_000)}, {"a": range(10**9)}, BadMapping(a=1), {"l": [0] * 2_000_000},
-]  # fmt: skip
+    {"a": float("nan"), "b": object(), "c": {1, 2}, "d": (1,), "e": b"x", "f": Path("a")},
+    {1: 2, None: 3},
+    {"a": Unprintable()},
+    {"\ud800": "\udcff"},
+    endless(),
+    {"a": 10**5000},
+    {"a": "x" * 3_000_000},
+    {str(n): "y" * 1_000 for n in range(5_000)},
+    {"a": range(10**9)},
+    BadMapping(a=1),
+    {"l": [0] * 2_000_000},
+]
 
 
 @pytest.mark.parametrize("data", HARD, ids=range(len(HARD)))
