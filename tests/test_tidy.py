@@ -26,7 +26,7 @@ TEXT_SUFFIXES: Final = frozenset(
 # From the bottom up: a unit imports only from itself and from those above it in this list.
 LAYERS: Final = (
     "model", "codec", "rules", "store", "engine", "duties", "console",
-    "registry", "task", "handle", "manager",
+    "handle", "task", "registry", "manager",  # a task gives handles, the registry holds tasks
     "testing", "integrations", "__init__", "cli", "__main__",
 )  # fmt: skip
 
