@@ -76,7 +76,14 @@ async def put(store: Store, *rows: TaskRow) -> None:
 @pytest.mark.parametrize("status", list(TaskStatus))
 async def test_a_row_comes_back_as_it_was_written(store: Store, status: TaskStatus) -> None:
     """Every column, in every status: nothing is dropped or changed by the store."""
-    row = task(status=status.value, tags='{"user": "é\\u0000"}', progress='"\x00"', log="[]", scheduled_for=-5, worker_pid=2**62)
+    row = task(
+        status=status.value,
+        tags='{"user": "é\\u0000"}',
+        progress='"\x00"',
+        log="[]",
+        scheduled_for=-5,
+        worker_pid=2**62,
+    )
     await put(store, row)
     assert await store.fetch("t1") == row
     assert await store.fetch_ids(["t1", "nobody"]) == {"t1": row}
@@ -118,9 +125,7 @@ async def test_a_wrong_source_state_loses_and_changes_nothing(store: Store, actu
     assert await store.fetch_attempts("t1") == []
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"owner": OTHER}, {"owner": None}, {"start_count": 0}, {"start_count": 2}], ids=str
-)
+@pytest.mark.parametrize("wrong", [{"owner": OTHER}, {"owner": None}, {"start_count": 0}, {"start_count": 2}], ids=str)
 async def test_a_wrong_owner_or_generation_is_fenced(store: Store, wrong: dict[str, Any]) -> None:
     """A writer that lost its claim is refused, also when the task runs again for somebody else."""
     row = task(status="RUNNING")
@@ -402,9 +407,7 @@ async def test_release_frees_the_waiting_rows_of_one_owner(store: Store) -> None
     ]
     await put(store, *mine, *others)
     assert await store.release(ME, 900) == 2
-    assert await store.fetch_ids(["m1", "m2"]) == {
-        name: task(name, updated_at=900) for name in ("m1", "m2")
-    }
+    assert await store.fetch_ids(["m1", "m2"]) == {name: task(name, updated_at=900) for name in ("m1", "m2")}
     assert list((await store.fetch_ids([row.task_id for row in others])).values()) == others
     assert await store.release(ME, 901) == 0
 
@@ -523,7 +526,10 @@ async def test_counts_name_every_status(store: Store) -> None:
 async def test_purge_deletes_ended_rows_only(store: Store) -> None:
     """Live rows stay at any age; attempts go with their task."""
     await store.commit(
-        [TaskWrite(task(f"t{i}", status=status.value), None, (attempt(f"t{i}"),)) for i, status in enumerate(TaskStatus)]
+        [
+            TaskWrite(task(f"t{i}", status=status.value), None, (attempt(f"t{i}"),))
+            for i, status in enumerate(TaskStatus)
+        ]
     )
     assert await store.purge(None, None, 100) == len(TERMINAL)
     left = await store.fetch_many(TaskFilter())

@@ -74,7 +74,7 @@ def release(connection: sqlite3.Connection, owner: str, now: int) -> int:
     with transaction(connection):
         return connection.execute(
             f"""
-            UPDATE taskmanager_tasks
+            UPDATE taskmanager_tasks INDEXED BY taskmanager_tasks_owner
             SET status = 'PENDING', claimed = 0, claimed_at = NULL, claimed_by_worker_id = NULL,
                 claim_expires_at = NULL, updated_at = ?
             WHERE claimed_by_worker_id = ? AND status IN ({LIVE_SQL}) AND status IN ('PENDING', 'CLAIMED')

@@ -124,7 +124,7 @@ async def _in_one_hop(inner: aiosqlite.Connection, work: Callable[[sqlite3.Conne
     done with the lock held. One function run in the connection's thread has neither problem.
     """
     raw = inner._conn  # noqa: SLF001  # see above
-    result: R = await inner._execute(work, raw, *args)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    result: R = await inner._execute(work, raw, *args)  # type: ignore[no-untyped-call]  # noqa: SLF001  # see above
     return result
 
 

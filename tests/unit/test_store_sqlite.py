@@ -1,0 +1,503 @@
+"""What only the SQLite store can get wrong: files, schemas, locks, plans, forks, exits."""
+
+import asyncio
+import os
+import re
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
+from taskmanager.model.states import AttemptOutcome, TaskStatus
+from taskmanager.store.protocol import ClaimRequest, TaskFilter
+from taskmanager.store.sqlite import SqliteStore, claims, connection, queries, schema, statements
+
+pytestmark = pytest.mark.anyio
+# ruff: noqa: ASYNC240  # a test has its loop to itself
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tasks.db"
+
+
+def task(task_id: str = "t1", **changes: Any) -> TaskRow:
+    return (
+        TaskRow(**dict.fromkeys(TaskRow._fields))
+        ._replace(
+            task_id=task_id,
+            task_name="app:job",
+            queue_name="default",
+            priority=50,
+            status="PENDING",
+            sent_at=1,
+            enqueued_at=1,
+            retry_count=0,
+            max_retries=0,
+            start_count=0,
+            crash_count=0,
+            snooze_count=0,
+            task_options='{"persist": true}',
+            is_workflow_task=0,
+            created_at=1,
+            updated_at=1,
+        )
+        ._replace(**changes)
+    )
+
+
+@contextmanager
+def plain(path: Path) -> Iterator[sqlite3.Connection]:
+    """Somebody else's connection to the same file."""
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=0)) as other:
+        yield other
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    with plain(path) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+def shape(path: Path) -> list[tuple[str, str]]:
+    with plain(path) as other:
+        return other.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name").fetchall()
+
+
+async def created(path: Path) -> None:
+    store = SqliteStore(path)
+    await store.open()
+    await store.close()
+
+
+async def test_a_fresh_file_equals_one_migrated_step_by_step(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever upgrades gets the schema that newcomers get."""
+    await created(path)
+    steps = schema.migrations()
+    stepwise = path.with_name("stepwise.db")
+    for count in range(1, len(steps) + 1):
+        monkeypatch.setattr(schema, "migrations", lambda count=count: steps[:count])
+        await created(stepwise)
+    assert shape(stepwise) == shape(path)
+    with plain(path) as other:
+        versions = [version for (version,) in other.execute("SELECT version FROM taskmanager_schema")]
+    assert versions == [step.version for step in steps] == list(range(1, len(steps) + 1))
+
+
+async def test_a_migration_that_fails_leaves_no_trace(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step, one transaction: a file is never between two versions."""
+    broken = schema.Migration(1, "broken", "CREATE TABLE half (id INTEGER);\nCREATE TABLE half (id INTEGER);\n")
+    monkeypatch.setattr(schema, "migrations", lambda: [broken])
+    with pytest.raises(StoreError):
+        await created(path)
+    assert shape(path) == []
+
+
+async def test_a_newer_file_is_refused(path: Path) -> None:
+    """An old program must not write into a schema it does not know."""
+    await created(path)
+    with plain(path) as other:
+        other.execute("INSERT INTO taskmanager_schema VALUES (999, 'future', 0)")
+    with pytest.raises(StoreError, match=r"schema version 999.*upgrade taskmanager") as caught:
+        await created(path)
+    assert not isinstance(caught.value, StoreUnavailable)
+
+
+async def test_a_file_that_is_no_database_is_refused_and_left_alone(path: Path) -> None:
+    """It may be somebody's letter."""
+    text = "Dear Sir or Madam, " * 100
+    path.write_text(text)
+    with pytest.raises(StoreError, match="not a database; choose another path"):
+        await created(path)
+    assert path.read_text() == text
+
+
+async def test_a_damaged_file_is_refused(path: Path) -> None:
+    """With a message that names a way out."""
+    await created(path)
+    with path.open("r+b") as file:
+        file.seek(100)
+        file.write(b"\xff" * 4_000)
+    with pytest.raises(StoreError, match=r"recover|not a database"):
+        await created(path)
+
+
+async def test_a_missing_directory_is_named(path: Path) -> None:
+    """The message says which one, and to create it."""
+    with pytest.raises(StoreUnavailable, match=re.escape(f"the directory {path.parent / 'no'} does not exist")):
+        await created(path.parent / "no" / "tasks.db")
+    with pytest.raises(StoreError, match="is a directory"):
+        await created(path.parent)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read and write everything")
+@pytest.mark.parametrize(("mode", "words"), [(0o400, "read-only"), (0o200, "cannot be read")])
+async def test_a_file_without_permission_says_so(path: Path, mode: int, words: str) -> None:
+    """Which of the two is missing."""
+    await created(path)
+    path.chmod(mode)
+    with pytest.raises(StoreUnavailable, match=words):
+        await created(path)
+
+
+async def test_an_old_sqlite_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """STRICT tables need 3.37; the message says where a newer one comes from."""
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 36, 0))
+    with pytest.raises(StoreError, match=r"3\.37 is needed"):
+        await created(path)
+
+
+async def test_a_closed_store_says_what_to_do(path: Path) -> None:
+    """Before open() and after close()."""
+    store = SqliteStore(path)
+    with pytest.raises(StoreUnavailable, match="call open"):
+        await store.fetch("t1")
+    with pytest.raises(StoreUnavailable, match="call open"):
+        await store.commit([TaskWrite(task(), None)])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX")
+async def test_only_the_user_can_read_the_files(path: Path) -> None:
+    """The file and its side files are 0600, whatever the umask allows."""
+    before = os.umask(0)
+    try:
+        store = SqliteStore(path)
+        await store.open()
+        await store.commit([TaskWrite(task(), None)])
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+        await store.close()
+    finally:
+        os.umask(before)
+    assert modes == dict.fromkeys(("tasks.db", "tasks.db-wal", "tasks.db-shm"), 0o600)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX")
+async def test_the_mode_of_an_existing_file_is_the_users_business(path: Path) -> None:
+    """Somebody may have shared it with a group on purpose."""
+    path.touch()
+    path.chmod(0o660)
+    await created(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o660
+
+
+async def test_a_new_file_can_give_space_back(path: Path) -> None:
+    """auto_vacuum=INCREMENTAL works only if it is set before anything else; WAL is on."""
+    await created(path)
+    with plain(path) as other:
+        assert other.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+        assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+@pytest.mark.parametrize(("synchronous", "level"), [("full", 2), ("normal", 1)])
+async def test_pragmas_of_the_two_connections(path: Path, synchronous: connection.Synchronous, level: int) -> None:
+    """Durability as asked, foreign keys on, one second of patience, and a reader that cannot write."""
+    store = SqliteStore(path, synchronous=synchronous)
+    await store.open()
+
+    def pragma(raw: sqlite3.Connection, name: str) -> int:
+        (value,) = raw.execute(f"PRAGMA {name}").fetchone()
+        return int(value)
+
+    assert store._writer is not None
+    assert store._reader is not None
+    assert await store._writer.hop(pragma, "synchronous") == level
+    assert await store._writer.hop(pragma, "foreign_keys") == 1
+    assert await store._writer.hop(pragma, "busy_timeout") == 1_000
+    assert await store._writer.hop(pragma, "journal_size_limit") == 64 * 1024 * 1024
+    assert await store._reader.hop(pragma, "query_only") == 1
+    await store.close()
+
+
+async def test_a_locked_store_is_unavailable_and_then_available_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """commit waits one busy timeout and no longer; nothing is half done, and the same call succeeds afterwards."""
+    monkeypatch.setattr(connection, "BUSY_TIMEOUT_S", 0.02)
+    store = SqliteStore(path)
+    await store.open()
+    write = TaskWrite(task(), None)
+    with locked(path):
+        with pytest.raises(StoreUnavailable, match="another connection holds its lock"):
+            await store.commit([write])
+        with pytest.raises(StoreUnavailable):
+            await store.claim(ClaimRequest("me", ["app:job"], "default", 1, 9))
+        assert await store.fetch("t1") is None, "reading goes on"
+    assert await store.commit([write]) == ({}, {})
+    await store.close()
+
+
+async def test_open_waits_for_a_lock_and_gives_up_after_its_patience(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may be migrating; it is waited for, but not for ever."""
+    monkeypatch.setattr(connection, "BUSY_TIMEOUT_S", 0.02)
+    path.touch()
+    with locked(path):
+        opening = asyncio.create_task(created(path))
+        done, _ = await asyncio.wait([opening], timeout=0.2)
+        assert not done
+    await opening
+    later = path.with_name("later.db")
+    later.touch()
+    monkeypatch.setattr(connection, "OPEN_PATIENCE_S", 0.1)
+    with locked(later), pytest.raises(StoreUnavailable):
+        await created(later)
+
+
+async def test_a_full_disk_is_unavailability_and_leaves_no_transaction(path: Path) -> None:
+    """The batch is kept above and written when there is room."""
+    store = SqliteStore(path)
+    await store.open()
+    assert store._writer is not None
+
+    def limit(raw: sqlite3.Connection, pages: int) -> None:
+        raw.execute(f"PRAGMA max_page_count = {pages}").fetchone()
+
+    await store._writer.hop(limit, 1)
+    big = [TaskWrite(task(f"t{i}", args="x" * 5_000), None) for i in range(50)]
+    with pytest.raises(StoreUnavailable, match="disk is full"):
+        await store.commit(big)
+    await store._writer.hop(limit, 1_000_000)
+    assert await store.commit(big) == ({}, {})
+    await store.close()
+
+
+async def test_a_cancelled_commit_is_all_or_nothing(path: Path) -> None:
+    """Cancelling the waiter does not stop the transaction half way, nor leave it open."""
+    store = SqliteStore(path)
+    await store.open()
+    committing = asyncio.create_task(store.commit([TaskWrite(task(f"t{i}"), None) for i in range(100)]))
+    await asyncio.sleep(0)
+    committing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await committing
+    assert await store.commit([TaskWrite(task("next"), None)]) == ({}, {})
+    assert len(await store.fetch_many(TaskFilter(limit=1_000))) in (1, 101)
+    await store.close()
+
+
+async def test_writes_of_others_change_the_data_version(path: Path) -> None:
+    """That is how news of other processes is noticed, without reading a table."""
+    store = SqliteStore(path)
+    await store.open()
+    before = await store.data_version()
+    with plain(path) as other:
+        other.execute("INSERT INTO taskmanager_queues VALUES ('mail', 1)")
+    assert await store.data_version() != before
+    await store.close()
+
+
+async def test_a_replaced_or_removed_file_is_noticed(path: Path) -> None:
+    """SQLite itself gives no error: it goes on writing into a file that has no name."""
+    store = SqliteStore(path)
+    await store.open()
+    assert await store.is_same_file()
+    path.rename(path.with_name("moved.db"))
+    assert not await store.is_same_file()
+    path.touch()
+    assert not await store.is_same_file()
+    await store.close()
+
+
+async def test_the_log_is_moved_into_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint empties the log for reuse, and cuts the file when it is large."""
+    store = SqliteStore(path)
+    await store.open()
+    await store.commit([TaskWrite(task(f"t{i}"), None) for i in range(100)])
+    assert store.wal_size() > 0
+    assert await store.checkpoint()
+    assert store.wal_size() > 0
+    monkeypatch.setattr("taskmanager.store.sqlite.store.WAL_LIMIT_BYTES", 10)
+    assert await store.checkpoint()
+    assert store.wal_size() == 0
+    await store.close()
+    assert store.wal_size() == 0
+
+
+def plan(path: Path, query: str, parameters: Any) -> str:
+    with plain(path) as other:
+        return "\n".join(row[3] for row in other.execute(f"EXPLAIN QUERY PLAN {query}", parameters))
+
+
+async def test_a_claim_is_found_through_the_free_index_alone(path: Path) -> None:
+    """Rows nobody can run, and rows that have ended, cost a claim nothing."""
+    await created(path)
+    wanted = {"task_names": "[]", "queue_name": "q", "better_than": 101, "now": 1, "limit": 9}
+    steps = plan(path, claims.CANDIDATES, wanted)
+    assert "taskmanager_tasks_free (task_name=? AND queue_name=? AND priority=? AND enqueued_at<?)" in steps
+    assert "taskmanager_tasks_free (task_name=? AND queue_name=? AND priority>?)" in steps
+    assert "SCAN taskmanager_tasks" not in steps
+    assert "SCAN t" not in steps.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("query", "parameters", "index"),
+    [
+        (f"SELECT 1 FROM {queries._OWNED}", {"owners": "[]", "after": "", "limit": 1}, "owner"),
+        (f"SELECT 1 FROM {queries._ORPHANS}", {"owners": "[]", "after": "", "limit": 1}, "owner"),
+        ("SELECT status, count(*) FROM taskmanager_tasks GROUP BY status", (), "status"),
+        ("SELECT 1 FROM taskmanager_tasks ORDER BY sent_at DESC, id DESC LIMIT 9", (), "sent_at"),
+        (statements.update_tasks(2), [None] * 2 * statements.UPDATE_WIDTH, "autoindex_taskmanager_tasks_1"),
+    ],
+)
+async def test_hot_statements_use_their_index(path: Path, query: str, parameters: Any, index: str) -> None:
+    """A plan that scans the table would pass every other test."""
+    await created(path)
+    steps = plan(path, query, parameters)
+    assert index in steps
+    assert not re.search(r"SCAN (t|taskmanager_tasks)$", steps, re.MULTILINE)
+
+
+async def test_the_checks_name_every_status_and_outcome(path: Path) -> None:
+    """The vocabulary is made once, in the model; the SQL must not drift from it."""
+    await created(path)
+    sql = dict(shape(path))
+    for word in TaskStatus:
+        assert f"'{word}'" in sql["taskmanager_tasks"]
+    for outcome in AttemptOutcome:
+        assert f"'{outcome}'" in sql["taskmanager_task_attempts"]
+
+
+async def test_the_views_show_instants_as_text(path: Path) -> None:
+    """For people with a database browser."""
+    store = SqliteStore(path)
+    await store.open()
+    await store.commit(
+        [TaskWrite(task("a", sent_at=1_700_000_000_000_042), None), TaskWrite(task("b", status="FAILED"), None)]
+    )
+    await store.close()
+    with plain(path) as other:
+        assert other.execute("SELECT id, sent_at, started_at FROM taskmanager_pending").fetchall() == [
+            ("a", "2023-11-14T22:13:20.000042Z", None)
+        ]
+        assert other.execute("SELECT id, status FROM taskmanager_history").fetchall() == [("b", "FAILED")]
+
+
+async def test_claimed_says_claimed(path: Path) -> None:
+    """The flag is derived from the status in every statement that changes it."""
+    store = SqliteStore(path)
+    await store.open()
+    await store.commit([TaskWrite(task(f"t{i}"), None) for i in range(2)])
+    with plain(path) as other:
+        flags = "SELECT claimed FROM taskmanager_tasks"
+        assert other.execute(flags).fetchall() == [(0,), (0,)]
+        await store.claim(ClaimRequest("me", ["app:job"], "default", 9, 9))
+        assert other.execute(flags).fetchall() == [(1,), (1,)]
+        await store.release("me", 9)
+        assert other.execute(flags).fetchall() == [(0,), (0,)]
+    await store.close()
+
+
+OPEN_AND_WRITE = """
+import asyncio, sys
+from taskmanager.store.sqlite import SqliteStore
+async def main():
+    store = SqliteStore(sys.argv[1])
+    await store.open()
+    await store.set_paused(sys.argv[2], True, 1)
+    await store.close()
+asyncio.run(main())
+"""
+
+
+def test_several_processes_may_open_the_same_new_file_at_once(path: Path) -> None:
+    """Each migration runs once, and nobody fails because another was first."""
+    starting = [
+        subprocess.Popen([sys.executable, "-c", OPEN_AND_WRITE, str(path), f"q{i}"], stderr=subprocess.PIPE, text=True)
+        for i in range(5)
+    ]
+    errors = [process.communicate(timeout=60)[1] for process in starting]
+    assert [process.returncode for process in starting] == [0] * 5, errors
+    with plain(path) as other:
+        assert other.execute("SELECT count(*) FROM taskmanager_queues").fetchone() == (5,)
+        assert other.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+NEVER_CLOSED = """
+import asyncio, sys
+from taskmanager.store.sqlite import SqliteStore
+store = SqliteStore(sys.argv[1])
+async def main():
+    await store.open()
+    await store.set_paused("q", True, 1)
+asyncio.run(main())
+"""
+
+
+def test_a_store_that_nobody_closed_does_not_hang_the_exit(path: Path) -> None:
+    """The thread of a connection would be joined for ever."""
+    ended = subprocess.run(
+        [sys.executable, "-c", NEVER_CLOSED, str(path)], timeout=30, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+FORKED = """
+import asyncio, os, sys
+from taskmanager.model.errors import StoreError
+from taskmanager.store.sqlite import SqliteStore
+store = SqliteStore(sys.argv[1])
+async def in_parent():
+    await store.open()
+    await store.set_paused("parent", True, 1)
+async def in_child():
+    try:
+        await store.set_paused("child", True, 1)
+    except StoreError as error:
+        assert "parent process" in str(error)
+    else:
+        sys.exit("the child could write")
+    await store.close()
+async def afterwards():
+    await store.set_paused("after", True, 1)
+    print(sorted(await store.paused_queues()), store.wal_size() > 0)
+    await store.close()
+asyncio.run(in_parent())
+child = os.fork()
+if child == 0:
+    asyncio.run(in_child())
+    sys.exit(7)
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status))
+asyncio.run(afterwards())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_neither_uses_nor_closes_what_it_inherited(path: Path) -> None:
+    """The parent goes on as if nothing had happened; the child is told to open its own."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED, str(path)],
+        timeout=30,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.stdout.splitlines() == ["7", "['after', 'parent'] True"], ended.stderr
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 13, 49, 63, 65, 130, 400, 511, 513, 1_100])
+async def test_batches_of_any_size_are_cut_into_full_statements(path: Path, count: int) -> None:
+    """Padding is never stored, nothing is left out, and the statements are few."""
+    rows = [(f"t{i}", i) for i in range(count)]
+    cut = list(statements.chunks(rows, 2))
+    assert [value for _, flat in cut for value in flat if value is not None] == [v for row in rows for v in row]
+    assert all(len(flat) == 2 * size and size in statements.SIZES for size, flat in cut)
+    assert len(cut) <= 5
+    store = SqliteStore(path)
+    await store.open()
+    attempts = AttemptRow("", 1, "COMPLETED", False, 1, 1, None, None, None, None, None, None, None, 1)
+    writes = [TaskWrite(task(name, status="FAILED"), None, (attempts._replace(task_id=name),)) for name, _ in rows]
+    assert await store.commit(writes) == ({}, {})
+    assert (await store.counts())[TaskStatus.FAILED] == count
+    await store.close()
