@@ -31,7 +31,7 @@ def resolve(fn: Callable[..., Any], *, task_name: str, wanted: Iterable[str]) ->
 
     Raises `ConfigurationError` naming the parameter whose annotation names something that does not exist at run time.
     """
-    target = _annotated_function(fn)
+    target = annotated_function(fn)
     try:
         hints = typing.get_type_hints(target, include_extras=True)
     except Exception:  # whatever evaluating foreign annotations raises; the loop below finds and names the culprit
@@ -39,11 +39,12 @@ def resolve(fn: Callable[..., Any], *, task_name: str, wanted: Iterable[str]) ->
     return {name: hints[name] for name in wanted if hints.get(name, _EMPTY) is not _EMPTY}
 
 
-def _annotated_function(fn: Callable[..., Any]) -> Any:
+def annotated_function(fn: Callable[..., Any]) -> Any:
+    """The function that carries the annotations and the name: without wrappers, `partial`s and callable objects."""
     target: Any = inspect.unwrap(fn)
     while isinstance(target, functools.partial):
         target = inspect.unwrap(target.func)
-    if not hasattr(target, "__globals__") and not isinstance(target, type):
+    if not inspect.isroutine(target) and not isinstance(target, type):
         target = getattr(type(target), "__call__", target)  # noqa: B004  # its annotations are wanted, not a test
     return target
 

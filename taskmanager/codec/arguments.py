@@ -14,7 +14,7 @@ from types import NoneType
 from typing import Any, Final, NoReturn, cast
 from uuid import UUID
 
-from taskmanager.codec.annotations import resolve, signature_of
+from taskmanager.codec.annotations import annotated_function, resolve, signature_of
 from taskmanager.codec.equality import type_name
 from taskmanager.codec.values import (
     INT64_MAX,
@@ -286,8 +286,8 @@ def _make_check(
     namespace: dict[str, Any] = {}
     exec(source, namespace)  # noqa: S102  # see above
     stand_in = namespace["stand_in"]
-    stand_in.__name__ = getattr(fn, "__name__", type(fn).__name__)
-    stand_in.__qualname__ = getattr(fn, "__qualname__", type(fn).__qualname__)
+    named = annotated_function(fn)
+    stand_in.__name__, stand_in.__qualname__ = named.__name__, named.__qualname__
 
     def check(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if kwargs:

@@ -5,12 +5,12 @@ they name the same instant although one has lost its zone.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import PurePath
 from types import NoneType
 from typing import Any, Final
@@ -18,6 +18,8 @@ from uuid import UUID
 
 _PLAIN: Final = frozenset({int, str, bool, NoneType, bytes, bytearray, date, timedelta, UUID})
 _BUILT_IN: Final = (str, bytes, bytearray, int, float, list, tuple, dict, set, frozenset)
+_VALUE_PACKAGES: Final = frozenset({"ipaddress", "pydantic", "pydantic_core"})
+"""Where small immutable values such as addresses and URLs come from, whose `==` compares all there is to them."""
 _MISSING: Final = object()
 
 
@@ -139,6 +141,7 @@ def _compare_set(sent: Any, back: Any, place: str) -> str | None:
 
 def _compare_object(sent: Any, back: Any, place: str) -> str | None:
     """Compare what has no entry of its own by exact type: enums, paths and records of all makes."""
+    kind: Any = type(sent)
     if isinstance(sent, Enum):
         return None if sent is back else _changed(sent, back, place)
     if isinstance(sent, PurePath):
@@ -146,28 +149,30 @@ def _compare_object(sent: Any, back: Any, place: str) -> str | None:
     if isinstance(sent, tuple) and hasattr(sent, "_fields"):
         return _compare_sequence(sent, back, place)
     if not isinstance(sent, _BUILT_IN):
-        names = _field_names(sent)
+        names = _field_names(kind)
         if names is not None:
             return _compare_fields(sent, back, names, place)
+    if kind.__module__.split(".")[0] in _VALUE_PACKAGES:
+        return None if sent == back else _changed(sent, back, place)
     return f"{place} is a {type_name(sent)}, a type that cannot be proven to come back equal"
 
 
-def _field_names(value: Any) -> list[str] | None:
-    kind: Any = type(value)
+@lru_cache(maxsize=1_024)
+def _field_names(kind: Any) -> tuple[str, ...] | None:
     if is_dataclass(kind):
-        return [field.name for field in fields(kind)]
+        return tuple(field.name for field in fields(kind))
     if hasattr(kind, "__attrs_attrs__"):
-        return [attribute.name for attribute in kind.__attrs_attrs__]
+        return tuple(attribute.name for attribute in kind.__attrs_attrs__)
     if hasattr(kind, "__struct_fields__"):
-        return list(kind.__struct_fields__)
+        return tuple(kind.__struct_fields__)
     if hasattr(kind, "__pydantic_fields__"):
-        return [*kind.__pydantic_fields__, "__pydantic_extra__", "__pydantic_private__"]
+        return (*kind.__pydantic_fields__, "__pydantic_extra__", "__pydantic_private__")
     return None
 
 
-def _compare_fields(sent: Any, back: Any, names: list[str], place: str) -> str | None:
-    loose = _loose_attributes(sent).keys() | _loose_attributes(back).keys()
-    for name in [*names, *sorted(loose.difference(names))]:
+def _compare_fields(sent: Any, back: Any, names: tuple[str, ...], place: str) -> str | None:
+    loose = (_loose_attributes(sent) | _loose_attributes(back)).difference(names)
+    for name in (*names, *sorted(loose)) if loose else names:
         ours, theirs = getattr(sent, name, _MISSING), getattr(back, name, _MISSING)
         if ours is _MISSING and theirs is _MISSING:
             continue
@@ -179,11 +184,12 @@ def _compare_fields(sent: Any, back: Any, names: list[str], place: str) -> str |
     return None
 
 
-def _loose_attributes(value: Any) -> Mapping[str, Any]:
+def _loose_attributes(value: Any) -> set[str]:
     """Instance attributes, without those that a `cached_property` computes again from the fields."""
-    held: Mapping[str, Any] = getattr(value, "__dict__", {})
     kind = type(value)
-    return {name: each for name, each in held.items() if not isinstance(getattr(kind, name, None), cached_property)}
+    return {
+        name for name in getattr(value, "__dict__", ()) if not isinstance(getattr(kind, name, None), cached_property)
+    }
 
 
 _COMPARISONS: Final[dict[type, Callable[[Any, Any, str], str | None]]] = {

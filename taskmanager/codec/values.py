@@ -48,7 +48,9 @@ def _to_json(value: Any) -> Any:
         return str(value)
     if hasattr(type(value), "model_dump_json") and hasattr(type(value), "model_validate_json"):
         return _model_to_json(value)
-    raise NotImplementedError
+    raise TypeError(
+        f"a {type_name(value)} has no form in storage; pass what it can be made from, such as a path or a key"
+    )
 
 
 def _model_to_json(model: Any) -> msgspec.Raw:

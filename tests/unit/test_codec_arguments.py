@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, Flag, IntEnum, StrEnum, auto
+from ipaddress import IPv4Address
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Annotated, Any, Generic, Literal, NamedTuple, Optional, TypedDict, TypeVar, Unpack
 from zoneinfo import ZoneInfo
@@ -120,6 +121,15 @@ class Person(pydantic.BaseModel):
     address: Address | None = None
     where: Path = Path("/tmp")
     price: Decimal = Decimal("1.10")
+
+
+class Site(pydantic.BaseModel):
+    url: pydantic.HttpUrl
+    host: IPv4Address = IPv4Address("127.0.0.1")
+
+
+class Login(pydantic.BaseModel):
+    password: pydantic.SecretStr
 
 
 class Home(pydantic.BaseModel):
@@ -278,6 +288,7 @@ ARRIVES: list[tuple[Any, Any]] = [
     (Address | None, None),
     (Tag, Tag([1, 2])),
     (Home, Home(value=Address(street="x"))),
+    (Site, Site(url=pydantic.HttpUrl("https://example.com/a"))),
     (T, 5),
     (T, [1]),
 ]
@@ -368,6 +379,7 @@ REFUSED: list[tuple[str, Any, Any, str]] = [
     ("nested model subclass", Home, Home(value=SubAddress(street="a")), "value"),
     ("model with a lock", WithLock, WithLock(lock=threading.Lock()), ""),
     ("model untyped", Any, Address(street="a"), "annotate"),
+    ("masked secret", Login, Login(password=pydantic.SecretStr("x")), "password"),
     ("weird enum", Weird, Weird.PAIR, "Weird"),
     ("complex", complex, 1j, ""),
     ("union", str | Path, 5, "none of"),
@@ -440,6 +452,15 @@ def message_of(call: Callable[[], object]) -> str | None:
     except TypeError as error:
         return str(error)
     return None
+
+
+class CallMe:
+    def __call__(self, a: date) -> None: ...
+
+
+def test_a_callable_object_fails_as_its_call_would() -> None:
+    fn: Callable[..., Any] = CallMe()
+    assert message_of(lambda: ArgumentCodec(fn, task_name="t").check((), {})) == message_of(fn)
 
 
 @pytest.mark.parametrize("fn", [one, two, named, star, bare_star, nothing, lambda x: x])
