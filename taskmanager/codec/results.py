@@ -58,7 +58,7 @@ class ResultCodec:
 
         Only a codec that fails makes it raise `ArgumentError`: its plain text is never stored instead.
         """
-        text = _error_text(error)
+        text = encode_error_text(error)
         return text if self._codec is None else seal(self._codec, text.encode(), f"task {self._task_name}: the error")
 
     def decode(self, text: str) -> TaskResult[Any]:
@@ -93,7 +93,8 @@ def _error_from(parts: Any) -> TaskError:
     return TaskError(BuiltInTaskCode(code) if code in RESERVED_CODES else code, parts["message"], parts["data"])
 
 
-def _error_text(error: TaskError) -> str:
+def encode_error_text(error: TaskError) -> str:
+    """The stored form of an error whose function is unknown here. Never fails."""
     code, message = safe_text(str(error.error_code), 255), safe_text(str(error.message))
     data: Any = error.data
     if data is not None:

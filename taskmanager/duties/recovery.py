@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from taskmanager.codec.results import encode_error
+from taskmanager.codec.results import encode_error_text
 from taskmanager.codec.values import loads
 from taskmanager.engine.definition import retry_facts
 from taskmanager.engine.instance import Identity, is_dead, remove_lock_files
@@ -52,15 +52,20 @@ class Recovery:
         after = ""
         while rows := await self._store.fetch_orphans(alive, limit=PAGE, after=after):
             after = rows[-1].task_id
-            writes = [self._judge(row) for row in rows]
-            report = await self._store.commit(writes)
-            moved += len(writes) - len(report.lost) - len(report.rejected)
+            moved += await self.recover(rows)
         await self._store.forget_instances(dead)
         if self._database is not None:
             remove_lock_files(self._database, dead)
         if moved or dead:
             logger.info("recovered %d tasks of %d instances that are gone", moved, len(dead))
         return moved
+
+    async def recover(self, rows: list[TaskRow]) -> int:
+        """Move these rows on, each only if it still says what was read; how many were moved."""
+        if not rows:
+            return 0
+        report = await self._store.commit([self._judge(row) for row in rows])
+        return len(rows) - len(report.lost) - len(report.rejected)
 
     def _is_dead(self, instance_id: str) -> bool:
         return self._database is None or is_dead(self._database, instance_id)
@@ -105,7 +110,7 @@ def _moved(row: TaskRow, verdict: Verdict, now: int) -> TaskRow:
     code = BuiltInTaskCode(verdict.error_code or BuiltInTaskCode.WORKER_CRASHED)
     error = TaskError(code, verdict.reason)
     return common._replace(
-        failed_at=now, error_code=str(code), failed_reason=verdict.reason, result=encode_error(error), next_retry_at=None
+        failed_at=now, error_code=str(code), failed_reason=verdict.reason, result=encode_error_text(error), next_retry_at=None
     )
 
 

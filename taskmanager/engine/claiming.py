@@ -5,6 +5,7 @@ rows as it has room for; the rest stays free, and costs nothing until there is r
 """
 
 import asyncio
+import contextlib
 import logging
 from contextvars import Context
 from typing import Any, Final
@@ -22,6 +23,8 @@ logger = logging.getLogger("taskmanager")
 CLAIM_PAGE: Final = 1_000
 """Rows per claim: the first of ten thousand start while the others are being fetched."""
 FILE_CHECK_S: Final = 1.0
+CLOSE_POLL_S: Final = 0.002
+CLOSE_WATCH_S: Final = 1.0
 
 
 class Claimer:
@@ -32,6 +35,7 @@ class Claimer:
         self._reported_unknown: set[str] = set()
         self._version: int | None = None
         self._next_due_at: int | None = None
+        self._close_until = 0.0
         self.on_file_lost: Any = None
 
     async def run(self) -> None:
@@ -39,11 +43,11 @@ class Claimer:
         engine = self._engine
         checked_at = engine.loop.time()
         while True:
-            try:
-                async with asyncio.timeout(engine.settings.store_poll_s):
+            is_close = engine.loop.time() < self._close_until
+            pause_s = CLOSE_POLL_S if is_close else engine.settings.store_poll_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
                     await engine.wants_claim.wait()
-            except TimeoutError:
-                pass
             try:
                 if engine.loop.time() - checked_at >= FILE_CHECK_S:
                     checked_at = engine.loop.time()
@@ -52,6 +56,11 @@ class Claimer:
                 await self.look()
             except StoreError as exc:
                 logger.debug("the store could not be read: %s", exc)
+
+    def watch_closely(self) -> None:
+        """A transaction of the application itself is about to commit: look every few milliseconds, for a while."""
+        self._close_until = self._engine.loop.time() + CLOSE_WATCH_S
+        self._engine.wants_claim.set()
 
     async def look(self) -> None:
         """One look: has anybody written, is anything due, was a claim asked for?"""
@@ -62,6 +71,7 @@ class Claimer:
         changed, self._version = version != self._version, version
         is_due = self._next_due_at is not None and self._next_due_at <= engine.clock.now_us()
         if changed:
+            self._close_until = 0.0
             await self._hear_others()
         if (changed or asked or is_due) and not engine.is_stopping:
             await self.claim()

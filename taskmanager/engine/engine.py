@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
-from taskmanager.codec.results import decode_untyped
-from taskmanager.codec.values import dumps
+from taskmanager.codec.results import decode_untyped, encode_error_text
+from taskmanager.codec.values import dumps, loads
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.dispatch import Dispatcher, QueueState
@@ -360,11 +360,23 @@ class Engine:
             for waiter in waiters:
                 resolve(waiter, None)
 
+    async def flush(self) -> None:
+        """Return when everything accepted or ended so far is committed."""
+        self.empty_inbox()
+        await self.writer.flush()
+
     async def idle(self) -> None:
         """Return when memory holds no unfinished task."""
         while self.live:
             waiter: asyncio.Future[None] = self.loop.create_future()
             self._idle_waiters.append(waiter)
+            await waiter
+
+    async def ended(self, live: LiveTask) -> None:
+        """Return when this task has ended, whoever waits for it besides."""
+        if not live.is_published:
+            waiter: asyncio.Future[Any] = self.loop.create_future()
+            live.waiters_list().append(waiter)
             await waiter
 
     # What the writer says.
@@ -537,6 +549,16 @@ class Engine:
             return decode_untyped(text) if definition is None else definition.results.decode(text)
         except ArgumentError as exc:
             return TaskResult(err=TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, str(exc)))
+
+    def encode_error(self, task_name: str, error: TaskError) -> str:
+        """The stored form of an error, encrypted where the function's results are."""
+        definition = self.definitions.get(task_name)
+        return encode_error_text(error) if definition is None else definition.results.encode_error(error)
+
+    def persisted_options(self, row: TaskRow) -> str:
+        """The options of a row that is put back: whatever it was, it is persisted now."""
+        options = loads(row.task_options)
+        return row.task_options if options.get("persist") else dumps({**options, "persist": True})
 
     # Logging.
 

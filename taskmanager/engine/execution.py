@@ -72,6 +72,10 @@ class Runner:
         self.abandoned.add(attempt)
         self.running.pop(attempt.live.task_id, None)
 
+    def is_still_executing(self, task_id: str) -> bool:
+        """Whether code of an earlier attempt that was given up still runs."""
+        return any(attempt.live.task_id == task_id for attempt in self.abandoned)
+
     # The lanes.
 
     async def _run_async(self, attempt: Attempt) -> None:

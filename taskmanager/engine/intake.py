@@ -16,11 +16,12 @@ from typing import Any, Final, Protocol
 from taskmanager.engine import child
 from taskmanager.engine.definition import CallOptions, Definition
 from taskmanager.engine.dispatch import QueueState
-from taskmanager.engine.live import LiveTask
+from taskmanager.engine.live import Ending, LiveTask, Phase
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import ArgumentError, ManagerStopped, ManagerStopping, QueueFull, WrongProcess
 from taskmanager.model.ids import keyed_task_id, new_task_id
-from taskmanager.model.states import TaskStatus
+from taskmanager.model.result import TaskError, TaskResult
+from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 
 logger = logging.getLogger("taskmanager")
 
@@ -76,8 +77,11 @@ class Intake:
 
     def enqueue(
         self, definition: Definition, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> LiveTask:
-        """Check, make and hand over one task. Raises what DESIGN calls for, and keeps nothing when it does."""
+    ) -> tuple[LiveTask, bool]:
+        """Check, make and hand over one task; and whether the key named a task that is here already.
+
+        Whatever is wrong raises at once, and nothing is kept.
+        """
         self._check_process()
         definition.arguments.check(args, kwargs)
         live = self._make(definition, options, args, kwargs)
@@ -85,11 +89,11 @@ class Intake:
             if options.idempotency_key is not None:
                 existing = self._find_keyed(live)
                 if existing is not None:
-                    return existing
+                    return existing, existing is not live
             self._admit(live)
             if live.idempotency_key is not None:
                 self.by_key[live.task_id] = live
-        return live
+        return live, False
 
     def make(
         self, definition: Definition, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -271,6 +275,43 @@ class Intake:
             if len(self._keyed_ended) > KEYED_WINDOW:
                 oldest, _ = self._keyed_ended.popitem(last=False)
                 self.by_key.pop(oldest, None)
+
+    def is_full(self, queue_name: str) -> bool:
+        """Whether `enqueue` to that queue would raise `QueueFull` now."""
+        receiver = self.receiver
+        limit = self._queue_limits.get(queue_name)
+        if receiver is not None and limit is not None and receiver.queue_state(queue_name).waiting >= limit:
+            return True
+        return self._max_pending is not None and self.pending_count() >= self._max_pending
+
+    def cancel_held(self, live: LiveTask) -> bool:
+        """Take a task out that is held for the start."""
+        with self._lock:
+            if live not in self.held:
+                return False
+            self.held.remove(live)
+            self.by_key.pop(live.task_id, None)
+        error = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled before the manager was started")
+        live.status = TaskStatus.CANCELLED
+        live.ending = Ending(TaskStatus.CANCELLED, TaskResult(err=error))
+        live.phase = Phase.ENDED
+        live.is_published = True
+        for waiter in live.waiters or ():
+            waiter.get_loop().call_soon_threadsafe(waiter.set_result, live.ending)
+        return True
+
+    def forget_key(self, task_id: str) -> None:
+        """The task was put back through the store, which answers for its key from now on."""
+        with self._lock:
+            if self._keyed_ended.pop(task_id, None) is not None:
+                self.by_key.pop(task_id, None)
+
+    def forget_ended_keys(self) -> None:
+        """Ended records were purged, and their keys with them."""
+        with self._lock:
+            for task_id in self._keyed_ended:
+                self.by_key.pop(task_id, None)
+            self._keyed_ended.clear()
 
 
 def _store_if_possible(live: LiveTask) -> None:

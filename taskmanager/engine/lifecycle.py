@@ -10,13 +10,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import InstanceLock
+from taskmanager.codec.values import loads
 from taskmanager.engine.live import Ending, LiveTask, Phase
+from taskmanager.engine.records import Records
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
@@ -41,7 +43,9 @@ class Lifecycle:
         self._claim_task: asyncio.Task[None] | None = None
         self._lock: InstanceLock | None = None
         self._cut_short = asyncio.Event()
+        self._stopped = asyncio.Event()
         self._leftover: set[Attempt] = set()
+        self._background: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
         """Bring the engine up; on an error everything that was opened is closed again."""
@@ -85,8 +89,23 @@ class Lifecycle:
         """A second signal: do not wait any longer for running tasks."""
         self._cut_short.set()
 
+    @property
+    def is_stopping(self) -> bool:
+        """True from the moment a stop was asked for."""
+        return self.engine.is_stopping
+
+    async def wait_stopped(self) -> None:
+        """Return when a stop that is under way has ended."""
+        await self._stopped.wait()
+
     async def stop(self, drain_timeout_s: float) -> None:
         """Stop in order, within `drain_timeout_s` + 2 seconds. Raises `StoreUnavailable` when not all could be written."""
+        try:
+            await self._stop(drain_timeout_s)
+        finally:
+            self._stopped.set()
+
+    async def _stop(self, drain_timeout_s: float) -> None:
         engine = self.engine
         engine.intake.drain()
         engine.is_stopping = True
@@ -234,6 +253,51 @@ class Lifecycle:
             else:
                 self._lock.drop()
 
+    # What the manager asks in between.
+
+    async def join(self, tags: dict[str, str]) -> None:
+        """Wait until no task (with these tags) is unfinished here, rows that are still to be claimed included."""
+        engine = self.engine
+        engine.empty_inbox()
+        if tags:
+            while matching := [live for live in engine.live.values() if _carries(live, tags)]:
+                for live in matching:
+                    await engine.ended(live)
+            return
+        while True:
+            await engine.idle()
+            if not engine.has_backlog:
+                return
+            engine.wants_claim.set()
+            await asyncio.sleep(engine.settings.store_poll_s / 10)
+
+    async def set_paused(self, queue_name: str, paused: bool) -> None:
+        """Pause or resume a queue here at once, and elsewhere by their next look at the store."""
+        engine = self.engine
+        await engine.store.set_paused(queue_name, paused, engine.clock.now_us())
+        engine.dispatcher.queue(queue_name).is_paused = paused
+        engine.kick()
+
+    def cancel_now(self, task_id: str, live: LiveTask | None, records: Records) -> bool:
+        """Cancel in memory, or ask the store in the background for a task that is elsewhere."""
+        engine = self.engine
+        live = engine.live.get(task_id, live)
+        if live is not None and not live.is_elsewhere and not live.is_spilled:
+            return engine.cancel(live)
+        task = engine.loop.create_task(records.cancel(task_id))
+        self._background.add(task)
+        task.add_done_callback(self._forget_background)
+        return True
+
+    def _forget_background(self, task: "asyncio.Task[Any]") -> None:
+        self._background.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.warning("a cancel request could not be recorded: %s", task.exception())
+
+    def expect_submission(self) -> None:
+        """Somebody wrote a task in a transaction of their own: look often until it has committed."""
+        self._claimer.watch_closely()
+
     # Bad days.
 
     async def _reopen_lost_file(self) -> None:
@@ -249,3 +313,8 @@ class Lifecycle:
         await engine.store.open()
         await engine.store.save_instance(engine.identity.row(engine.clock.now_us()))
         engine.writer.lose_everything_committed([live for live in engine.live.values() if live.is_persisted])
+
+
+def _carries(live: LiveTask, tags: dict[str, str]) -> bool:
+    has = loads(live.tags_text) if live.tags_text else {}
+    return all(has.get(key) == value for key, value in tags.items())

@@ -88,7 +88,7 @@ class LiveTask:
     ending: Ending | None = None
     is_published: bool = False
     waiters: "list[asyncio.Future[Any]] | None" = None
-    save_waiters: "list[asyncio.Future[None]] | None" = None
+    save_waiters: "list[asyncio.Future[Any]] | None" = None
 
     def __init__(
         self, definition: Definition, task_id: str, now: int, options_text: str, queue_name: str, priority: int
@@ -113,6 +113,29 @@ class LiveTask:
     def is_waiting(self) -> bool:
         """True while the task waits in this instance's memory for a slot, a delay or its row."""
         return self.phase <= Phase.READY
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """True when only the store knows how the task goes on."""
+        return self.phase is Phase.ELSEWHERE
+
+    def duplicate_answer(self) -> bool | None:
+        """Whether the call named an existing task: known at once without a key, or in memory; else with the commit."""
+        if self.idempotency_key is None or not self.is_persisted:
+            return bool(self.is_duplicate)
+        return self.is_duplicate
+
+    def waiters_list(self) -> "list[asyncio.Future[Any]]":
+        """Where those who wait for the end put their future."""
+        if self.waiters is None:
+            self.waiters = []
+        return self.waiters
+
+    def save_waiters_list(self) -> "list[asyncio.Future[Any]]":
+        """Where those who wait for the first commit put their future."""
+        if self.save_waiters is None:
+            self.save_waiters = []
+        return self.save_waiters
 
     @property
     def is_saved(self) -> bool:

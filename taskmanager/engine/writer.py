@@ -61,6 +61,8 @@ class Writer:
         self._dirty: deque[LiveTask] = deque()
         self._history: deque[LiveTask] = deque()
         self.unsaved_ids: dict[str, LiveTask] = {}
+        self.quiet = asyncio.Lock()
+        """Held while a commit is under way; who takes it sees memory and store agree."""
         self._sent_count = 0
         self._wake: asyncio.Future[None] | None = None
         self._history_timer: asyncio.TimerHandle | None = None
@@ -71,6 +73,7 @@ class Writer:
         self._is_closing = False
         self._oldest_dirty_at: int | None = None
         self.degraded_since: int | None = None
+        self.degraded_reason: str | None = None
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -166,23 +169,31 @@ class Writer:
                 await self._wake
             # One turn of the loop: what was accepted in this turn, and the starts it led to, go together.
             await asyncio.sleep(0)
-            batch = self._take_batch()
-            if not batch:
-                continue
-            try:
-                report = await self._commit(batch)
-            except StoreError as exc:
-                self._put_back(batch)
-                self._note_degraded(exc)
+            async with self.quiet:
+                is_written = await self._write_batch()
+            if is_written:
+                pause_s = FIRST_RETRY_S
+            else:
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, LAST_RETRY_S)
-                continue
-            except asyncio.CancelledError:
-                self._put_back(batch)
-                raise
-            pause_s = FIRST_RETRY_S
-            self._note_restored()
-            self._absorb(batch, report)
+
+    async def _write_batch(self) -> bool:
+        """One transaction, and what became of it; False when the store cannot be written now."""
+        batch = self._take_batch()
+        if not batch:
+            return True
+        try:
+            report = await self._commit(batch)
+        except StoreError as exc:
+            self._put_back(batch)
+            self._note_degraded(exc)
+            return False
+        except asyncio.CancelledError:
+            self._put_back(batch)
+            raise
+        self._note_restored()
+        self._absorb(batch, report)
+        return True
 
     def _has_work(self) -> bool:
         return bool(self._dirty) or (self._is_history_due and bool(self._history))
@@ -283,6 +294,7 @@ class Writer:
     # Bad days.
 
     def _note_degraded(self, exc: StoreError) -> None:
+        self.degraded_reason = str(exc)
         if self.degraded_since is None:
             self.degraded_since = self._clock.now_us()
             kind = "unavailable" if isinstance(exc, StoreUnavailable) else "failing"
@@ -292,7 +304,7 @@ class Writer:
     def _note_restored(self) -> None:
         if self.degraded_since is not None:
             away_s = (self._clock.now_us() - self.degraded_since) / 1_000_000
-            self.degraded_since = None
+            self.degraded_since = self.degraded_reason = None
             logger.warning("the store is back after %.1f s; %d records are being written", away_s, self.unsaved_count)
             self._listener.restored()
 

@@ -1,0 +1,287 @@
+"""Reading and acting on records: memory and file together, each task once. What `manager.get/list/retry/...` do."""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from taskmanager.codec.values import loads
+from taskmanager.engine.engine import Engine, expected_of
+from taskmanager.engine.live import LiveTask, Phase
+from taskmanager.model.clock import from_us
+from taskmanager.model.errors import UnknownTask
+from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow, TaskWrite
+from taskmanager.model.result import TaskError, TaskResult
+from taskmanager.model.states import TERMINAL, AttemptOutcome, BuiltInTaskCode, TaskStatus
+from taskmanager.store.protocol import TaskFilter
+
+PURGE_PAGE: Final = 1_000
+MAX_TRIES: Final = 5
+"""How often an action is tried again when the row changed under it."""
+
+
+class Records:
+    """The records of one engine: its memory first, then the store."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    # Reading.
+
+    def find_live(self, task_id: str) -> LiveTask | None:
+        """The task in memory: running, waiting, or ended and not yet in the store."""
+        return self._engine.live.get(task_id) or self._engine.writer.unsaved_ids.get(task_id)
+
+    async def get(self, task_id: str, *, include_attempts: bool) -> TaskInfo | None:
+        """The newest state of one task, or None."""
+        live = self.find_live(task_id)
+        if live is None:
+            row = await self._engine.store.fetch(task_id)
+            live = self.find_live(task_id)
+            if live is None and row is None:
+                return None
+        attempts = await self._attempts(task_id, live) if include_attempts else None
+        if live is not None:
+            return self._info(live.row(), is_saved=live.is_saved, attempts=attempts, result=_result_in(live))
+        assert row is not None
+        return self._info(row, is_saved=True, attempts=attempts)
+
+    async def _attempts(self, task_id: str, live: LiveTask | None) -> tuple[AttemptInfo, ...]:
+        rows = {row.attempt: row for row in await self._engine.store.fetch_attempts(task_id)}
+        if live is not None:
+            rows.update((row.attempt, row) for row in live.attempts_due)
+        return tuple(attempt_info(rows[number]) for number in sorted(rows))
+
+    async def list(self, wanted: TaskFilter) -> tuple[TaskInfo, ...]:
+        """Newest first; tasks in memory with their newest state."""
+        before = None if wanted.before is None else await self._place_of(wanted.before)
+        stored = await self._engine.store.fetch_many(wanted)
+        memory = {**self._engine.writer.unsaved_ids, **self._engine.live}
+        rows = [(row, True, None) for row in stored if row.task_id not in memory]
+        for live in memory.values():
+            if _matches(live, wanted) and (before is None or (live.sent_at, live.task_id) < before):
+                rows.append((live.row(), live.is_saved, _result_in(live)))  # type: ignore[arg-type]  # None or a result
+        rows.sort(key=lambda entry: (entry[0].sent_at, entry[0].task_id), reverse=True)
+        return tuple(
+            self._info(row, is_saved=saved, attempts=None, result=result) for row, saved, result in rows[: wanted.limit]
+        )
+
+    async def _place_of(self, task_id: str) -> tuple[int, str]:
+        live = self.find_live(task_id)
+        if live is not None:
+            return live.sent_at, task_id
+        row = await self._engine.store.fetch(task_id)
+        if row is None:
+            raise UnknownTask(f"there is no task {task_id} to list before; take an id from an earlier page")
+        return row.sent_at, task_id
+
+    async def counts(self) -> dict[TaskStatus, int]:
+        """Tasks by status, zeros included. Taken while no commit is under way, so that each task counts once."""
+        engine = self._engine
+        async with engine.writer.quiet:
+            found = await engine.store.counts()
+            for live in {**engine.writer.unsaved_ids, **engine.live}.values():
+                if live.committed is not None:
+                    found[TaskStatus(live.committed.status)] -= 1
+                found[live.status] += 1
+        return found
+
+    def _info(
+        self,
+        row: TaskRow,
+        *,
+        is_saved: bool,
+        attempts: tuple[AttemptInfo, ...] | None,
+        result: TaskResult[Any] | None = None,
+    ) -> TaskInfo:
+        status = TaskStatus(row.status)
+        if result is None and status.is_terminal and row.result is not None:
+            result = self._engine.decode_result(row)
+        return task_info(row, is_saved=is_saved, result=result, attempts=attempts)
+
+    # Acting.
+
+    async def cancel(self, task_id: str) -> bool:
+        """Returns when the request is recorded; False when the task is in no state for it."""
+        engine = self._engine
+        for _ in range(MAX_TRIES):
+            live = engine.live.get(task_id)
+            if live is not None and not live.is_spilled:
+                accepted = engine.cancel(live)
+                if accepted and live.is_persisted:
+                    await engine.writer.flush()
+                return accepted
+            row = await engine.store.fetch(task_id)
+            if row is None:
+                if task_id in engine.writer.unsaved_ids:
+                    return False
+                raise _unknown(task_id)
+            if TaskStatus(row.status).is_terminal:
+                return False
+            if row.status == TaskStatus.PENDING and row.claimed_by_worker_id is None:
+                if await self._cancel_free(row):
+                    return True
+            elif await engine.store.request_cancel(task_id, engine.clock.now_us()):
+                return True
+        return False
+
+    async def _cancel_free(self, row: TaskRow) -> bool:
+        now = self._engine.clock.now_us()
+        error = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
+        ended = row._replace(
+            status=TaskStatus.CANCELLED,
+            failed_at=now,
+            updated_at=now,
+            cancel_requested_at=now,
+            error_code=error.error_code,
+            failed_reason=error.message,
+            next_retry_at=None,
+            result=self._engine.encode_error(row.task_name, error),
+        )
+        return await self._write(ended, row)
+
+    async def retry(self, task_id: str, *, force: bool) -> bool:
+        """Put an ended task back; False when it is in no state for it."""
+        engine = self._engine
+        if task_id in engine.live and not engine.live[task_id].status.is_terminal:
+            return False
+        if self.find_live(task_id) is not None:
+            await engine.writer.flush()
+        row = await engine.store.fetch(task_id)
+        if row is None:
+            raise _unknown(task_id)
+        status = TaskStatus(row.status)
+        if not status.is_terminal or (status is TaskStatus.COMPLETED and not force):
+            return False
+        if row.args is None or row.kwargs is None or engine.runner.is_still_executing(task_id):
+            return False
+        won = await self._write(again(row, engine.clock.now_us(), engine.persisted_options(row)), row)
+        if won:
+            engine.intake.forget_key(task_id)
+            engine.wants_claim.set()
+        return won
+
+    async def _write(self, row: TaskRow, read: TaskRow) -> bool:
+        report = await self._engine.store.commit([TaskWrite(row, expected_of(read))])
+        return not report.lost and not report.rejected
+
+    async def purge(self, status: TaskStatus | None, older_than: timedelta | None) -> int:
+        """Delete ended records, in pages; live ones are never touched."""
+        engine = self._engine
+        await engine.writer.flush()
+        cutoff = None if older_than is None else engine.clock.now_us() - int(older_than.total_seconds() * 1_000_000)
+        gone = 0
+        while page := await engine.store.purge(status, cutoff, PURGE_PAGE):
+            gone += page
+            if page < PURGE_PAGE:
+                break
+        engine.intake.forget_ended_keys()
+        return gone
+
+
+def again(row: TaskRow, now: int, options_text: str) -> TaskRow:
+    """An ended row as it stands when a person, or the same key, asks for it again: free, and due now."""
+    return row._replace(
+        status=TaskStatus.PENDING,
+        enqueued_at=now,
+        updated_at=now,
+        claimed_at=None,
+        claimed_by_worker_id=None,
+        started_at=None,
+        completed_at=None,
+        failed_at=None,
+        result=None,
+        failed_reason=None,
+        error_code=None,
+        good_until=None,
+        retry_count=0,
+        crash_count=0,
+        snooze_count=0,
+        next_retry_at=None,
+        cancel_requested_at=None,
+        progress=None,
+        worker_pid=None,
+        worker_hostname=None,
+        worker_process_name=None,
+        task_options=options_text,
+    )
+
+
+def _unknown(task_id: str) -> UnknownTask:
+    return UnknownTask(f"there is no task {task_id}; it was purged, or never accepted")
+
+
+def _result_in(live: LiveTask) -> TaskResult[Any] | None:
+    ending = live.ending
+    return ending.result if ending is not None and ending.status in TERMINAL and live.phase is Phase.ENDED else None
+
+
+def _matches(live: LiveTask, wanted: TaskFilter) -> bool:
+    return (
+        (wanted.status is None or live.status == wanted.status)
+        and (wanted.task_name is None or live.definition.name == wanted.task_name)
+        and (wanted.queue_name is None or live.queue_name == wanted.queue_name)
+    )
+
+
+def _instant(value: int | None) -> datetime | None:
+    return None if value is None else from_us(value)
+
+
+_INSTANTS: Final = frozenset(
+    {
+        "sent_at",
+        "enqueued_at",
+        "claimed_at",
+        "started_at",
+        "completed_at",
+        "failed_at",
+        "good_until",
+        "next_retry_at",
+        "scheduled_for",
+        "cancel_requested_at",
+        "finalizing_at",
+        "claim_expires_at",
+        "created_at",
+        "updated_at",
+    }
+)
+_JSON: Final[dict[str, Callable[[str | None], Any]]] = {
+    "task_options": lambda text: loads(text) if text else {},
+    "tags": lambda text: loads(text) if text else {},
+    "progress": lambda text: loads(text) if text else None,
+    "log": lambda text: tuple(loads(text)) if text else (),
+}
+
+
+def task_info(
+    row: TaskRow,
+    *,
+    is_saved: bool,
+    result: TaskResult[Any] | None,
+    attempts: tuple[AttemptInfo, ...] | None,
+) -> TaskInfo:
+    """The view of a row that users get."""
+    values: dict[str, Any] = row._asdict()
+    for name in _INSTANTS:
+        values[name] = _instant(values[name])
+    for name, read in _JSON.items():
+        values[name] = read(values[name])
+    values["status"] = TaskStatus(row.status)
+    values["claimed"] = row.status == TaskStatus.CLAIMED
+    values["is_workflow_task"] = bool(row.is_workflow_task)
+    values["result"] = result
+    return TaskInfo(**values, saved=is_saved, attempts=attempts)
+
+
+def attempt_info(row: AttemptRow) -> AttemptInfo:
+    """The view of an attempt that users get."""
+    return AttemptInfo(
+        **{
+            **row._asdict(),
+            "outcome": AttemptOutcome(row.outcome),
+            "will_retry": bool(row.will_retry),
+            "started_at": from_us(row.started_at),
+            "finished_at": from_us(row.finished_at),
+            "created_at": from_us(row.created_at),
+        }
+    )

@@ -1,0 +1,169 @@
+"""The caller's end of a task: await it, ask for its state, cancel it."""
+
+import asyncio
+from collections.abc import Generator
+from contextlib import asynccontextmanager
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from taskmanager.engine.attempt import Attempt, current
+from taskmanager.engine.live import Ending, LiveTask
+from taskmanager.model.errors import (
+    NotPersisted,
+    StoreError,
+    StoreUnavailable,
+    TaskCancelled,
+    TaskExpired,
+    TaskFailed,
+    TaskInterrupted,
+    TaskNotCompleted,
+)
+from taskmanager.model.record import TaskInfo
+from taskmanager.model.result import TaskResult
+from taskmanager.model.states import TaskStatus
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class HandleKeeper(Protocol):
+    """What a handle asks of its manager."""
+
+    async def wait_for(self, task_id: str) -> Ending: ...
+    async def info_of(self, task_id: str, include_attempts: bool) -> TaskInfo: ...
+    def cancel_now(self, task_id: str, live: LiveTask | None) -> bool: ...
+    def last_status(self, task_id: str) -> TaskStatus | None: ...
+    def degraded_reason(self) -> str | None: ...
+
+
+class TaskHandle(Generic[R_co]):
+    """One accepted task. Keep it or drop it: the task does not care."""
+
+    __slots__ = ("_found", "_keeper", "_live", "_task_id")
+
+    def __init__(self, keeper: HandleKeeper, task_id: str, live: LiveTask | None, found: bool = False) -> None:
+        self._keeper = keeper
+        self._task_id = task_id
+        self._live = live
+        self._found = found
+
+    @property
+    def task_id(self) -> str:
+        """The id; it survives restarts, and `manager.handle(task_id)` makes a handle of it again."""
+        return self._task_id
+
+    @property
+    def status(self) -> TaskStatus:
+        """The last status known here; for a task of another instance, the last one seen in the store."""
+        live = self._live
+        seen = self._keeper.last_status(self._task_id) if live is None or live.is_elsewhere else None
+        if seen is not None:
+            return seen
+        return TaskStatus.PENDING if live is None else live.status
+
+    @property
+    def is_duplicate(self) -> bool | None:
+        """Whether the idempotency key named an existing task; None until that is known (see `saved()`)."""
+        if self._found:
+            return True
+        return None if self._live is None else self._live.duplicate_answer()
+
+    def __await__(self) -> Generator[Any, None, R_co]:
+        """The task's value; raises `TaskFailed`, `TaskCancelled`, `TaskExpired` or `TaskInterrupted` when it has none.
+
+        Cancelling the waiter never cancels the task.
+        """
+        return self._value().__await__()
+
+    async def _value(self) -> R_co:
+        ending = await self._ending()
+        if ending.status is TaskStatus.COMPLETED and ending.result.is_ok():
+            return cast("R_co", ending.result.ok_value)
+        raise _not_completed(self._task_id, ending)
+
+    async def result(self, *, timeout: float | None = None) -> TaskResult[R_co]:
+        """The task's `TaskResult`, value or error, without raising for a failure. `TimeoutError` after `timeout` seconds."""
+        async with asyncio.timeout(timeout):
+            return (await self._ending()).result
+
+    async def _ending(self) -> Ending:
+        live = self._live
+        if live is not None and live.ending is not None and live.is_published:
+            return live.ending
+        async with _slot_given_up():
+            if live is None or live.is_elsewhere:
+                return await self._keeper.wait_for(self._task_id)
+            return await _wait_in(live.waiters_list())
+
+    async def saved(self, *, timeout: float | None = None) -> None:
+        """Return when the task is committed: from then on it survives SIGKILL and power loss.
+
+        Raises `NotPersisted` for a memory-only task, `StoreUnavailable` or `TimeoutError` after `timeout` seconds, and
+        `StoreError` when the record cannot be stored at all.
+        """
+        live = self._live
+        if live is None or live.is_elsewhere or live.committed is not None:
+            return
+        if not live.is_persisted:
+            raise NotPersisted(
+                f"task {live.definition.name} is memory-only; declare it with persist=True, or the manager with "
+                "requeue_pending=True"
+            )
+        if live.rejection is not None:
+            raise StoreError(f"task {self._task_id} cannot be stored: {live.rejection}")
+        if live.ending is not None and live.is_published and live.ending.requeued:
+            raise StoreUnavailable(f"task {self._task_id} was not written before the manager stopped")
+        try:
+            async with asyncio.timeout(timeout):
+                await _wait_in(live.save_waiters_list())
+        except TimeoutError:
+            reason = self._keeper.degraded_reason()
+            if reason is not None:
+                raise StoreUnavailable(f"task {self._task_id} is not saved yet: {reason}") from None
+            raise
+
+    async def info(self, *, include_attempts: bool = False) -> TaskInfo:
+        """The whole record as it is now. Raises `UnknownTask` when there is none (any more)."""
+        return await self._keeper.info_of(self._task_id, include_attempts)
+
+    def cancel(self) -> bool:
+        """Ask for the task to be cancelled, at once; False when it has ended already."""
+        return self._keeper.cancel_now(self._task_id, self._live)
+
+    def __repr__(self) -> str:
+        return f"<TaskHandle {self._task_id} {self.status}>"
+
+
+def _not_completed(task_id: str, ending: Ending) -> TaskNotCompleted:
+    error = ending.result.err_value
+    status = ending.status
+    if status is TaskStatus.CANCELLED:
+        return TaskCancelled(task_id, status, error)
+    if status is TaskStatus.EXPIRED:
+        return TaskExpired(task_id, status, error)
+    if status in (TaskStatus.COMPLETED, TaskStatus.FAILED):
+        return TaskFailed(task_id, status, error)
+    return TaskInterrupted(task_id, status, error, ending.requeued)
+
+
+async def _wait_in(waiters: "list[asyncio.Future[Any]]") -> Any:
+    """Wait for a future of one's own in a list that the engine resolves, and leave the list when cancelled."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    waiters.append(future)
+    try:
+        return await future
+    finally:
+        if future.cancelled() and future in waiters:
+            waiters.remove(future)
+
+
+@asynccontextmanager
+async def _slot_given_up() -> Any:
+    """An async task that waits for a handle lends its slot meanwhile (see engine/attempt.py)."""
+    attempt = current.get(None)
+    if not isinstance(attempt, Attempt) or attempt.is_over or not attempt.live.definition.is_async:
+        yield
+        return
+    attempt.begin_wait()
+    try:
+        yield
+    finally:
+        attempt.end_wait()

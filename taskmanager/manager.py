@@ -1,0 +1,605 @@
+"""`TaskManager`: wiring and one-line delegations. What it does is done in `engine/`, where it is kept in `store/`."""
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import signal
+import sqlite3
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import timedelta
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, cast, overload
+
+from taskmanager.codec.values import Codec
+from taskmanager.duties.recovery import Recovery
+from taskmanager.duties.stale import StaleTasks
+from taskmanager.engine.attempt import Attempt, current
+from taskmanager.engine.definition import CallOptions, Definition
+from taskmanager.engine.engine import Engine
+from taskmanager.engine.instance import new_identity
+from taskmanager.engine.intake import Door, Intake
+from taskmanager.engine.lifecycle import Lifecycle
+from taskmanager.engine.live import Ending, LiveTask
+from taskmanager.engine.records import Records
+from taskmanager.engine.settings import Settings, default_processes, default_threads
+from taskmanager.handle import TaskHandle
+from taskmanager.model.clock import Clock, SystemClock, from_us
+from taskmanager.model.config import (
+    ExceptionMapper,
+    QueueConfig,
+    RecoveryConfig,
+    RetryPolicy,
+    mapper_faults,
+    own_code_fault,
+    raise_faults,
+)
+from taskmanager.model.errors import ConfigurationError, ManagerStopped, StoreUnavailable, UnknownTask
+from taskmanager.model.record import TaskInfo
+from taskmanager.model.result import Seconds
+from taskmanager.model.states import Lane, TaskStatus
+from taskmanager.model.status import LaneStatus, ManagerStatus, QueueStatus
+from taskmanager.registry import Defaults, Registry, tasks_in
+from taskmanager.store.memory import MemoryStore
+from taskmanager.store.protocol import Store, TaskFilter
+from taskmanager.task import DEFAULT_QUEUE, Task, TaskCall, TaskDecorator, TaskOptions, bound_call
+
+if TYPE_CHECKING:
+    import aiosqlite
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+logger = logging.getLogger("taskmanager")
+_DEFAULT_RECOVERY = RecoveryConfig()
+
+
+class TaskManager:
+    """Runs tasks inside your asyncio application, and keeps the promise of them in one SQLite file.
+
+    The constructor does no I/O. `snapshot_db=None` keeps everything in memory. Durations are seconds.
+
+    `snapshot_interval`: how long the history of memory-only tasks may wait for the file. `commit_interval`: how long a
+    change of a persisted task may wait before its commit begins, at most; the writer begins as soon as it is idle.
+    `requeue_pending`: persist every task that does not say otherwise. `concurrency`, `threads` and `processes` bound the
+    three lanes. `max_pending` bounds waiting and unsaved tasks, `max_in_memory` the waiting persisted ones per queue that
+    are held in memory. `drain_timeout`: how long a stop waits for running tasks.
+
+    Raises `ConfigurationError` with everything that is wrong.
+    """
+
+    def __init__(
+        self,
+        snapshot_db: str | PathLike[str] | None = "tasks.db",
+        *,
+        snapshot_interval: float = 60.0,
+        commit_interval: float = 0.02,
+        requeue_pending: bool = False,
+        synchronous: Literal["full", "normal"] = "full",
+        concurrency: int = 100,
+        threads: int | None = None,
+        processes: int | None = None,
+        queues: Sequence[QueueConfig] = (),
+        max_pending: int | None = 1_000_000,
+        max_in_memory: int = 10_000,
+        retry_policy: RetryPolicy | None = None,
+        exception_mapper: ExceptionMapper | None = None,
+        default_unhandled_error_code: str = "UNHANDLED_EXCEPTION",
+        recovery: RecoveryConfig = _DEFAULT_RECOVERY,
+        codec: Codec | None = None,
+        drain_timeout: float = 5.0,
+        store_poll: float = 0.25,
+        instance_name: str | None = None,
+    ) -> None:
+        code_fault = own_code_fault(default_unhandled_error_code, "default_unhandled_error_code")
+        raise_faults("TaskManager", [*mapper_faults(exception_mapper), *([code_fault] if code_fault else [])])
+        if snapshot_db is not None and "://" in str(snapshot_db):
+            raise ConfigurationError(f"snapshot_db must be a path of an SQLite file, not {str(snapshot_db)!r}")
+        self._settings = Settings(
+            database=None if snapshot_db is None else Path(snapshot_db).absolute(),
+            snapshot_interval_s=snapshot_interval,
+            commit_interval_s=commit_interval,
+            synchronous=synchronous,
+            concurrency=concurrency,
+            threads=default_threads() if threads is None else threads,
+            processes=default_processes() if processes is None else processes,
+            queues=tuple(queues),
+            max_pending=max_pending,
+            max_in_memory=max_in_memory,
+            recovery=recovery,
+            drain_timeout_s=drain_timeout,
+            store_poll_s=store_poll,
+            instance_name=instance_name,
+        )
+        self._registry = Registry(
+            Defaults(
+                has_store=snapshot_db is not None,
+                requeue_pending=requeue_pending,
+                retry_policy=retry_policy,
+                exception_mapper=dict(exception_mapper or {}),
+                default_code=default_unhandled_error_code,
+                codec=codec,
+            )
+        )
+        self._clock: Clock = SystemClock()
+        self._make_store: Callable[[], Store] = self._default_store
+        self._intake = self._new_intake()
+        self._lifecycle: Lifecycle | None = None
+        self._records: Records | None = None
+        _managers.add(self)
+
+    def _default_store(self) -> Store:
+        database = self._settings.database
+        if database is None:
+            return MemoryStore()
+        from taskmanager.store.sqlite import SqliteStore
+
+        return SqliteStore(database, synchronous=self._settings.synchronous)
+
+    def _new_intake(self) -> Intake:
+        return Intake(
+            self._clock, max_pending=self._settings.max_pending, queue_limits=self._settings.queue_limits()
+        )
+
+    def __repr__(self) -> str:
+        engine = "" if self._lifecycle is None else f" {self._lifecycle.engine!r}"
+        return f"<TaskManager {self._settings.database or 'in memory'}, {self._intake.door.value}{engine}>"
+
+    # Defining.
+
+    @overload
+    def task(self, fn: Callable[P, T], /) -> Task[P, T]: ...
+    @overload
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        persist: bool | None = None,
+        requeue_on_interrupt: bool = False,
+        retries: int | None = None,
+        retry_delay: Seconds = 1.0,
+        retry_backoff: float = 2.0,
+        retry_policy: RetryPolicy | None = None,
+        exception_mapper: ExceptionMapper | None = None,
+        default_unhandled_error_code: str | None = None,
+        queue_name: str = DEFAULT_QUEUE,
+        priority: int = 50,
+        timeout: Seconds | None = None,
+        executor: Lane | None = None,
+    ) -> TaskDecorator: ...
+    def task(self, fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        """Make a task of a function, bare or with options, and bind it to this manager.
+
+        `persist`: keep it in the file (None: what `requeue_pending` says). `requeue_on_interrupt`: it may run again from
+        the start after an interruption. `retries`, `retry_delay`, `retry_backoff` are the short form of `retry_policy`.
+        `timeout` is seconds per attempt. `executor` is the lane: "async", "thread" or "process".
+        """
+        if fn is not None:
+            return self._define(fn, TaskOptions())
+        return TaskDecorator(lambda each: self._define(each, TaskOptions(**options)))
+
+    def _define(self, fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
+        made: Task[..., Any] = Task(fn, options)
+        self._registry.bind(made, self)
+        return made
+
+    def schedule(
+        self,
+        *,
+        cron: str | None = None,
+        every: Seconds | None = None,
+        timezone: str | None = None,
+        name: str | None = None,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+        catch_up: Literal["skip", "latest", "all"] = "latest",
+        max_catch_up_runs: int = 100,
+        overlap: Literal["skip", "queue", "allow"] = "skip",
+        run_on_startup: bool = False,
+        jitter: Seconds = 0.0,
+    ) -> TaskDecorator:
+        """Recurring tasks are not in this release; raises `ConfigurationError`."""
+        raise ConfigurationError("schedules are not in this release; enqueue with with_options(run_at=...) instead")
+
+    def register(self, *tasks: Task[..., Any]) -> None:
+        """Bind tasks that were declared with the free `@task`."""
+        for each in tasks:
+            self._registry.bind(each, self)
+
+    def discover(self, *packages: str) -> tuple[Task[..., Any], ...]:
+        """Import these modules, and packages with all their modules, and bind every task found that has no manager yet."""
+        found = tuple(tasks_in(packages))
+        for each in found:
+            if each.binding is None:
+                self._registry.bind(each, self)
+        return tuple(each for each in found if each.binding is not None and each.binding.submitter is self)
+
+    def get_task(self, name: str, /) -> Task[..., Any]:
+        """The task of that name; raises `UnknownTask`."""
+        return self._registry.get(name)
+
+    # Enqueueing.
+
+    def enqueue(self, name: str, /, *args: object, **kwargs: object) -> TaskHandle[Any]:
+        """Enqueue by name, for callers that cannot import the function; raises `UnknownTask` and what `enqueue` raises."""
+        return self._registry.get(name).enqueue(*args, **kwargs)
+
+    def enqueue_call(
+        self, definition: Definition, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> TaskHandle[Any]:
+        """What a bound task's `enqueue` calls."""
+        live, was_there = self._intake.enqueue(definition, options, args, kwargs)
+        return TaskHandle(self, live.task_id, live, was_there)
+
+    @overload
+    def submit_in(
+        self, connection: sqlite3.Connection, task: TaskCall[P, Any], /, *args: P.args, **kwargs: P.kwargs
+    ) -> str: ...
+    @overload
+    def submit_in(
+        self, connection: "aiosqlite.Connection", task: TaskCall[P, Any], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Awaitable[str]: ...
+    def submit_in(self, connection: Any, task: TaskCall[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Write a task through your own connection to the same file, inside its open transaction; returns the task id.
+
+        The task exists exactly if that transaction commits. Use `BEGIN IMMEDIATE`; a stale snapshot raises
+        `StoreUnavailable`. With an `aiosqlite` connection the call is awaited.
+        """
+        from taskmanager.store.sqlite.caller import insert_through
+
+        live = self._make_free(task, args, kwargs)
+        inserted = insert_through(connection, live.row())
+        if isinstance(inserted, Coroutine):
+            return self._submitted(inserted, live.task_id)
+        self._expect_submission()
+        return live.task_id
+
+    async def _submitted(self, inserted: Coroutine[Any, Any, None], task_id: str) -> str:
+        await inserted
+        self._expect_submission()
+        return task_id
+
+    def insert_statement(
+        self, task: TaskCall[P, Any], /, *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[str, tuple[object, ...]]:
+        """SQL with `?` placeholders and its parameters, for any other driver on the same file."""
+        from taskmanager.store.sqlite.caller import insert_statement
+
+        return insert_statement(self._make_free(task, args, kwargs).row())
+
+    def _make_free(self, call: TaskCall[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> LiveTask:
+        definition, options = bound_call(call)
+        if self._settings.database is None or not definition.is_persisted:
+            raise ConfigurationError(
+                f"task {definition.name!r} is memory-only and cannot be written in a transaction; give it persist=True"
+            )
+        return self._intake.make(definition, options, args, kwargs)
+
+    def _expect_submission(self) -> None:
+        if self._lifecycle is not None:
+            self._lifecycle.expect_submission()
+
+    # Starting and stopping.
+
+    async def start(self) -> None:
+        """Open the file, recover what dead instances left, reclaim, and run. Raises `StoreError` when it cannot.
+
+        A manager that runs already raises `ConfigurationError`; a stopped one may be started again, on another loop too.
+        """
+        if self._lifecycle is not None:
+            raise ConfigurationError("the manager runs already; stop it before starting it again")
+        self._intake.reopen_for_start()
+        identity = new_identity(self._settings.instance_name, self._clock.now_us())
+        store = self._make_store()
+        engine = Engine(self._settings, self._registry.definitions, store, self._clock, identity, self._intake)
+        recovery = Recovery(store, self._clock, identity, self._settings.database)
+        self._lifecycle = Lifecycle(engine, recovery.run_once)
+        try:
+            await self._lifecycle.start()
+        except BaseException:
+            self._lifecycle = None
+            raise
+        self._records = Records(engine)
+
+    async def stop(self, *, timeout: float | None = None) -> None:
+        """Drain for `timeout` seconds (default `drain_timeout`), cancel what is left, record, release, close.
+
+        Takes at most two seconds longer than the drain. Raises `StoreUnavailable` when not everything could be written.
+        Stopping a manager that does not run does nothing.
+        """
+        lifecycle = self._lifecycle
+        if lifecycle is None:
+            return
+        if lifecycle.is_stopping:
+            await lifecycle.wait_stopped()
+            return
+        try:
+            await lifecycle.stop(self._settings.drain_timeout_s if timeout is None else timeout)
+        finally:
+            self._lifecycle = self._records = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
+    ) -> None:
+        await _shielded(self.stop())
+
+    @asynccontextmanager
+    async def lifespan(self, app: object, /) -> AsyncIterator[None]:
+        """For `FastAPI(lifespan=manager.lifespan)`: runs the manager while the application serves."""
+        async with self:
+            yield
+
+    @overload
+    def run(self) -> None: ...
+    @overload
+    def run(self, main: Callable[[], Coroutine[Any, Any, T]], /) -> T: ...
+    def run(self, main: Callable[[], Coroutine[Any, Any, Any]] | None = None, /) -> Any:
+        """Run `main` (or wait for a signal) with the manager started, and stop gracefully.
+
+        SIGTERM and SIGINT cancel `main` and stop the manager; a second one cuts the drain short. Exits with status 1 when
+        the store could not be written at the stop.
+        """
+        try:
+            return asyncio.run(self._run(main))
+        except StoreUnavailable as exc:
+            logger.error("%s", exc)
+            raise SystemExit(1) from exc
+
+    async def _run(self, main: Callable[[], Coroutine[Any, Any, Any]] | None) -> Any:
+        loop = asyncio.get_running_loop()
+        signalled = asyncio.Event()
+
+        def on_signal() -> None:
+            if signalled.is_set() and self._lifecycle is not None:
+                self._lifecycle.cut_short()
+            signalled.set()
+
+        with _signals(loop, on_signal):
+            async with self:
+                work = loop.create_task(signalled.wait() if main is None else main())
+                waiting = loop.create_task(signalled.wait())
+                await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
+                if not work.done():
+                    work.cancel()
+                    await asyncio.wait([work])
+                if main is None or work.cancelled():
+                    return None
+                return work.result()
+
+    async def join(self, *, tags: Mapping[str, str] | None = None, timeout: float | None = None) -> None:
+        """Wait until nothing accepted or claimed here is unfinished; with `tags`, nothing that carries all of them.
+
+        Delayed tasks count. Raises `TimeoutError` after `timeout` seconds, `ConfigurationError` inside a task.
+        """
+        if isinstance(current.get(None), Attempt):
+            raise ConfigurationError("join() inside a task would wait for that task; await the handles you need instead")
+        async with asyncio.timeout(timeout):
+            await self._running().join(dict(tags or {}))
+
+    async def wait_for_room(self, queue_name: str = DEFAULT_QUEUE) -> None:
+        """Return when `enqueue` to that queue would not raise `QueueFull` because of its waiting tasks."""
+        engine = self._running().engine
+        while self._intake.is_full(queue_name):
+            await engine.dispatcher.room_changed()
+
+    async def flush(self) -> None:
+        """Return when everything accepted or ended so far is committed, memory-only history included."""
+        await self._running().engine.flush()
+
+    def _running(self) -> Lifecycle:
+        if self._lifecycle is None:
+            raise ManagerStopped("the manager does not run; use `async with manager:` or await manager.start()")
+        return self._lifecycle
+
+    def _the_records(self) -> Records:
+        self._running()
+        if self._records is None:
+            raise ManagerStopped("the manager is still starting")
+        return self._records
+
+    def _stale_tasks(self) -> StaleTasks:
+        engine = self._running().engine
+        return StaleTasks(engine, Recovery(engine.store, self._clock, engine.identity, self._settings.database))
+
+    # Records.
+
+    def handle(self, task_id: str, /) -> TaskHandle[Any]:
+        """A handle from an id, for a task of any instance; awaiting one that does not exist raises `UnknownTask`."""
+        return TaskHandle(self, task_id, self._find_live(task_id))
+
+    def _find_live(self, task_id: str) -> LiveTask | None:
+        return None if self._records is None else self._records.find_live(task_id)
+
+    async def get(self, task_id: str, /, *, include_attempts: bool = False) -> TaskInfo | None:
+        """One record, or None."""
+        return await self._the_records().get(task_id, include_attempts=include_attempts)
+
+    async def list(
+        self,
+        *,
+        status: TaskStatus | None = None,
+        task_name: str | None = None,
+        queue_name: str | None = None,
+        limit: int = 100,
+        before: str | None = None,
+    ) -> tuple[TaskInfo, ...]:
+        """Records, newest first; `before` is the id of the last one of the page before."""
+        return await self._the_records().list(TaskFilter(status, task_name, queue_name, limit, before))
+
+    async def counts(self) -> dict[TaskStatus, int]:
+        """How many tasks have each status, memory and file together, zeros included."""
+        return await self._the_records().counts()
+
+    async def retry(self, task_id: str, /, *, force: bool = False) -> bool:
+        """Run an ended task again, with its stored arguments; COMPLETED ones with `force`. False when it cannot be.
+
+        Raises `UnknownTask` when there is no such task.
+        """
+        return await self._the_records().retry(task_id, force=force)
+
+    async def cancel(self, task_id: str, /) -> bool:
+        """Cancel a task wherever it is; returns when the request is recorded. False when it has ended.
+
+        Raises `UnknownTask` when there is no such task.
+        """
+        return await self._the_records().cancel(task_id)
+
+    async def purge(self, *, status: TaskStatus | None = None, older_than: timedelta | None = None) -> int:
+        """Delete ended records (their attempts too) and return how many. Live ones are never touched."""
+        if status is not None and not TaskStatus(status).is_terminal:
+            raise ConfigurationError(f"purge deletes ended tasks only; {status} is not an end")
+        return await self._the_records().purge(status, older_than)
+
+    async def get_stale_tasks(self, stale_threshold_minutes: float = 2) -> tuple[TaskInfo, ...]:
+        """Live tasks of instances that have not been heard of for that long."""
+        return await self._stale_tasks().find(stale_threshold_minutes * 60_000_000)
+
+    async def mark_stale_tasks_as_failed(self, stale_threshold_ms: int = 300_000) -> int:
+        """Fail (or retry, by their policy) RUNNING tasks of silent instances; returns how many."""
+        return await self._stale_tasks().fail_running(stale_threshold_ms * 1_000)
+
+    async def requeue_stale_claimed(self, stale_threshold_ms: int = 120_000) -> int:
+        """Free CLAIMED tasks of silent instances; returns how many."""
+        return await self._stale_tasks().requeue_claimed(stale_threshold_ms * 1_000)
+
+    async def pause(self, queue_name: str, /) -> None:
+        """Start nothing more of that queue, in every instance, until it is resumed."""
+        await self._running().set_paused(queue_name, True)
+
+    async def resume(self, queue_name: str, /) -> None:
+        """Start tasks of that queue again."""
+        await self._running().set_paused(queue_name, False)
+
+    # What handles ask (see handle.HandleKeeper).
+
+    async def wait_for(self, task_id: str) -> Ending:
+        """The ending of a task that is not in this instance's memory."""
+        engine = self._running().engine
+        live = engine.live.get(task_id)
+        if live is not None:
+            return cast("Ending", await _join_waiters(live))
+        unsaved = engine.writer.unsaved_ids.get(task_id)
+        if unsaved is not None and unsaved.ending is not None:
+            return unsaved.ending
+        return await engine.follower.watch(task_id)
+
+    async def info_of(self, task_id: str, include_attempts: bool) -> TaskInfo:
+        """The record behind a handle."""
+        info = await self.get(task_id, include_attempts=include_attempts)
+        if info is None:
+            raise UnknownTask(f"there is no task {task_id}; it was purged, or never accepted")
+        return info
+
+    def cancel_now(self, task_id: str, live: LiveTask | None) -> bool:
+        """Ask at once: in memory, or through the store in the background."""
+        if live is not None and live.status.is_terminal:
+            return False
+        lifecycle = self._lifecycle
+        if lifecycle is None:
+            return live is not None and self._intake.cancel_held(live)
+        return lifecycle.cancel_now(task_id, live, self._the_records())
+
+    def last_status(self, task_id: str) -> TaskStatus | None:
+        """The status of a foreign task as it was last seen."""
+        return None if self._lifecycle is None else self._lifecycle.engine.follower.last_status.get(task_id)
+
+    def degraded_reason(self) -> str | None:
+        """Why the store takes no writes now, or None."""
+        return None if self._lifecycle is None else self._lifecycle.engine.writer.degraded_reason
+
+    # Looking.
+
+    def status(self) -> ManagerStatus:
+        """This instance as it is now; costs nothing, awaits nothing."""
+        if self._lifecycle is None:
+            return ManagerStatus(state=self._intake.door.value, waiting_count=len(self._intake.held))
+        engine = self._lifecycle.engine
+        dispatcher, writer = engine.dispatcher, engine.writer
+        since = writer.degraded_since
+        return ManagerStatus(
+            state=self._intake.door.value,
+            instance_id=engine.identity.instance_id,
+            started_at=from_us(engine.identity.started_at),
+            storage_degraded_since=None if since is None else from_us(since),
+            oldest_unsaved_s=writer.oldest_unsaved_s(),
+            unsaved_count=writer.unsaved_count,
+            waiting_count=sum(queue.waiting for queue in dispatcher.queues.values()),
+            running_count=len(engine.runner.running),
+            abandoned_count=len(engine.runner.abandoned),
+            lanes={n: LaneStatus(running=s.running, limit=s.limit or 0) for n, s in dispatcher.lanes.items()},
+            queues={
+                name: QueueStatus(
+                    running=queue.slots.running,
+                    limit=queue.slots.limit,
+                    waiting=queue.waiting,
+                    is_paused=queue.is_paused,
+                )
+                for name, queue in dispatcher.queues.items()
+            },
+        )
+
+
+async def _join_waiters(live: LiveTask) -> Any:
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    live.waiters_list().append(future)
+    return await future
+
+
+async def _shielded(work: Coroutine[Any, Any, None]) -> None:
+    """Let `work` end whatever happens to the waiter, then let the cancellation through."""
+    task = asyncio.get_running_loop().create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as exc:
+            if task.done():
+                break
+            cancelled = exc
+        except Exception:
+            break
+    task.result()
+    if cancelled is not None:
+        raise cancelled
+
+
+@contextlib.contextmanager
+def _signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[], None]) -> Any:
+    """SIGTERM and SIGINT call `on_signal` while the block runs; the host's handlers come back afterwards."""
+    installed = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        try:
+            before = signal.getsignal(number)
+            loop.add_signal_handler(number, on_signal)
+            installed.append((number, before))
+        except (NotImplementedError, RuntimeError, ValueError):
+            # Windows, or not the main thread: the host's own way of stopping is left as it is.
+            continue
+    try:
+        yield
+    finally:
+        for number, before in installed:
+            loop.remove_signal_handler(number)
+            signal.signal(number, before)
+
+
+_managers: "weakref.WeakSet[TaskManager]" = weakref.WeakSet()
+
+
+@atexit.register
+def _warn_of_held_tasks() -> None:
+    for manager in list(_managers):
+        held = len(manager._intake.held)
+        if held and manager._intake.door is Door.HELD:
+            logger.warning("%d tasks were enqueued to a manager that was never started; they are lost", held)
+
+

@@ -1,0 +1,44 @@
+"""What a manager says of itself, for programs and for the console."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneStatus:
+    """One lane of this instance."""
+
+    running: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStatus:
+    """One queue of this instance."""
+
+    running: int
+    limit: int | None
+    waiting: int
+    is_paused: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagerStatus:
+    """This instance at one moment. Durations are seconds, instants aware UTC.
+
+    `storage_degraded_since` is None while the store takes writes; `oldest_unsaved_s` is the age of the oldest change of a
+    persisted task that is not committed. `abandoned_count` are threads and coroutines that outlived their time limit.
+    """
+
+    state: str
+    instance_id: str | None = None
+    started_at: datetime | None = None
+    storage_degraded_since: datetime | None = None
+    oldest_unsaved_s: float | None = None
+    unsaved_count: int = 0
+    waiting_count: int = 0
+    running_count: int = 0
+    abandoned_count: int = 0
+    lanes: Mapping[str, LaneStatus] = field(default_factory=dict)
+    queues: Mapping[str, QueueStatus] = field(default_factory=dict)

@@ -1,0 +1,171 @@
+"""The tasks of one manager by name, each bound once. Names in the store resolve only against this."""
+
+import importlib
+import inspect
+import logging
+import pkgutil
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, get_args
+
+from taskmanager.codec.arguments import ArgumentCodec
+from taskmanager.codec.results import ResultCodec
+from taskmanager.codec.values import Codec
+from taskmanager.engine.definition import Definition
+from taskmanager.model.config import ExceptionMapper, RetryPolicy
+from taskmanager.model.errors import ConfigurationError, UnknownTask
+from taskmanager.model.result import seconds_of
+from taskmanager.model.states import Lane
+from taskmanager.rules.retry import RetryRule
+from taskmanager.task import Binding, Submitter, Task
+
+logger = logging.getLogger("taskmanager")
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the manager says where a task says nothing."""
+
+    has_store: bool
+    requeue_pending: bool
+    retry_policy: RetryPolicy | None
+    exception_mapper: ExceptionMapper
+    default_code: str
+    codec: Codec | None
+
+
+class Registry:
+    """Name → task, for one manager."""
+
+    def __init__(self, defaults: Defaults) -> None:
+        self._defaults = defaults
+        self.tasks: dict[str, Task[..., Any]] = {}
+        self.definitions: dict[str, Definition] = {}
+
+    def __repr__(self) -> str:
+        return f"<Registry of {len(self.tasks)} tasks>"
+
+    def bind(self, task: Task[..., Any], submitter: Submitter) -> None:
+        """Bind a task to the manager. Raises `ConfigurationError` for a clash of names, a second manager, or a bad lane."""
+        if task.binding is not None:
+            if task.binding.submitter is submitter:
+                return
+            raise ConfigurationError(f"task {task.name!r} is bound to another manager already; a task has one manager")
+        known = self.tasks.get(task.name)
+        if known is not None and not _is_same_function(known, task):
+            raise ConfigurationError(
+                f"there is a task {task.name!r} already (from {known.fn.__module__}); give one of them another name="
+            )
+        definition = define(task, self._defaults)
+        self.tasks[task.name] = task
+        self.definitions[task.name] = definition
+        task.binding = Binding(definition, submitter)
+
+    def get(self, name: str) -> Task[..., Any]:
+        """The task of that name; `UnknownTask` when there is none."""
+        task = self.tasks.get(name)
+        if task is None:
+            known = ", ".join(sorted(self.tasks)[:5]) or "none"
+            raise UnknownTask(f"no task is named {name!r}; registered are: {known}. Import its module, or register it")
+        return task
+
+
+def _is_same_function(known: Task[..., Any], task: Task[..., Any]) -> bool:
+    """A module that was executed twice (reload, `__main__` imported again) defines the same function anew."""
+    a, b = inspect.unwrap(known.fn), inspect.unwrap(task.fn)
+    return a.__module__ == b.__module__ and a.__qualname__ == b.__qualname__ and a.__code__ == b.__code__
+
+
+def define(task: Task[..., Any], defaults: Defaults) -> Definition:
+    """Resolve everything about a task once."""
+    options = task.options
+    is_persisted = defaults.requeue_pending if options.persist is None else options.persist
+    if options.persist and not defaults.has_store:
+        raise ConfigurationError(
+            f"task {task.name!r} has persist=True, but the manager has snapshot_db=None and nowhere to keep it"
+        )
+    is_persisted = is_persisted and defaults.has_store
+    if options.requeue_on_interrupt and not is_persisted:
+        warnings.warn(
+            f"task {task.name!r} has requeue_on_interrupt=True but nothing persists it; it will not come back. "
+            "Give it persist=True, or the manager requeue_pending=True",
+            stacklevel=4,
+        )
+    lane = lane_of(task)
+    codec = defaults.codec
+    return Definition(
+        name=task.name,
+        fn=task.fn,
+        lane=lane,
+        queue_name=options.queue_name,
+        priority=options.priority,
+        timeout_s=None if options.timeout is None else seconds_of(options.timeout, "timeout"),
+        is_persisted=is_persisted,
+        requeue_on_interrupt=options.requeue_on_interrupt,
+        retry=retry_rule(task, defaults.retry_policy),
+        task_mapper=options.exception_mapper or {},
+        global_mapper=defaults.exception_mapper,
+        task_default_code=options.default_unhandled_error_code,
+        global_default_code=defaults.default_code,
+        arguments=ArgumentCodec(task.fn, task_name=task.name, codec=codec),
+        results=ResultCodec(task.fn, task_name=task.name, codec=codec),
+        module=task.fn.__module__,
+        qualname=task.fn.__qualname__,
+    )
+
+
+def retry_rule(task: Task[..., Any], manager_policy: RetryPolicy | None) -> RetryRule:
+    """The task's own rule, or the manager's; `retries=0` opts out of the manager's."""
+    options = task.options
+    if options.retries is not None:
+        return RetryRule.shorthand(options.retries, seconds_of(options.retry_delay, "retry_delay"), options.retry_backoff)
+    policy = options.retry_policy or manager_policy
+    return RetryRule.none() if policy is None else RetryRule.from_policy(policy)
+
+
+def lane_of(task: Task[..., Any]) -> Lane:
+    """The lane that was asked for, or the one that fits; `ConfigurationError` for one that does not."""
+    is_async = inspect.iscoroutinefunction(task.fn)
+    lane = task.options.executor
+    if lane is None:
+        return "async" if is_async else "thread"
+    if is_async != (lane == "async"):
+        kind = "an async function" if is_async else "a plain function"
+        fitting = "'async'" if is_async else "'thread' or 'process'"
+        raise ConfigurationError(f"task {task.name!r} is {kind}; its executor must be {fitting}, not {lane!r}")
+    if lane == "process":
+        _check_importable(task)
+    assert lane in get_args(Lane)
+    return lane
+
+
+def _check_importable(task: Task[..., Any]) -> None:
+    fn: Any = task.fn
+    qualname = fn.__qualname__
+    if inspect.ismethod(fn) or "<locals>" in qualname or "<lambda>" in qualname:
+        raise ConfigurationError(
+            f"task {task.name!r} cannot run in the process lane: {qualname} cannot be imported by a child process. "
+            "Define it at the top level of a module"
+        )
+
+
+def tasks_in(packages: Iterable[str]) -> Iterator[Task[..., Any]]:
+    """Every task found in these modules and, for packages, in their submodules; each once."""
+    seen: set[int] = set()
+    for package in packages:
+        for module in _modules(package):
+            for value in vars(module).values():
+                if isinstance(value, Task) and id(value) not in seen:
+                    seen.add(id(value))
+                    yield value
+
+
+def _modules(name: str) -> Iterator[ModuleType]:
+    module = importlib.import_module(name)
+    yield module
+    for found in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{name}."):
+        yield importlib.import_module(found.name)
+
+
