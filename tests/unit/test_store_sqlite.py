@@ -347,7 +347,11 @@ async def test_a_claim_is_found_through_the_free_index_alone(path: Path) -> None
         (f"SELECT 1 FROM {queries._ORPHANS}", {"owners": "[]", "after": "", "limit": 1}, "owner"),
         ("SELECT status, count(*) FROM taskmanager_tasks GROUP BY status", (), "status"),
         ("SELECT 1 FROM taskmanager_tasks ORDER BY sent_at DESC, id DESC LIMIT 9", (), "sent_at"),
-        (statements.update_tasks(2), [None] * 2 * statements.UPDATE_WIDTH, "autoindex_taskmanager_tasks_1"),
+        (
+            statements.update_tasks(statements.TASK_AND_EXPECTED.columns, 2),
+            [None] * 2 * len(statements.TASK_AND_EXPECTED.columns),
+            "autoindex_taskmanager_tasks_1",
+        ),
     ],
 )
 async def test_hot_statements_use_their_index(path: Path, query: str, parameters: Any, index: str) -> None:
@@ -489,15 +493,17 @@ def test_a_forked_child_neither_uses_nor_closes_what_it_inherited(path: Path) ->
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 13, 49, 63, 65, 130, 400, 511, 513, 1_100])
 async def test_batches_of_any_size_are_cut_into_full_statements(path: Path, count: int) -> None:
     """Padding is never stored, nothing is left out, and the statements are few."""
-    rows = [(f"t{i}", i) for i in range(count)]
-    cut = list(statements.chunks(rows, 2))
-    assert [value for _, flat in cut for value in flat if value is not None] == [v for row in rows for v in row]
-    assert all(len(flat) == 2 * size and size in statements.SIZES for size, flat in cut)
+    names = [f"t{number}" for number in range(count)]
+    layout = statements.Layout(("id", "text", "never"), (frozenset({"text"}), frozenset({"never"})))
+    cut = list(statements.chunks([(name, name, None) for name in names], layout))
+    assert [value for chunk in cut for value in chunk.parameters if value] == [name for name in names for _ in "12"]
+    assert all(chunk.bound == ("id", "text") and chunk.size in statements.SIZES for chunk in cut)
+    assert all(len(chunk.parameters) == 2 * chunk.size for chunk in cut)
     assert len(cut) <= 5
     store = SqliteStore(path)
     await store.open()
     attempts = AttemptRow("", 1, "COMPLETED", False, 1, 1, None, None, None, None, None, None, None, 1)
-    writes = [TaskWrite(task(name, status="FAILED"), None, (attempts._replace(task_id=name),)) for name, _ in rows]
+    writes = [TaskWrite(task(name, status="FAILED"), None, (attempts._replace(task_id=name),)) for name in names]
     assert await store.commit(writes) == ({}, {})
     assert (await store.counts())[TaskStatus.FAILED] == count
     await store.close()

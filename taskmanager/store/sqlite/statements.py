@@ -2,14 +2,19 @@
 
 Every `sqlite3_step` gives the GIL away and must win it back; beside a busy event loop that takes up to the
 interpreter's switch interval of 5 ms. So a batch is a handful of statements with many rows each. Their sizes are fixed,
-so that each is prepared once; a batch that nearly fills a size is padded with rows of NULLs, which the statement
+so that each is prepared once; a batch that nearly fills a size is padded with rows without an id, which the statement
 ignores.
+
+Binding a None costs Python's driver ten times what an integer costs: it looks for an adapter first. Most columns of
+most rows are NULL, so columns are grouped by when they are filled, and a group that is empty in the whole batch is a
+literal NULL. The groups are few, so that the variants of a statement are.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import chain
-from typing import Any, Final
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
 
 from taskmanager.model.record import AttemptRow, TaskRow
 from taskmanager.model.states import LIVE, TERMINAL
@@ -19,8 +24,29 @@ _PADDING_FRACTION: Final = 0.25
 
 TASK_COLUMNS: Final = ("id", *TaskRow._fields[1:])
 ATTEMPT_COLUMNS: Final = AttemptRow._fields
-_EXPECTED: Final = ("expected_status", "expected_owner", "expected_start_count")
-_NEVER_UPDATED: Final = frozenset({"id", "task_name", "sent_at", "created_at", "cancel_requested_at"})
+EXPECTED: Final = ("expected_status", "expected_owner", "expected_start_count")
+_NEVER_UPDATED: Final = frozenset({"id", "task_name", "sent_at", "created_at"})
+
+
+class Layout(NamedTuple):
+    """The values of a row, by name in their order, and which of them are filled together."""
+
+    columns: tuple[str, ...]
+    groups: tuple[frozenset[str], ...]
+
+
+_TASK_GROUPS: Final = (
+    frozenset({"completed_at", "result"}),
+    frozenset({"failed_at", "failed_reason", "error_code", "next_retry_at"}),
+    frozenset({"claimed_at", "claim_expires_at"}),
+    frozenset({"good_until", "scheduled_for", "cancel_requested_at", "finalizing_at", "finalizing_by_worker_id"}),
+    frozenset({"tags", "idempotency_key", "enqueue_sha"}),
+    frozenset({"progress", "log"}),
+    frozenset({"worker_pid", "worker_hostname", "worker_process_name", "started_at"}),
+)
+TASK: Final = Layout(TASK_COLUMNS, _TASK_GROUPS)
+TASK_AND_EXPECTED: Final = Layout(TASK_COLUMNS + EXPECTED, _TASK_GROUPS)
+ATTEMPT: Final = Layout(ATTEMPT_COLUMNS, (frozenset({"error_code", "error_message", "failed_reason"}),))
 
 
 def quoted(statuses: Sequence[str]) -> str:
@@ -32,32 +58,10 @@ LIVE_SQL: Final = quoted([status for status in ("PENDING", "CLAIMED", "RUNNING")
 TERMINAL_SQL: Final = quoted(sorted(TERMINAL))
 
 
-def _values(columns: int, rows: int) -> str:
-    row = "(" + ", ".join("?" * columns) + ")"
-    return ", ".join([row] * rows)
-
-
-def _column(name: str) -> str:
-    return f"column{TASK_COLUMNS.index(name) + 1}"
-
-
 def memory_only(table: str) -> str:
     """SQL for: the task of this row was never promised to survive."""
     options = f"{table}.task_options"
     return f"CASE WHEN json_valid({options}) THEN coalesce(json_extract({options}, '$.persist'), 0) = 0 ELSE 0 END"
-
-
-@cache
-def insert_tasks(rows: int) -> str:
-    """Insert tasks. An id that is taken is left alone, except that an ended memory-only task may replace another."""
-    names = ", ".join(TASK_COLUMNS)
-    replaced = ", ".join(f"{name} = excluded.{name}" for name in TASK_COLUMNS[1:])
-    return f"""
-        INSERT INTO taskmanager_tasks ({names}, claimed)
-        SELECT *, column7 = 'CLAIMED' FROM (VALUES {_values(len(TASK_COLUMNS), rows)}) WHERE column1 IS NOT NULL
-        ON CONFLICT (id) DO UPDATE SET {replaced}, claimed = 0
-        WHERE {replaceable("taskmanager_tasks")} AND {replaceable("excluded")}
-    """
 
 
 def replaceable(table: str) -> str:
@@ -65,52 +69,109 @@ def replaceable(table: str) -> str:
     return f"{table}.status IN ({TERMINAL_SQL}) AND {memory_only(table)}"
 
 
+def _values(columns: int, rows: int) -> str:
+    row = "(" + ", ".join("?" * columns) + ")"
+    return ", ".join([row] * rows)
+
+
+def _names(bound: tuple[str, ...]) -> dict[str, str]:
+    """Where `VALUES` has each bound column."""
+    return {name: f"column{number}" for number, name in enumerate(bound, 1)}
+
+
 @cache
-def update_tasks(rows: int) -> str:
+def insert_tasks(bound: tuple[str, ...], rows: int) -> str:
+    """Insert tasks. An id that is taken is left alone, except that an ended memory-only task may replace another."""
+    at = _names(bound)
+    replaced = ", ".join(f"{name} = excluded.{name}" for name in TASK_COLUMNS[1:])
+    return f"""
+        INSERT INTO taskmanager_tasks ({", ".join(TASK_COLUMNS)}, claimed)
+        SELECT {", ".join(at.get(name, "NULL") for name in TASK_COLUMNS)}, {at["status"]} = 'CLAIMED'
+        FROM (VALUES {_values(len(bound), rows)}) WHERE {at["id"]} IS NOT NULL
+        ON CONFLICT (id) DO UPDATE SET {replaced}, claimed = 0
+        WHERE {replaceable("taskmanager_tasks")} AND {replaceable("excluded")}
+    """
+
+
+@cache
+def update_tasks(bound: tuple[str, ...], rows: int) -> str:
     """Change tasks, each only while its status, owner and start count are what the writer last saw.
 
     A cancel request in the row was perhaps put there by somebody else since, so NULL does not clear it, except where a
     terminal row is retried.
     """
-    changed = ", ".join(f"{name} = v.{_column(name)}" for name in TASK_COLUMNS if name not in _NEVER_UPDATED)
-    cancel = _column("cancel_requested_at")
-    first = len(TASK_COLUMNS) + 1
+    at = {name: f"v.{column}" for name, column in _names(bound).items()}
+    changed = {name: at.get(name, "NULL") for name in TASK_COLUMNS if name not in _NEVER_UPDATED}
+    cancel = changed["cancel_requested_at"]
+    changed["cancel_requested_at"] = (
+        f"CASE WHEN {at['expected_status']} IN ({TERMINAL_SQL}) THEN {cancel}"
+        f" ELSE coalesce({cancel}, t.cancel_requested_at) END"
+    )
     return f"""
-        UPDATE taskmanager_tasks AS t SET {changed}, claimed = (v.column7 = 'CLAIMED'),
-            cancel_requested_at = CASE WHEN v.column{first} IN ({TERMINAL_SQL}) THEN v.{cancel}
-                ELSE coalesce(v.{cancel}, t.cancel_requested_at) END
-        FROM (VALUES {_values(first + 2, rows)}) AS v
-        WHERE t.id = v.column1 AND t.status = v.column{first}
-            AND t.claimed_by_worker_id IS v.column{first + 1} AND t.start_count = v.column{first + 2}
+        UPDATE taskmanager_tasks AS t SET claimed = ({at["status"]} = 'CLAIMED'),
+            {", ".join(f"{name} = {value}" for name, value in changed.items())}
+        FROM (VALUES {_values(len(bound), rows)}) AS v
+        WHERE t.id = {at["id"]} AND t.status = {at["expected_status"]}
+            AND t.claimed_by_worker_id IS {at["expected_owner"]} AND t.start_count = {at["expected_start_count"]}
     """
 
 
 @cache
-def insert_attempts(rows: int) -> str:
+def insert_attempts(bound: tuple[str, ...], rows: int) -> str:
     """Insert attempts; one that is there already stays as it is."""
-    names = ", ".join(ATTEMPT_COLUMNS)
+    at = _names(bound)
     return f"""
-        INSERT INTO taskmanager_task_attempts ({names})
-        SELECT * FROM (VALUES {_values(len(ATTEMPT_COLUMNS), rows)}) WHERE column1 IS NOT NULL
+        INSERT INTO taskmanager_task_attempts ({", ".join(ATTEMPT_COLUMNS)})
+        SELECT {", ".join(at.get(name, "NULL") for name in ATTEMPT_COLUMNS)}
+        FROM (VALUES {_values(len(bound), rows)}) WHERE {at["task_id"]} IS NOT NULL
         ON CONFLICT (task_id, attempt) DO NOTHING
     """
 
 
-INSERT_WIDTH: Final = len(TASK_COLUMNS)
-UPDATE_WIDTH: Final = len(TASK_COLUMNS) + len(_EXPECTED)
-ATTEMPT_WIDTH: Final = len(ATTEMPT_COLUMNS)
+class Chunk(NamedTuple):
+    """One execution: which columns it binds, how many rows, and the values of all of them in one list."""
+
+    bound: tuple[str, ...]
+    size: int
+    parameters: list[Any]
 
 
-def chunks(rows: Sequence[Sequence[Any]], width: int) -> Iterator[tuple[int, list[Any]]]:
-    """Cut `rows` of `width` values into statements: the number of rows of each, and its flat parameters."""
+def chunks(rows: Sequence[Sequence[Any]], layout: Layout) -> Iterator[Chunk]:
+    """Cut `rows` into few statements of fixed sizes."""
+    bound = bound_columns(layout, _empty_groups(rows, layout))
+    pick = _picker(layout, bound)
+    # NULL as the id marks padding; zeros for the rest, because they bind faster.
+    padding = [None, *[0] * (len(bound) - 1)]
     start = 0
     while start < len(rows):
         size = _size_for(len(rows) - start)
         part = rows[start : start + size]
-        flat = list(chain.from_iterable(part))
-        flat.extend([None] * (width * (size - len(part))))
-        yield size, flat
+        flat = list(chain.from_iterable(map(pick, part)))
+        flat.extend(padding * (size - len(part)))
+        yield Chunk(bound, size, flat)
         start += size
+
+
+def _empty_groups(rows: Sequence[Sequence[Any]], layout: Layout) -> frozenset[int]:
+    count = len(rows)
+    by_name = dict(zip(layout.columns, zip(*rows, strict=True), strict=True))
+    return frozenset(
+        number
+        for number, group in enumerate(layout.groups)
+        if all(by_name[name].count(None) == count for name in group)
+    )
+
+
+@cache
+def bound_columns(layout: Layout, empty: frozenset[int]) -> tuple[str, ...]:
+    """The columns of which a value has to be bound, the id first."""
+    null: frozenset[str] = frozenset().union(*(layout.groups[number] for number in empty))
+    return tuple(name for name in layout.columns if name not in null)
+
+
+@cache
+def _picker(layout: Layout, bound: tuple[str, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    return itemgetter(*(layout.columns.index(name) for name in bound))
 
 
 @cache

@@ -18,6 +18,7 @@ from taskmanager.store.sqlite import statements as sql
 from taskmanager.store.sqlite.connection import primary_code, transaction
 from taskmanager.store.sqlite.queries import fetch_ids
 
+_Statement = Callable[[tuple[str, ...], int], str]
 _GUILTY_CODES: Final = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH})
 
 _EXISTING: Final = f"""
@@ -57,27 +58,30 @@ def commit(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -> Commi
 def _apply(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -> None:
     inserts = [write.row for write in writes if write.expected is None]
     updates = [write.row + write.expected for write in writes if write.expected is not None]
-    _execute(connection, sql.insert_tasks, inserts, sql.INSERT_WIDTH)
-    _execute(connection, sql.update_tasks, updates, sql.UPDATE_WIDTH)
+    _execute(connection, sql.insert_tasks, inserts, sql.TASK)
+    _execute(connection, sql.update_tasks, updates, sql.TASK_AND_EXPECTED)
     _add_attempts(connection, writes)
 
 
 def _execute(
-    connection: sqlite3.Connection, statement: Callable[[int], str], rows: Sequence[Sequence[Any]], width: int
+    connection: sqlite3.Connection, statement: _Statement, rows: Sequence[Sequence[Any]], layout: sql.Layout
 ) -> None:
-    if rows and _changed(connection, statement, rows, width) != len(rows):
+    if rows and _changed(connection, statement, rows, layout) != len(rows):
         raise _SomebodyLost
 
 
 def _changed(
-    connection: sqlite3.Connection, statement: Callable[[int], str], rows: Sequence[Sequence[Any]], width: int
+    connection: sqlite3.Connection, statement: _Statement, rows: Sequence[Sequence[Any]], layout: sql.Layout
 ) -> int:
-    return sum(connection.execute(statement(size), flat).rowcount for size, flat in sql.chunks(rows, width))
+    return sum(
+        connection.execute(statement(chunk.bound, chunk.size), chunk.parameters).rowcount
+        for chunk in sql.chunks(rows, layout)
+    )
 
 
 def _add_attempts(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -> None:
     attempts = [attempt for write in writes for attempt in write.attempts]
-    if not attempts or _changed(connection, sql.insert_attempts, attempts, sql.ATTEMPT_WIDTH) == len(attempts):
+    if not attempts or _changed(connection, sql.insert_attempts, attempts, sql.ATTEMPT) == len(attempts):
         return
     # Some were there. Under an update that is a replay. Under an insert the row has replaced an earlier task of the
     # same key that counted its attempts from the same number: what that one left is not this one's history.
@@ -87,7 +91,7 @@ def _add_attempts(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -
             connection.execute(
                 "DELETE FROM taskmanager_task_attempts WHERE task_id = ? AND attempt >= ?", (write.row.task_id, first)
             )
-            _changed(connection, sql.insert_attempts, write.attempts, sql.ATTEMPT_WIDTH)
+            _changed(connection, sql.insert_attempts, write.attempts, sql.ATTEMPT)
 
 
 def _commit_with_care(connection: sqlite3.Connection, sent: Sequence[TaskWrite]) -> CommitReport:
