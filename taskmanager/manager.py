@@ -141,9 +141,7 @@ class TaskManager:
         return SqliteStore(database, synchronous=self._settings.synchronous)
 
     def _new_intake(self) -> Intake:
-        return Intake(
-            self._clock, max_pending=self._settings.max_pending, queue_limits=self._settings.queue_limits()
-        )
+        return Intake(self._clock, max_pending=self._settings.max_pending, queue_limits=self._settings.queue_limits())
 
     def __repr__(self) -> str:
         engine = "" if self._lifecycle is None else f" {self._lifecycle.engine!r}"
@@ -381,7 +379,9 @@ class TaskManager:
         Delayed tasks count. Raises `TimeoutError` after `timeout` seconds, `ConfigurationError` inside a task.
         """
         if isinstance(current.get(None), Attempt):
-            raise ConfigurationError("join() inside a task would wait for that task; await the handles you need instead")
+            raise ConfigurationError(
+                "join() inside a task would wait for that task; await the handles you need instead"
+            )
         async with asyncio.timeout(timeout):
             await self._running().join(dict(tags or {}))
 
@@ -601,5 +601,3 @@ def _warn_of_held_tasks() -> None:
         held = len(manager._intake.held)
         if held and manager._intake.door is Door.HELD:
             logger.warning("%d tasks were enqueued to a manager that was never started; they are lost", held)
-
-

@@ -120,7 +120,9 @@ def retry_rule(task: Task[..., Any], manager_policy: RetryPolicy | None) -> Retr
     """The task's own rule, or the manager's; `retries=0` opts out of the manager's."""
     options = task.options
     if options.retries is not None:
-        return RetryRule.shorthand(options.retries, seconds_of(options.retry_delay, "retry_delay"), options.retry_backoff)
+        return RetryRule.shorthand(
+            options.retries, seconds_of(options.retry_delay, "retry_delay"), options.retry_backoff
+        )
     policy = options.retry_policy or manager_policy
     return RetryRule.none() if policy is None else RetryRule.from_policy(policy)
 
@@ -167,5 +169,3 @@ def _modules(name: str) -> Iterator[ModuleType]:
     yield module
     for found in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{name}."):
         yield importlib.import_module(found.name)
-
-

@@ -55,7 +55,11 @@ class TaskOptions:
 
     def faults(self) -> list[str]:
         """Everything that is wrong with these options."""
-        found = [queue_name_fault(self.queue_name), priority_fault(self.priority), *mapper_faults(self.exception_mapper)]
+        found = [
+            queue_name_fault(self.queue_name),
+            priority_fault(self.priority),
+            *mapper_faults(self.exception_mapper),
+        ]
         if self.name is not None and not (isinstance(self.name, str) and 0 < len(self.name) <= MAX_NAME_LENGTH):
             found.append(f"name must be 1 to {MAX_NAME_LENGTH} characters of text, not {self.name!r}")
         if self.default_unhandled_error_code is not None:

@@ -110,7 +110,11 @@ def _moved(row: TaskRow, verdict: Verdict, now: int) -> TaskRow:
     code = BuiltInTaskCode(verdict.error_code or BuiltInTaskCode.WORKER_CRASHED)
     error = TaskError(code, verdict.reason)
     return common._replace(
-        failed_at=now, error_code=str(code), failed_reason=verdict.reason, result=encode_error_text(error), next_retry_at=None
+        failed_at=now,
+        error_code=str(code),
+        failed_reason=verdict.reason,
+        result=encode_error_text(error),
+        next_retry_at=None,
     )
 
 

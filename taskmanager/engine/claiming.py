@@ -15,7 +15,7 @@ from taskmanager.engine.engine import Engine
 from taskmanager.engine.live import LiveTask, Phase
 from taskmanager.model.errors import StoreError
 from taskmanager.model.record import TaskRow
-from taskmanager.model.states import BuiltInTaskCode, TaskStatus
+from taskmanager.model.states import BuiltInTaskCode
 from taskmanager.store.protocol import ClaimRequest, FreeQueue
 
 logger = logging.getLogger("taskmanager")
@@ -133,25 +133,26 @@ class Claimer:
 
     def _take(self, row: TaskRow) -> None:
         engine = self._engine
-        definition = engine.definitions[row.task_name].as_persisted()
-        live = engine.spilled.pop(row.task_id, None)
-        timeout_s = loads(row.task_options).get("timeout_s")
+        here = engine.live.get(row.task_id)
+        live = engine.spilled.pop(row.task_id, None) if here is None else here
         if live is None:
-            live = LiveTask.from_row(row, definition, timeout_s)
+            definition = engine.definitions[row.task_name].as_persisted()
+            live = LiveTask.from_row(row, definition, loads(row.task_options).get("timeout_s"))
             live.context = Context()
         else:
             live.adopt(row)
-            live.is_spilled = False
-        engine.live[live.task_id] = live
-        engine.dispatcher.entered_waiting(live)
+        if here is None:
+            engine.live[live.task_id] = live
+            engine.dispatcher.entered_waiting(live)
+        elif live.awaits_row:  # the key was enqueued again here a moment before its row was claimed
+            live.is_duplicate = True
+        live.awaits_row = live.is_spilled = False
         live.phase = Phase.ACCEPTED
         live.due = 0.0
-        if engine.is_stopping:
-            engine.enter(live)
-        elif live.cancel_requested_at is not None:
+        engine.intake.claimed(live)
+        if live.cancel_requested_at is not None and not engine.is_stopping:
             engine.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
         else:
-            assert live.status is TaskStatus.CLAIMED
             engine.enter(live)
 
     def _report_unknown(self, free: list[FreeQueue]) -> None:

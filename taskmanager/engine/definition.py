@@ -64,16 +64,22 @@ class Definition:
         return self.is_persisted and not self.requeue_on_interrupt
 
     def options_for(self, timeout_s: float | None) -> str:
-        """The `task_options` of a row: all that recovery needs to decide without knowing the function."""
-        return dumps(
-            {
-                "persist": self.is_persisted,
-                "requeue_on_interrupt": self.requeue_on_interrupt,
-                "lane": self.lane,
-                "timeout_s": timeout_s,
-                "retry": self.retry.to_options(),
-            }
-        )
+        """The `task_options` of a row: all that recovery needs to decide without knowing the function.
+
+        Defaults are left out: every row carries this text, and a row's bytes are most of what it costs to write.
+        """
+        options: dict[str, Any] = {}
+        if self.is_persisted:
+            options["persist"] = True
+        if self.requeue_on_interrupt:
+            options["requeue_on_interrupt"] = True
+        if self.lane != "async":
+            options["lane"] = self.lane
+        if timeout_s is not None:
+            options["timeout_s"] = timeout_s
+        if self.retry.max_retries:
+            options["retry"] = self.retry.to_options()
+        return dumps(options)
 
     def code_of(self, exc: BaseException) -> str:
         """The error code of an exception that user code raised."""

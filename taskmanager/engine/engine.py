@@ -18,18 +18,19 @@ from taskmanager.codec.values import dumps, loads
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.dispatch import Dispatcher, QueueState
-from taskmanager.engine.execution import Runner, extra_of
+from taskmanager.engine.events import extra_of, log_again, log_end, pass_on, resolve
+from taskmanager.engine.execution import Runner
 from taskmanager.engine.follow import Follower
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.live import Ending, LiveTask, Phase
 from taskmanager.engine.settings import Settings
-from taskmanager.engine.settle import Next, Outcome, Settlement
+from taskmanager.engine.settle import Outcome, Settlement
 from taskmanager.engine.stall import StallWatch
-from taskmanager.engine.writer import Writer, log_rejected
+from taskmanager.engine.writer import Writer
 from taskmanager.model.clock import Clock
-from taskmanager.model.errors import ArgumentError, StoreError
-from taskmanager.model.record import Expected, TaskRow
+from taskmanager.model.errors import ArgumentError
+from taskmanager.model.record import TaskRow
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 from taskmanager.store.protocol import Store
@@ -71,7 +72,7 @@ class Engine:
         self.dispatcher.wants_take = self.kick
         self.runner = Runner(settings.processes, self.report, self.stall.lost_s)
         self.settlement = Settlement(identity, clock.now_us, random.random)
-        self.writer = Writer(store, clock, self, snapshot_interval_s=settings.snapshot_interval_s)
+        self.writer = Writer(store, clock, snapshot_interval_s=settings.snapshot_interval_s)
         self.follower = Follower(store, self.decode_result)
         self.wants_claim = asyncio.Event()
         self._is_kicked = False
@@ -163,7 +164,9 @@ class Engine:
             self.settlement.release(live)
             self.writer.mark(live)
         else:
-            self.cancel_waiting(live, BuiltInTaskCode.MANAGER_STOPPED, "the manager stopped before the task could start")
+            self.cancel_waiting(
+                live, BuiltInTaskCode.MANAGER_STOPPED, "the manager stopped before the task could start"
+            )
 
     # Starting.
 
@@ -187,7 +190,7 @@ class Engine:
             if live.is_persisted:
                 self.writer.mark(live)
             if not live.is_persisted or self.writer.degraded_since is not None:
-                self._run(live)
+                self.run(live)
         self.wants_more()
 
     def wants_more(self) -> None:
@@ -197,7 +200,8 @@ class Engine:
             if any(queue.stored_waiting <= low for queue in self.dispatcher.queues.values()):
                 self.wants_claim.set()
 
-    def _run(self, live: LiveTask) -> None:
+    def run(self, live: LiveTask) -> None:
+        """User code runs from here on."""
         live.phase = Phase.RUNNING
         attempt = live.attempt = Attempt(live, self.dispatcher, live.started_at or 0)
         attempt.on_news = self._save_progress
@@ -257,10 +261,10 @@ class Engine:
         step = self.settlement.settle(live, attempt, outcome)
         live.attempt = None
         if step.delay_s is None:
-            self._log_end(live)
+            log_end(live)
             self.finish(live)
             return
-        self._log_again(live, step, outcome)
+        log_again(live, step, outcome)
         live.phase = Phase.ACCEPTED
         live.due = self.clock.elapsed_s() + step.delay_s if step.delay_s > 0 else 0.0
         self.dispatcher.entered_waiting(live)
@@ -379,156 +383,6 @@ class Engine:
             live.waiters_list().append(waiter)
             await waiter
 
-    # What the writer says.
-
-    def committed(self, live: LiveTask) -> None:
-        """The newest state that was sent is in the store."""
-        if live.save_waiters:
-            for waiter in live.save_waiters:
-                resolve(waiter, None)
-            live.save_waiters = None
-        phase = live.phase
-        if phase is Phase.STARTING:
-            if live.committed is not None and live.committed.status == TaskStatus.RUNNING:
-                self._start_committed(live)
-        elif phase is Phase.ENDED:
-            if not live.is_published and not live.is_dirty:
-                self.publish(live)
-        elif phase is Phase.ACCEPTED and live.attempt is None:
-            if live.is_spilled:
-                self._gone_to_store(live)
-            elif live.awaits_row:
-                live.awaits_row = False
-                if live.is_duplicate is None:
-                    live.is_duplicate = False
-                self.enter(live)
-
-    def _gone_to_store(self, live: LiveTask) -> None:
-        live.phase = Phase.ELSEWHERE
-        self.dispatcher.left_waiting(live)
-        if self.live.get(live.task_id) is live:
-            del self.live[live.task_id]
-        if live.waiters:
-            self.follow(live)
-        self.wants_more()
-
-    def _start_committed(self, live: LiveTask) -> None:
-        if live.cancel_requested_at is None and not self.is_stopping:
-            self._run(live)
-            return
-        self.dispatcher.give_back(live)
-        if live.cancel_requested_at is None:
-            self.settlement.release(live)
-        else:
-            error = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled before user code ran")
-            self.settlement.end_with_error(live, TaskStatus.CANCELLED, error, None)
-        self.finish(live)
-
-    def lost(self, live: LiveTask, row: TaskRow | None) -> None:
-        """The store holds another truth than the one we wrote on."""
-        if live.awaits_row:
-            self._resolve_key(live, row)
-            return
-        logger.warning(
-            "claim lost: task %s (%s) is %s now; the work here is given up",
-            live.definition.name,
-            live.task_id,
-            "gone" if row is None else f"{row.status} at {row.claimed_by_worker_id or 'nobody'}",
-            extra=extra_of(live),
-        )
-        self._give_up_claim(live)
-
-    def _give_up_claim(self, live: LiveTask) -> None:
-        if live.is_waiting:
-            self.dispatcher.left_waiting(live)
-            self.dispatcher.forget(live)
-        elif live.phase is Phase.STARTING:
-            self.dispatcher.give_back(live)
-        elif live.attempt is not None:
-            self.runner.stop(live.attempt, StopReason.CLAIM_LOST)
-        live.phase = Phase.ELSEWHERE
-        live.attempts_due = ()
-        self.drop(live)
-        self.follow(live)
-
-    def _resolve_key(self, live: LiveTask, row: TaskRow | None) -> None:
-        """The derived id exists already: follow the task that has it, or, where that ended badly, run it again."""
-        if row is None:
-            live.committed = None
-            self.writer.mark(live)
-            return
-        live.is_duplicate = True
-        status = TaskStatus(row.status)
-        if status.is_terminal and status is not TaskStatus.COMPLETED:
-            self._retry_with(live, row)
-            return
-        if row.enqueue_sha != live.enqueue_sha:
-            logger.info(
-                "idempotency key %r of task %s is held by a %s task with other arguments; the new ones are ignored",
-                live.idempotency_key,
-                live.definition.name,
-                status,
-                extra=extra_of(live),
-            )
-        self.dispatcher.left_waiting(live)
-        live.adopt(row)
-        live.awaits_row = False
-        live.phase = Phase.ELSEWHERE
-        live.is_published = True
-        if self.intake.by_key.get(live.task_id) is live:
-            self.intake.by_key.pop(live.task_id, None)
-        self.drop(live)
-        if live.save_waiters:
-            for waiter in live.save_waiters:
-                resolve(waiter, None)
-            live.save_waiters = None
-        self.follow(live)
-
-    def _retry_with(self, live: LiveTask, row: TaskRow) -> None:
-        """As `manager.retry` does, with the arguments of this call, in one write on the row that ended badly."""
-        live.committed = expected_of(row)
-        live.start_count = row.start_count
-        live.sent_at = row.sent_at
-        live.updated_at = self.clock.now_us()
-        self.writer.mark(live)
-
-    def rejected(self, live: LiveTask, reason: str) -> None:
-        """The store will never hold this state; memory goes on with it, and its waiters are told."""
-        log_rejected(live, reason)
-        live.rejection = reason
-        for waiter in live.save_waiters or ():
-            resolve_error(waiter, StoreError(f"task {live.task_id} cannot be stored: {reason}"))
-        live.save_waiters = None
-        if live.phase is Phase.ENDED:
-            live.result_text = live.definition.results.encode_error(
-                TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, f"the result could not be stored: {reason}")
-            )
-            self.publish(live)
-        elif live.phase is Phase.STARTING:
-            self._run(live)
-
-    def degraded(self, exc: StoreError) -> None:
-        """The store cannot be written: what may go on goes on, what must not waits."""
-        if self.dispatcher.is_store_degraded:
-            return
-        self.dispatcher.is_store_degraded = True
-        for live in list(self.live.values()):
-            if live.phase is Phase.STARTING:
-                if live.definition.requeue_on_interrupt:
-                    self._run(live)
-                else:
-                    self.settlement.unbegin(live)
-                    self.dispatcher.entered_waiting(live)
-                    self.dispatcher.add_ready(live)
-                    self.dispatcher.give_back(live)
-            elif live.phase is Phase.ENDED and not live.is_published:
-                self.publish(live)
-
-    def restored(self) -> None:
-        """The store is back."""
-        self.dispatcher.is_store_degraded = False
-        self.kick()
-
     # Following tasks that run elsewhere.
 
     def follow(self, live: LiveTask) -> None:
@@ -537,7 +391,7 @@ class Engine:
             return
         waiters, live.waiters = live.waiters, None
         task = self.loop.create_task(self.follower.watch(live.task_id))
-        task.add_done_callback(lambda done: _pass_on(done, waiters))
+        task.add_done_callback(lambda done: pass_on(done, waiters))
 
     def decode_result(self, row: TaskRow) -> TaskResult[Any]:
         """The result of a row, by the function's own types where it is known here."""
@@ -559,79 +413,3 @@ class Engine:
         """The options of a row that is put back: whatever it was, it is persisted now."""
         options = loads(row.task_options)
         return row.task_options if options.get("persist") else dumps({**options, "persist": True})
-
-    # Logging.
-
-    @staticmethod
-    def _log_end(live: LiveTask) -> None:
-        if live.status is TaskStatus.COMPLETED:
-            return
-        name, extra = live.definition.name, extra_of(live)
-        if live.status is TaskStatus.FAILED:
-            logger.error(
-                "task %s (%s) failed with %s after %d attempts\n%s",
-                name,
-                live.task_id,
-                live.error_code,
-                live.start_count,
-                live.failed_reason,
-                extra=extra,
-            )
-        elif live.status is TaskStatus.INTERRUPTED or live.status is TaskStatus.PENDING:
-            requeued = "; it runs again at the next start" if live.status is TaskStatus.PENDING else ""
-            logger.warning("task %s (%s) was interrupted by the stop%s", name, live.task_id, requeued, extra=extra)
-        else:
-            logger.info("task %s (%s) is %s", name, live.task_id, live.status, extra=extra)
-
-    @staticmethod
-    def _log_again(live: LiveTask, step: Next, outcome: Outcome) -> None:
-        if not step.is_retry:
-            return
-        logger.warning(
-            "task %s (%s) failed with %s; retry %d of %d in %.1f s",
-            live.definition.name,
-            live.task_id,
-            outcome.error.error_code if outcome.error else "UNKNOWN",
-            live.retry_count,
-            live.definition.retry.max_retries,
-            step.delay_s or 0.0,
-            extra=extra_of(live),
-        )
-
-
-def expected_of(row: TaskRow) -> Expected:
-    """The precondition that `row` still stands as it was read."""
-    return Expected(row.status, row.claimed_by_worker_id, row.start_count)
-
-
-def resolve(waiter: "asyncio.Future[Any]", value: Any) -> None:
-    """Set a result on a future of this loop, or of another one."""
-    if waiter.done():
-        return
-    loop = waiter.get_loop()
-    if loop is asyncio.get_running_loop():
-        waiter.set_result(value)
-    else:
-        loop.call_soon_threadsafe(_set_result, waiter, value)
-
-
-def resolve_error(waiter: "asyncio.Future[Any]", exc: BaseException) -> None:
-    """Set an exception on a future of this loop."""
-    if not waiter.done():
-        waiter.set_exception(exc)
-
-
-def _set_result(waiter: "asyncio.Future[Any]", value: Any) -> None:
-    if not waiter.done():
-        waiter.set_result(value)
-
-
-def _pass_on(done: "asyncio.Task[Ending]", waiters: "list[asyncio.Future[Any]]") -> None:
-    if done.cancelled():
-        return
-    exc = done.exception()
-    for waiter in waiters:
-        if exc is not None:
-            resolve_error(waiter, exc)
-        else:
-            resolve(waiter, done.result())

@@ -15,6 +15,7 @@ from typing import Any
 
 from taskmanager.engine.attempt import Attempt, StopReason, current, drive
 from taskmanager.engine.child import ChildCall
+from taskmanager.engine.events import extra_of
 from taskmanager.engine.lanes import BrokenProcess, ProcessLane, ThreadLane
 from taskmanager.engine.live import LiveTask
 from taskmanager.engine.settle import Outcome, failure_of
@@ -177,11 +178,6 @@ class Runner:
         logger.warning("task %s (%s) timed out: %s", live.definition.name, live.task_id, what, extra=extra_of(live))
         self.abandon(attempt)
         self._report(attempt, _timed_out(live))
-
-
-def extra_of(live: LiveTask) -> dict[str, str]:
-    """The fields every log record about a task carries."""
-    return {"task_id": live.task_id, "task_name": live.definition.name}
 
 
 def _arguments(live: LiveTask) -> tuple[tuple[Any, ...], dict[str, Any]]:

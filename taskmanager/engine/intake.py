@@ -263,6 +263,12 @@ class Intake:
         with self._lock:
             self.door = Door.HELD
 
+    def claimed(self, live: LiveTask) -> None:
+        """A row was claimed: from now on its key is found here."""
+        if live.idempotency_key is not None:
+            with self._lock:
+                self.by_key.setdefault(live.task_id, live)
+
     def ended(self, live: LiveTask) -> None:
         """A keyed task has ended for good: persisted ones are found in the store, memory-only ones in a window here."""
         with self._lock:

@@ -18,6 +18,7 @@ from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import InstanceLock
 from taskmanager.codec.values import loads
 from taskmanager.engine.live import Ending, LiveTask, Phase
+from taskmanager.engine.news import WriterNews
 from taskmanager.engine.records import Records
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.result import TaskError, TaskResult
@@ -54,7 +55,7 @@ class Lifecycle:
             await self._open()
             await self._recover()
             engine.stall.start()
-            engine.writer.start()
+            engine.writer.start(WriterNews(engine))
             for live in engine.intake.open(engine):
                 engine.accept(live)
             await self._claimer.look()
@@ -185,6 +186,8 @@ class Lifecycle:
             )
         for attempt in self._leftover:
             attempt.on_end = lambda ended=attempt: self._leftover_ended(ended)
+            if attempt.task is not None:
+                _let_loop_close(attempt.task)
 
     def _leftover_ended(self, attempt: Attempt) -> None:
         self._leftover.discard(attempt)
@@ -318,3 +321,9 @@ class Lifecycle:
 def _carries(live: LiveTask, tags: dict[str, str]) -> bool:
     has = loads(live.tags_text) if live.tags_text else {}
     return all(has.get(key) == value for key, value in tags.items())
+
+
+def _let_loop_close(task: "asyncio.Task[None]") -> None:
+    """`asyncio.run` waits for every task it knows; one that ignores its cancellation must not hold up the exit."""
+    asyncio._unregister_task(task)  # noqa: SLF001  # documented in "Extending asyncio"
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  # the stop has said it already

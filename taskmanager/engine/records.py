@@ -5,11 +5,11 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from taskmanager.codec.values import loads
-from taskmanager.engine.engine import Engine, expected_of
+from taskmanager.engine.engine import Engine
 from taskmanager.engine.live import LiveTask, Phase
 from taskmanager.model.clock import from_us
 from taskmanager.model.errors import UnknownTask
-from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow, TaskWrite
+from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow, TaskWrite, expected_of
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import TERMINAL, AttemptOutcome, BuiltInTaskCode, TaskStatus
 from taskmanager.store.protocol import TaskFilter

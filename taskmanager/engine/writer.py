@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple, Protocol
 
-from taskmanager.engine.execution import extra_of
+from taskmanager.engine.events import extra_of
 from taskmanager.engine.live import LiveTask
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError, StoreUnavailable
-from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite
+from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite, expected_of
 from taskmanager.store.protocol import CommitReport, Store
 
 logger = logging.getLogger("taskmanager")
@@ -53,10 +53,10 @@ class _Sent(NamedTuple):
 class Writer:
     """Everything that is not yet in the store, and the coroutine that brings it there."""
 
-    def __init__(self, store: Store, clock: Clock, listener: WriterListener, *, snapshot_interval_s: float) -> None:
+    def __init__(self, store: Store, clock: Clock, *, snapshot_interval_s: float) -> None:
         self.store = store
         self._clock = clock
-        self._listener = listener
+        self._listener: WriterListener
         self._snapshot_interval_s = snapshot_interval_s
         self._dirty: deque[LiveTask] = deque()
         self._history: deque[LiveTask] = deque()
@@ -78,7 +78,9 @@ class Writer:
 
     def __repr__(self) -> str:
         state = "degraded" if self.degraded_since is not None else "healthy"
-        return f"<Writer {len(self._dirty)} dirty, {len(self._history)} of history, {self._sent_count} in flight, {state}>"
+        return (
+            f"<Writer {len(self._dirty)} dirty, {len(self._history)} of history, {self._sent_count} in flight, {state}>"
+        )
 
     @property
     def unsaved_count(self) -> int:
@@ -140,8 +142,9 @@ class Writer:
 
     # The coroutine.
 
-    def start(self) -> None:
-        """Begin to write."""
+    def start(self, listener: WriterListener) -> None:
+        """Begin to write; `listener` hears what becomes of it."""
+        self._listener = listener
         self._task = asyncio.get_running_loop().create_task(self._run(), name="taskmanager-writer")
 
     async def close(self, patience_s: float) -> int:
@@ -268,16 +271,15 @@ class Writer:
     def _absorb_loss(self, sent: _Sent, row: TaskRow | None) -> None:
         """A write whose precondition did not hold. Our own row there means that an earlier commit did arrive after all."""
         live = sent.live
-        is_ours = row is not None and row.claimed_by_worker_id is not None and row.claimed_by_worker_id == live.owner
-        if row is not None and is_ours and live.committed != _state_of(row):
-            live.committed = _state_of(row)
-            live.attempts_due = (*sent.attempts, *live.attempts_due)
-            if live.committed == sent.state and not sent.attempts:
-                self._listener.committed(live)
-            else:
-                self.mark(live)
+        if row is None or not _is_ours(live, row):
+            self._listener.lost(live, row)
             return
-        self._listener.lost(live, row)
+        live.committed = expected_of(row)
+        live.attempts_due = (*sent.attempts, *live.attempts_due)
+        if live.committed == live.expectation() and not live.attempts_due:
+            self._listener.committed(live)
+        else:
+            self.mark(live)
 
     def _release_barriers(self) -> None:
         if not self._barriers:
@@ -315,8 +317,10 @@ class Writer:
             self.mark(live)
 
 
-def _state_of(row: TaskRow) -> Expected:
-    return Expected(row.status, row.claimed_by_worker_id, row.start_count)
+def _is_ours(live: LiveTask, row: TaskRow) -> bool:
+    """Whether the row is this very task at this very instance, and not another one that holds its key."""
+    is_owned = live.owner is not None and row.claimed_by_worker_id == live.owner
+    return is_owned and (not live.awaits_row or row.sent_at == live.sent_at)
 
 
 def log_rejected(live: LiveTask, reason: str) -> None:

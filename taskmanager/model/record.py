@@ -88,8 +88,13 @@ class Expected(NamedTuple):
     start_count: int
 
 
+def expected_of(row: TaskRow) -> Expected:
+    """The precondition that `row` still stands as it was read."""
+    return Expected(row.status, row.claimed_by_worker_id, row.start_count)
+
+
 class TaskWrite(NamedTuple):
-    """One change of one task: the row as it shall be, what it must be now (None: not there yet), and attempts ended since.
+    """One change of one task: the row as it shall be, what it must be now (None: not there), and attempts ended since.
 
     The attempts are inserted only where the change of state won.
     """

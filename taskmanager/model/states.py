@@ -95,5 +95,6 @@ def can_move(source: TaskStatus, target: TaskStatus) -> bool:
     """Whether a single step from `source` to `target` is in the table."""
     return (source, target) in _LEGAL
 
+
 INTERRUPTION_NOTE: Final = "interrupted: the manager stopped while the task was running"
 """`failed_reason` of a row left RUNNING by a stop, because its code still executed: no crash when it is recovered."""

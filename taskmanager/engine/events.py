@@ -1,0 +1,88 @@
+"""What is said when something happened: to waiters, in this loop or another, and to the log."""
+
+import asyncio
+import logging
+from typing import Any
+
+from taskmanager.engine.live import Ending, LiveTask
+from taskmanager.engine.settle import Next, Outcome
+from taskmanager.model.states import TaskStatus
+
+logger = logging.getLogger("taskmanager")
+
+
+def extra_of(live: LiveTask) -> dict[str, str]:
+    """The fields every log record about a task carries."""
+    return {"task_id": live.task_id, "task_name": live.definition.name}
+
+
+def resolve(waiter: "asyncio.Future[Any]", value: Any) -> None:
+    """Set a result on a future of this loop, or of another one."""
+    if waiter.done():
+        return
+    loop = waiter.get_loop()
+    if loop is asyncio.get_running_loop():
+        waiter.set_result(value)
+    else:
+        loop.call_soon_threadsafe(_set_result, waiter, value)
+
+
+def resolve_error(waiter: "asyncio.Future[Any]", exc: BaseException) -> None:
+    """Set an exception on a future of this loop."""
+    if not waiter.done():
+        waiter.set_exception(exc)
+
+
+def _set_result(waiter: "asyncio.Future[Any]", value: Any) -> None:
+    if not waiter.done():
+        waiter.set_result(value)
+
+
+def pass_on(done: "asyncio.Task[Ending]", waiters: "list[asyncio.Future[Any]]") -> None:
+    """Hand what one task found out to those who wait for it."""
+    if done.cancelled():
+        return
+    exc = done.exception()
+    for waiter in waiters:
+        if exc is not None:
+            resolve_error(waiter, exc)
+        else:
+            resolve(waiter, done.result())
+
+
+def log_end(live: LiveTask) -> None:
+    """A task has ended here: an error only when it failed for good."""
+    if live.status is TaskStatus.COMPLETED:
+        return
+    name, extra = live.definition.name, extra_of(live)
+    if live.status is TaskStatus.FAILED:
+        logger.error(
+            "task %s (%s) failed with %s after %d attempts\n%s",
+            name,
+            live.task_id,
+            live.error_code,
+            live.start_count,
+            live.failed_reason,
+            extra=extra,
+        )
+    elif live.status is TaskStatus.INTERRUPTED or live.status is TaskStatus.PENDING:
+        requeued = "; it runs again at the next start" if live.status is TaskStatus.PENDING else ""
+        logger.warning("task %s (%s) was interrupted by the stop%s", name, live.task_id, requeued, extra=extra)
+    else:
+        logger.info("task %s (%s) is %s", name, live.task_id, live.status, extra=extra)
+
+
+def log_again(live: LiveTask, step: Next, outcome: Outcome) -> None:
+    """A task failed and runs again."""
+    if not step.is_retry:
+        return
+    logger.warning(
+        "task %s (%s) failed with %s; retry %d of %d in %.1f s",
+        live.definition.name,
+        live.task_id,
+        outcome.error.error_code if outcome.error else "UNKNOWN",
+        live.retry_count,
+        live.definition.retry.max_retries,
+        step.delay_s or 0.0,
+        extra=extra_of(live),
+    )

@@ -1,0 +1,177 @@
+"""What the writer reports: commits, losses, rows it cannot store, and a store that comes and goes.
+
+A write that lost is told here what the store holds instead; for a task with an idempotency key that is how it learns that
+the task exists already.
+"""
+
+import logging
+
+from taskmanager.engine.attempt import StopReason
+from taskmanager.engine.engine import Engine
+from taskmanager.engine.events import extra_of, resolve, resolve_error
+from taskmanager.engine.live import LiveTask, Phase
+from taskmanager.engine.writer import log_rejected
+from taskmanager.model.errors import StoreError
+from taskmanager.model.record import TaskRow, expected_of
+from taskmanager.model.result import TaskError
+from taskmanager.model.states import BuiltInTaskCode, TaskStatus
+
+logger = logging.getLogger("taskmanager")
+
+
+class WriterNews:
+    """Hears the writer, for one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def committed(self, live: LiveTask) -> None:
+        """The newest state that was sent is in the store."""
+        if live.save_waiters:
+            for waiter in live.save_waiters:
+                resolve(waiter, None)
+            live.save_waiters = None
+        phase = live.phase
+        if phase is Phase.STARTING:
+            if live.committed is not None and live.committed.status == TaskStatus.RUNNING:
+                self._start_committed(live)
+        elif phase is Phase.ENDED:
+            if not live.is_published and not live.is_dirty:
+                self._engine.publish(live)
+        elif phase is Phase.ACCEPTED and live.attempt is None:
+            if live.is_spilled:
+                self._gone_to_store(live)
+            elif live.awaits_row:
+                live.awaits_row = False
+                if live.is_duplicate is None:
+                    live.is_duplicate = False
+                self._engine.enter(live)
+
+    def _gone_to_store(self, live: LiveTask) -> None:
+        live.phase = Phase.ELSEWHERE
+        self._engine.dispatcher.left_waiting(live)
+        if self._engine.live.get(live.task_id) is live:
+            del self._engine.live[live.task_id]
+        if live.waiters:
+            self._engine.follow(live)
+        self._engine.wants_more()
+
+    def _start_committed(self, live: LiveTask) -> None:
+        if live.cancel_requested_at is None and not self._engine.is_stopping:
+            self._engine.run(live)
+            return
+        self._engine.dispatcher.give_back(live)
+        if live.cancel_requested_at is None:
+            self._engine.settlement.release(live)
+        else:
+            error = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled before user code ran")
+            self._engine.settlement.end_with_error(live, TaskStatus.CANCELLED, error, None)
+        self._engine.finish(live)
+
+    def lost(self, live: LiveTask, row: TaskRow | None) -> None:
+        """The store holds another truth than the one we wrote on."""
+        if live.awaits_row:
+            self._resolve_key(live, row)
+            return
+        logger.warning(
+            "claim lost: task %s (%s) is %s now; the work here is given up",
+            live.definition.name,
+            live.task_id,
+            "gone" if row is None else f"{row.status} at {row.claimed_by_worker_id or 'nobody'}",
+            extra=extra_of(live),
+        )
+        self._give_up_claim(live)
+
+    def _give_up_claim(self, live: LiveTask) -> None:
+        if live.is_waiting:
+            self._engine.dispatcher.left_waiting(live)
+            self._engine.dispatcher.forget(live)
+        elif live.phase is Phase.STARTING:
+            self._engine.dispatcher.give_back(live)
+        elif live.attempt is not None:
+            self._engine.runner.stop(live.attempt, StopReason.CLAIM_LOST)
+        live.phase = Phase.ELSEWHERE
+        live.attempts_due = ()
+        self._engine.drop(live)
+        self._engine.follow(live)
+
+    def _resolve_key(self, live: LiveTask, row: TaskRow | None) -> None:
+        """The derived id exists already: follow the task that has it, or, where that ended badly, run it again."""
+        if row is None:
+            live.committed = None
+            self._engine.writer.mark(live)
+            return
+        live.is_duplicate = True
+        status = TaskStatus(row.status)
+        if status.is_terminal and status is not TaskStatus.COMPLETED:
+            self._retry_with(live, row)
+            return
+        if row.enqueue_sha != live.enqueue_sha:
+            logger.info(
+                "idempotency key %r of task %s is held by a %s task with other arguments; the new ones are ignored",
+                live.idempotency_key,
+                live.definition.name,
+                status,
+                extra=extra_of(live),
+            )
+        self._engine.dispatcher.left_waiting(live)
+        live.adopt(row)
+        live.awaits_row = False
+        live.phase = Phase.ELSEWHERE
+        live.is_published = True
+        if self._engine.intake.by_key.get(live.task_id) is live:
+            self._engine.intake.by_key.pop(live.task_id, None)
+        self._engine.drop(live)
+        if live.save_waiters:
+            for waiter in live.save_waiters:
+                resolve(waiter, None)
+            live.save_waiters = None
+        self._engine.follow(live)
+
+    def _retry_with(self, live: LiveTask, row: TaskRow) -> None:
+        """As `manager.retry` does, with the arguments of this call, in one write on the row that ended badly."""
+        live.committed = expected_of(row)
+        live.start_count = row.start_count
+        live.sent_at = row.sent_at
+        live.updated_at = self._engine.clock.now_us()
+        self._engine.writer.mark(live)
+
+    def rejected(self, live: LiveTask, reason: str) -> None:
+        """The store will never hold this state; memory goes on with it, and its waiters are told."""
+        log_rejected(live, reason)
+        live.rejection = reason
+        for waiter in live.save_waiters or ():
+            resolve_error(waiter, StoreError(f"task {live.task_id} cannot be stored: {reason}"))
+        live.save_waiters = None
+        if live.phase is Phase.ENDED:
+            live.result_text = live.definition.results.encode_error(
+                TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, f"the result could not be stored: {reason}")
+            )
+            self._engine.publish(live)
+        elif live.phase is Phase.STARTING:
+            self._engine.run(live)
+        elif live.awaits_row:
+            live.awaits_row = False
+            self._engine.enter(live)
+
+    def degraded(self, exc: StoreError) -> None:
+        """The store cannot be written: what may go on goes on, what must not waits."""
+        if self._engine.dispatcher.is_store_degraded:
+            return
+        self._engine.dispatcher.is_store_degraded = True
+        for live in list(self._engine.live.values()):
+            if live.phase is Phase.STARTING:
+                if live.definition.requeue_on_interrupt:
+                    self._engine.run(live)
+                else:
+                    self._engine.settlement.unbegin(live)
+                    self._engine.dispatcher.entered_waiting(live)
+                    self._engine.dispatcher.add_ready(live)
+                    self._engine.dispatcher.give_back(live)
+            elif live.phase is Phase.ENDED and not live.is_published:
+                self._engine.publish(live)
+
+    def restored(self) -> None:
+        """The store is back."""
+        self._engine.dispatcher.is_store_degraded = False
+        self._engine.kick()
