@@ -348,8 +348,13 @@ async def test_a_claim_is_found_through_the_free_index_alone(path: Path) -> None
         ("SELECT status, count(*) FROM taskmanager_tasks GROUP BY status", (), "status"),
         ("SELECT 1 FROM taskmanager_tasks ORDER BY sent_at DESC, id DESC LIMIT 9", (), "sent_at"),
         (
-            statements.update_tasks(statements.TASK_AND_EXPECTED.columns, 2),
-            [None] * 2 * len(statements.TASK_AND_EXPECTED.columns),
+            statements.update_tasks(statements.bound_columns(statements.UPDATE, frozenset()), 2),
+            [None] * 2 * len(statements.bound_columns(statements.UPDATE, frozenset())),
+            "autoindex_taskmanager_tasks_1",
+        ),
+        (
+            statements.finish_tasks(statements.bound_columns(statements.FINISH, frozenset()), 2),
+            [None] * 2 * len(statements.bound_columns(statements.FINISH, frozenset())),
             "autoindex_taskmanager_tasks_1",
         ),
     ],

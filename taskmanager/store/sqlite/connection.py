@@ -226,6 +226,8 @@ def configure_writer(connection: sqlite3.Connection, synchronous: Synchronous) -
     connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}").fetchone()
     # Evicted history is no secret worth writing zeros for; some distributions turn it on.
     connection.execute("PRAGMA secure_delete = OFF").fetchone()
+    # An update of many rows goes through temporary tables.
+    connection.execute("PRAGMA temp_store = MEMORY")
     _configure_any(connection)
 
 

@@ -25,14 +25,20 @@ _PADDING_FRACTION: Final = 0.25
 TASK_COLUMNS: Final = ("id", *TaskRow._fields[1:])
 ATTEMPT_COLUMNS: Final = AttemptRow._fields
 EXPECTED: Final = ("expected_status", "expected_owner", "expected_start_count")
-_NEVER_UPDATED: Final = frozenset({"id", "task_name", "sent_at", "created_at"})
+_NEVER_UPDATED: Final = frozenset({"task_name", "sent_at", "created_at"})
+# What only a retry can change, and a retry is over before the next start.
+_FIXED_WHILE_RUNNING: Final = _NEVER_UPDATED | {
+    "queue_name", "priority", "args", "kwargs", "enqueued_at", "max_retries", "good_until", "task_options", "tags",
+    "idempotency_key", "enqueue_sha", "scheduled_for", "is_workflow_task",
+}  # fmt: skip
 
 
 class Layout(NamedTuple):
-    """The values of a row, by name in their order, and which of them are filled together."""
+    """The values of a row, by name in their order, which of them are filled together, and which are never used."""
 
     columns: tuple[str, ...]
     groups: tuple[frozenset[str], ...]
+    unused: frozenset[str] = frozenset()
 
 
 _TASK_GROUPS: Final = (
@@ -45,7 +51,8 @@ _TASK_GROUPS: Final = (
     frozenset({"worker_pid", "worker_hostname", "worker_process_name", "started_at"}),
 )
 TASK: Final = Layout(TASK_COLUMNS, _TASK_GROUPS)
-TASK_AND_EXPECTED: Final = Layout(TASK_COLUMNS + EXPECTED, _TASK_GROUPS)
+UPDATE: Final = Layout(TASK_COLUMNS + EXPECTED, _TASK_GROUPS, _NEVER_UPDATED)
+FINISH: Final = Layout(TASK_COLUMNS + EXPECTED, _TASK_GROUPS, _FIXED_WHILE_RUNNING)
 ATTEMPT: Final = Layout(ATTEMPT_COLUMNS, (frozenset({"error_code", "error_message", "failed_reason"}),))
 
 
@@ -100,8 +107,18 @@ def update_tasks(bound: tuple[str, ...], rows: int) -> str:
     A cancel request in the row was perhaps put there by somebody else since, so NULL does not clear it, except where a
     terminal row is retried.
     """
+    return _update(bound, rows, _NEVER_UPDATED)
+
+
+@cache
+def finish_tasks(bound: tuple[str, ...], rows: int) -> str:
+    """End tasks that ran: the same, for less than the columns that cannot have changed since the start."""
+    return _update(bound, rows, _FIXED_WHILE_RUNNING)
+
+
+def _update(bound: tuple[str, ...], rows: int, kept: frozenset[str]) -> str:
     at = {name: f"v.{column}" for name, column in _names(bound).items()}
-    changed = {name: at.get(name, "NULL") for name in TASK_COLUMNS if name not in _NEVER_UPDATED}
+    changed = {name: at.get(name, "NULL") for name in TASK_COLUMNS[1:] if name not in kept}
     cancel = changed["cancel_requested_at"]
     changed["cancel_requested_at"] = (
         f"CASE WHEN {at['expected_status']} IN ({TERMINAL_SQL}) THEN {cancel}"
@@ -165,8 +182,8 @@ def _empty_groups(rows: Sequence[Sequence[Any]], layout: Layout) -> frozenset[in
 @cache
 def bound_columns(layout: Layout, empty: frozenset[int]) -> tuple[str, ...]:
     """The columns of which a value has to be bound, the id first."""
-    null: frozenset[str] = frozenset().union(*(layout.groups[number] for number in empty))
-    return tuple(name for name in layout.columns if name not in null)
+    left_out = layout.unused.union(*(layout.groups[number] for number in empty))
+    return tuple(name for name in layout.columns if name not in left_out)
 
 
 @cache
