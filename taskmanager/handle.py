@@ -80,7 +80,9 @@ class TaskHandle(Generic[R_co]):
         raise _not_completed(self._task_id, ending)
 
     async def result(self, *, timeout: float | None = None) -> TaskResult[R_co]:
-        """The task's `TaskResult`, value or error, without raising for a failure. `TimeoutError` after `timeout` seconds."""
+        """The task's `TaskResult`, value or error, without raising for a failure. `TimeoutError` after `timeout`
+        seconds.
+        """
         async with asyncio.timeout(timeout):
             return (await self._ending()).result
 
@@ -91,7 +93,7 @@ class TaskHandle(Generic[R_co]):
         async with _slot_given_up():
             if live is None or live.is_elsewhere:
                 return await self._keeper.wait_for(self._task_id)
-            return await _wait_in(live.waiters_list())
+            return cast("Ending", await _wait_in(live.waiters_list()))
 
     async def saved(self, *, timeout: float | None = None) -> None:
         """Return when the task is committed: from then on it survives SIGKILL and power loss.

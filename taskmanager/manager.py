@@ -7,8 +7,8 @@ import logging
 import signal
 import sqlite3
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from os import PathLike
 from pathlib import Path
@@ -22,7 +22,7 @@ from taskmanager.engine.attempt import Attempt, current
 from taskmanager.engine.definition import CallOptions, Definition
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import new_identity
-from taskmanager.engine.intake import Door, Intake
+from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
 from taskmanager.engine.live import Ending, LiveTask
 from taskmanager.engine.records import Records
@@ -46,7 +46,7 @@ from taskmanager.model.status import LaneStatus, ManagerStatus, QueueStatus
 from taskmanager.registry import Defaults, Registry, tasks_in
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Store, TaskFilter
-from taskmanager.task import DEFAULT_QUEUE, Task, TaskCall, TaskDecorator, TaskOptions, bound_call
+from taskmanager.task import DEFAULT_QUEUE, Task, TaskCall, TaskDecorator, TaskOptions
 
 if TYPE_CHECKING:
     import aiosqlite
@@ -65,9 +65,10 @@ class TaskManager:
 
     `snapshot_interval`: how long the history of memory-only tasks may wait for the file. `commit_interval`: how long a
     change of a persisted task may wait before its commit begins, at most; the writer begins as soon as it is idle.
-    `requeue_pending`: persist every task that does not say otherwise. `concurrency`, `threads` and `processes` bound the
-    three lanes. `max_pending` bounds waiting and unsaved tasks, `max_in_memory` the waiting persisted ones per queue that
-    are held in memory. `drain_timeout`: how long a stop waits for running tasks.
+    `requeue_pending`: persist every task that does not say otherwise. `concurrency`, `threads` and `processes`
+    bound the
+    three lanes. `max_pending` bounds waiting and unsaved tasks, `max_in_memory` the waiting persisted ones per
+    queue that are held in memory. `drain_timeout`: how long a stop waits for running tasks.
 
     Raises `ConfigurationError` with everything that is wrong.
     """
@@ -130,6 +131,7 @@ class TaskManager:
         self._intake = self._new_intake()
         self._lifecycle: Lifecycle | None = None
         self._records: Records | None = None
+        self._is_isolated = False
         _managers.add(self)
 
     def _default_store(self) -> Store:
@@ -142,6 +144,27 @@ class TaskManager:
 
     def _new_intake(self) -> Intake:
         return Intake(self._clock, max_pending=self._settings.max_pending, queue_limits=self._settings.queue_limits())
+
+    @contextlib.contextmanager
+    def _isolated(
+        self,
+        clock: Clock,
+        make_store: Callable[[], Store],
+        make_intake: Callable[[int | None, dict[str, int]], Intake],
+    ) -> Iterator[None]:
+        """The seam of `taskmanager.testing`: no file, another store, clock and door; all put back at the end."""
+        if self._lifecycle is not None:
+            raise ConfigurationError("a manager that runs cannot be isolated; stop it first, or do not start it")
+        kept = self._clock, self._make_store, self._intake, self._settings, self._registry.defaults
+        self._clock, self._make_store, self._is_isolated = clock, make_store, True
+        self._settings = replace(self._settings, database=None)
+        self._intake = make_intake(self._settings.max_pending, self._settings.queue_limits())
+        self._registry.defaults = replace(self._registry.defaults, has_store=True)
+        try:
+            yield
+        finally:
+            self._is_isolated = False
+            self._clock, self._make_store, self._intake, self._settings, self._registry.defaults = kept
 
     def __repr__(self) -> str:
         engine = "" if self._lifecycle is None else f" {self._lifecycle.engine!r}"
@@ -169,15 +192,16 @@ class TaskManager:
         timeout: Seconds | None = None,
         executor: Lane | None = None,
     ) -> TaskDecorator: ...
-    def task(self, fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    def task(self, *args: Any, **options: Any) -> Any:
         """Make a task of a function, bare or with options, and bind it to this manager.
 
-        `persist`: keep it in the file (None: what `requeue_pending` says). `requeue_on_interrupt`: it may run again from
-        the start after an interruption. `retries`, `retry_delay`, `retry_backoff` are the short form of `retry_policy`.
-        `timeout` is seconds per attempt. `executor` is the lane: "async", "thread" or "process".
+        `persist`: keep it in the file (None: what `requeue_pending` says). `requeue_on_interrupt`: it may run again
+        from the start after an interruption. `retries`, `retry_delay`, `retry_backoff` are the short form of
+        `retry_policy`. `timeout` is seconds per attempt. `executor` is the lane: "async", "thread" or "process".
         """
-        if fn is not None:
-            return self._define(fn, TaskOptions())
+        if args:
+            (fn,) = args
+            return self._define(fn, TaskOptions(**options))
         return TaskDecorator(lambda each: self._define(each, TaskOptions(**options)))
 
     def _define(self, fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
@@ -209,7 +233,9 @@ class TaskManager:
             self._registry.bind(each, self)
 
     def discover(self, *packages: str) -> tuple[Task[..., Any], ...]:
-        """Import these modules, and packages with all their modules, and bind every task found that has no manager yet."""
+        """Import these modules, and packages with all their modules, and bind every task found that has no
+        manager yet.
+        """
         found = tuple(tasks_in(packages))
         for each in found:
             if each.binding is None:
@@ -223,7 +249,9 @@ class TaskManager:
     # Enqueueing.
 
     def enqueue(self, name: str, /, *args: object, **kwargs: object) -> TaskHandle[Any]:
-        """Enqueue by name, for callers that cannot import the function; raises `UnknownTask` and what `enqueue` raises."""
+        """Enqueue by name, for callers that cannot import the function; raises `UnknownTask` and what `enqueue`
+        raises.
+        """
         return self._registry.get(name).enqueue(*args, **kwargs)
 
     def enqueue_call(
@@ -270,7 +298,7 @@ class TaskManager:
         return insert_statement(self._make_free(task, args, kwargs).row())
 
     def _make_free(self, call: TaskCall[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> LiveTask:
-        definition, options = bound_call(call)
+        definition, options = call.bound()
         if self._settings.database is None or not definition.is_persisted:
             raise ConfigurationError(
                 f"task {definition.name!r} is memory-only and cannot be written in a transaction; give it persist=True"
@@ -286,7 +314,8 @@ class TaskManager:
     async def start(self) -> None:
         """Open the file, recover what dead instances left, reclaim, and run. Raises `StoreError` when it cannot.
 
-        A manager that runs already raises `ConfigurationError`; a stopped one may be started again, on another loop too.
+        A manager that runs already raises `ConfigurationError`; a stopped one may be started again, on another
+        loop too.
         """
         if self._lifecycle is not None:
             raise ConfigurationError("the manager runs already; stop it before starting it again")
@@ -331,7 +360,13 @@ class TaskManager:
 
     @asynccontextmanager
     async def lifespan(self, app: object, /) -> AsyncIterator[None]:
-        """For `FastAPI(lifespan=manager.lifespan)`: runs the manager while the application serves."""
+        """For `FastAPI(lifespan=manager.lifespan)`: runs the manager while the application serves.
+
+        In a test inside `taskmanager.testing.isolated` the manager runs already, and goes on afterwards.
+        """
+        if self._is_isolated and self._lifecycle is not None:
+            yield
+            return
         async with self:
             yield
 
@@ -339,19 +374,19 @@ class TaskManager:
     def run(self) -> None: ...
     @overload
     def run(self, main: Callable[[], Coroutine[Any, Any, T]], /) -> T: ...
-    def run(self, main: Callable[[], Coroutine[Any, Any, Any]] | None = None, /) -> Any:
+    def run(self, *mains: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Run `main` (or wait for a signal) with the manager started, and stop gracefully.
 
-        SIGTERM and SIGINT cancel `main` and stop the manager; a second one cuts the drain short. Exits with status 1 when
-        the store could not be written at the stop.
+        SIGTERM and SIGINT cancel `main` and stop the manager; a second one cuts the drain short. Exits with
+        status 1 when the store could not be written at the stop.
         """
         try:
-            return asyncio.run(self._run(main))
+            return asyncio.run(self._run(*mains))
         except StoreUnavailable as exc:
             logger.error("%s", exc)
             raise SystemExit(1) from exc
 
-    async def _run(self, main: Callable[[], Coroutine[Any, Any, Any]] | None) -> Any:
+    async def _run(self, main: Callable[[], Coroutine[Any, Any, Any]] | None = None) -> Any:
         loop = asyncio.get_running_loop()
         signalled = asyncio.Event()
 
@@ -521,7 +556,7 @@ class TaskManager:
     def status(self) -> ManagerStatus:
         """This instance as it is now; costs nothing, awaits nothing."""
         if self._lifecycle is None:
-            return ManagerStatus(state=self._intake.door.value, waiting_count=len(self._intake.held))
+            return ManagerStatus(state=self._intake.door.value, held_count=len(self._intake.held))
         engine = self._lifecycle.engine
         dispatcher, writer = engine.dispatcher, engine.writer
         since = writer.degraded_since
@@ -560,13 +595,9 @@ async def _shielded(work: Coroutine[Any, Any, None]) -> None:
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
-            await asyncio.shield(task)
+            await asyncio.wait([task])
         except asyncio.CancelledError as exc:
-            if task.done():
-                break
             cancelled = exc
-        except Exception:
-            break
     task.result()
     if cancelled is not None:
         raise cancelled
@@ -598,6 +629,6 @@ _managers: "weakref.WeakSet[TaskManager]" = weakref.WeakSet()
 @atexit.register
 def _warn_of_held_tasks() -> None:
     for manager in list(_managers):
-        held = len(manager._intake.held)
-        if held and manager._intake.door is Door.HELD:
+        held = manager.status().held_count
+        if held:
             logger.warning("%d tasks were enqueued to a manager that was never started; they are lost", held)

@@ -40,7 +40,7 @@ class Registry:
     """Name → task, for one manager."""
 
     def __init__(self, defaults: Defaults) -> None:
-        self._defaults = defaults
+        self.defaults = defaults
         self.tasks: dict[str, Task[..., Any]] = {}
         self.definitions: dict[str, Definition] = {}
 
@@ -48,7 +48,9 @@ class Registry:
         return f"<Registry of {len(self.tasks)} tasks>"
 
     def bind(self, task: Task[..., Any], submitter: Submitter) -> None:
-        """Bind a task to the manager. Raises `ConfigurationError` for a clash of names, a second manager, or a bad lane."""
+        """Bind a task to the manager. Raises `ConfigurationError` for a clash of names, a second manager, or a
+        bad lane.
+        """
         if task.binding is not None:
             if task.binding.submitter is submitter:
                 return
@@ -58,7 +60,7 @@ class Registry:
             raise ConfigurationError(
                 f"there is a task {task.name!r} already (from {known.fn.__module__}); give one of them another name="
             )
-        definition = define(task, self._defaults)
+        definition = define(task, self.defaults)
         self.tasks[task.name] = task
         self.definitions[task.name] = definition
         task.binding = Binding(definition, submitter)
@@ -75,7 +77,7 @@ class Registry:
 def _is_same_function(known: Task[..., Any], task: Task[..., Any]) -> bool:
     """A module that was executed twice (reload, `__main__` imported again) defines the same function anew."""
     a, b = inspect.unwrap(known.fn), inspect.unwrap(task.fn)
-    return a.__module__ == b.__module__ and a.__qualname__ == b.__qualname__ and a.__code__ == b.__code__
+    return bool(a.__module__ == b.__module__ and a.__qualname__ == b.__qualname__ and a.__code__ == b.__code__)
 
 
 def define(task: Task[..., Any], defaults: Defaults) -> Definition:

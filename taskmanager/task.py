@@ -138,16 +138,14 @@ class TaskCall(Generic[P, C_co]):
             raise self._task.unbound()
         return binding.submitter.enqueue_call(binding.definition, self._options, args, kwargs)
 
+    def bound(self) -> tuple[Definition, CallOptions]:
+        """What is to be run and how; raises `ConfigurationError` for a task without a manager."""
+        if self._task.binding is None:
+            raise self._task.unbound()
+        return self._task.binding.definition, self._options
+
     def __repr__(self) -> str:
         return f"<TaskCall of {self._task.name!r}>"
-
-
-def bound_call(call: TaskCall[..., Any]) -> tuple[Definition, CallOptions]:
-    """The definition and options of a call, for `submit_in`; `ConfigurationError` for a task without a manager."""
-    binding = call._task.binding
-    if binding is None:
-        raise call._task.unbound()
-    return binding.definition, call._options
 
 
 @final
@@ -229,7 +227,8 @@ class Task(TaskCall[P, C_co]):
     def unbound(self) -> ConfigurationError:
         """What is raised when a task without a manager is enqueued."""
         return ConfigurationError(
-            f"task {self._name!r} is bound to no manager; call manager.register(...) with it, or manager.discover(module)"
+            f"task {self._name!r} is bound to no manager; call manager.register(...) with it, or "
+            "manager.discover(module)"
         )
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -324,7 +323,9 @@ def _takes_self(fn: Callable[..., Any]) -> bool:
 
 
 def _looks_like_method(fn: Callable[..., Any]) -> bool:
-    """A function defined in a class body, taking self or cls. (Errors of `__set_name__` reach users wrapped before 3.12.)"""
+    """A function defined in a class body, taking self or cls. (Errors of `__set_name__` reach users wrapped
+    before 3.12.)
+    """
     container, _, _ = fn.__qualname__.rpartition(".")
     return bool(container) and not container.endswith("<locals>") and _takes_self(fn)
 

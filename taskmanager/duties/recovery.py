@@ -1,7 +1,7 @@
 """Gives the work of dead instances back: judged from the row alone, written by compare-and-set.
 
-A task that finished after it was read is left alone, because its row no longer says what was read. Pages go on behind the
-last row seen, so that rows which cannot be recovered never starve those behind them.
+A task that finished after it was read is left alone, because its row no longer says what was read. Pages go on
+behind the last row seen, so that rows which cannot be recovered never starve those behind them.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """One running attempt: its deadline, why it was asked to stop, and its place in its lane.
 
 An async task that awaits a handle gives up its slot meanwhile, or parents waiting for children would deadlock a full
-lane. `drive` steps the user's coroutine itself, because only there is it known that the coroutine is suspended, and only
-there can it be made to wait for its slot *before* it goes on, so that a limit is never exceeded.
+lane. `drive` steps the user's coroutine itself, because only there is it known that the coroutine is suspended,
+and only there can it be made to wait for its slot *before* it goes on, so that a limit is never exceeded.
 """
 
 import asyncio
@@ -159,7 +159,9 @@ current: ContextVar[Any] = ContextVar("taskmanager_current_task")
 
 @types.coroutine
 def drive(coro: Coroutine[Any, Any, Any], attempt: Attempt) -> Generator[Any, Any, Any]:
-    """Like `await coro`, but with the slot given up while the coroutine waits for a handle, and taken back before it goes on."""
+    """Like `await coro`, but with the slot given up while the coroutine waits for a handle, and taken back
+    before it goes on.
+    """
     step: Callable[[Any], Any] = coro.send
     value: Any = None
     while True:

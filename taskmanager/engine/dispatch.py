@@ -6,7 +6,7 @@ the entry stays and is skipped when it comes up, because the phase of the task s
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from taskmanager.engine.attempt import Attempt
@@ -59,6 +59,10 @@ class _Source:
         self.heap: ReadyQueue[LiveTask] = ReadyQueue()
 
 
+def _nobody() -> None:
+    """Until the engine listens."""
+
+
 class Dispatcher:
     """Every waiting task of this instance, and the limits under which they start."""
 
@@ -74,7 +78,7 @@ class Dispatcher:
         self._room_waiters: list[asyncio.Future[None]] = []
         self._stale_count = 0
         self.is_store_degraded = False
-        self.wants_take = lambda: None
+        self.wants_take: Callable[[], None] = _nobody
 
     def __repr__(self) -> str:
         running = sum(slots.running for slots in self.lanes.values())

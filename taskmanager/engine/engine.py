@@ -1,6 +1,8 @@
-"""One start of one manager: accepts, starts, settles and publishes tasks. All of it on the event loop, none of it awaits.
+"""One start of one manager: accepts, starts, settles and publishes tasks. All of it on the event loop, none of
+it awaits.
 
-The way of a task: `accept` → heap → `dispatcher.take` → the writer commits the start (persisted) → `runner` → `report` →
+The way of a task: `accept` → heap → `dispatcher.take` → the writer commits the start (persisted) → `runner` →
+`report` →
 `settlement` → the writer → `publish`. Starting and stopping the whole is in `lifecycle`, taking rows from the store in
 `claiming`.
 """
@@ -23,7 +25,7 @@ from taskmanager.engine.execution import Runner
 from taskmanager.engine.follow import Follower
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.intake import Intake
-from taskmanager.engine.live import Ending, LiveTask, Phase
+from taskmanager.engine.live import LiveTask, Phase
 from taskmanager.engine.settings import Settings
 from taskmanager.engine.settle import Outcome, Settlement
 from taskmanager.engine.stall import StallWatch

@@ -67,7 +67,7 @@ class Intake:
         self._max_pending = max_pending
         self._queue_limits = queue_limits
         self._lock = threading.Lock()
-        self._is_forked = False
+        self.is_forked = False
         _intakes.add(self)
 
     def __repr__(self) -> str:
@@ -104,7 +104,7 @@ class Intake:
         return self._make(definition, options, args, kwargs)
 
     def _check_process(self) -> None:
-        if self._is_forked or child.is_lane_child:
+        if self.is_forked or child.is_lane_child:
             raise WrongProcess(
                 "tasks cannot be enqueued in a child process; return the work to the parent and enqueue it there"
             )
@@ -331,7 +331,7 @@ def _store_if_possible(live: LiveTask) -> None:
 
 def _forbid_in_child() -> None:
     for intake in list(_intakes):
-        intake._is_forked = True
+        intake.is_forked = True
 
 
 if hasattr(os, "register_at_fork"):

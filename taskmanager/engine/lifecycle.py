@@ -12,11 +12,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from taskmanager.codec.values import loads
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import InstanceLock
-from taskmanager.codec.values import loads
 from taskmanager.engine.live import Ending, LiveTask, Phase
 from taskmanager.engine.news import WriterNews
 from taskmanager.engine.records import Records
@@ -100,7 +100,9 @@ class Lifecycle:
         await self._stopped.wait()
 
     async def stop(self, drain_timeout_s: float) -> None:
-        """Stop in order, within `drain_timeout_s` + 2 seconds. Raises `StoreUnavailable` when not all could be written."""
+        """Stop in order, within `drain_timeout_s` + 2 seconds. Raises `StoreUnavailable` when not all could be
+        written.
+        """
         try:
             await self._stop(drain_timeout_s)
         finally:
@@ -198,6 +200,7 @@ class Lifecycle:
         """Free the waiting rows and write everything; the door closes in the step that fills the last batch."""
         engine = self.engine
         deadline = engine.loop.time() + FINAL_COMMIT_S
+        await self._check_file()
         self._release_waiting()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
@@ -302,6 +305,12 @@ class Lifecycle:
         self._claimer.watch_closely()
 
     # Bad days.
+
+    async def _check_file(self) -> None:
+        """The last batches must not go into a file that nobody can find any more."""
+        with contextlib.suppress(StoreError):
+            if not await self.engine.store.is_same_file():
+                await self._reopen_lost_file()
 
     async def _reopen_lost_file(self) -> None:
         """The file was deleted or replaced: make it anew, and write all that lives in memory."""

@@ -1,7 +1,7 @@
 """One task as it lives in memory: its record, and what the engine needs to run it, save it and tell its waiters.
 
-Accepting a task must cost about a microsecond, so most fields are class attributes that stand for "not yet"; an instance
-holds only what differs.
+Accepting a task must cost about a microsecond, so most fields are class attributes that stand for "not yet"; an
+instance holds only what differs.
 """
 
 import asyncio

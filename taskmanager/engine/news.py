@@ -1,7 +1,7 @@
 """What the writer reports: commits, losses, rows it cannot store, and a store that comes and goes.
 
-A write that lost is told here what the store holds instead; for a task with an idempotency key that is how it learns that
-the task exists already.
+A write that lost is told here what the store holds instead; for a task with an idempotency key that is how it
+learns that the task exists already.
 """
 
 import logging

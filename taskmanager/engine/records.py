@@ -33,6 +33,7 @@ class Records:
 
     async def get(self, task_id: str, *, include_attempts: bool) -> TaskInfo | None:
         """The newest state of one task, or None."""
+        row: TaskRow | None = None
         live = self.find_live(task_id)
         if live is None:
             row = await self._engine.store.fetch(task_id)

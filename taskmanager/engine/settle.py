@@ -22,7 +22,9 @@ MAX_REASON_CHARS = 20_000
 
 
 class Outcome(NamedTuple):
-    """What one attempt came to. `value` is set for "ok", `error` for "failed" and "crashed", `delay_s` for "snoozed"."""
+    """What one attempt came to. `value` is set for "ok", `error` for "failed" and "crashed", `delay_s` for
+    "snoozed".
+    """
 
     kind: Literal["ok", "failed", "snoozed", "stopped", "crashed"]
     value: Any = None

@@ -25,7 +25,9 @@ from taskmanager.store.protocol import CommitReport, Store
 logger = logging.getLogger("taskmanager")
 
 MAX_BATCH: Final = 512
-"""Rows of one transaction: large enough to share its cost, small enough not to hold the loop for more than about 1 ms."""
+"""Rows of one transaction: large enough to share its cost, small enough not to hold the loop for more than about
+1 ms.
+"""
 HISTORY_BATCH: Final = 512
 """Memory-only records that are written without waiting for the snapshot interval."""
 FIRST_RETRY_S: Final = 0.05
@@ -269,7 +271,9 @@ class Writer:
         self._release_barriers()
 
     def _absorb_loss(self, sent: _Sent, row: TaskRow | None) -> None:
-        """A write whose precondition did not hold. Our own row there means that an earlier commit did arrive after all."""
+        """A write whose precondition did not hold. Our own row there means that an earlier commit did arrive
+        after all.
+        """
         live = sent.live
         if row is None or not _is_ours(live, row):
             self._listener.lost(live, row)

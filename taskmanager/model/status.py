@@ -27,7 +27,8 @@ class QueueStatus:
 class ManagerStatus:
     """This instance at one moment. Durations are seconds, instants aware UTC.
 
-    `storage_degraded_since` is None while the store takes writes; `oldest_unsaved_s` is the age of the oldest change of a
+    `storage_degraded_since` is None while the store takes writes; `oldest_unsaved_s` is the age of the oldest
+    change of a
     persisted task that is not committed. `abandoned_count` are threads and coroutines that outlived their time limit.
     """
 
@@ -37,6 +38,7 @@ class ManagerStatus:
     storage_degraded_since: datetime | None = None
     oldest_unsaved_s: float | None = None
     unsaved_count: int = 0
+    held_count: int = 0
     waiting_count: int = 0
     running_count: int = 0
     abandoned_count: int = 0
