@@ -104,7 +104,7 @@ class MemoryStore:
         names = frozenset(request.task_names)
         free = [
             row
-            for row in self._free()
+            for row in self.free_rows()
             if row.task_name in names
             and row.queue_name == request.queue_name
             and row.enqueued_at <= request.now
@@ -124,7 +124,8 @@ class MemoryStore:
             self._put(row)
         return claimed
 
-    def _free(self) -> Iterator[TaskRow]:
+    def free_rows(self) -> Iterator[TaskRow]:
+        """What waits unowned; the testing kit reads from it when the next one is due."""
         return (
             row for row in self._live.values() if row.status == TaskStatus.PENDING and row.claimed_by_worker_id is None
         )
@@ -145,7 +146,7 @@ class MemoryStore:
 
     async def free_queues(self) -> list[FreeQueue]:
         found: dict[tuple[str, str], list[int]] = {}
-        for row in self._free():
+        for row in self.free_rows():
             found.setdefault((row.task_name, row.queue_name), []).append(row.enqueued_at)
         return [
             FreeQueue(name, queue, min(len(dues), FREE_COUNT_CAP), min(dues))

@@ -1,0 +1,47 @@
+"""The clocks of a world: wall time that starts on a fixed day and can be stepped, elapsed time that cannot."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Final, Protocol
+
+from taskmanager.model.clock import SystemClock, from_us, to_us
+from taskmanager.model.result import Seconds
+
+START: Final = datetime(2026, 1, 1, tzinfo=UTC)
+"""Wall time when the first world of a virtual loop begins: always the same, so that a test sees the same instants."""
+
+
+class ElapsedTime(Protocol):
+    """Whole microseconds that have passed on the virtual loop."""
+
+    @property
+    def elapsed_us(self) -> int: ...
+
+
+class WallClock(SystemClock):
+    """The clock that an isolated manager reads. On a real loop it is the machine's own, plus the steps."""
+
+    def __init__(self, loop_time: ElapsedTime | None) -> None:
+        self._loop_time = loop_time
+        self._stepped_us = 0
+
+    def __repr__(self) -> str:
+        return f"<WallClock {self.now.isoformat()}>"
+
+    @property
+    def now(self) -> datetime:
+        """Wall time, aware UTC."""
+        return from_us(self.now_us())
+
+    def step(self, seconds: Seconds) -> None:
+        """Move wall time alone, as an administrator or NTP does; negative steps go back. No timer moves."""
+        delta = seconds if isinstance(seconds, timedelta) else timedelta(seconds=seconds)
+        self._stepped_us += delta // timedelta(microseconds=1)
+
+    def now_us(self) -> int:
+        """Wall time, microseconds since 1970 UTC."""
+        base = super().now_us() if self._loop_time is None else to_us(START) + self._loop_time.elapsed_us
+        return base + self._stepped_us
+
+    def elapsed_s(self) -> float:
+        """Seconds that no step moves."""
+        return super().elapsed_s() if self._loop_time is None else self._loop_time.elapsed_us / 1_000_000

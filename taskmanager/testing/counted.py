@@ -1,0 +1,59 @@
+"""The store of a world, watched: how many calls are under way, what was committed, and when free rows are due."""
+
+from collections.abc import Callable, Container, Iterable
+from typing import Any, cast
+
+from taskmanager.model.record import TaskWrite
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.memory import MemoryStore
+from taskmanager.store.protocol import CommitReport, Store
+from taskmanager.testing.faulty import FaultyStore
+
+
+class CountedStore:
+    """A store around another one, which sees every call come and go."""
+
+    def __init__(self, inner: Store) -> None:
+        self.inner = inner
+        self._in_flight = 0
+        self.statuses: dict[str, TaskStatus] = {}
+
+    def __repr__(self) -> str:
+        return f"<CountedStore {self.in_flight} in flight, of {self.inner!r}>"
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that only real time brings to an end. One that a test holds in a `FaultyStore` is none of them."""
+        held = len(self.inner.held) if isinstance(self.inner, FaultyStore) else 0
+        return self._in_flight - held
+
+    def as_store(self) -> Store:
+        """Itself, as the protocol that it answers."""
+        return cast("Store", self)
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        method = getattr(self.inner, verb)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self._in_flight += 1
+            try:
+                value = await method(*args, **kwargs)
+            finally:
+                self._in_flight -= 1
+            if verb == "commit":
+                self._note(args[0], value)
+            return value
+
+        return call
+
+    def _note(self, writes: Iterable[TaskWrite], report: CommitReport) -> None:
+        for write in writes:
+            if write.row.task_id not in report.lost and write.row.task_id not in report.rejected:
+                self.statuses[write.row.task_id] = TaskStatus(write.row.status)
+
+    def free_delays_s(self, now_us: int, task_names: Container[str]) -> list[float]:
+        """Seconds until each free row of these functions is due. A store that cannot tell has to be looked at often."""
+        store = self.inner.inner if isinstance(self.inner, FaultyStore) else self.inner
+        if not isinstance(store, MemoryStore):
+            return [0.0]
+        return [(row.enqueued_at - now_us) / 1_000_000 for row in store.free_rows() if row.task_name in task_names]

@@ -1,0 +1,118 @@
+"""A store that fails on purpose: at the n-th call, before or after it took effect, or while it is switched off.
+
+    store = FaultyStore(MemoryStore(), [Fault.fail(3, verb="commit", after=True)])
+
+Everything is deterministic: calls are counted, never timed. Try n = 1, 2, 3, … until a run ends with `is_spent` False:
+then the n-th call was never reached, and every place where the store can fail has been tried.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from taskmanager.model.errors import StoreUnavailable
+from taskmanager.store.protocol import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens at one call. `nth` counts from 1, among the calls of `verb` or (None) among all."""
+
+    kind: Literal["fail", "cancel", "hold"]
+    nth: int
+    verb: str | None = None
+    after: bool = False
+    times: int = 1
+
+    @classmethod
+    def fail(cls, nth: int, *, verb: str | None = None, after: bool = False, times: int = 1) -> "Fault":
+        """`StoreUnavailable` at the n-th call and the `times` - 1 after it. With `after`, the call has taken effect."""
+        return cls("fail", nth, verb, after, times)
+
+    @classmethod
+    def cancel(cls, nth: int, *, verb: str | None = None, after: bool = False) -> "Fault":
+        """The caller is cancelled at the n-th call. With `after`, the call has taken effect."""
+        return cls("cancel", nth, verb, after)
+
+    @classmethod
+    def hold(cls, nth: int, *, verb: str | None = None, after: bool = False) -> "Fault":
+        """The n-th call comes back only after `FaultyStore.release()`. With `after`, it has taken effect by then."""
+        return cls("hold", nth, verb, after)
+
+    def matches(self, verb: str, nth_of_all: int, nth_of_verb: int) -> bool:
+        """Whether this call is meant."""
+        number = nth_of_all if self.verb is None else nth_of_verb
+        return self.verb in (None, verb) and self.nth <= number < self.nth + self.times
+
+
+class FaultyStore:
+    """A store around another one, with a plan of faults. Type checkers take `as_store()` for a `Store`.
+
+    `calls` are the verbs called so far; `is_spent` says whether a fault of the plan has happened; `is_down` makes every
+    call but `close` fail before it takes effect, for as long as it is set. `held` are the verbs of held calls.
+    """
+
+    def __init__(self, inner: Store, plan: Sequence[Fault] = ()) -> None:
+        self.inner = inner
+        self.plan = list(plan)
+        self.calls: list[str] = []
+        self.is_down = False
+        self.is_spent = False
+        self.held: list[str] = []
+        self._gate = asyncio.Event()
+
+    def __repr__(self) -> str:
+        state = "down" if self.is_down else f"{len(self.held)} held"
+        return f"<FaultyStore {len(self.calls)} calls, {state}, of {self.inner!r}>"
+
+    def as_store(self) -> Store:
+        """Itself, as the protocol that it answers."""
+        return cast("Store", self)
+
+    def release(self) -> None:
+        """Let the held calls go on."""
+        gate, self._gate = self._gate, asyncio.Event()
+        gate.set()
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        method = getattr(self.inner, verb)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await self._call(verb, method, args, kwargs)
+
+        return call
+
+    async def _call(self, verb: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.calls.append(verb)
+        fault = self._fault(verb)
+        if self.is_down and verb != "close":
+            raise StoreUnavailable(f"{verb}: the store is down, as the test wants it")
+        if fault is None:
+            return await method(*args, **kwargs)
+        self.is_spent = True
+        if not fault.after:
+            await self._happen(fault, verb)
+        value = await method(*args, **kwargs)
+        if fault.after:
+            await self._happen(fault, verb)
+        return value
+
+    def _fault(self, verb: str) -> Fault | None:
+        of_all, of_verb = len(self.calls), self.calls.count(verb)
+        return next((each for each in self.plan if each.matches(verb, of_all, of_verb)), None)
+
+    async def _happen(self, fault: Fault, verb: str) -> None:
+        if fault.kind == "fail":
+            raise StoreUnavailable(f"call {len(self.calls)}, {verb}, fails as planned")
+        if fault.kind == "cancel":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+            return
+        self.held.append(verb)
+        try:
+            await self._gate.wait()
+        finally:
+            self.held.remove(verb)

@@ -1,0 +1,228 @@
+"""Virtual time for the running event loop: when it would sleep and nothing is in flight, it jumps to what is due next.
+
+`asyncio.sleep`, `asyncio.timeout` and `call_later` follow, in user code and in ours, because the loop's own `time` and
+its selector's `select` are replaced. Time holds still, and the loop waits for real, while something is in flight that
+only real time brings to an end: a store call, a thread or process of a lane, an executor's job (`asyncio.to_thread`).
+Sockets and threads that the loop does not know are not seen: do not wait for those on a virtual clock.
+
+A loop on which nothing can happen any more would wait for ever. The blocked test gets a `RuntimeError` instead.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+from weakref import WeakKeyDictionary
+
+from taskmanager.engine.engine import Engine
+from taskmanager.engine.stall import StallWatch
+from taskmanager.engine.writer import Writer
+from taskmanager.model.errors import ConfigurationError
+
+LANE_PATIENCE_S: Final = 10.0
+"""Real seconds for which time holds still for a lane without news; a stuck thread must not hang a test for ever."""
+LAST_LOOK_S: Final = 0.5
+"""Real seconds to wait for news from outside the loop before an await is given up."""
+HOPELESS_AFTER: Final = 50
+"""Jumps in a row that led to nothing but looks into the store before an await is given up."""
+NUDGE_AFTER: Final = 8
+"""Timers that come up this often without time passing have a rounding error, and are helped on by a microsecond."""
+
+_CLAIM_TASK = "taskmanager-claimer"
+
+
+class Inhabitant(Protocol):
+    """What a world tells the loop it lives on."""
+
+    def has_call_in_flight(self) -> bool: ...
+    def has_lane_in_flight(self) -> bool: ...
+    def has_abandoned_work(self) -> bool: ...
+    def next_due_in_s(self) -> float | None: ...
+
+
+class VirtualTime:
+    """The virtual time of one loop, shared by all worlds on it."""
+
+    def __init__(self, loop: Any) -> None:
+        self._loop = loop
+        self._selector = loop._selector
+        # A whole number, not before any timer that is set already: sums with it stay exact to the microsecond.
+        self._base_s = math.ceil(loop.time())
+        self.elapsed_us = 0
+        self.lane_patience_s = LANE_PATIENCE_S
+        self.inhabitants: list[Inhabitant] = []
+        self._executor_jobs = 0
+        self._idle_waiters: list[asyncio.Future[None]] = []
+        self._motionless_count = 0
+        self._routine_jumps = 0
+        self._owner = asyncio.current_task()
+
+    def __repr__(self) -> str:
+        return f"<VirtualTime {self.elapsed_us / 1_000_000:g} s, {len(self.inhabitants)} worlds>"
+
+    # In place of the loop's own.
+
+    def install(self) -> None:
+        """Take over the loop."""
+        loop = self._loop
+        loop.time = self.time
+        loop._selector = _Selector(self._selector, self.select)
+        run_in_executor = loop.run_in_executor
+
+        def counted(executor: Any, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
+            future: asyncio.Future[Any] = run_in_executor(executor, func, *args)
+            self._executor_jobs += 1
+            future.add_done_callback(self._executor_job_done)
+            return future
+
+        loop.run_in_executor = counted
+
+    def uninstall(self) -> None:
+        """Give the loop its own time back."""
+        self._loop._selector = self._selector
+        del self._loop.time
+        del self._loop.run_in_executor
+
+    def _executor_job_done(self, _: "asyncio.Future[Any]") -> None:
+        self._executor_jobs -= 1
+
+    def time(self) -> float:
+        """What `loop.time()` says."""
+        return self._base_s + self.elapsed_us / 1_000_000
+
+    def select(self, timeout: float | None) -> Any:
+        """What the loop calls when it has nothing to do for `timeout` seconds (None: no timer is set)."""
+        if timeout is not None and timeout <= 0:
+            if not self._loop._ready:
+                self._keep_moving()
+            return self._selector.select(0)
+        events = self._selector.select(0)
+        if events:
+            return events
+        if self._executor_jobs or any(each.has_call_in_flight() for each in self.inhabitants):
+            return self._selector.select(None)
+        if self.lane_patience_s and any(each.has_lane_in_flight() for each in self.inhabitants):
+            events = self._selector.select(self.lane_patience_s)
+            if events:
+                return events
+        if self._idle_waiters:
+            self._resolve_idle()
+            return []
+        return self._sleep(timeout)
+
+    def _sleep(self, timeout: float | None) -> Any:
+        """Nothing is in flight: jump, or find that there is nowhere to jump to."""
+        target = None if timeout is None else self._next_target(self.time() + timeout)
+        if target is not None:
+            self._jump(target)
+            return []
+        events = self._selector.select(LAST_LOOK_S)
+        if not events and any(each.has_abandoned_work() for each in self.inhabitants):
+            events = self._selector.select(LANE_PATIENCE_S)
+        if not events:
+            self._give_up()
+        return events
+
+    def _next_target(self, first: float) -> float | None:
+        """Where to jump: to the next timer, past those that are mere routine; None when only routine would happen."""
+        scheduled = self._loop._scheduled
+        if not _is_routine(scheduled[0]):
+            self._routine_jumps = 0
+            return first
+        due: list[float] = [handle._when for handle in scheduled if not handle._cancelled and not _is_routine(handle)]
+        waiting = (each.next_due_in_s() for each in self.inhabitants)
+        due.extend(self.time() + due_in_s for due_in_s in waiting if due_in_s is not None)
+        if not due:
+            self._routine_jumps += 1
+            if self._routine_jumps > HOPELESS_AFTER:
+                self._routine_jumps = 0
+                return None
+            return first
+        self._routine_jumps = 0
+        return max(first, min(due))
+
+    def _jump(self, target: float) -> None:
+        # The tolerance keeps a rounding error of the timer's own from adding a microsecond to every wait.
+        elapsed_us = math.ceil((target - self._base_s) * 1_000_000 - 0.01)
+        if elapsed_us <= self.elapsed_us:
+            self._keep_moving()
+        else:
+            self.elapsed_us = elapsed_us
+            self._motionless_count = 0
+
+    def _keep_moving(self) -> None:
+        self._motionless_count += 1
+        if self._motionless_count > NUDGE_AFTER:
+            self.elapsed_us += 1
+
+    # Waiting on it.
+
+    async def idle(self) -> None:
+        """Return when nothing can go on without time passing."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._idle_waiters.append(waiter)
+        await waiter
+
+    def _resolve_idle(self) -> None:
+        waiters, self._idle_waiters = self._idle_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _give_up(self) -> None:
+        """Raise in the test, at the await that would never end."""
+        error = RuntimeError(
+            "nothing is in flight and nothing is due: this await will never end. "
+            "A task that waits for something, a paused queue, or a file that cannot be written?"
+        )
+        waiter: Any = self._owner
+        while isinstance(waiter, asyncio.Task):
+            waiter = getattr(waiter, "_fut_waiter", None)
+        if waiter is None or waiter.done():
+            raise error
+        waiter.set_exception(error)
+
+
+class _Selector:
+    """The loop's selector with another `select`."""
+
+    def __init__(self, inner: Any, select: Callable[[float | None], Any]) -> None:
+        self._inner = inner
+        self.select = select
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def _is_routine(handle: Any) -> bool:
+    """Timers of the engine that only look whether something happened; what they would find is known to the world."""
+    owner = getattr(handle._callback, "__self__", None)
+    if isinstance(owner, asyncio.Timeout):
+        task = getattr(owner, "_task", None)
+        return isinstance(task, asyncio.Task) and task.get_name() == _CLAIM_TASK
+    return isinstance(owner, Engine | StallWatch | Writer)
+
+
+_virtual: "WeakKeyDictionary[asyncio.AbstractEventLoop, VirtualTime]" = WeakKeyDictionary()
+
+
+@contextmanager
+def virtual_time() -> Iterator[VirtualTime]:
+    """Virtual time on the running loop while the block runs; blocks inside one another share it."""
+    loop = asyncio.get_running_loop()
+    if loop in _virtual:
+        yield _virtual[loop]
+        return
+    if not isinstance(loop, asyncio.BaseEventLoop) or not hasattr(loop, "_selector"):
+        raise ConfigurationError(
+            f"a virtual clock needs asyncio's own event loop, not {type(loop).__module__}.{type(loop).__qualname__}; "
+            "run the test without uvloop, or use isolated(manager, clock='real')"
+        )
+    made = _virtual[loop] = VirtualTime(loop)
+    made.install()
+    try:
+        yield made
+    finally:
+        del _virtual[loop]
+        made.uninstall()

@@ -1,0 +1,260 @@
+"""An isolated manager: no file, no real time, and everything that was enqueued in sight."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from taskmanager.codec.values import loads
+from taskmanager.engine.definition import CallOptions, Definition
+from taskmanager.engine.engine import Engine
+from taskmanager.engine.intake import Intake
+from taskmanager.engine.live import LiveTask
+from taskmanager.model.clock import from_us
+from taskmanager.model.errors import ConfigurationError
+from taskmanager.model.result import Seconds
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.memory import MemoryStore
+from taskmanager.store.protocol import FreeQueue, Store
+from taskmanager.testing.clock import WallClock
+from taskmanager.testing.counted import CountedStore
+from taskmanager.testing.virtual import VirtualTime, virtual_time
+
+if TYPE_CHECKING:
+    from taskmanager.manager import TaskManager
+
+MAX_IDLE_LOOKS: Final = 20
+"""Looks into the store after which what is due and still not taken never will be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnqueuedTask:
+    """One accepted call, with its status now. `args` and `kwargs` are the caller's own objects, as they were passed.
+
+    `not_before` is when `delay` or `run_at` lets it start, None for at once.
+    """
+
+    task_id: str
+    task_name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    status: TaskStatus
+    queue_name: str
+    priority: int
+    tags: Mapping[str, str]
+    idempotency_key: str | None
+    is_persisted: bool
+    sent_at: datetime
+    not_before: datetime | None
+    good_until: datetime | None
+
+
+class World:
+    """What a test has of an isolated manager. Made by `isolated`."""
+
+    def __init__(self, manager: "TaskManager", store: Store, clock: WallClock, virtual: VirtualTime | None) -> None:
+        self.manager = manager
+        self.clock = clock
+        self.store = CountedStore(store)
+        """Where the records are. For looking: the manager writes it."""
+        self.virtual = virtual
+        """The time of the loop; None on a real clock."""
+        self._accepted: list[tuple[EnqueuedTask, LiveTask]] = []
+
+    def __repr__(self) -> str:
+        return f"<World of {self.manager!r}, {len(self._accepted)} enqueued, {self.now.isoformat()}>"
+
+    # Looking.
+
+    @property
+    def now(self) -> datetime:
+        """Wall time, aware UTC."""
+        return self.clock.now
+
+    @property
+    def enqueued(self) -> tuple[EnqueuedTask, ...]:
+        """Every call accepted in this world, oldest first; a call whose key led to an existing task is none of them."""
+        return tuple(replace(seen, status=self._status(live)) for seen, live in list(self._accepted))
+
+    def _status(self, live: LiveTask) -> TaskStatus:
+        engine = self._engine
+        if engine is not None:
+            newest = engine.live.get(live.task_id) or engine.writer.unsaved_ids.get(live.task_id)
+            if newest is not None:
+                return newest.status
+        return self.store.statuses.get(live.task_id, live.status)
+
+    def make_intake(self, max_pending: int | None, queue_limits: dict[str, int]) -> Intake:
+        """The door of the manager while it is in this world."""
+        return _WatchedIntake(self, max_pending=max_pending, queue_limits=queue_limits)
+
+    def note(self, live: LiveTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What the intake calls for every task it takes."""
+        seen = EnqueuedTask(
+            task_id=live.task_id,
+            task_name=live.definition.name,
+            args=args,
+            kwargs=dict(kwargs),
+            status=live.status,
+            queue_name=live.queue_name,
+            priority=live.priority,
+            tags=loads(live.tags_text) if live.tags_text else {},
+            idempotency_key=live.idempotency_key,
+            is_persisted=live.is_persisted,
+            sent_at=from_us(live.sent_at),
+            not_before=from_us(live.enqueued_at) if live.enqueued_at > live.sent_at else None,
+            good_until=None if live.good_until is None else from_us(live.good_until),
+        )
+        self._accepted.append((seen, live))
+
+    # Moving.
+
+    async def advance(self, seconds: Seconds) -> None:
+        """Let that much time pass; everything that is due on the way runs, in order, and is waited for.
+
+        Threads and child processes take no virtual time: it holds still while they run.
+        """
+        duration_s = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
+        if duration_s < 0:
+            raise ConfigurationError("time passes forwards; world.clock.step(seconds) moves wall time back")
+        await asyncio.sleep(duration_s)
+        await self.idle()
+
+    async def idle(self) -> None:
+        """Run everything that can go on without time passing. On a real clock: a few turns of the loop."""
+        if self.virtual is not None:
+            await self.virtual.idle()
+            return
+        for _ in range(MAX_IDLE_LOOKS):
+            await asyncio.sleep(0)
+
+    async def drain(self) -> None:
+        """Run until nothing is unfinished: delays, back-offs and what the tasks themselves enqueue included.
+
+        Raises `RuntimeError` when something never will: its function is not registered, or its queue is paused.
+        """
+        looks = 0
+        while True:
+            await self.manager.join()
+            free = await self.store.inner.free_queues()
+            if not free:
+                return
+            due = min(from_us(each.next_due_at) for each in free)
+            looks = 0 if due > self.now else looks + 1
+            if looks > MAX_IDLE_LOOKS:
+                raise RuntimeError(f"drain() cannot end: {_names(free)} is free in the store and nothing takes it")
+            await asyncio.sleep(max((due - self.now).total_seconds(), self._poll_s))
+
+    async def restart(self) -> None:
+        """Stop the manager and start it again on the same store, as a deploy does."""
+        await self.manager.stop()
+        await self.start()
+
+    async def start(self) -> None:
+        """Start the manager on the same store, after a `manager.stop()` in this world."""
+        await self.manager.start()
+        engine = self._engine
+        if engine is not None and self.virtual is not None:
+            # No stall on a virtual clock: a jump is not time in which the process could not run.
+            engine.stall.close()
+
+    # What the loop asks (see virtual.Inhabitant).
+
+    @property
+    def _engine(self) -> Engine | None:
+        lifecycle = self.manager._lifecycle
+        return None if lifecycle is None else lifecycle.engine
+
+    @property
+    def _poll_s(self) -> float:
+        return self.manager._settings.store_poll_s
+
+    def has_call_in_flight(self) -> bool:
+        """A store call is under way."""
+        return self.store.in_flight > 0
+
+    def has_lane_in_flight(self) -> bool:
+        """A thread or a child process runs a task."""
+        engine = self._engine
+        return engine is not None and any(
+            attempt.live.definition.lane != "async" for attempt in engine.runner.running.values()
+        )
+
+    def has_abandoned_work(self) -> bool:
+        """Something timed out and still executes; its end will be news."""
+        engine = self._engine
+        return engine is not None and bool(engine.runner.abandoned)
+
+    def next_due_in_s(self) -> float | None:
+        """Seconds until something waiting is due, in memory or free in the store; None when nothing is."""
+        engine = self._engine
+        if engine is None:
+            return None
+        found = []
+        elapsed_due, has_wall = engine.dispatcher.next_due()
+        if elapsed_due is not None:
+            found.append(elapsed_due - engine.clock.elapsed_s())
+        if has_wall:
+            found.append(engine.dispatcher.next_wall_delay_s(engine.clock.now_us()))
+        found.extend(self.store.free_delays_s(self.clock.now_us(), engine.definitions))
+        return max(0.0, min(found)) if found else None
+
+
+class _WatchedIntake(Intake):
+    """The door of a world: as the manager's own, and every task that it takes is noted."""
+
+    def __init__(self, world: World, *, max_pending: int | None, queue_limits: dict[str, int]) -> None:
+        super().__init__(world.clock, max_pending=max_pending, queue_limits=queue_limits)
+        self._world = world
+
+    def enqueue(
+        self, definition: Definition, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[LiveTask, bool]:
+        live, was_there = super().enqueue(definition, options, args, kwargs)
+        if not was_there:
+            self._world.note(live, args, kwargs)
+        return live, was_there
+
+
+@asynccontextmanager
+async def isolated(
+    manager: "TaskManager", *, clock: Literal["virtual", "real"] = "virtual", store: Store | None = None
+) -> AsyncIterator[World]:
+    """Run `manager` for a test: on a store in memory, on a virtual clock, started; and put everything back at the end.
+
+    Persisted tasks make the same round trip through their stored form as with a file, also for a manager without one;
+    the manager's own file is never touched, and what was held for its start is still held afterwards. Raises
+    `ConfigurationError` when the manager runs already, or the loop is not asyncio's own and `clock` is "virtual".
+
+    `clock="real"` leaves the loop alone; delays then take their time. `store` replaces the store in memory, for example
+    by a `FaultyStore`; it is closed at the end.
+    """
+    if clock not in ("virtual", "real"):
+        raise ConfigurationError(f"clock must be 'virtual' or 'real', not {clock!r}")
+    with virtual_time() if clock == "virtual" else nullcontext() as virtual:
+        world = World(manager, MemoryStore() if store is None else store, WallClock(virtual), virtual)
+        with _moved_in(world), manager._isolated(world.clock, world.store.as_store, world.make_intake):
+            await world.start()
+            try:
+                yield world
+            finally:
+                await manager.__aexit__(None, None, None)
+
+
+@contextmanager
+def _moved_in(world: World) -> Iterator[None]:
+    """The loop asks the world what is in flight and what is due, as long as it is there."""
+    if world.virtual is None:
+        yield
+        return
+    world.virtual.inhabitants.append(world)
+    try:
+        yield
+    finally:
+        world.virtual.inhabitants.remove(world)
+
+
+def _names(free: list[FreeQueue]) -> str:
+    return ", ".join(sorted({f"{each.task_name!r} in queue {each.queue_name!r}" for each in free}))
