@@ -106,7 +106,7 @@ def finish_child(process: "subprocess.Popen[str]") -> dict[str, Any]:
     """Wait for a part, and read what it found."""
     output, _ = process.communicate()
     if process.returncode:
-        raise SystemExit(f"{process.args} ended with {process.returncode}")
+        raise SystemExit(f"a child process of the benchmark ended with {process.returncode}")
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found
 
@@ -192,7 +192,9 @@ class Sheet:
         size = ", --quick" if self._options.is_quick else ""
         for text in self._notes:
             console.print(text)
-        console.print(f"{self._options.repetitions} interleaved repetitions{size}; {machine(self._options.directory)}\n")
+        console.print(
+            f"{self._options.repetitions} interleaved repetitions{size}; {machine(self._options.directory)}\n"
+        )
 
 
 def _figure(value: float) -> str:
