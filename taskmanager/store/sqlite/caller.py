@@ -18,7 +18,7 @@ def insert_through(connection: Any, row: TaskRow) -> Coroutine[Any, Any, None] |
     """Insert through a `sqlite3` connection now, or give the coroutine that does it through an `aiosqlite` one."""
     sql, parameters = insert_statement(row)
     if isinstance(connection, sqlite3.Connection):
-        with _explained():
+        with _Explained():
             connection.execute(sql, parameters)
         return None
     if not hasattr(connection, "execute"):
@@ -27,11 +27,11 @@ def insert_through(connection: Any, row: TaskRow) -> Coroutine[Any, Any, None] |
 
 
 async def _insert_async(connection: Any, sql: str, parameters: tuple[object, ...]) -> None:
-    with _explained():
+    with _Explained():
         await connection.execute(sql, parameters)
 
 
-class _explained:
+class _Explained:
     """Says what to do about the errors that a caller's transaction can meet."""
 
     def __enter__(self) -> None:
@@ -46,6 +46,6 @@ class _explained:
                 ) from exc
             if "locked" in text or "busy" in text:
                 raise StoreUnavailable(
-                    f"the task could not be written in this transaction ({text}); its snapshot is stale or somebody else "
-                    "writes: roll back, begin again with BEGIN IMMEDIATE, and repeat"
+                    f"the task could not be written in this transaction ({text}); its snapshot is stale or somebody "
+                    "else writes: roll back, begin again with BEGIN IMMEDIATE, and repeat"
                 ) from exc
