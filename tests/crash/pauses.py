@@ -1,0 +1,81 @@
+"""Named points at which the child stops for ever, to be killed there: around, and inside, a transaction of the store.
+
+A pause is {"point": "before" | "inside" | "after" | "migration" | "claimed", "status": S, "function": F}: the commit it
+stops at is the first that writes a row of that status (and of that task), or any where they are absent.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from taskmanager import TaskManager
+from taskmanager.model.record import TaskRow, TaskWrite
+from taskmanager.store.protocol import ClaimRequest, CommitReport
+from taskmanager.store.sqlite import SqliteStore, schema, transitions
+from tests.crash.jobs import note
+
+Pause = dict[str, Any]
+
+
+class PausingStore(SqliteStore):
+    """Stops at the point it was told."""
+
+    pause: Pause
+    is_armed = False
+
+    def _matches(self, writes: Sequence[TaskWrite]) -> bool:
+        status, name = self.pause.get("status"), self.pause.get("function")
+        return any(
+            (status is None or each.row.status == status) and (name is None or each.row.task_name == name)
+            for each in writes
+        )
+
+    async def commit(self, writes: Sequence[TaskWrite]) -> CommitReport:
+        point = self.pause["point"] if self._matches(writes) else None
+        if point == "before":
+            await stop_here()
+        self.is_armed = point == "inside"
+        report = await super().commit(writes)
+        if point == "after":
+            await stop_here()
+        return report
+
+    async def claim(self, request: ClaimRequest) -> list[TaskRow]:
+        rows = await super().claim(request)
+        if rows and self.pause["point"] == "claimed":
+            await stop_here()
+        return rows
+
+
+async def stop_here() -> None:
+    """The loop goes on, this coroutine does not."""
+    note("paused")
+    await asyncio.Event().wait()
+
+
+def install(manager: TaskManager, pause: Pause) -> None:
+    """Let this manager stop at that point."""
+    store = PausingStore(manager._settings.database or "", synchronous="full")
+    store.pause = pause
+    manager._make_store = lambda: store
+    if pause["point"] == "inside":
+        transitions.transaction = _stops_before_commit(store)  # type: ignore[attr-defined]
+    elif pause["point"] == "migration":
+        store.is_armed = True
+        schema.transaction = _stops_before_commit(store)  # type: ignore[attr-defined]
+
+
+def _stops_before_commit(store: PausingStore) -> Any:
+    real = transitions.transaction  # type: ignore[attr-defined]
+
+    @contextmanager
+    def transaction(connection: Any) -> Iterator[None]:
+        with real(connection):
+            yield
+            if store.is_armed:
+                note("paused")
+                time.sleep(3_600)
+
+    return transaction

@@ -1,0 +1,145 @@
+"""Several processes on one file: stopping, dying, starting and enqueueing at once lose nothing and double nothing."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.crash.harness import Site, is_alive, killed_at_the_end, wait_for
+
+LONG_S = 30
+
+
+@pytest.mark.req("PR-37", "PR-38", "PR-60")
+@pytest.mark.parametrize("at_once", [False, True], ids=["one after the other", "at the same time"])
+def test_two_instances_stop_and_a_third_goes_on_with_the_work_of_both(tmp_path: Path, at_once: bool) -> None:
+    """Nobody replaces the pending store of another: the union comes back, each task exactly once."""
+    site = Site(tmp_path)
+    labels = {name: [f"{name}{number}" for number in range(5)] for name in "ab"}
+    # Each instance is full with its own tasks, so that neither takes what the other leaves.
+    options = {"manager": {"drain_timeout": 0.1, "concurrency": 5}}
+    pair = [site.spawn(enqueue=[["safe", label, LONG_S, {}] for label in labels[name]], **options) for name in "ab"]
+    with killed_at_the_end(*pair):
+        for child in pair:
+            child.until("ready")
+            child.until("start", 5)
+        for child in pair:
+            child.send(signal.SIGTERM)
+            if not at_once:
+                child.wait()
+        for child in pair:
+            assert child.wait() == 0, child.errors()
+    everything = [*labels["a"], *labels["b"]]
+    assert site.statuses() == dict.fromkeys(everything, "PENDING")
+    third = site.finish()
+    assert site.statuses() == dict.fromkeys(everything, "COMPLETED")
+    by_third = [line.label for line in site.lines("start") if line.pid == third.pid]
+    assert sorted(by_third) == sorted(everything), "each exactly once"
+    site.assert_sound()
+    site.assert_settled()
+
+
+@pytest.mark.req("PR-36", "PR-37")
+def test_processes_that_start_at_once_share_what_was_left(tmp_path: Path) -> None:
+    """A dead instance left 40 tasks; four processes start at the same moment, and each task runs once."""
+    site = Site(tmp_path)
+    labels = [f"t{number}" for number in range(40)]
+    first = site.spawn(enqueue=[["once", label, 0.05, {"delay": 0.4}] for label in labels], bulk=True)
+    with killed_at_the_end(first):
+        first.until("ready")
+        first.kill()
+    others = [site.spawn(until="empty", manager={"concurrency": 3}) for _ in range(4)]
+    with killed_at_the_end(*others):
+        for child in others:
+            assert child.wait() == 0, child.errors()
+    assert site.statuses() == dict.fromkeys(labels, "COMPLETED")
+    assert site.starts() == dict.fromkeys(labels, 1)
+    site.assert_sound()
+    site.assert_settled()
+
+
+@pytest.mark.req("RC-42")
+def test_the_living_take_over_from_the_dead_and_not_from_each_other(tmp_path: Path) -> None:
+    """Another instance that starts while tasks run judges only the dead: a long task of a living one is left alone."""
+    site = Site(tmp_path)
+    alive = site.spawn(enqueue=[["safe", "mine", LONG_S, {}]])
+    dead = site.spawn(enqueue=[["safe", "orphan", LONG_S, {}]])
+    with killed_at_the_end(alive, dead):
+        for child in (alive, dead):
+            child.until("ready")
+        alive.until_starts(2)
+        dead.kill()
+        heir = site.spawn(until="signal", sleep_s=0.01)
+        with killed_at_the_end(heir):
+            wait_for(lambda: site.statuses().get("orphan") == "COMPLETED", lambda: f"{site.lines()}{heir.errors()}")
+            assert site.statuses()["mine"] == "RUNNING"
+            heir.stop()
+        alive.stop()
+    assert site.starts()["mine"] == 1
+    site.assert_sound()
+
+
+def test_one_idempotency_key_enqueued_by_four_processes_runs_once(tmp_path: Path) -> None:
+    """The id follows from the key, so all four get the same task and the same result."""
+    site = Site(tmp_path)
+    enqueue = [["once", "keyed", 0.3, {"idempotency_key": "k"}]]
+    children = [site.spawn(enqueue=enqueue, until="results") for _ in range(4)]
+    with killed_at_the_end(*children):
+        for child in children:
+            assert child.wait() == 0, child.errors()
+    results = site.lines("result keyed")
+    assert len(results) == 4
+    assert len({line.task_id for line in results}) == 1
+    assert site.starts() == {"keyed": 1}
+    assert site.query("SELECT count(*) FROM taskmanager_tasks") == [(1,)]
+    site.assert_sound()
+
+
+@pytest.mark.req("PR-36")
+def test_a_frozen_instance_that_wakes_up_does_not_overwrite_its_heirs(tmp_path: Path) -> None:
+    """SIGSTOP is no death: the lock is held, so nobody takes the task; after SIGCONT it ends where it was."""
+    site = Site(tmp_path)
+    frozen = site.spawn(enqueue=[["safe", "a", 1.0, {}]])
+    with killed_at_the_end(frozen):
+        frozen.until_starts(1)
+        frozen.send(signal.SIGSTOP)
+        heir = site.spawn(enqueue=[["once", "b", 0, {}]], until="results")
+        assert heir.wait() == 0, heir.errors()
+        assert site.statuses() == {"a": "RUNNING", "b": "COMPLETED"}
+        frozen.send(signal.SIGCONT)
+        wait_for(lambda: site.statuses()["a"] == "COMPLETED", frozen.errors)
+        frozen.stop()
+    assert site.starts() == {"a": 1, "b": 1}
+    site.assert_sound()
+
+
+def test_a_fork_of_a_running_manager_ends_cleanly_and_harms_nothing(tmp_path: Path) -> None:
+    """`enqueue` raises `WrongProcess` in the child; its exit touches neither the file nor the lock of the parent."""
+    site = Site(tmp_path)
+    child = site.spawn(program="forking")
+    with killed_at_the_end(child):
+        assert child.wait() == 0, child.errors()
+    assert len(site.lines("WrongProcess")) == 2
+    assert len(site.lines("child ended 0")) == 2
+    assert site.statuses() == {"before": "COMPLETED", "after": "COMPLETED"}
+    site.assert_sound()
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_a_forked_child_that_outlives_its_parent_does_not_keep_it_alive(tmp_path: Path) -> None:
+    """The lock of a dead instance can be taken although a forked child of it still runs: its tasks are recovered."""
+    site = Site(tmp_path)
+    parent = site.spawn(program="forking", is_child_lasting=True)
+    with killed_at_the_end(parent):
+        parent.until("start", label="long")
+        wait_for(lambda: bool(site.lines("forked")), parent.errors)
+        pid = site.lines("forked")[0].pid
+        parent.kill()
+    try:
+        assert is_alive(pid)
+        site.finish()
+        assert site.statuses()["long"] == "COMPLETED"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    site.assert_sound()

@@ -1,0 +1,101 @@
+"""The process lane on a bad day: a child that dies takes only its own task with it, and none outlives its parent."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.crash.harness import Site, is_alive, killed_at_the_end, wait_for
+
+
+@pytest.mark.parametrize("by_signal", [False, True], ids=["os._exit", "SIGKILL"])
+def test_a_child_that_dies_fails_its_own_task_only(tmp_path: Path, by_signal: bool) -> None:
+    """`WORKER_CRASHED` for the one; its neighbour in another child goes on, and the pool takes the next."""
+    site = Site(tmp_path)
+    dies = ["process_dies", "dies", 0 if by_signal else 1, {}]
+    enqueue = [["process_once", "neighbour", 1.5, {}], dies, ["process_once", "next", 0, {}]]
+    child = site.spawn(enqueue=enqueue, until="results", manager={"processes": 2})
+    with killed_at_the_end(child):
+        assert child.wait() == 0, child.errors()
+    assert site.statuses() == {"neighbour": "COMPLETED", "dies": "FAILED", "next": "COMPLETED"}
+    assert site.codes()["dies"] == "WORKER_CRASHED"
+    assert site.outcomes("dies") == ["WORKER_FAILURE"]
+    assert site.starts() == {"neighbour": 1, "dies": 1, "next": 1}
+    site.assert_sound()
+    site.assert_settled()
+
+
+def test_a_timeout_kills_the_child_and_the_pool_goes_on(tmp_path: Path) -> None:
+    """A loop in a child cannot be asked; it is killed, and its slot takes the next task."""
+    site = Site(tmp_path)
+    # The limit counts the start of the child too, so the first task warms it up.
+    warm = [["process_once", "warm", 0, {}]]
+    slow = [["process_timeout", "slow", 30, {}], ["process_once", "next", 0, {}]]
+    child = site.spawn(enqueue=warm + slow, until="results", manager={"processes": 1})
+    with killed_at_the_end(child):
+        began = time.monotonic()
+        assert child.wait() == 0, child.errors()
+        assert time.monotonic() - began < 20
+    assert site.statuses() == {"warm": "COMPLETED", "slow": "FAILED", "next": "COMPLETED"}
+    assert site.codes()["slow"] == "TASK_TIMEOUT"
+    for line in site.lines("start", "slow"):
+        assert not is_alive(line.pid)
+    site.assert_sound()
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+@pytest.mark.parametrize("name", ["process_safe", "process_once"])
+def test_a_child_ends_with_its_parent(tmp_path: Path, name: str) -> None:
+    """SIGKILL of the parent: the child does not go on alone, where its work would be repeated beside it."""
+    site = Site(tmp_path)
+    parent = site.spawn(enqueue=[[name, "a", 60, {}]])
+    with killed_at_the_end(parent):
+        parent.until_starts(1)
+        (line,) = site.lines("start")
+        assert is_alive(line.pid)
+        parent.kill()
+    wait_for(lambda: not is_alive(line.pid), lambda: "the child goes on", within_s=5)
+    site.finish()
+    assert site.statuses() == {"a": "COMPLETED" if name == "process_safe" else "FAILED"}
+    site.assert_sound()
+
+
+def test_ctrl_c_on_the_terminal_is_the_parents_business(tmp_path: Path) -> None:
+    """The terminal sends SIGINT to the whole group; the child goes on, and is drained like any other work."""
+    site = Site(tmp_path)
+    parent = site.spawn(enqueue=[["process_once", "a", 1.0, {}]], manager={"drain_timeout": 10})
+    with killed_at_the_end(parent):
+        parent.until_starts(1)
+        (line,) = site.lines("start")
+        os.kill(line.pid, signal.SIGINT)
+        parent.stop(signal.SIGINT)
+    assert parent.code == 0, parent.errors()
+    assert site.statuses() == {"a": "COMPLETED"}
+
+
+def test_enqueueing_in_a_child_is_refused(tmp_path: Path) -> None:
+    """`WrongProcess`: the work is returned to the parent, which enqueues it."""
+    site = Site(tmp_path)
+    child = site.spawn(enqueue=[["process_enqueues", "a", 0, {}]], until="results")
+    with killed_at_the_end(child):
+        assert child.wait() == 0, child.errors()
+    assert len(site.lines("result WrongProcess", "a")) == 1
+
+
+def test_a_task_that_kills_its_process_each_time_is_quarantined_and_the_others_finish(tmp_path: Path) -> None:
+    """Every start is on record before user code runs, so a supervisor that restarts for ever comes to an end."""
+    site = Site(tmp_path)
+    innocent = [f"t{number}" for number in range(30)]
+    enqueue = [["poison", "poison", 0, {}], *(["safe", label, 0, {}] for label in innocent)]
+    child = site.spawn(enqueue=enqueue, bulk=True, until="empty")
+    for _ in range(10):
+        if child.wait() == 0:
+            break
+        child = site.spawn(until="empty")
+    assert child.code == 0, child.errors()
+    assert site.codes()["poison"] == "WORKER_CRASHED"
+    assert {site.statuses()[label] for label in innocent} <= {"COMPLETED"}
+    site.assert_sound()
+    site.assert_settled()
