@@ -1,0 +1,330 @@
+"""Every block of code in README.md and docs/ is run as it stands there, so that what a reader pastes works.
+
+What a fence says after its language:
+
+- ```` ```python ````: a program, run in a directory of its own.
+- ```` ```python continues ````: goes on with the block before it; both are one program.
+- ```` ```python file=jobs.py ````: a module that the programs of the page can import, run as a program too.
+- ```` ```text output ````: exactly what the program before it prints.
+- ```` ```pyi ````: signatures; each is written in the source like that.
+- ```` ```sh ````: commands that exist.
+- ```` ```sql ````: statements that a new database accepts.
+"""
+
+import ast
+import asyncio
+import inspect
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import click
+import pytest
+
+import taskmanager
+from taskmanager import TaskManager, testing
+from taskmanager.cli.commands import cli
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+LANGUAGES: Final = frozenset({"python", "pyi", "sh", "text", "sql", "dockerfile", "yaml"})
+COMMANDS: Final = frozenset({"make", "taskmanager", "pip", "python", "sqlite3", "ls", "fastapi"})
+PROGRAM_TIMEOUT_S: Final = 60
+README_PROGRAM_LINES: Final = 15
+
+
+class Block(NamedTuple):
+    """One fenced block."""
+
+    page: Path
+    line: int
+    language: str
+    words: tuple[str, ...]
+    text: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+    @property
+    def file(self) -> str | None:
+        return next((word.removeprefix("file=") for word in self.words if word.startswith("file=")), None)
+
+
+class Program(NamedTuple):
+    """Blocks that are run as one, and what they print, if the page says so."""
+
+    name: str
+    place: str
+    source: str
+    output: str | None
+
+
+@cache
+def blocks() -> tuple[Block, ...]:
+    """All fenced blocks of all pages, in order."""
+    found = []
+    for page in PAGES:
+        lines = page.read_text(encoding="utf-8").splitlines()
+        start: int | None = None
+        for number, line in enumerate(lines):
+            if line.startswith("```") and start is None:
+                start = number
+            elif line.startswith("```") and start is not None:
+                language, *words = lines[start][3:].split()
+                text = "\n".join(lines[start + 1 : number]) + "\n"
+                found.append(Block(page, start + 1, language, tuple(words), text))
+                start = None
+        assert start is None, f"{page.name}: the block of line {start} is not closed"
+    return tuple(found)
+
+
+def programs() -> Iterator[tuple[Path, Program]]:
+    """The programs of all pages: blocks that go on are joined to the one before."""
+    current: tuple[Path, Program] | None = None
+    for block in blocks():
+        if block.language == "text" and "output" in block.words and current is not None:
+            current = (current[0], current[1]._replace(output=(current[1].output or "") + block.text))
+        elif block.language == "python" and "continues" in block.words:
+            assert current is not None and current[0] == block.page, f"{block.place} continues nothing"
+            current = (current[0], current[1]._replace(source=current[1].source + "\n\n" + block.text))
+        elif block.language == "python":
+            if current is not None:
+                yield current
+            current = (block.page, Program(block.file or "example.py", block.place, block.text, None))
+    if current is not None:
+        yield current
+
+
+def modules_of(page: Path) -> dict[str, str]:
+    """The modules that the programs of a page can import."""
+    return {block.file: block.text for block in blocks() if block.page == page and block.file is not None}
+
+
+@pytest.mark.parametrize(("page", "program"), [pytest.param(*each, id=each[1].place) for each in programs()])
+def test_a_program_runs_as_pasted_and_prints_what_the_page_says(page: Path, program: Program, tmp_path: Path) -> None:
+    """A fresh process, a fresh directory, warnings are errors."""
+    if "from fastapi" in program.source:
+        pytest.importorskip("fastapi")
+    for name, text in {**modules_of(page), program.name: program.source}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    command = [sys.executable, "-W", "error", program.name]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    if program.output is not None:
+        assert done.stdout == program.output
+
+
+def test_the_first_program_of_the_readme_is_short() -> None:
+    """It is read before anything else."""
+    first = next(block for block in blocks() if block.page.name == "README.md" and block.language == "python")
+    assert len([line for line in first.text.splitlines() if line.strip()]) <= README_PROGRAM_LINES
+
+
+def test_every_block_says_what_it_is() -> None:
+    """A fence without a language would be run by nobody."""
+    assert {block.place: block.language for block in blocks() if block.language not in LANGUAGES} == {}
+
+
+def _make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def _unknown_command(line: str) -> str | None:
+    """What is wrong with a line of a shell block."""
+    words = line.split()
+    if words[0] not in COMMANDS:
+        return f"{words[0]!r} is no command the pages may use"
+    if words[0] == "make" and words[1] not in _make_targets():
+        return f"the Makefile has no {words[1]!r}"
+    if words[0] == "taskmanager" and not words[1].startswith("-"):
+        assert isinstance(cli, click.Group)
+        if words[1] not in cli.commands:
+            return f"taskmanager has no command {words[1]!r}"
+    return None
+
+
+def test_every_shell_command_exists() -> None:
+    """Make targets, commands of ours and their names; what they do is tested where they are made."""
+    faults = []
+    for block in blocks():
+        if block.language == "sh":
+            commands = [line for line in block.text.splitlines() if line.strip() and not line.startswith("#")]
+            faults += [f"{block.place}: {fault}" for line in commands if (fault := _unknown_command(line))]
+    assert faults == []
+
+
+def test_commands_named_in_running_text_exist() -> None:
+    """`make test` in a sentence is as much a promise as in a block."""
+    faults = []
+    for page in PAGES:
+        for command in re.findall(r"`((?:make|taskmanager) [a-z-]+)[^`]*`", page.read_text(encoding="utf-8")):
+            fault = _unknown_command(command)
+            if fault:
+                faults.append(f"{page.name}: {fault}")
+    assert faults == []
+
+
+@pytest.mark.req("HB-36")
+def test_every_statement_in_sql_runs_on_a_new_database(tmp_path: Path) -> None:
+    """The SQL that is said to be safe is at least valid, and names columns that exist."""
+    database = tmp_path / "tasks.db"
+
+    async def make() -> None:
+        async with TaskManager(database):
+            pass
+
+    asyncio.run(make())
+    connection = sqlite3.connect(database)
+    for block in blocks():
+        if block.language == "sql":
+            for statement in filter(str.strip, block.text.split(";")):
+                names = set(re.findall(r":([a-z_]+)", statement))
+                connection.execute(statement, dict.fromkeys(names, ""))
+    connection.close()
+
+
+# The reference.
+
+
+def _signatures(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Every function and annotated field below classes and modules: its dotted name, and how it is written."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            kind = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
+            returns = "" if node.returns is None else f" -> {ast.unparse(node.returns)}"
+            yield node.name, f"{kind} ({ast.unparse(node.args)}){returns}".replace('"', "'")
+        elif isinstance(node, ast.ClassDef):
+            yield node.name, "class"
+            yield from ((f"{node.name}.{name}", text) for name, text in _signatures(node))
+        elif isinstance(node, ast.AnnAssign):
+            yield ast.unparse(node.target), ast.unparse(node)
+
+
+def _written_in_the_source() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "taskmanager").rglob("*.py"):
+        if "store" in path.parts or "cli" in path.parts:
+            continue
+        for name, text in _signatures(ast.parse(path.read_text(encoding="utf-8"))):
+            found.setdefault(name, set()).add(text)
+    return found
+
+
+def test_every_signature_in_the_pages_is_written_so_in_the_source() -> None:
+    """A reference that differs from the code in a default or a name is worse than none."""
+    source = _written_in_the_source()
+    faults = []
+    for block in blocks():
+        if block.language == "pyi":
+            for name, text in _signatures(ast.parse(block.text)):
+                if text not in source.get(name, set()):
+                    faults.append(f"{block.place}: {name}: {text}; the source has {sorted(source.get(name, set()))}")
+    assert faults == []
+
+
+def test_the_reference_has_every_public_name() -> None:
+    """In the headings or in the signatures of reference.md."""
+    reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    names = [*taskmanager.__all__, *testing.__all__]
+    assert [name for name in names if not re.search(rf"\b{name}\b", reference)] == []
+
+
+NOT_IN_THE_REFERENCE: Final = frozenset(
+    # What a manager is asked by its own handles and tasks, and what a task is asked by its manager.
+    {
+        "TaskManager.enqueue_call", "TaskManager.wait_for", "TaskManager.info_of", "TaskManager.cancel_now",
+        "TaskManager.last_status", "TaskManager.degraded_reason", "TaskCall.bound", "Task.unbound",
+        # Not in this release: the method says so itself.
+        "TaskManager.schedule",
+    }
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("owner", ["TaskManager", "TaskHandle", "TaskCall", "Task", "TaskContext", "TaskResult"])
+def test_the_reference_has_every_public_method(owner: str) -> None:
+    """Everything without an underscore, but for what the library's own parts ask of each other."""
+    written = {name for block in blocks() if block.language == "pyi" for name, _ in _signatures(ast.parse(block.text))}
+    members = [name for name, value in vars(getattr(taskmanager, owner)).items() if _is_method(value)]
+    missing = {f"{owner}.{name}" for name in members if not name.startswith("_")} - written - NOT_IN_THE_REFERENCE
+    assert missing == set()
+
+
+def _is_method(value: object) -> bool:
+    return inspect.isfunction(value) or isinstance(value, property | classmethod | staticmethod)
+
+
+# The duties.
+
+
+def _said(page: str) -> str:
+    return " ".join((ROOT / page).read_text(encoding="utf-8").split())
+
+
+REQUEUE, STORAGE, RETRIES, DEPLOYMENT = (
+    "docs/restart-and-requeue.md",
+    "docs/storage.md",
+    "docs/retries.md",
+    "docs/deployment.md",
+)
+
+
+@pytest.mark.parametrize(
+    ("page", "phrases"),
+    [
+        pytest.param(REQUEUE, ["requeue_pending", "requeue_on_interrupt", "## Limits"], marks=pytest.mark.req("PR-03")),
+        pytest.param(REQUEUE, ["once and many times are the same"], marks=pytest.mark.req("PR-28")),
+        pytest.param(REQUEUE, ["ON CONFLICT (id) DO UPDATE"], marks=pytest.mark.req("PR-29")),
+        pytest.param(REQUEUE, ["get the e-mail twice"], marks=pytest.mark.req("PR-30")),
+        pytest.param(REQUEUE, ["The whole function counts"], marks=pytest.mark.req("PR-31")),
+        pytest.param(REQUEUE, ["no task may ever be lost"], marks=pytest.mark.req("PR-55")),
+        pytest.param(REQUEUE, ["A retry after a crash may repeat half-done work"], marks=pytest.mark.req("HB-25")),
+        pytest.param(DEPLOYMENT, ["SIGTERM before SIGKILL"], marks=pytest.mark.req("PR-56")),
+        pytest.param(DEPLOYMENT, ["10 s", "30 s", "`drain_timeout` + 2 s"], marks=pytest.mark.req("PR-57", "PR-58")),
+        pytest.param(DEPLOYMENT, ["INTERRUPTED", "grace period is too short"], marks=pytest.mark.req("PR-59")),
+        pytest.param(STORAGE, ["are not filled in for older rows"], marks=pytest.mark.req("DS-041")),
+        pytest.param(STORAGE, ["Who may write the file may run tasks"], marks=pytest.mark.req("DS-108")),
+        pytest.param(STORAGE, ["any registered task", "every result and traceback"], marks=pytest.mark.req("DS-109")),
+        pytest.param(STORAGE, ["Nothing authenticates"], marks=pytest.mark.req("DS-110")),
+        pytest.param(STORAGE, ["resolve only against the registry"], marks=pytest.mark.req("DS-111", "DS-112")),
+        pytest.param(STORAGE, ["0600"], marks=pytest.mark.req("DS-113")),
+    ],
+)
+def test_a_duty_of_the_documentation_is_met(page: str, phrases: list[str]) -> None:
+    """What users have to be told is told, in the words that a reader would look for."""
+    assert [phrase for phrase in phrases if phrase not in _said(page)] == []
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_between_the_pages_leads_somewhere() -> None:
+    """Files and headings that are linked exist."""
+    faults = []
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            if target.startswith(("http://", "https://")):
+                continue
+            path, _, anchor = target.partition("#")
+            file = page if not path else (page.parent / path).resolve()
+            if not file.exists() or (anchor and anchor not in _anchors(file)):
+                faults.append(f"{page.name}: {target}")
+    assert faults == []
+
+
+def test_the_readme_names_the_version_of_python_that_the_package_asks_for() -> None:
+    """The first thing that goes wrong at an installation."""
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"]
+    assert f"Python {asked.removeprefix('>=')}" in _said("README.md")
