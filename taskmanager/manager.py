@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, cast, 
 
 from taskmanager.codec.values import Codec
 from taskmanager.duties.recovery import Recovery
+from taskmanager.duties.rounds import Rounds
 from taskmanager.duties.stale import StaleTasks
 from taskmanager.engine.attempt import Attempt, current
 from taskmanager.engine.definition import CallOptions, Definition
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.instance import new_identity
+from taskmanager.engine.instance import Identity, new_identity
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
 from taskmanager.engine.live import Ending, LiveTask
@@ -324,8 +325,8 @@ class TaskManager:
         identity = new_identity(self._settings.instance_name, self._clock.now_us())
         store = self._make_store()
         engine = Engine(self._settings, self._registry.definitions, store, self._clock, identity, self._intake)
-        recovery = Recovery(store, self._clock, identity, self._settings.database)
-        self._lifecycle = Lifecycle(engine, recovery.run_once)
+        recovery = self._recovery(store, identity)
+        self._lifecycle = Lifecycle(engine, recovery.run_once, self._rounds(engine, recovery))
         try:
             await self._lifecycle.start()
         except BaseException:
@@ -442,9 +443,16 @@ class TaskManager:
             raise ManagerStopped("the manager is still starting")
         return self._records
 
+    def _recovery(self, store: Store, identity: Identity) -> Recovery:
+        settings = self._settings
+        return Recovery(store, self._clock, identity, settings.database, crash_budget=settings.recovery.crash_budget)
+
+    def _rounds(self, engine: Engine, recovery: Recovery) -> Rounds:
+        return Rounds(engine, recovery, is_alone=self._is_isolated or self._settings.database is None)
+
     def _stale_tasks(self) -> StaleTasks:
         engine = self._running().engine
-        return StaleTasks(engine, Recovery(engine.store, self._clock, engine.identity, self._settings.database))
+        return StaleTasks(engine, self._recovery(engine.store, engine.identity))
 
     # Records.
 

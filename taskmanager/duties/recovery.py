@@ -6,23 +6,35 @@ behind the last row seen, so that rows which cannot be recovered never starve th
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from taskmanager.codec.results import encode_error_text
 from taskmanager.codec.values import loads
 from taskmanager.engine.definition import retry_facts
 from taskmanager.engine.instance import Identity, is_dead, remove_lock_files
 from taskmanager.model.clock import Clock
-from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite
+from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, expected_of
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
 from taskmanager.rules.recovery import Verdict, judge_orphan
-from taskmanager.store.protocol import Store
+from taskmanager.store.protocol import InstanceRow, Store
 
 logger = logging.getLogger("taskmanager")
 PAGE: Final = 500
+
+
+class Crash(NamedTuple):
+    """What is known of the death of one owner."""
+
+    counts: bool
+    """False when the machine was restarted: a power cut says nothing about the tasks that ran."""
+    only_suspect: str | None
+    """The one task that had crashed before and ran in this crash, when it is one."""
+
+
+NO_CRASH: Final = Crash(False, None)
 
 
 class Recovery:
@@ -34,65 +46,94 @@ class Recovery:
         clock: Clock,
         identity: Identity,
         database: Path | None,
+        *,
+        crash_budget: int,
         random_01: Callable[[], float] = random.random,
     ) -> None:
         self._store = store
         self._clock = clock
         self._identity = identity
         self._database = database
+        self._crash_budget = crash_budget
         self._random_01 = random_01
 
-    async def run_once(self) -> int:
-        """Recover what dead instances left; how many rows were moved."""
-        instances = await self._store.instances()
+    async def run_once(self, is_wanted: Callable[[TaskRow], bool] = lambda row: True) -> int:
+        """Recover what dead instances left, as far as `is_wanted`; how many rows were moved."""
+        instances = {each.instance_id: each for each in await self._store.instances()}
         me = self._identity.instance_id
-        dead = [each.instance_id for each in instances if each.instance_id != me and self._is_dead(each.instance_id)]
-        alive = {each.instance_id for each in instances} - set(dead) | {me}
-        moved = 0
+        dead = {instance_id for instance_id in instances if instance_id != me and self._is_dead(instance_id)}
+        alive = {*instances, me} - dead
+        crashes: dict[str, Crash] = {}
+        moved = left = 0
         after = ""
         while rows := await self._store.fetch_orphans(alive, limit=PAGE, after=after):
             after = rows[-1].task_id
-            moved += await self.recover(rows)
-        await self._store.forget_instances(dead)
-        if self._database is not None:
-            remove_lock_files(self._database, dead)
+            for owner in {row.claimed_by_worker_id or "" for row in rows} - crashes.keys() - alive:
+                # An instance that registered after the list was read holds its lock, and is alive.
+                if owner not in dead and not self._is_dead(owner):
+                    alive.add(owner)
+                else:
+                    crashes[owner] = await self._crash_of(owner, instances.get(owner))
+            orphans = [row for row in rows if row.claimed_by_worker_id not in alive and is_wanted(row)]
+            left += len(rows) - len(orphans)
+            moved += await self.recover(orphans, crashes)
+        if not left:
+            await self._store.forget_instances(dead)
+            if self._database is not None:
+                remove_lock_files(self._database, dead)
         if moved or dead:
             logger.info("recovered %d tasks of %d instances that are gone", moved, len(dead))
         return moved
 
-    async def recover(self, rows: list[TaskRow]) -> int:
+    async def _crash_of(self, owner: str, instance: InstanceRow | None) -> Crash:
+        """Who ran when this owner died, and who of them had crashed before."""
+        suspects: list[str] = []
+        after = ""
+        while rows := await self._store.fetch_owned([owner], limit=PAGE, after=after):
+            after = rows[-1].task_id
+            suspects.extend(row.task_id for row in rows if row.status == TaskStatus.RUNNING and row.crash_count)
+        boot_id = None if instance is None else instance.boot_id
+        counts = boot_id is None or boot_id == self._identity.boot_id
+        return Crash(counts, suspects[0] if len(suspects) == 1 else None)
+
+    async def recover(self, rows: list[TaskRow], crashes: Mapping[str, Crash] | None = None) -> int:
         """Move these rows on, each only if it still says what was read; how many were moved."""
         if not rows:
             return 0
-        report = await self._store.commit([self._judge(row) for row in rows])
+        known = crashes or {}
+        writes = [self._judge(row, known.get(row.claimed_by_worker_id or "", NO_CRASH)) for row in rows]
+        report = await self._store.commit(writes)
         return len(rows) - len(report.lost) - len(report.rejected)
 
     def _is_dead(self, instance_id: str) -> bool:
         return self._database is None or is_dead(self._database, instance_id)
 
-    def _judge(self, row: TaskRow) -> TaskWrite:
+    def _judge(self, row: TaskRow, crash: Crash) -> TaskWrite:
         now = self._clock.now_us()
         options = loads(row.task_options)
+        is_noted = row.failed_reason == INTERRUPTION_NOTE
+        crash_count = row.crash_count + (crash.counts and row.status == TaskStatus.RUNNING and not is_noted)
         verdict = judge_orphan(
             status=TaskStatus(row.status),
             cancel_requested=row.cancel_requested_at is not None,
             requeue_on_interrupt=bool(options.get("requeue_on_interrupt")),
             rule=retry_facts(options),
             retry_count=row.retry_count,
-            is_interruption_noted=row.failed_reason == INTERRUPTION_NOTE,
+            is_interruption_noted=is_noted,
             good_until=row.good_until,
             now=now,
             random_01=self._random_01(),
+            crash_count=crash_count,
+            crash_budget=self._crash_budget,
+            is_only_suspect=crash.only_suspect == row.task_id,
         )
         attempts = () if verdict.outcome is None else (_attempt(row, verdict, now),)
-        expected = Expected(row.status, row.claimed_by_worker_id, row.start_count)
-        return TaskWrite(_moved(row, verdict, now), expected, attempts)
+        return TaskWrite(_moved(row._replace(crash_count=crash_count), verdict, now), expected_of(row), attempts)
 
 
 def _moved(row: TaskRow, verdict: Verdict, now: int) -> TaskRow:
     """The row after the verdict."""
-    crashed = row.status == TaskStatus.RUNNING and verdict.error_code != BuiltInTaskCode.TASK_INTERRUPTED
-    common = row._replace(status=verdict.status, updated_at=now, crash_count=row.crash_count + crashed)
+    common = row._replace(status=verdict.status.value, updated_at=now)
     if verdict.status is TaskStatus.PENDING:
         due = row.enqueued_at if verdict.outcome is None else now + int((verdict.delay_s or 0.0) * 1_000_000)
         return common._replace(
@@ -123,8 +164,8 @@ def _attempt(row: TaskRow, verdict: Verdict, now: int) -> AttemptRow:
     return AttemptRow(
         row.task_id,
         row.start_count,
-        verdict.outcome,
-        verdict.spends_retry,
+        verdict.outcome.value,
+        int(verdict.spends_retry),
         row.started_at or now,
         now,
         verdict.error_code,

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from taskmanager.codec.values import loads
 from taskmanager.engine.attempt import Attempt, StopReason
@@ -33,11 +33,20 @@ FINAL_COMMIT_S: Final = 0.9
 DRAIN_STEP_S: Final = 0.25
 
 
+class Duties(Protocol):
+    """What goes on beside the tasks, from the registration of the instance to its end."""
+
+    def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    def stop_heartbeat(self) -> None: ...
+
+
 class Lifecycle:
     """The start and the stop of one engine, and the loops it has in between."""
 
-    def __init__(self, engine: Engine, recover: Callable[[], Awaitable[int]]) -> None:
+    def __init__(self, engine: Engine, recover: Callable[[], Awaitable[int]], duties: Duties) -> None:
         self.engine = engine
+        self._duties = duties
         self._recover = recover
         self._claimer = Claimer(engine)
         self._claimer.on_file_lost = self._reopen_lost_file
@@ -54,6 +63,7 @@ class Lifecycle:
         try:
             await self._open()
             await self._recover()
+            self._duties.start()
             engine.stall.start()
             engine.writer.start(WriterNews(engine))
             for live in engine.intake.open(engine):
@@ -77,6 +87,8 @@ class Lifecycle:
         await engine.store.save_instance(engine.identity.row(engine.clock.now_us()))
 
     async def _abort(self) -> None:
+        await self._duties.stop()
+        self._duties.stop_heartbeat()
         self.engine.close_timer()
         self.engine.is_stopping = True
         self.engine.intake.reopen_for_start()
@@ -115,6 +127,7 @@ class Lifecycle:
         self._cancel_memory_only()
         await self._drain(drain_timeout_s)
         await self._stop_what_runs()
+        await self._duties.stop()
         if self._claim_task is not None:
             self._claim_task.cancel()
             await asyncio.wait([self._claim_task])
@@ -193,8 +206,10 @@ class Lifecycle:
 
     def _leftover_ended(self, attempt: Attempt) -> None:
         self._leftover.discard(attempt)
-        if not self._leftover and self._lock is not None:
-            self._lock.close_descriptor()
+        if not self._leftover:
+            self._duties.stop_heartbeat()
+            if self._lock is not None:
+                self._lock.close_descriptor()
 
     async def _final_batches(self) -> int:
         """Free the waiting rows and write everything; the door closes in the step that fills the last batch."""
@@ -247,6 +262,8 @@ class Lifecycle:
         engine = self.engine
         engine.close_timer()
         engine.runner.threads.close()
+        if not self._leftover:
+            self._duties.stop_heartbeat()
         try:
             if not unsaved and not self._leftover:
                 await engine.store.forget_instances([engine.identity.instance_id])

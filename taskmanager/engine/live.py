@@ -41,6 +41,10 @@ class Ending(NamedTuple):
     requeued: bool = False
 
 
+# The driver looks up an adapter for every value that is not exactly a str or an int, enum members included.
+_TEXT = {status: str(status.value) for status in TaskStatus}
+
+
 class LiveTask:
     """One task in memory. Fields up to `created_at` mirror the columns of its row."""
 
@@ -144,7 +148,7 @@ class LiveTask:
 
     def expectation(self) -> Expected:
         """What the row says once the present state is committed."""
-        return Expected(self.status, self.owner, self.start_count)
+        return Expected(_TEXT[self.status], self.owner, self.start_count)
 
     def row(self) -> TaskRow:
         """The whole record as it is now."""
@@ -158,7 +162,7 @@ class LiveTask:
                 self.priority,
                 self.args_text,
                 self.kwargs_text,
-                self.status,
+                _TEXT[self.status],
                 self.sent_at,
                 self.enqueued_at,
                 claimed_at,

@@ -129,7 +129,7 @@ class Records:
         now = self._engine.clock.now_us()
         error = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
         ended = row._replace(
-            status=TaskStatus.CANCELLED,
+            status=TaskStatus.CANCELLED.value,
             failed_at=now,
             updated_at=now,
             cancel_requested_at=now,
@@ -182,7 +182,7 @@ class Records:
 def again(row: TaskRow, now: int, options_text: str) -> TaskRow:
     """An ended row as it stands when a person, or the same key, asks for it again: free, and due now."""
     return row._replace(
-        status=TaskStatus.PENDING,
+        status=TaskStatus.PENDING.value,
         enqueued_at=now,
         updated_at=now,
         claimed_at=None,

@@ -185,8 +185,8 @@ class Settlement:
         row = AttemptRow(
             live.task_id,
             attempt.number,
-            outcome,
-            will_retry,
+            outcome.value,
+            int(will_retry),
             attempt.started_at,
             now,
             None if error is None else error.error_code,

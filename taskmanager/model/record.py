@@ -64,7 +64,7 @@ class AttemptRow(NamedTuple):
     task_id: str
     attempt: int
     outcome: str
-    will_retry: bool
+    will_retry: int
     started_at: int
     finished_at: int
     error_code: str | None

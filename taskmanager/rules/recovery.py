@@ -36,11 +36,17 @@ def judge_orphan(
     good_until: int | None,
     now: int,
     random_01: float,
+    crash_count: int = 0,
+    crash_budget: int | None = None,
+    is_only_suspect: bool = False,
 ) -> Verdict:
     """What becomes of a row in a non-terminal `status`. Instants are microseconds UTC.
 
     `is_interruption_noted`: its instance was stopping and had asked it to end, so that this is no crash. A RUNNING task
     does not expire, it has started in time; the next start looks at `good_until` again.
+
+    `crash_count` includes this crash. A task that has used up `crash_budget`, and was the only one with earlier crashes
+    that ran in this one, is the culprit: it is failed for good, so that the innocent ones can finish.
     """
     assert not status.is_terminal, status
     if status in WAITING:
@@ -54,6 +60,13 @@ def judge_orphan(
         )
     if is_interruption_noted:
         return _judge_interrupted(requeue_on_interrupt)
+    if crash_budget is not None and crash_count >= crash_budget and is_only_suspect:
+        return _ended(
+            TaskStatus.FAILED,
+            BuiltInTaskCode.WORKER_CRASHED,
+            AttemptOutcome.WORKER_FAILURE,
+            f"quarantined: its process died {crash_count} times while it ran, and it was the only suspect",
+        )
     if requeue_on_interrupt:
         return Verdict(
             TaskStatus.PENDING,

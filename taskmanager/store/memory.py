@@ -3,7 +3,7 @@
 Ended tasks are kept in the order of their end, and the oldest leave when there are more than `max_history`.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -17,9 +17,11 @@ from taskmanager.store.protocol import (
     FreeQueue,
     InstanceRow,
     TaskFilter,
+    WorkerState,
 )
 
 MAX_HISTORY: Final = 10_000
+MAX_WORKER_STATES: Final = 1_000
 
 
 class MemoryStore:
@@ -32,6 +34,7 @@ class MemoryStore:
         self._attempts: dict[str, dict[int, AttemptRow]] = {}
         self._instances: dict[str, InstanceRow] = {}
         self._paused: dict[str, int] = {}
+        self.worker_states: deque[WorkerState] = deque(maxlen=MAX_WORKER_STATES)
 
     def __repr__(self) -> str:
         return f"<MemoryStore {len(self._live)} live, {len(self._ended)} ended>"
@@ -223,6 +226,31 @@ class MemoryStore:
     async def forget_instances(self, instance_ids: Collection[str]) -> None:
         for instance_id in instance_ids:
             self._instances.pop(instance_id, None)
+
+    def open_beater(self) -> None:
+        return None
+
+    async def heartbeats(self) -> list[tuple[str, str, int]]:
+        return []
+
+    async def prune_heartbeats(self, cutoff: int, limit: int) -> int:
+        return 0
+
+    async def save_worker_state(self, state: WorkerState) -> None:
+        self.worker_states.append(state)
+
+    async def prune_worker_states(self, cutoff: int, limit: int) -> int:
+        gone = 0
+        while gone < limit and self.worker_states and self.worker_states[0].snapshot_at < cutoff:
+            self.worker_states.popleft()
+            gone += 1
+        return gone
+
+    async def shrink(self) -> None:
+        return None
+
+    async def upkeep(self) -> None:
+        return None
 
     async def set_paused(self, queue_name: str, paused: bool, now: int) -> None:
         if paused:

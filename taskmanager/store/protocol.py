@@ -76,6 +76,52 @@ class TaskFilter(NamedTuple):
     before: str | None = None
 
 
+class Beat(NamedTuple):
+    """One sign of life: `role` is "claimer" (covers what waits) or "runner" (covers what runs)."""
+
+    sender_id: str
+    role: str
+    sent_at: int
+    hostname: str
+    pid: int
+
+
+class Beater(Protocol):
+    """A connection of its own for the heartbeat's thread; synchronous, used by that thread only."""
+
+    def beat(self, beats: Sequence[Beat]) -> None:
+        """Write these in one transaction. Raises `StoreUnavailable`."""
+        ...
+
+    def close(self) -> None:
+        """Release the connection."""
+        ...
+
+
+class WorkerState(NamedTuple):
+    """One row of `taskmanager_worker_states`: a snapshot of one instance. Lists and mappings are JSON text."""
+
+    worker_id: str
+    snapshot_at: int
+    hostname: str
+    pid: int
+    processes: int
+    queues: str
+    tasks_running: int
+    tasks_claimed: int
+    memory_usage_mb: float
+    children_memory_mb: float
+    cpu_percent: float
+    memory_percent: float
+    max_claim_batch: int
+    max_claim_per_worker: int
+    cluster_wide_cap: int | None
+    queue_priorities: str
+    queue_max_concurrency: str
+    recovery_config: str
+    worker_started_at: int
+
+
 class Store(Protocol):
     """One place where the promise lives. All methods are called from one event loop, `commit` by one coroutine."""
 
@@ -157,6 +203,34 @@ class Store(Protocol):
 
     async def forget_instances(self, instance_ids: Collection[str]) -> None:
         """Delete their rows."""
+        ...
+
+    def open_beater(self) -> Beater | None:
+        """A beater for the calling thread; None where nobody else could see its beats."""
+        ...
+
+    async def heartbeats(self) -> list[tuple[str, str, int]]:
+        """The latest beat of every sender and role: (sender, role, sent_at)."""
+        ...
+
+    async def prune_heartbeats(self, cutoff: int, limit: int) -> int:
+        """Delete at most `limit` heartbeats sent before `cutoff`; how many went."""
+        ...
+
+    async def save_worker_state(self, state: WorkerState) -> None:
+        """Append one snapshot."""
+        ...
+
+    async def prune_worker_states(self, cutoff: int, limit: int) -> int:
+        """Delete at most `limit` snapshots taken before `cutoff`; how many went."""
+        ...
+
+    async def shrink(self) -> None:
+        """Give space that deleted rows have left back to the file system, a little at a time."""
+        ...
+
+    async def upkeep(self) -> None:
+        """What a store does when nothing else is to be done: moving its log into the file."""
         ...
 
     async def set_paused(self, queue_name: str, paused: bool, now: int) -> None:

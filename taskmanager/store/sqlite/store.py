@@ -9,8 +9,9 @@ from typing import TypeVar, TypeVarTuple
 
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.protocol import ClaimRequest, CommitReport, FreeQueue, InstanceRow, TaskFilter
-from taskmanager.store.sqlite import claims, queries, transitions, upkeep
+from taskmanager.store.protocol import ClaimRequest, CommitReport, FreeQueue, InstanceRow, TaskFilter, WorkerState
+from taskmanager.store.sqlite import beat, claims, queries, transitions, upkeep
+from taskmanager.store.sqlite.beat import SqliteBeater
 from taskmanager.store.sqlite.connection import (
     WAL_LIMIT_BYTES,
     Connection,
@@ -129,6 +130,27 @@ class SqliteStore:
 
     async def forget_instances(self, instance_ids: Collection[str]) -> None:
         await self._write(upkeep.forget_instances, instance_ids)
+
+    def open_beater(self) -> SqliteBeater:
+        return SqliteBeater(self.path)
+
+    async def heartbeats(self) -> list[tuple[str, str, int]]:
+        return await self._read(beat.heartbeats)
+
+    async def prune_heartbeats(self, cutoff: int, limit: int) -> int:
+        return await self._write(beat.prune_heartbeats, cutoff, limit)
+
+    async def save_worker_state(self, state: WorkerState) -> None:
+        await self._write(beat.save_worker_state, state)
+
+    async def prune_worker_states(self, cutoff: int, limit: int) -> int:
+        return await self._write(beat.prune_worker_states, cutoff, limit)
+
+    async def shrink(self) -> None:
+        await self._write(beat.shrink)
+
+    async def upkeep(self) -> None:
+        await self.checkpoint()
 
     async def set_paused(self, queue_name: str, paused: bool, now: int) -> None:
         await self._write(upkeep.set_paused, queue_name, paused, now)

@@ -1,0 +1,123 @@
+"""Says every interval that this instance lives: a daemon thread with a connection of its own.
+
+A thread, because a blocked event loop must not look like a crash. Its beats are of two roles: *claimer* covers
+what waits
+here, *runner* what runs here, until its outcome is committed. When the loop stays blocked longer than a running
+task may be silent, the claimer's beat stops, so that waiting work is taken over, and the runner's goes on.
+"""
+
+import logging
+import threading
+from typing import Final
+
+from taskmanager.engine.engine import Engine
+from taskmanager.model.errors import StoreError
+from taskmanager.store.protocol import Beat, Beater
+
+logger = logging.getLogger("taskmanager")
+
+LOOP_PROBE_S: Final = 0.5
+BLOCKED_AFTER_S: Final = 2.0
+"""A loop that does not answer for this long is reported as blocked."""
+
+
+class Heartbeat:
+    """The heart of one instance. Started after the instance is registered, stopped last."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._answered_s = engine.clock.elapsed_s()
+        self._is_probing = False
+        self._blocked_since_s: float | None = None
+        self.failed_count = 0
+        """Beats in a row that could not be written; the reaper trusts no observation made meanwhile."""
+
+    def start(self) -> None:
+        """Beat once now, then every interval, until `stop` or the end of the main thread."""
+        self._thread = threading.Thread(target=self._run, name="taskmanager-heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self, patience_s: float = 2.0) -> None:
+        """The last beat has been."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(patience_s)
+
+    def _run(self) -> None:
+        beater = self._engine.store.open_beater()
+        if beater is None:
+            return
+        try:
+            self._beat_until_stopped(beater)
+        finally:
+            beater.close()
+
+    def _beat_until_stopped(self, beater: Beater) -> None:
+        elapsed_s = self._engine.clock.elapsed_s
+        config = self._engine.settings.recovery
+        intervals_s = {
+            "claimer": config.claimer_heartbeat_interval_ms / 1000,
+            "runner": config.runner_heartbeat_interval_ms / 1000,
+        }
+        due_s = dict.fromkeys(intervals_s, elapsed_s())
+        while True:
+            now_s = elapsed_s()
+            roles = [role for role, at in due_s.items() if at <= now_s]
+            if roles and self._beat(beater, self._allowed(roles, now_s)):
+                due_s.update((role, now_s + intervals_s[role]) for role in roles)
+            if self._stop.wait(LOOP_PROBE_S) or not threading.main_thread().is_alive():
+                return
+            if not self._probe_loop():
+                return
+
+    def _allowed(self, roles: list[str], now_s: float) -> list[str]:
+        limit_s = self._engine.settings.recovery.running_stale_threshold_ms / 1000
+        if now_s - self._answered_s > limit_s:
+            return [role for role in roles if role != "claimer"]
+        return roles
+
+    def _beat(self, beater: Beater, roles: list[str]) -> bool:
+        """One write for all roles; a failure is tried again soon, and never harms a task."""
+        who = self._engine.identity
+        now = self._engine.clock.now_us()
+        try:
+            beater.beat([Beat(who.instance_id, role, now, who.hostname, who.pid) for role in roles])
+        except StoreError as exc:
+            self.failed_count += 1
+            logger.debug("a heartbeat could not be written: %s", exc)
+            return False
+        self.failed_count = 0
+        return True
+
+    # Is the loop alive?
+
+    def _probe_loop(self) -> bool:
+        """Ask the loop for an answer; False when it is closed for good."""
+        now_s = self._engine.clock.elapsed_s()
+        if not self._is_probing:
+            self._is_probing = True
+            try:
+                self._engine.loop.call_soon_threadsafe(self._answer)
+            except RuntimeError:
+                return False
+        silent_s = now_s - self._answered_s
+        if silent_s > BLOCKED_AFTER_S and self._blocked_since_s is None:
+            self._blocked_since_s = self._answered_s
+            logger.warning(
+                "the event loop has been blocked for %.1f s; running: %s", silent_s, self._running_names() or "no task"
+            )
+        return True
+
+    def _answer(self) -> None:
+        now_s = self._engine.clock.elapsed_s()
+        if self._blocked_since_s is not None:
+            logger.warning("the event loop goes on after being blocked for %.1f s", now_s - self._blocked_since_s)
+            self._blocked_since_s = None
+        self._answered_s = now_s
+        self._is_probing = False
+
+    def _running_names(self) -> str:
+        running = list(self._engine.runner.running.values())
+        return ", ".join(sorted({attempt.live.definition.name for attempt in running})[:5])

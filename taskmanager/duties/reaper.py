@@ -1,0 +1,104 @@
+"""Looks every `check_interval_ms` for work whose owner is dead or silent, and gives it back.
+
+Dead is certain (its lock can be taken) and acted on at once. Silent is judged by observation: a heartbeat whose
+value has
+not changed for the threshold, on this observer's own clock, while this observer's own beats got through. A clock
+that jumps or a file that was locked for minutes makes nobody silent.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+from taskmanager.duties.heartbeat import Heartbeat
+from taskmanager.duties.recovery import Recovery
+from taskmanager.engine.engine import Engine
+from taskmanager.model.record import TaskRow
+from taskmanager.model.states import TaskStatus
+
+logger = logging.getLogger("taskmanager")
+
+
+class Observation:
+    """What was last seen of one heart, and since when it has said the same."""
+
+    __slots__ = ("since_s", "value")
+
+    def __init__(self, value: int, since_s: float) -> None:
+        self.value = value
+        self.since_s = since_s
+
+
+class Reaper:
+    """The observer of one instance."""
+
+    def __init__(self, engine: Engine, recovery: Recovery, heartbeat: Heartbeat) -> None:
+        self._engine = engine
+        self._recovery = recovery
+        self._heartbeat = heartbeat
+        self._seen: dict[tuple[str, str], Observation] = {}
+
+    async def run_once(self) -> int:
+        """One sweep: the dead first, then the silent; how many tasks were moved."""
+        config = self._engine.settings.recovery
+        moved = 0
+        if config.auto_requeue_stale_claimed or config.auto_fail_stale_running:
+            moved += await self._recovery.run_once(self._is_recovered)
+        silent_claimers, silent_runners = await self._silent()
+        if silent_claimers and config.auto_requeue_stale_claimed:
+            moved += await self._take_over(silent_claimers, lambda row: row.status != TaskStatus.RUNNING)
+        if silent_runners and config.auto_fail_stale_running:
+            moved += await self._take_over(silent_runners, lambda row: self._is_stuck(row, silent_runners))
+        if moved:
+            self._engine.wants_claim.set()
+        return moved
+
+    def _is_stuck(self, row: TaskRow, silent_s: Mapping[str, float]) -> bool:
+        """A row whose outcome was on its way (finalizing) has the longer of two thresholds to be patient for."""
+        if row.status != TaskStatus.RUNNING:
+            return False
+        limit_s = self._engine.settings.recovery.finalizing_stale_threshold_ms / 1000
+        return row.finalizing_at is None or silent_s.get(row.claimed_by_worker_id or "", 0.0) > limit_s
+
+    def _is_recovered(self, row: TaskRow) -> bool:
+        config = self._engine.settings.recovery
+        if row.status == TaskStatus.RUNNING:
+            return config.auto_fail_stale_running
+        return config.auto_requeue_stale_claimed
+
+    async def _silent(self) -> tuple[dict[str, float], dict[str, float]]:
+        """The instances whose claimer, and whose runner, has been silent for its threshold, and for how many
+        seconds.
+        """
+        engine, config = self._engine, self._engine.settings.recovery
+        now_s = engine.clock.elapsed_s()
+        beats = await engine.store.heartbeats()
+        if self._heartbeat.failed_count or engine.writer.degraded_since is not None:
+            self._seen.clear()  # nothing can be said of others by one who cannot write himself
+        thresholds_s = {
+            "claimer": config.claimed_stale_threshold_ms / 1000,
+            "runner": config.running_stale_threshold_ms / 1000,
+        }
+        silent: dict[str, dict[str, float]] = {"claimer": {}, "runner": {}}
+        for sender, role, value in beats:
+            if sender == engine.identity.instance_id:
+                continue
+            seen = self._seen.get((sender, role))
+            if seen is None or seen.value != value:
+                self._seen[sender, role] = Observation(value, now_s)
+            elif now_s - seen.since_s > thresholds_s[role]:
+                silent[role][sender] = now_s - seen.since_s
+        self._forget({(sender, role) for sender, role, _ in beats})
+        return silent["claimer"], silent["runner"]
+
+    def _forget(self, known: set[tuple[str, str]]) -> None:
+        for key in set(self._seen) - known:
+            del self._seen[key]
+
+    async def _take_over(self, owners: Iterable[str], is_wanted: Callable[[TaskRow], bool]) -> int:
+        store, owners, after, moved = self._engine.store, list(owners), "", 0
+        while rows := await store.fetch_owned(owners, limit=500, after=after):
+            after = rows[-1].task_id
+            moved += await self._recovery.recover([row for row in rows if is_wanted(row)])
+        if moved:
+            logger.warning("took over %d tasks of instances that have been silent too long: %s", moved, owners)
+        return moved

@@ -1,0 +1,64 @@
+"""Deletes what has been kept long enough: heartbeats, worker states, ended tasks with their attempts. Live rows never.
+
+Small batches, one transaction each, so that no writer waits long; each category on its own, so that one that
+fails or is switched off does not hold up the others.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from taskmanager.engine.engine import Engine
+from taskmanager.model.errors import StoreError
+
+logger = logging.getLogger("taskmanager")
+
+BUDGET_S: Final = 60.0
+"""A sweep ends after this long; the rest is for the next one."""
+_HOUR_US: Final = 3_600_000_000
+
+
+class Retention:
+    """One sweep at the start, then every `retention_sweep_interval_s`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def run_once(self) -> dict[str, int]:
+        """Delete what is too old; how many rows of each category went."""
+        config, store = self._engine.settings.recovery, self._engine.store
+        categories: list[tuple[str, int | None, Callable[[int, int], Awaitable[int]]]] = [
+            ("heartbeats", config.heartbeat_retention_hours, store.prune_heartbeats),
+            ("worker states", config.worker_state_retention_hours, store.prune_worker_states),
+            ("ended tasks", config.terminal_record_retention_hours, self._prune_tasks),
+        ]
+        gone: dict[str, int] = {}
+        for name, hours, prune in categories:
+            if hours is None:
+                continue
+            try:
+                gone[name] = await self._sweep(prune, hours)
+            except StoreError as exc:
+                logger.warning("old %s could not be deleted now: %s", name, exc)
+        if any(gone.values()):
+            await store.shrink()
+            logger.info("deleted what was kept long enough: %s", gone)
+        return gone
+
+    async def _prune_tasks(self, cutoff: int, limit: int) -> int:
+        return await self._engine.store.purge(None, cutoff, limit)
+
+    async def _sweep(self, prune: Callable[[int, int], Awaitable[int]], hours: int) -> int:
+        engine = self._engine
+        batch = engine.settings.recovery.retention_delete_batch_size
+        cutoff = engine.clock.now_us() - hours * _HOUR_US
+        deadline = engine.loop.time() + BUDGET_S
+        total = 0
+        while engine.loop.time() < deadline and not engine.is_stopping:
+            count = await prune(cutoff, batch)
+            total += count
+            if count < batch:
+                break
+            await asyncio.sleep(0)  # the writer goes first
+        return total

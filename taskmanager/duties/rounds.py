@@ -1,0 +1,86 @@
+"""The loops of the duties of one instance: each in its own task, each at its own interval, none stopping another."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from taskmanager.duties.heartbeat import Heartbeat
+from taskmanager.duties.reaper import Reaper
+from taskmanager.duties.recovery import Recovery
+from taskmanager.duties.retention import Retention
+from taskmanager.duties.worker_states import WorkerStates
+from taskmanager.engine.engine import Engine
+from taskmanager.model.errors import StoreError, StoreUnavailable
+
+logger = logging.getLogger("taskmanager")
+
+MAX_PERMANENT_FAILURES: Final = 3
+"""A duty that fails for good this often in a row is given up for this start, loudly."""
+UPKEEP_INTERVAL_S: Final = 5.0
+
+
+class Rounds:
+    """Starts with the instance, and stops last."""
+
+    def __init__(self, engine: Engine, recovery: Recovery, *, is_alone: bool) -> None:
+        self._engine = engine
+        self._is_alone = is_alone
+        self._heartbeat = Heartbeat(engine)
+        self._reaper = Reaper(engine, recovery, self._heartbeat)
+        self._retention = Retention(engine)
+        self._worker_states = WorkerStates(engine)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin every duty; none for an instance whose store nobody else can see and which ends with it."""
+        if self._is_alone:
+            return
+        config = self._engine.settings.recovery
+        self._heartbeat.start()
+        if config.auto_fail_stale_running or config.auto_requeue_stale_claimed:
+            self._begin("reaper", config.check_interval_ms / 1000, self._reaper.run_once)
+        self._begin("retention", config.retention_sweep_interval_s, self._retention.run_once, at_once=True)
+        self._begin("worker states", config.worker_state_snapshot_interval_ms / 1000, self._worker_states.run_once)
+        self._begin("upkeep", UPKEEP_INTERVAL_S, self._upkeep)
+        logger.info("heartbeat, reaper and retention have started")
+
+    async def stop(self) -> None:
+        """End every duty but the heartbeat, which covers the work that is still being settled."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def stop_heartbeat(self) -> None:
+        """The last thing that ends."""
+        self._heartbeat.stop()
+
+    async def _upkeep(self) -> None:
+        if not self._engine.writer.unsaved_count:
+            await self._engine.store.upkeep()
+
+    def _begin(
+        self, name: str, interval_s: float, work: Callable[[], Awaitable[Any]], *, at_once: bool = False
+    ) -> None:
+        task = self._engine.loop.create_task(_repeat(name, interval_s, work, at_once), name=f"taskmanager-{name}")
+        self._tasks.append(task)
+
+
+async def _repeat(name: str, interval_s: float, work: Callable[[], Awaitable[Any]], at_once: bool) -> None:
+    """`work` every `interval_s` seconds until cancelled, or until it has failed for good too often."""
+    failures = 0
+    is_first = at_once
+    while failures < MAX_PERMANENT_FAILURES:
+        if not is_first:
+            await asyncio.sleep(interval_s)
+        is_first = False
+        try:
+            await work()
+            failures = 0
+        except StoreUnavailable as exc:
+            logger.warning("the %s could not do its round, and tries again: %s", name, exc)
+        except StoreError as exc:
+            failures += 1
+            logger.error("the %s failed: %s", name, exc)
+    logger.critical("the %s failed %d times and is given up until the next start", name, MAX_PERMANENT_FAILURES)

@@ -1,0 +1,79 @@
+"""Signs of life and snapshots: the heartbeat's own connection, and what is read and pruned of both tables."""
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Final
+
+from taskmanager.store.protocol import Beat, WorkerState
+from taskmanager.store.sqlite.connection import BUSY_TIMEOUT_S, transaction, translate
+
+_STATE: Final = ", ".join(WorkerState._fields)
+_FREE_PAGES_AT_ONCE: Final = 256
+
+
+class SqliteBeater:
+    """A plain connection that lives and dies with the heartbeat's thread."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+
+    def beat(self, beats: Sequence[Beat]) -> None:
+        """One transaction. A connection that failed is made anew for the next beat."""
+        try:
+            if self._connection is None:
+                uri = f"file:{self._path.replace('%', '%25').replace('?', '%3f').replace('#', '%23')}?mode=rw"
+                self._connection = sqlite3.connect(uri, timeout=BUSY_TIMEOUT_S, isolation_level=None, uri=True)
+            with transaction(self._connection):
+                for beat in beats:
+                    self._connection.execute(
+                        "INSERT INTO taskmanager_heartbeats (sender_id, role, sent_at, hostname, pid)"
+                        " VALUES (?, ?, ?, ?, ?)",
+                        beat,
+                    )
+        except sqlite3.Error as exc:
+            self.close()
+            raise translate(self._path, exc) from exc
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def heartbeats(connection: sqlite3.Connection) -> list[tuple[str, str, int]]:
+    """See `Store.heartbeats`: the latest of each sender and role, from the index alone."""
+    return connection.execute(
+        "SELECT sender_id, role, max(sent_at) FROM taskmanager_heartbeats GROUP BY sender_id, role"
+    ).fetchall()
+
+
+def prune_heartbeats(connection: sqlite3.Connection, cutoff: int, limit: int) -> int:
+    """See `Store.prune_heartbeats`."""
+    return _delete(connection, "taskmanager_heartbeats", "sent_at", cutoff, limit)
+
+
+def prune_worker_states(connection: sqlite3.Connection, cutoff: int, limit: int) -> int:
+    """See `Store.prune_worker_states`."""
+    return _delete(connection, "taskmanager_worker_states", "snapshot_at", cutoff, limit)
+
+
+def _delete(connection: sqlite3.Connection, table: str, instant: str, cutoff: int, limit: int) -> int:
+    with transaction(connection):
+        return connection.execute(
+            f"DELETE FROM {table} WHERE id IN (SELECT id FROM {table} WHERE {instant} < ? LIMIT ?)", (cutoff, limit)
+        ).rowcount
+
+
+def save_worker_state(connection: sqlite3.Connection, state: WorkerState) -> None:
+    """See `Store.save_worker_state`."""
+    with transaction(connection):
+        connection.execute(
+            f"INSERT INTO taskmanager_worker_states ({_STATE}) VALUES ({', '.join('?' * len(state))})", state
+        )
+
+
+def shrink(connection: sqlite3.Connection) -> None:
+    """See `Store.shrink`."""
+    connection.execute(f"PRAGMA incremental_vacuum({_FREE_PAGES_AT_ONCE})").fetchall()
