@@ -138,13 +138,37 @@ async def bare_unbounded(count: int, body: Callable[[], Any] = no_op) -> None:
             group.create_task(body())
 
 
-def bare_rate(runner: Callable[[int], Awaitable[None]], count: int) -> float:
-    """Tasks per second of one of the two above."""
+class Rate(NamedTuple):
+    """How fast tasks went. The times are µs of processor per task, which a busy machine disturbs less than the rate."""
 
-    async def main() -> float:
-        began = time.perf_counter()
+    per_s: float
+    loop_us: float
+    process_us: float
+
+
+class Watch:
+    """A stopwatch for one run, to be used in the thread of the loop."""
+
+    def __init__(self) -> None:
+        self._began = (time.perf_counter(), time.thread_time(), time.process_time())
+
+    def rate(self, count: int) -> Rate:
+        """What `count` tasks took until now."""
+        wall_s, loop_s, process_s = self._began
+        return Rate(
+            count / (time.perf_counter() - wall_s),
+            (time.thread_time() - loop_s) / count * 1e6,
+            (time.process_time() - process_s) / count * 1e6,
+        )
+
+
+def bare_rate(runner: Callable[[int], Awaitable[None]], count: int) -> Rate:
+    """The rate of one of the two above."""
+
+    async def main() -> Rate:
+        watch = Watch()
         await runner(count)
-        return count / (time.perf_counter() - began)
+        return watch.rate(count)
 
     return asyncio.run(main())
 
@@ -174,6 +198,13 @@ class Sheet:
             base = statistics.median(bare)
             ratio = _figure(median / base) if base else "–"
         self._table.add_row(what, _figure(median), spread, unit, target, ratio)
+
+    def add_processor(self, what: str, rates: Sequence[Rate], bare: Sequence[Rate]) -> None:
+        """Two lines: the processor time per task, of the loop's thread and of all threads."""
+        for name in ("loop_us", "process_us"):
+            thread = "loop thread" if name == "loop_us" else "all threads"
+            samples = [getattr(each, name) for each in rates]
+            self.add(f"{what}, CPU of {thread}", samples, "µs/task", bare=[getattr(each, name) for each in bare])
 
     def fact(self, what: str, value: str, *, target: str = "") -> None:
         """One line that is no measurement."""

@@ -75,8 +75,8 @@ def main() -> None:
             "one": lambda: library(1, few),
             "hundred": lambda: library(CALLERS, many),
             "plain": lambda: plain_commits(options, few),
-            "bounded": lambda: bare_rate(bare_bounded, many),
-            "unbounded": lambda: bare_rate(bare_unbounded, many),
+            "bounded": lambda: bare_rate(bare_bounded, many).per_s,
+            "unbounded": lambda: bare_rate(bare_unbounded, many).per_s,
         },
         options.repetitions,
     )
