@@ -208,8 +208,13 @@ class TaskManager:
 
     def _define(self, fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
         made: Task[..., Any] = Task(fn, options)
-        self._registry.bind(made, self)
+        self._bind(made)
         return made
+
+    def _bind(self, task: Task[..., Any]) -> None:
+        self._registry.bind(task, self)
+        if self._lifecycle is not None:
+            self._lifecycle.look_again()
 
     def schedule(
         self,
@@ -232,7 +237,7 @@ class TaskManager:
     def register(self, *tasks: Task[..., Any]) -> None:
         """Bind tasks that were declared with the free `@task`."""
         for each in tasks:
-            self._registry.bind(each, self)
+            self._bind(each)
 
     def discover(self, *packages: str) -> tuple[Task[..., Any], ...]:
         """Import these modules, and packages with all their modules, and bind every task found that has no
@@ -241,7 +246,7 @@ class TaskManager:
         found = tuple(tasks_in(packages))
         for each in found:
             if each.binding is None:
-                self._registry.bind(each, self)
+                self._bind(each)
         return tuple(each for each in found if each.binding is not None and each.binding.submitter is self)
 
     def get_task(self, name: str, /) -> Task[..., Any]:

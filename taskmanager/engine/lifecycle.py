@@ -317,6 +317,10 @@ class Lifecycle:
         if not task.cancelled() and task.exception() is not None:
             logger.warning("a cancel request could not be recorded: %s", task.exception())
 
+    def look_again(self) -> None:
+        """A function became known: rows that wait for it may be claimed now. From any thread."""
+        self.engine.loop.call_soon_threadsafe(self.engine.wants_claim.set)
+
     def expect_submission(self) -> None:
         """Somebody wrote a task in a transaction of their own: look often until it has committed."""
         self._claimer.watch_closely()
