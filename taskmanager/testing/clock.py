@@ -14,7 +14,9 @@ class ElapsedTime(Protocol):
     """Whole microseconds that have passed on the virtual loop."""
 
     @property
-    def elapsed_us(self) -> int: ...
+    def elapsed_us(self) -> int:
+        """Since the loop became virtual."""
+        ...
 
 
 class WallClock(SystemClock):

@@ -1,5 +1,6 @@
 """The store of a world, watched: how many calls are under way, what was committed, and when free rows are due."""
 
+import inspect
 from collections.abc import Callable, Container, Iterable
 from typing import Any, cast
 
@@ -32,7 +33,9 @@ class CountedStore:
         return cast("Store", self)
 
     def __getattr__(self, verb: str) -> Callable[..., Any]:
-        method = getattr(self.inner, verb)
+        method: Callable[..., Any] = getattr(self.inner, verb)
+        if not inspect.iscoroutinefunction(method):
+            return method
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             self._in_flight += 1

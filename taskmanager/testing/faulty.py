@@ -7,6 +7,7 @@ then the n-th call was never reached, and every place where the store can fail h
 """
 
 import asyncio
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -76,7 +77,9 @@ class FaultyStore:
         gate.set()
 
     def __getattr__(self, verb: str) -> Callable[..., Any]:
-        method = getattr(self.inner, verb)
+        method: Callable[..., Any] = getattr(self.inner, verb)
+        if not inspect.iscoroutinefunction(method):
+            return method
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             return await self._call(verb, method, args, kwargs)

@@ -29,16 +29,28 @@ HOPELESS_AFTER: Final = 50
 NUDGE_AFTER: Final = 8
 """Timers that come up this often without time passing have a rounding error, and are helped on by a microsecond."""
 
-_CLAIM_TASK = "taskmanager-claimer"
+_OUR_TASKS: Final = "taskmanager-"
+_WRITER_TASK: Final = "taskmanager-writer"
 
 
 class Inhabitant(Protocol):
     """What a world tells the loop it lives on."""
 
-    def has_call_in_flight(self) -> bool: ...
-    def has_lane_in_flight(self) -> bool: ...
-    def has_abandoned_work(self) -> bool: ...
-    def next_due_in_s(self) -> float | None: ...
+    def has_call_in_flight(self) -> bool:
+        """A store call is under way."""
+        ...
+
+    def has_lane_in_flight(self) -> bool:
+        """A thread or a child process runs a task."""
+        ...
+
+    def has_abandoned_work(self) -> bool:
+        """Something timed out and still executes."""
+        ...
+
+    def next_due_in_s(self) -> float | None:
+        """Seconds until something that waits is due; None when nothing is."""
+        ...
 
 
 class VirtualTime:
@@ -48,7 +60,7 @@ class VirtualTime:
         self._loop = loop
         self._selector = loop._selector
         # A whole number, not before any timer that is set already: sums with it stay exact to the microsecond.
-        self._base_s = math.ceil(loop.time())
+        self._base_s: int = math.ceil(loop.time())
         self.elapsed_us = 0
         self.lane_patience_s = LANE_PATIENCE_S
         self.inhabitants: list[Inhabitant] = []
@@ -94,7 +106,8 @@ class VirtualTime:
     def select(self, timeout: float | None) -> Any:
         """What the loop calls when it has nothing to do for `timeout` seconds (None: no timer is set)."""
         if timeout is not None and timeout <= 0:
-            if not self._loop._ready:
+            scheduled = self._loop._scheduled
+            if scheduled and scheduled[0]._when <= self.time() + self._loop._clock_resolution:
                 self._keep_moving()
             return self._selector.select(0)
         events = self._selector.select(0)
@@ -196,12 +209,23 @@ class _Selector:
 
 
 def _is_routine(handle: Any) -> bool:
-    """Timers of the engine that only look whether something happened; what they would find is known to the world."""
+    """Timers of the engine and its duties that only look whether something happened; worlds know what they would find.
+
+    The writer's pause after a failed commit is none: the next try may bring the answer a test waits for.
+    """
     owner = getattr(handle._callback, "__self__", None)
-    if isinstance(owner, asyncio.Timeout):
-        task = getattr(owner, "_task", None)
-        return isinstance(task, asyncio.Task) and task.get_name() == _CLAIM_TASK
-    return isinstance(owner, Engine | StallWatch | Writer)
+    if isinstance(owner, Engine | StallWatch | Writer):
+        return True
+    task = getattr(owner, "_task", None) if isinstance(owner, asyncio.Timeout) else _sleeper(handle)
+    name = task.get_name() if isinstance(task, asyncio.Task) else ""
+    return name.startswith(_OUR_TASKS) and name != _WRITER_TASK
+
+
+def _sleeper(handle: Any) -> Any:
+    """The task that sleeps on a timer of `asyncio.sleep`, or None."""
+    future = handle._args[0] if handle._args else None
+    callbacks = getattr(future, "_callbacks", None) if isinstance(future, asyncio.Future) else None
+    return getattr(callbacks[0][0], "__self__", None) if callbacks else None
 
 
 _virtual: "WeakKeyDictionary[asyncio.AbstractEventLoop, VirtualTime]" = WeakKeyDictionary()
