@@ -352,6 +352,8 @@ class Engine:
         live.call_args = live.call_kwargs = live.context = None
         if live.idempotency_key is not None and live.status.is_terminal:
             self.intake.ended(live)
+        if live.is_persisted and not live.is_saved and live.rejection is None:
+            self.writer.unsaved_ids[live.task_id] = live  # its record is here until the store has it
         self.drop(live)
 
     def drop(self, live: LiveTask) -> None:

@@ -126,6 +126,7 @@ class Lifecycle:
         engine.is_stopping = True
         self._cancel_memory_only()
         await self._drain(drain_timeout_s)
+        await self._check_file()
         await self._stop_what_runs()
         await self._duties.stop()
         if self._claim_task is not None:
@@ -342,10 +343,14 @@ class Lifecycle:
             engine.settings.database,
             len(engine.live),
         )
-        await engine.store.close()
-        await engine.store.open()
-        await engine.store.save_instance(engine.identity.row(engine.clock.now_us()))
-        engine.writer.lose_everything_committed([live for live in engine.live.values() if live.is_persisted])
+        # What ends in the meantime has been written to the old file only, so the list is made first; and the writer
+        # waits, or it would miss in the new file what it knows to be committed.
+        async with engine.writer.quiet:
+            lives = {**engine.writer.unsaved_ids, **engine.live}.values()
+            await engine.store.close()
+            await engine.store.open()
+            await engine.store.save_instance(engine.identity.row(engine.clock.now_us()))
+            engine.writer.lose_everything_committed([live for live in lives if live.is_persisted])
 
 
 def _carries(live: LiveTask, tags: dict[str, str]) -> bool:

@@ -251,6 +251,7 @@ class Writer:
             self._done += 1
         else:
             self._kept += 1
+        if self.unsaved_ids and not live.is_dirty:
             self.unsaved_ids.pop(live.task_id, None)
 
     def _absorb(self, batch: list[_Sent], report: CommitReport) -> None:
