@@ -5,6 +5,7 @@ python -m tests.crash.forking '{"db": ..., "is_child_lasting": false}'
 
 import asyncio
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -15,24 +16,33 @@ from tests.crash.child import make_manager
 from tests.crash.jobs import note
 
 
-def in_the_child(manager: TaskManager, *, is_hard: bool) -> NoReturn:
-    """What a forked child tries, and one of two ways to end."""
+def in_the_child(manager: TaskManager) -> None:
+    """What a forked child tries."""
     try:
         manager.get_task("once").enqueue("from the child", 0)
     except WrongProcess as exc:
         note(type(exc).__name__)
-    if is_hard:
-        os._exit(0)
-    sys.exit(0)
 
 
-def fork_and_wait(manager: TaskManager, *, is_hard: bool) -> None:
-    """Fork, and note how the child ended."""
+def live_on() -> NoReturn:
+    """A child that is still there when its parent is not."""
+    note("forked")
+    time.sleep(60)
+    os._exit(0)
+
+
+def fork_and_wait(manager: TaskManager) -> None:
+    """Fork, and note how the child ended: once at once, once with all that Python does at the end of a process."""
     pid = os.fork()
     if pid == 0:
-        in_the_child(manager, is_hard=is_hard)
+        in_the_child(manager)
+        os._exit(0)
     _, status = os.waitpid(pid, 0)
     note(f"child ended {os.waitstatus_to_exitcode(status)}")
+    process = multiprocessing.get_context("fork").Process(target=in_the_child, args=(manager,))
+    process.start()
+    process.join()
+    note(f"child ended {process.exitcode}")
 
 
 async def main(manager: TaskManager, config: dict[str, Any]) -> None:
@@ -42,13 +52,10 @@ async def main(manager: TaskManager, config: dict[str, Any]) -> None:
             await manager.get_task("safe").enqueue("long", 30).saved()
             await asyncio.sleep(0.2)
             if os.fork() == 0:
-                note("forked")
-                time.sleep(60)
-                os._exit(0)
+                live_on()
             await asyncio.Event().wait()
         await manager.get_task("once").enqueue("before", 0)
-        fork_and_wait(manager, is_hard=True)
-        fork_and_wait(manager, is_hard=False)
+        fork_and_wait(manager)
         await manager.get_task("once").enqueue("after", 0)
 
 

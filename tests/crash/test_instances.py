@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ def test_two_instances_stop_and_a_third_goes_on_with_the_work_of_both(tmp_path: 
     site = Site(tmp_path)
     labels = {name: [f"{name}{number}" for number in range(5)] for name in "ab"}
     # Each instance is full with its own tasks, so that neither takes what the other leaves.
-    options = {"manager": {"drain_timeout": 0.1, "concurrency": 5}}
+    options: dict[str, Any] = {"manager": {"drain_timeout": 0.1, "concurrency": 5}}
     pair = [site.spawn(enqueue=[["safe", label, LONG_S, {}] for label in labels[name]], **options) for name in "ab"]
     with killed_at_the_end(*pair):
         for child in pair:

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.crash.harness import Site, is_alive, killed_at_the_end, wait_for
 def test_a_child_that_dies_fails_its_own_task_only(tmp_path: Path, by_signal: bool) -> None:
     """`WORKER_CRASHED` for the one; its neighbour in another child goes on, and the pool takes the next."""
     site = Site(tmp_path)
-    dies = ["process_dies", "dies", 0 if by_signal else 1, {}]
+    dies: list[Any] = ["process_dies", "dies", 0 if by_signal else 1, {}]
     enqueue = [["process_once", "neighbour", 1.5, {}], dies, ["process_once", "next", 0, {}]]
     child = site.spawn(enqueue=enqueue, until="results", manager={"processes": 2})
     with killed_at_the_end(child):
@@ -90,10 +91,11 @@ def test_a_task_that_kills_its_process_each_time_is_quarantined_and_the_others_f
     innocent = [f"t{number}" for number in range(30)]
     enqueue = [["poison", "poison", 0, {}], *(["safe", label, 0, {}] for label in innocent)]
     child = site.spawn(enqueue=enqueue, bulk=True, until="empty")
-    for _ in range(10):
+    for _ in range(8):
         if child.wait() == 0:
             break
         child = site.spawn(until="empty")
+    child.wait()
     assert child.code == 0, child.errors()
     assert site.codes()["poison"] == "WORKER_CRASHED"
     assert {site.statuses()[label] for label in innocent} <= {"COMPLETED"}

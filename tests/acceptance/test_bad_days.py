@@ -1,0 +1,393 @@
+"""The store on its bad days: locked, full, read-only, deleted, damaged. Work goes on, and the words help."""
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from taskmanager import StoreError, StoreUnavailable, Task, TaskHandle, TaskInterrupted, TaskManager, TaskStatus
+from tests.crash.harness import Site, killed_at_the_end
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCKED_S = 3.0
+MAX_LAG_S = 0.3
+"""Far below the second that SQLite itself would wait on the loop; far above what a busy machine adds."""
+
+
+class World:
+    """A manager on a file, with one task of each kind."""
+
+    def __init__(self, db: Path, **options: object) -> None:
+        self.db = db
+        self.started: list[str] = []
+        self.gate = asyncio.Event()
+        self.manager = TaskManager(db, store_poll=0.05, **options)  # type: ignore[arg-type]
+        self.memory = self._define("memory", persist=False)
+        self.safe = self._define("safe", persist=True, requeue_on_interrupt=True)
+        self.once = self._define("once", persist=True)
+
+        async def held(label: str) -> str:
+            self.started.append(label)
+            await self.gate.wait()
+            return label
+
+        self.held = self.manager.task(name="held", persist=True, requeue_on_interrupt=True)(held)
+
+    def _define(self, name: str, **options: bool) -> Task[[str], object]:
+        async def work(label: str) -> str:
+            self.started.append(label)
+            return label
+
+        return self.manager.task(name=name, **options)(work)  # type: ignore[call-overload,no-any-return]
+
+    def statuses(self) -> dict[str, str]:
+        """Label → status, as any program sees it."""
+        with closing(sqlite3.connect(self.db)) as connection:
+            return dict(connection.execute("SELECT args ->> 0, status FROM taskmanager_tasks").fetchall())
+
+    def assert_whole(self) -> None:
+        """SQLite finds nothing wrong with the file."""
+        with closing(sqlite3.connect(self.db)) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+@contextmanager
+def locked(db: Path) -> Iterator[None]:
+    """Somebody else is in a write transaction."""
+    with closing(sqlite3.connect(db, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+@asynccontextmanager
+async def loop_is_free() -> AsyncIterator[None]:
+    """The event loop is never blocked inside."""
+    lags: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    async def watch() -> None:
+        while True:
+            before = loop.time()
+            await asyncio.sleep(0.005)
+            lags.append(loop.time() - before - 0.005)
+
+    task = loop.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+    assert max(lags) < MAX_LAG_S
+
+
+async def eventually(is_so: object, within_s: float = 10.0) -> None:
+    """Wait for something the store does by itself."""
+    async with asyncio.timeout(within_s):
+        while not is_so():  # type: ignore[operator]  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.slow
+async def test_a_file_locked_by_somebody_else_stops_nobody_and_loses_nothing(tmp_path: Path) -> None:
+    """Memory-only and repeatable work goes on, the rest waits; it is visible, and all is written when the lock goes."""
+    world = World(tmp_path / "tasks.db")
+    async with world.manager as manager, loop_is_free():
+        running = world.held.enqueue("running")
+        await running.saved()
+        with locked(world.db):
+            began = time.monotonic()
+            safe = [world.safe.enqueue(f"safe{n}") for n in range(20)]
+            once = [world.once.enqueue(f"once{n}") for n in range(20)]
+            assert [await world.memory.enqueue(f"m{n}") for n in range(20)] == [f"m{n}" for n in range(20)]
+            with pytest.raises((StoreUnavailable, TimeoutError)):
+                await once[0].saved(timeout=0.2)
+            await eventually(lambda: manager.status().storage_degraded_since is not None)
+            assert [await each for each in safe] == [f"safe{n}" for n in range(20)]
+            assert not (await safe[0].info()).saved
+            world.gate.set()
+            assert await running == "running"
+            with pytest.raises(StoreUnavailable, match="not saved"):
+                await once[0].saved(timeout=0.1)
+            assert not any(label.startswith("once") for label in world.started)
+            await asyncio.sleep(max(0.0, LOCKED_S - (time.monotonic() - began)))
+            status = manager.status()
+            assert (status.oldest_unsaved_s or 0) > LOCKED_S - 1
+            assert status.unsaved_count >= 40
+        assert [await each for each in once] == [f"once{n}" for n in range(20)]
+        await manager.flush()
+        assert manager.status().storage_degraded_since is None
+        await once[0].saved()
+        assert (await safe[0].info()).saved
+    persisted = ["running", *(f"safe{n}" for n in range(20)), *(f"once{n}" for n in range(20))]
+    statuses = world.statuses()
+    assert {statuses[label] for label in persisted} == {"COMPLETED"}
+    assert len(world.started) == len(set(world.started)), "nothing ran twice"
+    world.assert_whole()
+
+
+async def test_a_start_waits_for_a_lock_that_somebody_holds(tmp_path: Path) -> None:
+    """A backup of a few seconds at the wrong moment is no reason not to start."""
+    world = World(tmp_path / "tasks.db")
+    async with world.manager:
+        await world.once.enqueue("before")
+    for new in (False, True):
+        if new:
+            world = World(tmp_path / "new.db")
+        with locked(world.db):
+            starting = asyncio.ensure_future(world.manager.start())
+            await asyncio.sleep(LOCKED_S / 2)
+            assert not starting.done()
+        await starting
+        await world.once.enqueue("after")
+        await world.manager.stop()
+        assert world.statuses()["after"] == "COMPLETED"
+
+
+async def test_a_full_disk_is_a_degraded_store_until_there_is_room(tmp_path: Path) -> None:
+    """`SQLITE_FULL`: reported, waited for, and everything written in the end."""
+    world = World(tmp_path / "tasks.db")
+    async with world.manager as manager:
+        await world.once.enqueue("before")
+        await _limit_pages(manager, extra=2)
+        big = [world.safe.enqueue(f"{n}" + "x" * 20_000) for n in range(20)]
+        await eventually(lambda: manager.status().storage_degraded_since is not None)
+        with pytest.raises(StoreUnavailable, match="disk is full"):
+            await big[-1].saved(timeout=0.1)
+        assert await world.memory.enqueue("m") == "m"
+        await _limit_pages(manager, extra=1_000_000)
+        await manager.flush()
+        assert manager.status().storage_degraded_since is None
+    assert list(world.statuses().values()).count("COMPLETED") >= 21
+    world.assert_whole()
+
+
+async def _limit_pages(manager: TaskManager, extra: int) -> None:
+    assert manager._lifecycle is not None
+    writer = manager._lifecycle.engine.store._writer  # type: ignore[attr-defined]
+
+    def limit(connection: sqlite3.Connection) -> None:
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages + extra}").fetchone()
+
+    await writer.hop(limit)
+
+
+@pytest.mark.slow
+async def test_a_deleted_file_is_made_anew_with_all_that_lives(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Unlinking gives no error by itself; it is noticed, said, and mended, and work that runs goes on."""
+    world = World(tmp_path / "tasks.db")
+    async with world.manager as manager:
+        running = world.held.enqueue("running")
+        delayed = world.once.with_options(delay=60).enqueue("delayed")
+        await asyncio.gather(running.saved(), delayed.saved())
+        _delete(world.db)
+        await eventually(lambda: _holds(world, {"running": "RUNNING", "delayed": "PENDING"}))
+        assert "was deleted" in caplog.text
+        world.gate.set()
+        assert await running == "running"
+        await world.once.enqueue("after")
+    assert world.statuses() == {"running": "COMPLETED", "delayed": "PENDING", "after": "COMPLETED"}
+    world.assert_whole()
+
+
+async def test_a_file_deleted_right_before_the_stop_loses_nothing_that_lives(tmp_path: Path) -> None:
+    """The last batch must not go into a file that nobody can open any more."""
+    world = World(tmp_path / "tasks.db", drain_timeout=0.1)
+    async with world.manager:
+        running = world.held.enqueue("running")
+        delayed = world.once.with_options(delay=60).enqueue("delayed")
+        await asyncio.gather(running.saved(), delayed.saved())
+        _delete(world.db)
+    assert world.statuses() == {"running": "PENDING", "delayed": "PENDING"}
+    again = World(world.db)
+    again.gate.set()
+    async with again.manager:
+        await eventually(lambda: again.statuses()["running"] == "COMPLETED")
+
+
+def _holds(world: World, wanted: dict[str, str]) -> bool:
+    if not world.db.exists():
+        return False  # or this look at it would create it
+    try:
+        return world.statuses() == wanted
+    except sqlite3.OperationalError:
+        return False  # made, but not finished
+
+
+def _delete(db: Path) -> None:
+    for name in (db.name, f"{db.name}-wal", f"{db.name}-shm"):
+        db.with_name(name).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("not a database", "move that file away"),
+        ("damaged", "restore a backup"),
+        ("newer", "upgrade taskmanager"),
+        ("missing directory", "create it first"),
+        ("a directory", "path of a file"),
+    ],
+)
+async def test_a_file_that_cannot_be_used_is_refused_in_words_that_help(tmp_path: Path, kind: str, words: str) -> None:
+    """`start()` raises `StoreError`, names the file and says what to do; the file is left as it was."""
+    db = tmp_path / "tasks.db"
+    if kind == "not a database":
+        db.write_bytes(b"once upon a time " * 1_000)
+    elif kind == "missing directory":
+        db = tmp_path / "nowhere" / "tasks.db"
+    elif kind == "a directory":
+        db.mkdir()
+    else:
+        async with World(db).manager:
+            pass
+        _spoil(db, kind)
+    before = db.read_bytes() if db.is_file() else None
+    manager = World(db).manager
+    with pytest.raises(StoreError, match=words) as caught:
+        await manager.start()
+    assert str(db) in str(caught.value)
+    assert kind == "newer" or before is None or db.read_bytes() == before
+    assert manager.status().running_count == 0
+
+
+def _spoil(db: Path, kind: str) -> None:
+    if kind == "newer":
+        with closing(sqlite3.connect(db)) as connection, connection:
+            connection.execute("INSERT INTO taskmanager_schema VALUES (999, 'from the future', 0)")
+        with closing(sqlite3.connect(db)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return
+    content = bytearray(db.read_bytes())
+    content[100:4096] = b"\xff" * (4096 - 100)
+    db.write_bytes(content)
+
+
+_AS_NOBODY = """
+import asyncio, os, sys
+from taskmanager import StoreUnavailable, TaskManager
+async def main(path):
+    async with TaskManager(path):
+        print("started")
+asyncio.run(main(sys.argv[2]))  # loads all there is to load, while it can be read
+if os.getuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+try:
+    asyncio.run(main(sys.argv[1]))
+except StoreUnavailable as exc:
+    print(exc)
+"""
+
+
+@pytest.mark.parametrize("what", ["file", "directory"])
+async def test_a_place_that_may_not_be_written_is_refused_with_the_reason(tmp_path: Path, what: str) -> None:
+    """Permissions bind no superuser, so the start is made by somebody who is none."""
+    os.chmod(tmp_path, 0o777)  # noqa: PTH101
+    for parent in tmp_path.parents:
+        if parent != Path("/") and "pytest" in str(parent):
+            parent.chmod(0o755)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    db = folder / "tasks.db"
+    if what == "file":
+        async with World(db).manager:
+            pass
+        db.chmod(0o444)
+        folder.chmod(0o777)
+    else:
+        folder.chmod(0o555)
+    command = [sys.executable, "-c", _AS_NOBODY, str(db), str(tmp_path / "other.db")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
+    assert done.stdout.count("started") == 1, done.stdout + done.stderr
+    assert "writable" in done.stdout, done.stdout + done.stderr
+    assert str(db) in done.stdout
+
+
+async def test_a_reader_that_pins_the_log_holds_up_no_stop(tmp_path: Path) -> None:
+    """A forgotten SELECT in another program lets the log grow; it blocks neither work nor the end of it."""
+    world = World(tmp_path / "tasks.db")
+    async with world.manager as manager:
+        await world.once.enqueue("before")
+        with closing(sqlite3.connect(world.db, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM taskmanager_tasks").fetchone()
+            await asyncio.gather(*(world.once.enqueue(f"t{n}") for n in range(300)))
+            began = time.monotonic()
+            await manager.stop()
+            assert time.monotonic() - began < 2
+    assert list(world.statuses().values()) == ["COMPLETED"] * 301
+    world.assert_whole()
+
+
+async def test_a_stop_that_cannot_write_says_how_much_and_the_next_start_recovers(tmp_path: Path) -> None:
+    """`StoreUnavailable` with the count; the last committed state is what the next start goes on from."""
+    world = World(tmp_path / "tasks.db", drain_timeout=0.1)
+    await world.manager.start()
+    running = world.held.enqueue("running")
+    delayed = world.once.with_options(delay=60).enqueue("delayed")
+    await asyncio.gather(running.saved(), delayed.saved())
+    with locked(world.db):
+        unsaved = world.once.enqueue("never saved")
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable, match=r"\b3 records"):
+            await world.manager.stop()
+        assert time.monotonic() - began < 0.1 + 2 + 1
+        with pytest.raises(TaskInterrupted):
+            await unsaved
+        with pytest.raises(StoreUnavailable):
+            await unsaved.saved()
+    assert world.statuses() == {"running": "RUNNING", "delayed": "PENDING"}
+    again = World(world.db)
+    again.gate.set()
+    async with again.manager as manager:
+        await eventually(lambda: again.statuses()["running"] == "COMPLETED")
+        info = await manager.get(delayed.task_id)
+        assert info is not None
+        assert info.status is TaskStatus.PENDING
+    assert again.started == ["running"]
+
+
+async def test_under_run_a_stop_that_cannot_write_exits_with_status_1(tmp_path: Path) -> None:
+    """A supervisor must see that something is not on the disk."""
+    site = Site(tmp_path)
+    child = site.spawn(enqueue=[["safe", "a", 30, {}]], manager={"drain_timeout": 0.1})
+    with killed_at_the_end(child):
+        await asyncio.to_thread(child.until, "ready")
+        await asyncio.to_thread(child.until_starts, 1)
+        with locked(site.db):
+            await asyncio.to_thread(child.stop)
+    assert child.code == 1, child.errors()
+    assert "could not be written" in child.errors()
+    await asyncio.to_thread(site.finish)
+    assert site.statuses() == {"a": "COMPLETED"}
+    site.assert_sound()
+
+
+async def test_handles_of_both_kinds_end_while_the_store_is_away(tmp_path: Path) -> None:
+    """A waiter is never left hanging at the stop, whatever the store does."""
+    world = World(tmp_path / "tasks.db", drain_timeout=0.1)
+    await world.manager.start()
+    handles: list[TaskHandle[object]] = [world.held.enqueue("running")]
+    await handles[0].saved()
+    with locked(world.db):
+        handles += [world.once.enqueue("new"), world.once.with_options(idempotency_key="k").enqueue("keyed")]
+        waiters = [asyncio.ensure_future(each.result()) for each in handles]
+        await asyncio.sleep(0)
+        with pytest.raises(StoreUnavailable):
+            await world.manager.stop()
+        results = await asyncio.wait_for(asyncio.gather(*waiters), 5)
+    assert all(each.is_err() for each in results)
