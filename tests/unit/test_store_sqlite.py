@@ -345,7 +345,8 @@ async def test_a_claim_is_found_through_the_free_index_alone(path: Path) -> None
     [
         (f"SELECT 1 FROM {queries._OWNED}", {"owners": "[]", "after": "", "limit": 1}, "owner"),
         (f"SELECT 1 FROM {queries._ORPHANS}", {"owners": "[]", "after": "", "limit": 1}, "owner"),
-        ("SELECT status, count(*) FROM taskmanager_tasks GROUP BY status", (), "status"),
+        (f"SELECT status, count(*) FROM {queries._NOT_COMPLETED} GROUP BY status", (), "status"),
+        ("SELECT count(*) FROM taskmanager_tasks", (), "sent_at"),
         ("SELECT 1 FROM taskmanager_tasks ORDER BY sent_at DESC, id DESC LIMIT 9", (), "sent_at"),
         (
             statements.update_tasks(statements.bound_columns(statements.UPDATE, frozenset()), 2),
@@ -353,8 +354,8 @@ async def test_a_claim_is_found_through_the_free_index_alone(path: Path) -> None
             "autoindex_taskmanager_tasks_1",
         ),
         (
-            statements.finish_tasks(statements.bound_columns(statements.FINISH, frozenset()), 2),
-            [None] * 2 * len(statements.bound_columns(statements.FINISH, frozenset())),
+            statements.step_tasks(statements.bound_columns(statements.STEP, frozenset()), 2),
+            [None] * 2 * len(statements.bound_columns(statements.STEP, frozenset())),
             "autoindex_taskmanager_tasks_1",
         ),
     ],

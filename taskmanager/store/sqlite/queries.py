@@ -74,6 +74,7 @@ taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owner
 WHERE t.claimed_by_worker_id IN (SELECT value FROM json_each(:owners)) AND t.id > :after AND t.status IN ({LIVE_SQL})
 ORDER BY t.id LIMIT :limit
 """
+_NOT_COMPLETED: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_status WHERE status <> 'COMPLETED'"
 # Owners are few and their rows many, so the owners are hopped through first.
 _ORPHANS: Final = f"""
 (
@@ -115,9 +116,15 @@ def fetch_cancel_requests(connection: sqlite3.Connection, owner: str) -> list[st
 
 
 def counts(connection: sqlite3.Connection) -> dict[TaskStatus, int]:
-    """See `Store.counts`. The status index alone answers it."""
-    found = connection.execute("SELECT status, count(*) FROM taskmanager_tasks GROUP BY status").fetchall()
-    return dict.fromkeys(TaskStatus, 0) | {TaskStatus(status): number for status, number in found}
+    """See `Store.counts`. Indexes alone answer it: the completed are all rows without the others."""
+    query = f"SELECT status, count(*) FROM {_NOT_COMPLETED} GROUP BY status"
+    connection.execute("BEGIN")  # one snapshot for both questions
+    try:
+        others = {TaskStatus(status): number for status, number in connection.execute(query).fetchall()}
+        (total,) = connection.execute("SELECT count(*) FROM taskmanager_tasks").fetchone()
+    finally:
+        connection.execute("COMMIT")
+    return dict.fromkeys(TaskStatus, 0) | others | {TaskStatus.COMPLETED: total - sum(others.values())}
 
 
 def instances(connection: sqlite3.Connection) -> list[InstanceRow]:

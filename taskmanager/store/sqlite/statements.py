@@ -26,8 +26,8 @@ TASK_COLUMNS: Final = ("id", *TaskRow._fields[1:])
 ATTEMPT_COLUMNS: Final = AttemptRow._fields
 EXPECTED: Final = ("expected_status", "expected_owner", "expected_start_count")
 _NEVER_UPDATED: Final = frozenset({"task_name", "sent_at", "created_at"})
-# What only a retry can change, and a retry is over before the next start.
-_FIXED_WHILE_RUNNING: Final = _NEVER_UPDATED | {
+# What only a retry can change, and a retry is written before the next start, or together with it as a full update.
+_FIXED_IN_A_RUN: Final = _NEVER_UPDATED | {
     "queue_name", "priority", "args", "kwargs", "enqueued_at", "max_retries", "good_until", "task_options", "tags",
     "idempotency_key", "enqueue_sha", "scheduled_for", "is_workflow_task",
 }  # fmt: skip
@@ -52,7 +52,7 @@ _TASK_GROUPS: Final = (
 )
 TASK: Final = Layout(TASK_COLUMNS, _TASK_GROUPS)
 UPDATE: Final = Layout(TASK_COLUMNS + EXPECTED, _TASK_GROUPS, _NEVER_UPDATED)
-FINISH: Final = Layout(TASK_COLUMNS + EXPECTED, _TASK_GROUPS, _FIXED_WHILE_RUNNING)
+STEP: Final = Layout(TASK_COLUMNS + EXPECTED, _TASK_GROUPS, _FIXED_IN_A_RUN)
 ATTEMPT: Final = Layout(ATTEMPT_COLUMNS, (frozenset({"error_code", "error_message", "failed_reason"}),))
 
 
@@ -111,9 +111,9 @@ def update_tasks(bound: tuple[str, ...], rows: int) -> str:
 
 
 @cache
-def finish_tasks(bound: tuple[str, ...], rows: int) -> str:
-    """End tasks that ran: the same, for less than the columns that cannot have changed since the start."""
-    return _update(bound, rows, _FIXED_WHILE_RUNNING)
+def step_tasks(bound: tuple[str, ...], rows: int) -> str:
+    """Start or end the run of tasks: the same, without the columns that cannot have changed."""
+    return _update(bound, rows, _FIXED_IN_A_RUN)
 
 
 def _update(bound: tuple[str, ...], rows: int, kept: frozenset[str]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from taskmanager.model.record import Expected, TaskRow, TaskWrite
-from taskmanager.model.states import TERMINAL, TaskStatus
+from taskmanager.model.states import TERMINAL
 from taskmanager.store.constraints import encodable_write, is_memory_only
 from taskmanager.store.protocol import CommitReport
 from taskmanager.store.sqlite import statements as sql
@@ -19,7 +19,8 @@ from taskmanager.store.sqlite.connection import primary_code, transaction
 from taskmanager.store.sqlite.queries import fetch_ids
 
 _Statement = Callable[[tuple[str, ...], int], str]
-_ENDS_A_RUN: Final = frozenset({TaskStatus.COMPLETED, TaskStatus.FAILED, TaskStatus.INTERRUPTED})
+_WAITING: Final = frozenset({"PENDING", "CLAIMED"})
+_ENDS_A_RUN: Final = frozenset({"COMPLETED", "FAILED", "INTERRUPTED"})
 _GUILTY_CODES: Final = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH})
 
 _EXISTING: Final = f"""
@@ -58,21 +59,25 @@ def commit(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -> Commi
 
 def _apply(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -> None:
     inserts = [write.row for write in writes if write.expected is None]
-    updates = [write.row + write.expected for write in writes if write.expected is not None]
-    all_finish = all(_is_finish(write.row, write.expected) for write in writes if write.expected is not None)
+    steps: list[tuple[Any, ...]] = []
+    changes: list[tuple[Any, ...]] = []
+    for row, expected, _ in writes:
+        if expected is not None:
+            (steps if _is_step(row, expected) else changes).append(row + expected)
     _execute(connection, sql.insert_tasks, inserts, sql.TASK)
-    if all_finish:
-        _execute(connection, sql.finish_tasks, updates, sql.FINISH)
-    else:
-        _execute(connection, sql.update_tasks, updates, sql.UPDATE)
+    _execute(connection, sql.step_tasks, steps, sql.STEP)
+    _execute(connection, sql.update_tasks, changes, sql.UPDATE)
     _add_attempts(connection, writes)
 
 
-def _is_finish(row: TaskRow, expected: Expected) -> bool:
-    """Whether this ends the very run that the store knows, so that nobody can have given it new arguments since."""
-    return (
-        expected.status == TaskStatus.RUNNING and row.status in _ENDS_A_RUN and row.start_count == expected.start_count
-    )
+def _is_step(row: TaskRow, expected: Expected) -> bool:
+    """Whether this starts the task as the store knows it, or ends the very run that the store knows.
+
+    Nobody can have given it new arguments in between, so the columns of the call need not be written.
+    """
+    if expected.status == "RUNNING":
+        return row.start_count == expected.start_count and row.status in _ENDS_A_RUN
+    return row.status == "RUNNING" and row.start_count == expected.start_count + 1 and expected.status in _WAITING
 
 
 def _execute(

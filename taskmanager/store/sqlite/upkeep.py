@@ -30,7 +30,7 @@ def request_cancel(connection: sqlite3.Connection, task_id: str, now: int) -> bo
 
 
 def purge(connection: sqlite3.Connection, status: TaskStatus | None, older_than: int | None, limit: int) -> int:
-    """See `Store.purge`. No task ends before it was sent, so the index on (status, sent_at) bounds the search."""
+    """See `Store.purge`. No task ends before it was sent, so the index on `sent_at` bounds the search."""
     if status is not None and not status.is_terminal:
         return 0
     old = ""
@@ -40,8 +40,8 @@ def purge(connection: sqlite3.Connection, status: TaskStatus | None, older_than:
         return connection.execute(
             f"""
             DELETE FROM taskmanager_tasks WHERE rowid IN (
-                SELECT rowid FROM taskmanager_tasks
-                WHERE status IN ({TERMINAL_SQL if status is None else quoted([status])}) {old}
+                SELECT rowid FROM taskmanager_tasks INDEXED BY taskmanager_tasks_sent_at
+                WHERE sent_at IS NOT NULL AND status IN ({TERMINAL_SQL if status is None else quoted([status])}) {old}
                 LIMIT :limit
             )
             """,

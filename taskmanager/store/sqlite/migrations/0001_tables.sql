@@ -58,8 +58,11 @@ CREATE TABLE taskmanager_tasks (
 ) STRICT;
 
 CREATE INDEX taskmanager_tasks_sent_at ON taskmanager_tasks (sent_at);
-CREATE INDEX taskmanager_tasks_status ON taskmanager_tasks (status, sent_at);
-CREATE INDEX taskmanager_tasks_queue_name ON taskmanager_tasks (queue_name) WHERE status IN ('PENDING', 'CLAIMED');
+-- Nearly all rows are COMPLETED, and what all rows have in common needs no index: they are what is left when the others
+-- are counted.
+CREATE INDEX taskmanager_tasks_status ON taskmanager_tasks (status, sent_at) WHERE status <> 'COMPLETED';
+CREATE INDEX taskmanager_tasks_queue_name ON taskmanager_tasks (queue_name)
+    WHERE status = 'PENDING' AND claimed_by_worker_id IS NULL;
 CREATE INDEX taskmanager_tasks_claimed ON taskmanager_tasks (claimed) WHERE claimed = 1;
 CREATE INDEX taskmanager_tasks_good_until ON taskmanager_tasks (good_until)
     WHERE good_until IS NOT NULL AND status IN ('PENDING', 'CLAIMED');
