@@ -349,7 +349,9 @@ class Engine:
                 resolve(waiter, ending)
             live.waiters = None
         self.follower.notice(live.task_id, ending)
-        live.call_args = live.call_kwargs = live.context = None
+        live.context = None
+        if not live.encodes_later:
+            live.call_args = live.call_kwargs = None
         if live.idempotency_key is not None and live.status.is_terminal:
             self.intake.ended(live)
         if live.is_persisted and not live.is_saved and live.rejection is None:

@@ -18,7 +18,7 @@ from taskmanager.engine.definition import CallOptions, Definition
 from taskmanager.engine.dispatch import QueueState
 from taskmanager.engine.live import Ending, LiveTask, Phase
 from taskmanager.model.clock import Clock
-from taskmanager.model.errors import ArgumentError, ManagerStopped, ManagerStopping, QueueFull, WrongProcess
+from taskmanager.model.errors import ManagerStopped, ManagerStopping, QueueFull, WrongProcess
 from taskmanager.model.ids import keyed_task_id, new_task_id
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
@@ -126,8 +126,10 @@ class Intake:
             live.args_text, live.kwargs_text = definition.arguments.encode(args, kwargs)
         else:
             live.call_args, live.call_kwargs = args, kwargs
-            if not definition.arguments.is_plain(args, kwargs):
-                _store_if_possible(live)
+            if definition.arguments.is_plain(args, kwargs):
+                live.encodes_later = True
+            else:
+                live.store_arguments()
         live.context = copy_context()
         if options.tags_text is not None:
             live.tags_text = options.tags_text
@@ -149,7 +151,7 @@ class Intake:
         if live.args_text is None or live.kwargs_text is None:
             if not arguments.is_plain(args, kwargs):
                 return
-            _store_if_possible(live)
+            live.store_arguments()
         if live.args_text is not None and live.kwargs_text is not None:
             live.enqueue_sha = arguments.digest(live.args_text, live.kwargs_text)
 
@@ -318,15 +320,6 @@ class Intake:
             for task_id in self._keyed_ended:
                 self.by_key.pop(task_id, None)
             self._keyed_ended.clear()
-
-
-def _store_if_possible(live: LiveTask) -> None:
-    """Keep the arguments of a memory-only task for its record, as they are at the call, where they can be stored."""
-    arguments = live.definition.arguments
-    try:
-        live.args_text, live.kwargs_text = arguments.encode(live.call_args or (), live.call_kwargs or {})
-    except ArgumentError:
-        live.args_text = live.kwargs_text = None
 
 
 def _forbid_in_child() -> None:

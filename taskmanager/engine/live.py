@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taskmanager.engine.definition import Definition
+from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import AttemptRow, Expected, TaskRow
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TaskStatus
@@ -77,6 +78,8 @@ class LiveTask:
     kwargs_text: str | None = None
     call_args: tuple[Any, ...] | None = None
     call_kwargs: dict[str, Any] | None = None
+    encodes_later: bool = False
+    """The arguments are immutable scalars of a memory-only task: their stored form is made when it is asked for."""
     context: Context | None = None
     timeout_s: float | None = None
     due: float = 0.0
@@ -150,8 +153,21 @@ class LiveTask:
         """What the row says once the present state is committed."""
         return Expected(_TEXT[self.status], self.owner, self.start_count)
 
+    def store_arguments(self) -> None:
+        """Keep the arguments of a memory-only task for its record, where they can be stored."""
+        self.encodes_later = False
+        arguments = self.definition.arguments
+        try:
+            self.args_text, self.kwargs_text = arguments.encode(self.call_args or (), self.call_kwargs or {})
+        except ArgumentError:
+            self.args_text = self.kwargs_text = None
+        if self.is_published:
+            self.call_args = self.call_kwargs = None
+
     def row(self) -> TaskRow:
         """The whole record as it is now."""
+        if self.encodes_later:
+            self.store_arguments()
         claimed_at = self.claimed_at
         return tuple.__new__(  # a NamedTuple's own constructor costs a call more, on the hottest path there is
             TaskRow,
