@@ -89,8 +89,8 @@ bench: venv  ## Every question in benchmarks/, one after the other
 simulate: venv  ## The seeded simulator
 	@$(call say,simulation); $(BIN)/pytest -q -n $(WORKERS) --timeout 0 tests/simulation $(ARGS)
 
-churn: venv  ## Kill it again and again: the crash tests, slow ones included
-	@$(call say,crash tests); $(BIN)/pytest -q --timeout 0 tests/crash $(ARGS)
+churn: venv  ## Kill it again and again: 500 rounds of random signals, then the count
+	@$(call say,churn); $(BIN)/python -m tests.crash.churn --rounds 500 $(ARGS)
 
 audit: venv  ## Which requirements have no test
 	@$(BIN)/python -m tests.requirements $(ARGS)

@@ -187,7 +187,7 @@ async def test_a_deleted_file_is_made_anew_with_all_that_lives(
 ) -> None:
     """Unlinking gives no error by itself; it is noticed, said, and mended, and work that runs goes on."""
     world = World(tmp_path / "tasks.db")
-    async with world.manager as manager:
+    async with world.manager:
         running = world.held.enqueue("running")
         delayed = world.once.with_options(delay=60).enqueue("delayed")
         await asyncio.gather(running.saved(), delayed.saved())
