@@ -8,7 +8,7 @@ What a fence says after its language:
 - ```` ```text output ````: exactly what the program before it prints.
 - ```` ```pyi ````: signatures; each is written in the source like that.
 - ```` ```sh ````: commands that exist.
-- ```` ```sql ````: statements that a new database accepts.
+- ```` ```sql ````: statements that a new database accepts; a word names those that change something.
 """
 
 import ast
@@ -192,6 +192,55 @@ def test_every_statement_in_sql_runs_on_a_new_database(tmp_path: Path) -> None:
                 names = set(re.findall(r":([a-z_]+)", statement))
                 connection.execute(statement, dict.fromkeys(names, ""))
     connection.close()
+
+
+def _change(word: str) -> str:
+    return next(block.text for block in blocks() if block.language == "sql" and word in block.words)
+
+
+def _execute(database: Path, script: str, **values: str) -> None:
+    with sqlite3.connect(database) as connection:
+        for statement in filter(str.strip, script.split(";")):
+            connection.execute(statement, values)
+    connection.close()
+
+
+@pytest.mark.req("HB-36", "HB-52")
+def test_the_sql_that_changes_something_does_what_the_page_says(tmp_path: Path) -> None:
+    """Beside a running manager: cancel, retry, rename; then delete what is old."""
+    database = tmp_path / "tasks.db"
+    manager = TaskManager(database, store_poll=0.02)
+    fails = True
+
+    @manager.task(persist=True, name="job")
+    async def job() -> None:
+        if fails:
+            raise RuntimeError("once")
+
+    async def main() -> None:
+        nonlocal fails
+        async with manager:
+            failed, waiting = job.enqueue(), job.with_options(delay=3600).enqueue()
+            assert (await failed.result()).is_err()
+            await manager.flush()
+            _execute(database, _change("cancel"), task_id=waiting.task_id)
+            assert (await waiting.result()).err_value.error_code == "TASK_CANCELLED"
+            fails = False
+            _execute(database, _change("retry"), task_id=failed.task_id)
+            await manager.handle(failed.task_id)
+            sql, parameters = manager.insert_statement(job)
+            with sqlite3.connect(database) as connection:
+                connection.execute(sql, ["former" if value == "job" else value for value in parameters])
+            connection.close()
+            _execute(database, _change("rename"), old_name="former", new_name="job")
+            while (await manager.counts())[taskmanager.TaskStatus.COMPLETED] < 2:
+                await asyncio.sleep(0.02)
+            _execute(database, "UPDATE taskmanager_tasks SET completed_at = 1 WHERE status = 'COMPLETED'")
+            _execute(database, _change("purge"))
+            assert [info.status for info in await manager.list()] == [taskmanager.TaskStatus.CANCELLED]
+            _execute(database, _change("heartbeats"))
+
+    asyncio.run(main())
 
 
 # The reference.
