@@ -67,6 +67,7 @@ class Engine:
         self.live: dict[str, LiveTask] = {}
         self.spilled: WeakValueDictionary[str, LiveTask] = WeakValueDictionary()
         self.has_backlog = False
+        self.ended_unsaved_count = 0
         self.is_stopping = False
         self.stop_notice: Callable[[], None] = lambda: None
         self.stall = StallWatch(self.loop)
@@ -74,7 +75,12 @@ class Engine:
         self.dispatcher.wants_take = self.kick
         self.runner = Runner(settings.processes, self.report, self.stall.lost_s)
         self.settlement = Settlement(identity, clock.now_us, random.random)
-        self.writer = Writer(store, clock, snapshot_interval_s=settings.snapshot_interval_s)
+        self.writer = Writer(
+            store,
+            clock,
+            commit_interval_s=settings.commit_interval_s,
+            snapshot_interval_s=settings.snapshot_interval_s,
+        )
         self.follower = Follower(store, self.decode_result)
         self.wants_claim = asyncio.Event()
         self._is_kicked = False
@@ -92,7 +98,12 @@ class Engine:
 
     def unsaved_count(self) -> int:
         """What counts against `max_pending`: waiting in memory, and ended or changed but not in the store yet."""
-        return sum(queue.waiting for queue in self.dispatcher.queues.values()) + self.writer.unsaved_count
+        waiting = sum(queue.waiting for queue in self.dispatcher.queues.values())
+        return waiting + self.ended_unsaved_count + len(self.writer.unsaved_ids)
+
+    def may_be_full(self, limit: int) -> bool:
+        """A cheap look that never says no too early: whether it is worth counting exactly."""
+        return len(self.live) + self.writer.unsaved_count + len(self.intake.inbox) >= limit
 
     def call_soon(self) -> None:
         """From another thread: look into the inbox."""
@@ -117,12 +128,19 @@ class Engine:
                 self._spill(live)
                 return
             live.owner = self.identity.instance_id
-            self.writer.mark(live)
+            self._accept_to_write(live)
             self.enter(live)
         else:
             live.awaits_row = True
             live.owner = self.identity.instance_id
             self.writer.mark(live)
+
+    def _accept_to_write(self, live: LiveTask) -> None:
+        """To the file within `commit_interval`; at once when somebody waits for that already."""
+        if live.save_waiters:
+            self.writer.mark(live)
+        else:
+            self.writer.accept(live)
 
     def _spills(self, live: LiveTask, queue: QueueState) -> bool:
         """Whether memory is full for this task: better ones than the worst held may use as much again."""
@@ -252,9 +270,17 @@ class Engine:
 
     def report(self, attempt: Attempt, outcome: Outcome) -> None:
         """What an attempt came to, from the runner; once per attempt."""
-        live = attempt.live
-        if attempt.has_slot:
+        if attempt.is_abandoned and attempt.has_slot:
             self._return_slot(attempt)
+        try:
+            self._settle(attempt, outcome)
+        finally:
+            # After the waiters were woken: a parent that waited for this task asks for its slot before others start.
+            if not attempt.is_abandoned and attempt.has_slot:
+                self._return_slot(attempt)
+
+    def _settle(self, attempt: Attempt, outcome: Outcome) -> None:
+        live = attempt.live
         if attempt.stop_reason is StopReason.CLAIM_LOST:
             attempt.close(None)
             return
@@ -305,9 +331,18 @@ class Engine:
             self.writer.record(live)
             self.publish(live)
             return
+        if not live.is_end_unsaved:
+            live.is_end_unsaved = True
+            self.ended_unsaved_count += 1
         self.writer.mark(live)
         if self.writer.degraded_since is not None:
             self.publish(live)
+
+    def end_is_settled(self, live: LiveTask) -> None:
+        """The end of a persisted task is in the store, or will never be: it does not count as unsaved any more."""
+        if live.is_end_unsaved:
+            live.is_end_unsaved = False
+            self.ended_unsaved_count -= 1
 
     def _expire(self, live: LiveTask) -> None:
         error = TaskError(BuiltInTaskCode.TASK_EXPIRED, "good_until passed before the task could start")
