@@ -557,6 +557,11 @@ class TaskManager:
             return live is not None and self._intake.cancel_held(live)
         return lifecycle.cancel_now(task_id, live, self._the_records())
 
+    def hurry(self, live: LiveTask) -> None:
+        """Somebody waits for this task to be saved."""
+        if self._lifecycle is not None and live.is_dirty:
+            self._lifecycle.engine.writer.mark(live)
+
     def last_status(self, task_id: str) -> TaskStatus | None:
         """The status of a foreign task as it was last seen."""
         return None if self._lifecycle is None else self._lifecycle.engine.follower.last_status.get(task_id)

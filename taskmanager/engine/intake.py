@@ -48,6 +48,7 @@ class Receiver(Protocol):
     def call_soon(self) -> None: ...
     def queue_state(self, name: str) -> QueueState: ...
     def unsaved_count(self) -> int: ...
+    def may_be_full(self, limit: int) -> bool: ...
 
 
 _intakes: "weakref.WeakSet[Intake]" = weakref.WeakSet()
@@ -188,8 +189,9 @@ class Intake:
         limit = self._queue_limits.get(live.queue_name)
         if limit is not None and receiver.queue_state(live.queue_name).waiting >= limit:
             raise self._full(live.queue_name, limit)
-        if self._max_pending is not None and self.pending_count() >= self._max_pending:
-            raise self._full(live.queue_name, self._max_pending)
+        most = self._max_pending
+        if most is not None and receiver.may_be_full(most) and receiver.unsaved_count() >= most:
+            raise self._full(live.queue_name, most)
 
     def pending_count(self) -> int:
         """Waiting in memory and unsaved, over all queues."""

@@ -86,6 +86,8 @@ class LiveTask:
     committed: Expected | None = None
     attempts_due: tuple[AttemptRow, ...] = ()
     is_dirty: bool = False
+    is_urgent: bool = False
+    is_end_unsaved: bool = False
     is_duplicate: bool | None = None
     is_spilled: bool = False
     awaits_row: bool = False

@@ -36,6 +36,8 @@ class WriterNews:
             if live.committed is not None and live.committed.status == TaskStatus.RUNNING:
                 self._start_committed(live)
         elif phase is Phase.ENDED:
+            if not live.is_dirty:
+                self._engine.end_is_settled(live)
             if not live.is_published and not live.is_dirty:
                 self._engine.publish(live)
         elif phase is Phase.ACCEPTED and live.attempt is None:
@@ -83,6 +85,7 @@ class WriterNews:
         self._give_up_claim(live)
 
     def _give_up_claim(self, live: LiveTask) -> None:
+        self._engine.end_is_settled(live)
         if live.is_waiting:
             self._engine.dispatcher.left_waiting(live)
             self._engine.dispatcher.forget(live)
@@ -143,6 +146,7 @@ class WriterNews:
         for waiter in live.save_waiters or ():
             resolve_error(waiter, StoreError(f"task {live.task_id} cannot be stored: {reason}"))
         live.save_waiters = None
+        self._engine.end_is_settled(live)
         if live.phase is Phase.ENDED:
             live.result_text = live.definition.results.encode_error(
                 TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, f"the result could not be stored: {reason}")

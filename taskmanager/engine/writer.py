@@ -1,7 +1,8 @@
 """Where memory and file meet: group commit, one coroutine, one transaction at a time.
 
-The writer commits as soon as it is idle and something persisted is dirty; whatever changes meanwhile is the next batch,
-so that the batch grows with the load and one caller waits for one commit only. Memory-only history waits for
+The writer commits as soon as it is idle and a start, an end or a waiter wants it; whatever changes meanwhile is the
+next batch, so that the batch grows with the load and one caller waits for one commit only. A task that was only accepted may
+wait for `commit_interval`. Memory-only history waits for
 `snapshot_interval`, or until there is a batch of it.
 
 What a batch carries is read from the task when the batch is made, never earlier, and its precondition is the state that
@@ -11,12 +12,12 @@ When a commit's fate is unknown (an I/O error), the next try finds its own row, 
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from taskmanager.engine.events import extra_of
 from taskmanager.engine.live import LiveTask
+from taskmanager.engine.outbox import HISTORY_BATCH, Outbox
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite, expected_of
@@ -28,8 +29,6 @@ MAX_BATCH: Final = 512
 """Rows of one transaction: large enough to share its cost, small enough not to hold the loop for more than about
 1 ms.
 """
-HISTORY_BATCH: Final = 512
-"""Memory-only records that are written without waiting for the snapshot interval."""
 FIRST_RETRY_S: Final = 0.05
 LAST_RETRY_S: Final = 1.0
 
@@ -55,70 +54,78 @@ class _Sent(NamedTuple):
 class Writer:
     """Everything that is not yet in the store, and the coroutine that brings it there."""
 
-    def __init__(self, store: Store, clock: Clock, *, snapshot_interval_s: float) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, *, commit_interval_s: float = 0.0, snapshot_interval_s: float = 60.0
+    ) -> None:
         self.store = store
+        self.outbox = Outbox()
         self._clock = clock
         self._listener: WriterListener
+        self._commit_interval_s = commit_interval_s
         self._snapshot_interval_s = snapshot_interval_s
-        self._dirty: deque[LiveTask] = deque()
-        self._history: deque[LiveTask] = deque()
-        self.unsaved_ids: dict[str, LiveTask] = {}
         self.quiet = asyncio.Lock()
         """Held while a commit is under way; who takes it sees memory and store agree."""
-        self._sent_count = 0
         self._wake: asyncio.Future[None] | None = None
+        self._accepted_timer: asyncio.TimerHandle | None = None
         self._history_timer: asyncio.TimerHandle | None = None
-        self._is_history_due = False
+        self._is_accepted_due = self._is_history_due = False
         self._barriers: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._marked = self._done = 0
-        self._recorded = self._kept = 0
         self._is_closing = False
-        self._oldest_dirty_at: int | None = None
         self.degraded_since: int | None = None
         self.degraded_reason: str | None = None
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        state = "degraded" if self.degraded_since is not None else "healthy"
-        return (
-            f"<Writer {len(self._dirty)} dirty, {len(self._history)} of history, {self._sent_count} in flight, {state}>"
-        )
+        return f"<Writer {self.outbox!r}, {'degraded' if self.degraded_since is not None else 'healthy'}>"
 
     @property
     def unsaved_count(self) -> int:
         """Records that the store does not hold in their newest state."""
-        return len(self._dirty) + len(self._history) + self._sent_count
+        return self.outbox.unsaved_count
+
+    @property
+    def unsaved_ids(self) -> dict[str, LiveTask]:
+        """Ended memory-only tasks that are found nowhere but here."""
+        return self.outbox.unsaved_history
 
     def oldest_unsaved_s(self) -> float | None:
         """How long the oldest change of a persisted task has been waiting for its commit."""
-        if self._oldest_dirty_at is None:
-            return None
-        return max(0, self._clock.now_us() - self._oldest_dirty_at) / 1_000_000
+        oldest = self.outbox.oldest()
+        return None if oldest is None else max(0, self._clock.now_us() - oldest.updated_at) / 1_000_000
 
     # What is to be written.
 
+    def accept(self, live: LiveTask) -> None:
+        """A persisted task is new. It may wait for `commit_interval`, unless somebody waits for it."""
+        self.outbox.accept(live)
+        if self.outbox.accepted_count >= MAX_BATCH:
+            self._accepted_is_due()
+        elif self._accepted_timer is None and not self._is_accepted_due:
+            loop = asyncio.get_running_loop()
+            self._accepted_timer = loop.call_later(self._commit_interval_s, self._accepted_is_due)
+
     def mark(self, live: LiveTask) -> None:
-        """A persisted task has changed."""
-        if live.is_dirty:
-            return
-        live.is_dirty = True
-        self._dirty.append(live)
-        self._marked += 1
-        if self._oldest_dirty_at is None:
-            self._oldest_dirty_at = live.updated_at
-        self.wake()
+        """A persisted task has changed, or somebody waits for it to be saved."""
+        self.outbox.change(live)
+        if self._wake is not None:
+            self.wake()
 
     def record(self, live: LiveTask) -> None:
         """A memory-only task has ended: history."""
-        live.is_dirty = True
-        self._history.append(live)
-        self._recorded += 1
-        self.unsaved_ids[live.task_id] = live
-        if len(self._history) >= HISTORY_BATCH:
+        self.outbox.record(live)
+        if self.outbox.history_count >= HISTORY_BATCH:
             self._history_is_due()
         elif self._history_timer is None:
             loop = asyncio.get_running_loop()
             self._history_timer = loop.call_later(self._snapshot_interval_s, self._history_is_due)
+
+    def _accepted_is_due(self) -> None:
+        if self._accepted_timer is not None:
+            self._accepted_timer.cancel()
+            self._accepted_timer = None
+        if not self._is_accepted_due:
+            self._is_accepted_due = True
+            self.wake()
 
     def _history_is_due(self) -> None:
         if self._history_timer is not None:
@@ -138,8 +145,10 @@ class Writer:
         if not self.unsaved_count:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._barriers.append((self._marked, self._recorded, done))
+        self._barriers.append((self.outbox.marked_count, self.outbox.recorded_count, done))
+        self.outbox.hurry_all()
         self._history_is_due()
+        self.wake()
         await done
 
     # The coroutine.
@@ -152,6 +161,7 @@ class Writer:
     async def close(self, patience_s: float) -> int:
         """Write what is left and end; returns how many records could not be written within `patience_s`."""
         self._is_closing = True
+        self.outbox.hurry_all()
         self._history_is_due()
         self.wake()
         if self._task is not None:
@@ -159,8 +169,12 @@ class Writer:
             if not self._task.done():
                 self._task.cancel()
                 await asyncio.wait([self._task])
+        if self._accepted_timer is not None:
+            self._accepted_timer.cancel()
+            self._accepted_timer = None
         if self._history_timer is not None:
             self._history_timer.cancel()
+            self._history_timer = None
         return self.unsaved_count
 
     async def _run(self) -> None:
@@ -172,6 +186,7 @@ class Writer:
                     return
                 self._wake = loop.create_future()
                 await self._wake
+                self._wake = None
             # One turn of the loop: what was accepted in this turn, and the starts it led to, go together.
             await asyncio.sleep(0)
             async with self.quiet:
@@ -201,32 +216,41 @@ class Writer:
         return True
 
     def _has_work(self) -> bool:
-        return bool(self._dirty) or (self._is_history_due and bool(self._history))
+        outbox = self.outbox
+        if outbox.has_changes or (self._is_history_due and outbox.history_count):
+            return True
+        return bool(outbox.accepted_count) and (self._is_accepted_due or self._is_closing)
 
     def _take_batch(self) -> list[_Sent]:
-        batch: list[_Sent] = []
-        dirty, history = self._dirty, self._history
-        self._take_from(dirty, batch)
-        if self._is_history_due:
-            self._take_from(history, batch)
-            if len(history) < HISTORY_BATCH and not any(self._recorded - len(history) < b[1] for b in self._barriers):
-                self._is_history_due = self._is_closing
-                self._rearm_history()
-        self._sent_count = len(batch)
-        return batch
-
-    def _rearm_history(self) -> None:
-        if self._history and self._history_timer is None and not self._is_closing:
-            loop = asyncio.get_running_loop()
-            self._history_timer = loop.call_later(self._snapshot_interval_s, self._history_is_due)
-
-    @staticmethod
-    def _take_from(source: deque[LiveTask], batch: list[_Sent]) -> None:
-        for _ in range(min(len(source), MAX_BATCH - len(batch))):
-            live = source.popleft()
-            live.is_dirty = False
+        outbox = self.outbox
+        taken = outbox.take(
+            MAX_BATCH, with_accepted=self._is_accepted_due or self._is_closing, with_history=self._is_history_due
+        )
+        batch = []
+        for live in taken:
             attempts, live.attempts_due = live.attempts_due, ()
             batch.append(_Sent(live, live.expectation(), attempts))
+        if self._is_accepted_due and outbox.accepted_count < MAX_BATCH:
+            self._is_accepted_due = False
+            self._rearm_accepted()
+        if self._is_history_due and outbox.history_count < HISTORY_BATCH and not self._is_history_awaited():
+            self._is_history_due = self._is_closing
+            self._rearm_history()
+        return batch
+
+    def _is_history_awaited(self) -> bool:
+        taken = self.outbox.recorded_count - self.outbox.history_count
+        return any(taken < recorded for _, recorded, _ in self._barriers)
+
+    def _rearm_accepted(self) -> None:
+        if self.outbox.accepted_count and self._accepted_timer is None:
+            loop = asyncio.get_running_loop()
+            self._accepted_timer = loop.call_later(self._commit_interval_s, self._accepted_is_due)
+
+    def _rearm_history(self) -> None:
+        if self.outbox.history_count and self._history_timer is None and not self._is_closing:
+            loop = asyncio.get_running_loop()
+            self._history_timer = loop.call_later(self._snapshot_interval_s, self._history_is_due)
 
     async def _commit(self, batch: list[_Sent]) -> CommitReport:
         writes = [TaskWrite(live.row(), live.committed, attempts) for live, _, attempts in batch]
@@ -234,33 +258,19 @@ class Writer:
 
     def _put_back(self, batch: list[_Sent]) -> None:
         """Nothing of the batch is known to be written. The states are read anew when it is tried again."""
-        self._sent_count = 0
         for live, _, attempts in reversed(batch):
             live.attempts_due = (*attempts, *live.attempts_due)
-            source = self._dirty if live.is_persisted else self._history
-            if live.is_dirty:
-                self._count_done(live)
-                continue
-            live.is_dirty = True
-            source.appendleft(live)
+            self.outbox.put_back(live)
             if not live.is_persisted:
                 self._is_history_due = True
-
-    def _count_done(self, live: LiveTask) -> None:
-        if live.is_persisted:
-            self._done += 1
-        else:
-            self._kept += 1
-        if self.unsaved_ids and not live.is_dirty:
-            self.unsaved_ids.pop(live.task_id, None)
 
     def _absorb(self, batch: list[_Sent], report: CommitReport) -> None:
         listener = self._listener
         troubled = bool(report.lost or report.rejected)
-        self._sent_count = 0
+        settle = self.outbox.settle
         for sent in batch:
             live = sent.live
-            self._count_done(live)
+            settle(live)
             if troubled and live.task_id in report.rejected:
                 listener.rejected(live, report.rejected[live.task_id])
             elif troubled and live.task_id in report.lost:
@@ -268,7 +278,6 @@ class Writer:
             else:
                 live.committed = sent.state
                 listener.committed(live)
-        self._oldest_dirty_at = self._dirty[0].updated_at if self._dirty else None
         self._release_barriers()
 
     def _absorb_loss(self, sent: _Sent, row: TaskRow | None) -> None:
@@ -291,7 +300,7 @@ class Writer:
             return
         waiting = []
         for marked, recorded, done in self._barriers:
-            if self._done >= marked and self._kept >= recorded:
+            if self.outbox.settled_count >= marked and self.outbox.kept_count >= recorded:
                 if not done.done():
                     done.set_result(None)
             else:
@@ -337,10 +346,3 @@ def log_rejected(live: LiveTask, reason: str) -> None:
         reason,
         extra=extra_of(live),
     )
-
-
-def fail_waiters(waiters: "list[asyncio.Future[Any]] | None", exc: BaseException) -> None:
-    """Give every waiter of a list the same exception."""
-    for waiter in waiters or ():
-        if not waiter.done():
-            waiter.set_exception(exc)

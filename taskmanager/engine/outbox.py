@@ -1,0 +1,129 @@
+"""What is to be written, in the order in which it matters.
+
+Changes first: a start holds a slot until it is committed, and an end has waiters. Then tasks that were only accepted,
+which may wait for `commit_interval`, and are often started before that, so that one row is written instead of two. Then
+the history of memory-only tasks.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from taskmanager.engine.live import LiveTask
+
+HISTORY_BATCH: Final = 512
+"""Memory-only records that are written without waiting for the snapshot interval."""
+
+
+class Outbox:
+    """Three queues, first in first out each, and how much ever went in and was settled."""
+
+    def __init__(self) -> None:
+        self._changed: deque[LiveTask] = deque()
+        self._accepted: deque[LiveTask] = deque()
+        self._history: deque[LiveTask] = deque()
+        self.unsaved_history: dict[str, LiveTask] = {}
+        self.marked_count = self.settled_count = 0
+        self.recorded_count = self.kept_count = 0
+
+    def __repr__(self) -> str:
+        return f"<Outbox {len(self._changed)} changed, {len(self._accepted)} accepted, {len(self._history)} of history>"
+
+    @property
+    def unsaved_count(self) -> int:
+        """Records that the store does not hold in their newest state, those in flight included."""
+        return self.marked_count - self.settled_count + self.recorded_count - self.kept_count
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether something must not wait."""
+        return bool(self._changed)
+
+    @property
+    def accepted_count(self) -> int:
+        """Tasks that were only accepted, a few of which may have been started since."""
+        return len(self._accepted)
+
+    @property
+    def history_count(self) -> int:
+        """Ended memory-only tasks."""
+        return len(self._history)
+
+    def oldest(self) -> LiveTask | None:
+        """The persisted task that has waited longest."""
+        heads = [queue[0] for queue in (self._changed, self._accepted) if queue]
+        return min(heads, key=lambda live: live.updated_at, default=None)
+
+    # In.
+
+    def accept(self, live: LiveTask) -> None:
+        """A new task that nobody waits for."""
+        live.is_dirty = True
+        self.marked_count += 1
+        self._accepted.append(live)
+
+    def change(self, live: LiveTask) -> None:
+        """A change that must not wait. A task that was only accepted so far is written with it."""
+        if not live.is_dirty:
+            live.is_dirty = True
+            self.marked_count += 1
+        elif live.is_urgent:
+            return
+        live.is_urgent = True
+        self._changed.append(live)
+
+    def hurry_all(self) -> None:
+        """Nothing may wait any more."""
+        while self._accepted:
+            live = self._accepted.popleft()
+            if live.is_dirty and not live.is_urgent:
+                live.is_urgent = True
+                self._changed.append(live)
+
+    def record(self, live: LiveTask) -> None:
+        """A memory-only task has ended."""
+        live.is_dirty = True
+        self.recorded_count += 1
+        self._history.append(live)
+        self.unsaved_history[live.task_id] = live
+
+    # Out.
+
+    def take(self, limit: int, *, with_accepted: bool, with_history: bool) -> Iterator[LiveTask]:
+        """At most `limit` tasks, each clean from here on."""
+        while limit and self._changed:
+            live = self._changed.popleft()
+            live.is_dirty = live.is_urgent = False
+            yield live
+            limit -= 1
+        while limit and with_accepted and self._accepted:
+            live = self._accepted.popleft()
+            if live.is_dirty and not live.is_urgent:
+                live.is_dirty = False
+                yield live
+                limit -= 1
+        while limit and with_history and self._history:
+            live = self._history.popleft()
+            live.is_dirty = False
+            yield live
+            limit -= 1
+
+    def put_back(self, live: LiveTask) -> None:
+        """A task that was taken could not be written; one that has changed since is on its way again already."""
+        if live.is_dirty:
+            self.settle(live)
+        elif live.is_persisted:
+            live.is_dirty = live.is_urgent = True
+            self._changed.appendleft(live)
+        else:
+            live.is_dirty = True
+            self._history.appendleft(live)
+
+    def settle(self, live: LiveTask) -> None:
+        """A task that was taken is written, or will never be."""
+        if live.is_persisted:
+            self.settled_count += 1
+            return
+        self.kept_count += 1
+        if not live.is_dirty:
+            self.unsaved_history.pop(live.task_id, None)
