@@ -1,0 +1,1 @@
+"""What a manager looks like on a terminal: rich views of frozen values."""
