@@ -1,9 +1,8 @@
 """Where memory and file meet: group commit, one coroutine, one transaction at a time.
 
 The writer commits as soon as it is idle and a start, an end or a waiter wants it; whatever changes meanwhile is the
-next batch, so that the batch grows with the load and one caller waits for one commit only. A task that was only accepted may
-wait for `commit_interval`. Memory-only history waits for
-`snapshot_interval`, or until there is a batch of it.
+next batch, so that the batch grows with the load and one caller waits for one commit only. A task that was only
+accepted may wait for `commit_interval`, memory-only history for `snapshot_interval` or until there is a batch of it.
 
 What a batch carries is read from the task when the batch is made, never earlier, and its precondition is the state that
 was last *committed*. So a failed batch is simply put back: it cannot overwrite newer news, because it holds none.
@@ -13,7 +12,7 @@ When a commit's fate is unknown (an I/O error), the next try finds its own row, 
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from taskmanager.engine.events import extra_of
 from taskmanager.engine.live import LiveTask
@@ -21,6 +20,7 @@ from taskmanager.engine.outbox import HISTORY_BATCH, Outbox
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite, expected_of
+from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import CommitReport, Store
 
 logger = logging.getLogger("taskmanager")
@@ -43,12 +43,11 @@ class WriterListener(Protocol):
     def restored(self) -> None: ...
 
 
-class _Sent(NamedTuple):
-    """One task of a batch: what was sent, so that the answer can be applied, or the batch put back."""
-
-    live: LiveTask
-    state: Expected
-    attempts: tuple[AttemptRow, ...]
+_Sent = tuple[LiveTask, Expected, tuple[AttemptRow, ...]]
+"""One task of a batch, the state that was sent, and its attempts: to apply the answer, or to put it back."""
+NOTHING: Final = Expected("", None, 0)
+"""History is written once, and nothing will ever be expected of it."""
+_new_tuple = tuple.__new__
 
 
 class Writer:
@@ -226,10 +225,10 @@ class Writer:
         taken = outbox.take(
             MAX_BATCH, with_accepted=self._is_accepted_due or self._is_closing, with_history=self._is_history_due
         )
-        batch = []
+        batch: list[_Sent] = []
         for live in taken:
             attempts, live.attempts_due = live.attempts_due, ()
-            batch.append(_Sent(live, live.expectation(), attempts))
+            batch.append((live, live.expectation() if live.is_persisted else NOTHING, attempts))
         if self._is_accepted_due and outbox.accepted_count < MAX_BATCH:
             self._is_accepted_due = False
             self._rearm_accepted()
@@ -253,7 +252,8 @@ class Writer:
             self._history_timer = loop.call_later(self._snapshot_interval_s, self._history_is_due)
 
     async def _commit(self, batch: list[_Sent]) -> CommitReport:
-        writes = [TaskWrite(live.row(), live.committed, attempts) for live, _, attempts in batch]
+        # A NamedTuple's own constructor costs a call more, and this is done three times per persisted task.
+        writes = [_new_tuple(TaskWrite, (live.row(), live.committed, attempts)) for live, _, attempts in batch]
         return await self.store.commit(writes)
 
     def _put_back(self, batch: list[_Sent]) -> None:
@@ -269,14 +269,16 @@ class Writer:
         troubled = bool(report.lost or report.rejected)
         settle = self.outbox.settle
         for sent in batch:
-            live = sent.live
+            live = sent[0]
             settle(live)
+            if not live.is_persisted and not troubled:
+                continue
             if troubled and live.task_id in report.rejected:
                 listener.rejected(live, report.rejected[live.task_id])
             elif troubled and live.task_id in report.lost:
                 self._absorb_loss(sent, report.lost[live.task_id])
             else:
-                live.committed = sent.state
+                live.committed = sent[1]
                 listener.committed(live)
         self._release_barriers()
 
@@ -284,12 +286,12 @@ class Writer:
         """A write whose precondition did not hold. Our own row there means that an earlier commit did arrive
         after all.
         """
-        live = sent.live
+        live, _, attempts = sent
         if row is None or not _is_ours(live, row):
             self._listener.lost(live, row)
             return
         live.committed = expected_of(row)
-        live.attempts_due = (*sent.attempts, *live.attempts_due)
+        live.attempts_due = (*attempts, *live.attempts_due)
         if live.committed == live.expectation() and not live.attempts_due:
             self._listener.committed(live)
         else:
@@ -334,7 +336,11 @@ class Writer:
 def _is_ours(live: LiveTask, row: TaskRow) -> bool:
     """Whether the row is this very task at this very instance, and not another one that holds its key."""
     is_owned = live.owner is not None and row.claimed_by_worker_id == live.owner
-    return is_owned and (not live.awaits_row or row.sent_at == live.sent_at)
+    if not is_owned or not live.awaits_row:
+        return is_owned
+    # It has never started. A row that has is an earlier task of the key, even if both calls read the same clock tick.
+    is_untouched = row.status == TaskStatus.PENDING and row.start_count == live.start_count
+    return is_untouched and row.sent_at == live.sent_at
 
 
 def log_rejected(live: LiveTask, reason: str) -> None:
