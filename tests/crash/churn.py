@@ -40,14 +40,16 @@ NAMES = ("safe", "once", "crash_retry", "thread_safe", "thread_once", "memory")
 ONCE = ("once", "thread_once")
 ACTIONS = ("kill", "kill", "kill", "term", "freeze")
 LONGEST_FREEZE_S = 3.0
+LONGEST_START_S = 3.0
 
 
 # --- the child --------------------------------------------------------------------------------------------------------
 
 
-async def enqueue_for_a_while(manager: TaskManager, seed: int) -> None:
+async def enqueue_for_a_while(manager: TaskManager, config: dict[str, Any]) -> None:
     """Random tasks, and a line for each that is promised."""
-    chance = random.Random(seed)
+    sign_of_life(Path(config["db"]).parent, os.getpid()).touch()
+    chance = random.Random(config["seed"])
     promises = set()
     for number in range(PER_GENERATION):
         name = chance.choice(NAMES)
@@ -63,6 +65,11 @@ async def enqueue_for_a_while(manager: TaskManager, seed: int) -> None:
         promise.add_done_callback(promises.discard)
         await asyncio.sleep(chance.random() * 0.02)
     await asyncio.Event().wait()
+
+
+def sign_of_life(folder: Path, pid: int) -> Path:
+    """Made by a child that has started."""
+    return folder / f"up-{pid}"
 
 
 async def tell_when_saved(label: str, handle: TaskHandle[Any]) -> None:
@@ -81,7 +88,7 @@ def run_child(config: dict[str, Any]) -> None:
     """One generation of one instance."""
     child_program.FAST_RECOVERY = QUICK_TO_JUDGE
     manager = child_program.make_manager(config)
-    manager.run(lambda: enqueue_for_a_while(manager, config["seed"]))
+    manager.run(lambda: enqueue_for_a_while(manager, config))
 
 
 # --- the parent -------------------------------------------------------------------------------------------------------
@@ -104,8 +111,12 @@ class Churn:
         try:
             for number in range(1, rounds + 1):
                 self._fill()
-                time.sleep(self._chance.uniform(0.1, 0.7))
-                self._hit(self._chance.choice(self._running))
+                child = self._chance.choice(self._running)
+                # Most are hit at work, some while they start.
+                if self._chance.random() < 0.8:
+                    self._wait_for_life(child)
+                time.sleep(self._chance.uniform(0.05, 0.4))
+                self._hit(child)
                 if is_loud and number % 25 == 0:
                     print(
                         f"round {number} of {rounds}, {time.monotonic() - began:.0f} s: {self._summary()}", flush=True
@@ -137,6 +148,12 @@ class Churn:
             options = {"drain_timeout": 0.2, "concurrency": 10}
             self._running.append(self._site.spawn(program="churn", seed=seed, manager=options))
             self.counts["started"] += 1
+
+    def _wait_for_life(self, child: Child) -> None:
+        end = time.monotonic() + LONGEST_START_S
+        sign = sign_of_life(self._site.folder, child.pid)
+        while not sign.exists() and child.pid not in self._frozen_until and time.monotonic() < end:
+            time.sleep(0.01)
 
     def _hit(self, child: Child) -> None:
         action = self._chance.choice(ACTIONS)

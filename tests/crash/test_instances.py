@@ -71,13 +71,11 @@ def test_the_living_take_over_from_the_dead_and_not_from_each_other(tmp_path: Pa
             child.until("ready")
         alive.until_starts(2)
         dead.kill()
-        heir = site.spawn(until="signal", sleep_s=0.01)
+        heir = site.spawn(until="signal")
         with killed_at_the_end(heir):
-            wait_for(lambda: site.statuses().get("orphan") == "COMPLETED", lambda: f"{site.lines()}{heir.errors()}")
-            assert site.statuses()["mine"] == "RUNNING"
-            heir.stop()
-        alive.stop()
-    assert site.starts()["mine"] == 1
+            wait_for(lambda: site.starts()["orphan"] == 2, lambda: f"{site.lines()}{heir.errors()}")
+            assert site.statuses() == {"mine": "RUNNING", "orphan": "RUNNING"}
+            assert site.starts()["mine"] == 1
     site.assert_sound()
 
 
