@@ -352,7 +352,8 @@ class TaskManager:
             await lifecycle.wait_stopped()
             return
         try:
-            await lifecycle.stop(self._settings.drain_timeout_s if timeout is None else timeout)
+            # A waiter that is cancelled must not leave the file open and every handle hanging.
+            await _shielded(lifecycle.stop(self._settings.drain_timeout_s if timeout is None else timeout))
         finally:
             self._lifecycle = self._records = None
 

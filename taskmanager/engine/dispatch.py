@@ -249,6 +249,11 @@ class Dispatcher:
         self.lanes[attempt.live.definition.lane].take()
         self.queue(attempt.live.queue_name).slots.take()
 
+    def resume(self) -> None:
+        """Slots for attempts that go on, and for nothing new: what a stop lets happen."""
+        for lane in self.lanes:
+            self._resume(lane)
+
     def _resume(self, lane: Lane) -> None:
         resuming, slots = self._resuming[lane], self.lanes[lane]
         for _ in range(len(resuming)):

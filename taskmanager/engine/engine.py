@@ -68,6 +68,8 @@ class Engine:
         self.spilled: WeakValueDictionary[str, LiveTask] = WeakValueDictionary()
         self.has_backlog = False
         self.ended_unsaved_count = 0
+        self.is_up = False
+        """True once everything is claimed and user code may run."""
         self.is_stopping = False
         self.stop_notice: Callable[[], None] = lambda: None
         self.stall = StallWatch(self.loop)
@@ -199,6 +201,9 @@ class Engine:
     def _dispatch(self) -> None:
         self._is_kicked = False
         if self.is_stopping:
+            self.dispatcher.resume()
+            return
+        if not self.is_up:
             return
         for live in self.dispatcher.take():
             self.dispatcher.left_waiting(live)

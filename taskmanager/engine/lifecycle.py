@@ -31,6 +31,9 @@ CANCEL_GRACE_S: Final = 1.0
 FINAL_COMMIT_S: Final = 0.9
 """How long the final batches may take; with the grace this is the "+ 2 s" of a stop."""
 DRAIN_STEP_S: Final = 0.25
+START_PATIENCE_S: Final = 10.0
+"""How long a start waits for a file that is locked by somebody else, at each of its steps."""
+START_PAUSE_S: Final = 0.05
 
 
 class Duties(Protocol):
@@ -53,7 +56,11 @@ class Lifecycle:
         self._claim_task: asyncio.Task[None] | None = None
         self._lock: InstanceLock | None = None
         self._cut_short = asyncio.Event()
+        self._came_up = asyncio.Event()
         self._stopped = asyncio.Event()
+        self._has_failed = False
+        self.is_stopping = False
+        """True from the moment a stop was asked for."""
         self._leftover: set[Attempt] = set()
         self._background: set[asyncio.Task[Any]] = set()
 
@@ -62,17 +69,36 @@ class Lifecycle:
         engine = self.engine
         try:
             await self._open()
-            await self._recover()
+            await self._patiently(self._recover)
             self._duties.start()
             engine.stall.start()
             engine.writer.start(WriterNews(engine))
-            for live in engine.intake.open(engine):
-                engine.accept(live)
-            await self._claimer.look()
+            await self._patiently(self._claimer.look)
         except BaseException:
+            self._has_failed = True
             await self._abort()
             raise
+        finally:
+            self._came_up.set()
+        # Nothing awaits from here on: what was held for the start is either still held, or in good hands.
+        for live in engine.intake.open(engine):
+            engine.accept(live)
+        engine.is_up = True
+        engine.kick()
         self._claim_task = engine.loop.create_task(self._claimer.run(), name="taskmanager-claimer")
+
+    async def _patiently(self, step: Callable[[], Awaitable[object]]) -> None:
+        """A file that somebody else has locked for some seconds does not stop an application from starting."""
+        deadline = self.engine.loop.time() + START_PATIENCE_S
+        while True:
+            try:
+                await step()
+            except StoreUnavailable:
+                if self.engine.loop.time() >= deadline:
+                    raise
+                await asyncio.sleep(START_PAUSE_S)
+            else:
+                return
 
     async def _open(self) -> None:
         engine = self.engine
@@ -84,17 +110,19 @@ class Lifecycle:
                 self._lock.take()
             except OSError as exc:
                 raise StoreUnavailable(f"cannot create the lock file {self._lock.path}: {exc}") from exc
-        await engine.store.save_instance(engine.identity.row(engine.clock.now_us()))
+        await self._patiently(lambda: engine.store.save_instance(engine.identity.row(engine.clock.now_us())))
 
     async def _abort(self) -> None:
+        """Rows that were claimed already are recovered at the next start: this instance is dead from here on."""
+        engine = self.engine
+        engine.is_stopping = True
         await self._duties.stop()
         self._duties.stop_heartbeat()
-        self.engine.close_timer()
-        self.engine.is_stopping = True
-        self.engine.intake.reopen_for_start()
+        engine.close_timer()
+        await engine.writer.close(0.0)
         if self._lock is not None:
             self._lock.drop()
-        await self.engine.store.close()
+        await engine.store.close()
 
     # Stop.
 
@@ -102,21 +130,19 @@ class Lifecycle:
         """A second signal: do not wait any longer for running tasks."""
         self._cut_short.set()
 
-    @property
-    def is_stopping(self) -> bool:
-        """True from the moment a stop was asked for."""
-        return self.engine.is_stopping
-
     async def wait_stopped(self) -> None:
         """Return when a stop that is under way has ended."""
         await self._stopped.wait()
 
     async def stop(self, drain_timeout_s: float) -> None:
         """Stop in order, within `drain_timeout_s` + 2 seconds. Raises `StoreUnavailable` when not all could be
-        written.
+        written. A stop that is asked for during the start waits for its end first.
         """
+        self.is_stopping = True
         try:
-            await self._stop(drain_timeout_s)
+            await self._came_up.wait()
+            if not self._has_failed:
+                await self._stop(drain_timeout_s)
         finally:
             self._stopped.set()
 
