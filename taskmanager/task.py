@@ -26,6 +26,7 @@ from taskmanager.model.config import (
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.result import Seconds, Snooze, TaskResult, seconds_of
 from taskmanager.model.states import Lane
+from taskmanager.rules.retry import RetryRule
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -74,8 +75,17 @@ class TaskOptions:
             found.append("requeue_on_interrupt=True needs persist=True: a memory-only task cannot come back")
         if self.executor is not None and self.executor not in get_args(Lane):
             found.append(f"executor must be 'async', 'thread' or 'process', not {self.executor!r}")
-        found.append(timeout_fault(self.timeout))
+        found.extend((timeout_fault(self.timeout), self._shorthand_fault()))
         return [fault for fault in found if fault]
+
+    def _shorthand_fault(self) -> str | None:
+        if self.retries is None:
+            return None
+        try:
+            RetryRule.shorthand(self.retries, seconds_of(self.retry_delay, "retry_delay"), self.retry_backoff)
+        except ConfigurationError as exc:
+            return str(exc)
+        return None
 
 
 def timeout_fault(timeout: Seconds | None) -> str | None:
