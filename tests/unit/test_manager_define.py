@@ -1,0 +1,426 @@
+"""Defining tasks: names, lanes, options, binding, and every definition that is refused."""
+
+import functools
+import inspect
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskmanager import (
+    ConfigurationError,
+    RetryPolicy,
+    Subclasses,
+    Task,
+    TaskManager,
+    TaskResult,
+    task,
+)
+
+
+@pytest.fixture
+def manager() -> TaskManager:
+    return TaskManager(None)
+
+
+async def top_level(n: int) -> int:
+    """Docstring of a task."""
+    return n
+
+
+def plain(n: int) -> int:
+    return n
+
+
+# --- what a task is ---------------------------------------------------------------------------------------------------
+
+
+def test_a_task_is_named_after_its_function(manager: TaskManager) -> None:
+    """`module:qualname`, and it still looks like the function."""
+    made = manager.task(top_level)
+    assert isinstance(made, Task)
+    assert made.name == f"{__name__}:top_level"
+    assert (made.__doc__, made.__name__, inspect.signature(made)) == (  # type: ignore[attr-defined]
+        "Docstring of a task.",
+        "top_level",
+        inspect.signature(top_level),
+    )
+    assert made.name in repr(made)
+
+
+@pytest.mark.anyio
+async def test_calling_a_task_just_runs_the_function(manager: TaskManager) -> None:
+    """With its own types; no manager is involved, running or not."""
+    assert await manager.task(top_level)(3) == 3
+    assert manager.task(plain)(4) == 4
+    assert task(executor="thread")(plain)(5) == 5
+    with pytest.raises(TypeError):
+        manager.task(name="other")(plain)()  # type: ignore[call-arg]
+
+
+def test_bare_and_with_options_give_the_same(manager: TaskManager) -> None:
+    """`@task`, `@task()` and `@task(...)`."""
+    assert manager.task(top_level).options == manager.task()(top_level).options
+    assert manager.task(name="other")(top_level).name == "other"
+    assert task(top_level).options == task()(top_level).options
+
+
+def test_a_static_method_is_a_task(manager: TaskManager) -> None:
+    """In either order of the decorators."""
+
+    class Reports:
+        @staticmethod
+        @manager.task(name="inner")
+        def inner(n: int) -> int:
+            return n
+
+        @manager.task(name="outer")
+        @staticmethod
+        def outer(n: int) -> int:
+            return n
+
+    assert Reports.inner(1) == 1
+    assert Reports.outer(2) == 2
+    assert Reports().inner(3) == 3
+    assert {"inner", "outer"} <= set(manager._registry.tasks)
+
+
+# --- lanes ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_lane_follows_from_the_function_unless_given(manager: TaskManager) -> None:
+    """Async functions on the loop, plain ones in threads; processes only when asked for."""
+
+    def lane(fn: Callable[..., Any], **options: Any) -> str:
+        made = manager.task(name=f"{fn.__name__}{options}", **options)(fn)
+        assert made.binding is not None
+        return made.binding.definition.lane
+
+    assert lane(top_level) == "async"
+    assert lane(top_level, executor="async") == "async"
+    assert lane(plain) == "thread"
+    assert lane(plain, executor="thread") == "thread"
+    assert lane(plain, executor="process") == "process"
+
+
+def _local() -> Callable[[], None]:
+    def inner() -> None: ...
+
+    return inner
+
+
+class _Holder:
+    def method(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("fn", "lane", "words"),
+    [
+        (top_level, "thread", "'async'"),
+        (top_level, "process", "'async'"),
+        (plain, "async", "'thread' or 'process'"),
+        (_local(), "process", "top level"),
+        (lambda: None, "process", "top level"),
+        (_Holder().method, "process", "."),
+        (plain, "fibre", "'fibre'"),
+    ],
+)
+def test_a_lane_that_does_not_fit_is_refused(
+    manager: TaskManager, fn: Callable[..., Any], lane: Any, words: str
+) -> None:
+    """At the definition, saying what would fit."""
+    with pytest.raises(ConfigurationError, match=words):
+        manager.task(executor=lane)(fn)
+
+
+# --- what is no task --------------------------------------------------------------------------------------------------
+
+
+def _generator() -> Any:
+    yield 1
+
+
+async def _async_generator() -> Any:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("thing", "words"),
+    [
+        (7, "from a function"),
+        ("name", "from a function"),
+        (_Holder, "class"),
+        (_generator, "generator"),
+        (_async_generator, "generator"),
+        (functools.partial(plain, 1), "no name"),
+    ],
+)
+def test_what_is_no_function_is_no_task(manager: TaskManager, thing: Any, words: str) -> None:
+    """Each with what to do instead."""
+    for make in (manager.task, task):
+        with pytest.raises(ConfigurationError, match=words):
+            make(thing)
+
+
+def test_a_task_of_a_task_is_refused(manager: TaskManager) -> None:
+    """Decorated twice by mistake."""
+    with pytest.raises(ConfigurationError, match="from a function"):
+        manager.task(manager.task(plain))
+
+
+def test_a_method_is_refused_when_its_class_is_made(manager: TaskManager) -> None:
+    """Its object could not be stored. A plain function of that shape is fine."""
+    with pytest.raises(ConfigurationError, match="static method"):
+
+        class Service:
+            @manager.task
+            async def work(self, n: int) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="static method"):
+
+        class Other:
+            @classmethod
+            @manager.task
+            async def work(cls) -> None: ...
+
+    assert manager._registry.tasks == {} or all("work" not in name for name in manager._registry.tasks)
+
+
+def test_a_result_type_with_two_forms_is_refused(manager: TaskManager) -> None:
+    """`X | TaskResult[X]`: nobody could say which one is meant."""
+
+    async def job() -> int | TaskResult[int]:
+        return 1
+
+    with pytest.raises(ConfigurationError, match="TaskResult"):
+        manager.task(job)
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": ""},
+        {"name": "x" * 1_000},
+        {"priority": 0},
+        {"priority": 101},
+        {"priority": "high"},
+        {"queue_name": ""},
+        {"timeout": 0},
+        {"timeout": -1},
+        {"timeout": "10"},
+        {"retries": -1},
+        {"retries": 1, "retry_delay": -1},
+        {"retries": 1, "retry_backoff": 0.5},
+        {"retries": 1, "retry_policy": RetryPolicy(auto_retry_for=["X"])},
+        {"retry_policy": 3},
+        {"persist": "yes"},
+        {"exception_mapper": {ValueError: "lower"}},
+        {"exception_mapper": {ValueError: "ValueError"}},
+        {"exception_mapper": {"ValueError": "CODE"}},
+        {"default_unhandled_error_code": "ValueError"},
+        {"persist": False, "requeue_on_interrupt": True},
+    ],
+)
+def test_options_that_mean_nothing_are_refused(manager: TaskManager, options: dict[str, Any]) -> None:
+    """At the definition, naming the option and the task."""
+    for make in (manager.task, task):
+        option = next(reversed(options))
+        with pytest.raises(ConfigurationError, match=option) as caught:
+            make(**options)(top_level)
+        assert "top_level" in str(caught.value)
+
+
+def test_all_faults_of_a_definition_are_named_at_once(manager: TaskManager) -> None:
+    """Not one after the other."""
+    with pytest.raises(ConfigurationError) as caught:
+        manager.task(priority=0, timeout=0, exception_mapper={ValueError: "lower"})(top_level)
+    assert all(word in str(caught.value) for word in ("priority", "timeout", "lower"))
+
+
+def test_an_option_that_does_not_exist_is_a_type_error(manager: TaskManager) -> None:
+    """As for any function."""
+    with pytest.raises(TypeError, match="retires"):
+        manager.task(retires=3)(top_level)  # type: ignore[call-overload]
+
+
+def test_codes_of_a_mapper_may_match_subclasses(manager: TaskManager) -> None:
+    """`Subclasses("CODE")` is a value of a mapper."""
+    made = manager.task(exception_mapper={LookupError: Subclasses("NOT_FOUND")})(top_level)
+    assert made.binding is not None
+    assert made.binding.definition.code_of(KeyError()) == "NOT_FOUND"
+
+
+@pytest.mark.req("PR-15")
+def test_everything_is_off_unless_given() -> None:
+    """Nothing persists, nothing is retried."""
+    definition = TaskManager("never-opened.db").task(top_level).binding.definition  # type: ignore[union-attr]
+    assert (definition.is_persisted, definition.requeue_on_interrupt, definition.retry.max_retries) == (False, False, 0)
+
+
+@pytest.mark.req("PR-05", "PR-06", "PR-12", "PR-13", "PR-14")
+@pytest.mark.parametrize(
+    ("of_manager", "of_task", "persisted"),
+    [(False, None, False), (True, None, True), (False, True, True), (True, False, False), (True, True, True)],
+)
+def test_a_task_persists_as_it_says_or_as_its_manager_says(
+    of_manager: bool, of_task: bool | None, persisted: bool
+) -> None:
+    """`persist=None` means what `requeue_pending` says."""
+    manager = TaskManager("never-opened.db", requeue_pending=of_manager)
+    made = manager.task(persist=of_task)(top_level)
+    assert made.binding is not None
+    assert made.binding.definition.is_persisted is persisted
+
+
+def test_persisting_without_a_file_is_refused(manager: TaskManager) -> None:
+    """There is nowhere to keep it."""
+    with pytest.raises(ConfigurationError, match="snapshot_db=None"):
+        manager.task(persist=True)(top_level)
+
+
+@pytest.mark.req("PR-26")
+def test_requeue_on_interrupt_that_nothing_persists_warns() -> None:
+    """It saves nothing by itself."""
+    for manager in (TaskManager("never-opened.db"), TaskManager(None), TaskManager(None, requeue_pending=True)):
+        with pytest.warns(UserWarning, match="requeue_pending=True"):
+            manager.task(requeue_on_interrupt=True)(top_level)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TaskManager("never-opened.db", requeue_pending=True).task(requeue_on_interrupt=True)(top_level)
+        TaskManager("never-opened.db").task(persist=True, requeue_on_interrupt=True)(top_level)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"concurrency": 0},
+        {"threads": 0},
+        {"processes": -1},
+        {"max_pending": 0},
+        {"max_in_memory": 0},
+        {"drain_timeout": -1},
+        {"store_poll": 0},
+        {"snapshot_interval": 0},
+        {"commit_interval": -0.1},
+        {"synchronous": "off"},
+        {"queues": ["q"]},
+        {"exception_mapper": {ValueError: "lower"}},
+        {"default_unhandled_error_code": "ValueError"},
+        {"snapshot_db": "postgresql://host/db"},
+    ],
+)
+def test_a_manager_is_validated_when_it_is_made(options: dict[str, Any]) -> None:
+    """Naming the field."""
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        TaskManager(**options)
+
+
+def test_the_constructor_does_no_io(tmp_path: Path) -> None:
+    """Importing an application must not make files."""
+    TaskManager(tmp_path / "tasks.db").task(persist=True)(top_level).enqueue(1)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- binding ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_free_task_needs_a_manager(manager: TaskManager) -> None:
+    """The message names `register`."""
+    free = task(name="free")(top_level)
+    with pytest.raises(ConfigurationError, match="register"):
+        free.enqueue(1)
+    with pytest.raises(ConfigurationError, match="register"):
+        free.with_options(delay=1).enqueue(1)
+    manager.register(free)
+    free.enqueue(1)
+    manager.register(free)
+
+
+def test_a_task_has_one_manager(manager: TaskManager) -> None:
+    """Two would run it twice."""
+    made = manager.task(top_level)
+    with pytest.raises(ConfigurationError, match="one manager"):
+        TaskManager(None).register(made)
+
+
+def test_a_clash_of_names_is_refused(manager: TaskManager) -> None:
+    """Names in the store must mean one function."""
+    manager.task(name="same")(top_level)
+    with pytest.raises(ConfigurationError, match="'same'"):
+        manager.task(name="same")(plain)
+
+
+def test_the_same_function_defined_anew_is_no_clash(manager: TaskManager) -> None:
+    """A module that was reloaded."""
+    manager.task(name="same")(top_level)
+    second = manager.task(name="same")(top_level)
+    assert manager.get_task("same") is second
+
+
+def test_discover_binds_every_free_task_of_a_package(
+    manager: TaskManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its modules and sub-packages; what has a manager already is left alone."""
+    package = tmp_path / "jobs_of_discover"
+    (package / "deep").mkdir(parents=True)
+    source = textwrap.dedent(
+        """
+        from taskmanager import task
+
+        @task
+        async def job_{0}(n: int) -> int:
+            return n
+        """
+    )
+    for number, name in enumerate(("__init__.py", "mail.py", "deep/__init__.py", "deep/late.py")):
+        (package / name).write_text(source.format(number))
+    monkeypatch.syspath_prepend(tmp_path)
+    found = manager.discover("jobs_of_discover")
+    assert sorted(each.name for each in found) == [
+        "jobs_of_discover.deep.late:job_3",
+        "jobs_of_discover.deep:job_2",
+        "jobs_of_discover.mail:job_1",
+        "jobs_of_discover:job_0",
+    ]
+    assert manager.discover("jobs_of_discover") == found
+    assert TaskManager(None).discover("jobs_of_discover") == ()
+    with pytest.raises(ModuleNotFoundError):
+        manager.discover("no_such_package_of_ours")
+
+
+def test_an_annotation_missing_at_run_time_is_named(manager: TaskManager) -> None:
+    """Arguments are stored by the annotations."""
+
+    async def job(when: "Missing") -> None: ...  # type: ignore[name-defined] # noqa: F821  # that is the point
+
+    with pytest.raises(ConfigurationError, match=r"when|Missing"):
+        manager.task(job)
+
+
+@pytest.mark.parametrize("how", ["script", "module"])
+def test_main_is_replaced_by_the_name_others_import_it_by(tmp_path: Path, how: str) -> None:
+    """So that a stored task is known however the program is started."""
+    (tmp_path / "program.py").write_text(
+        textwrap.dedent(
+            """
+            from taskmanager import TaskManager
+            manager = TaskManager(None)
+
+            @manager.task
+            async def job() -> None: ...
+
+            print(job.name)
+            """
+        )
+    )
+    command = ["program.py"] if how == "script" else ["-m", "program"]
+    run = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "program:job"
