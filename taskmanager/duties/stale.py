@@ -1,6 +1,6 @@
 """The manual recovery methods: one look at wall time, for a person who knows what they do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from taskmanager.duties.recovery import Recovery
 from taskmanager.engine.engine import Engine
@@ -10,7 +10,7 @@ from taskmanager.model.states import TaskStatus
 
 
 class StaleTasks:
-    """Live rows of instances whose last sign of life is older than a threshold."""
+    """Live rows of other instances that no heartbeat of their role has covered for longer than a threshold."""
 
     def __init__(self, engine: Engine, recovery: Recovery) -> None:
         self._engine = engine
@@ -32,14 +32,20 @@ class StaleTasks:
         return await self._recovery.recover(rows)
 
     async def _rows(self, threshold_us: float, is_wanted: Callable[[TaskRow], bool]) -> list[TaskRow]:
-        store = self._engine.store
-        me = self._engine.identity.instance_id
-        cutoff = self._engine.clock.now_us() - threshold_us
-        instances = await store.instances()
-        fresh = {each.instance_id for each in instances if each.updated_at >= cutoff} | {me}
+        engine = self._engine
+        now = engine.clock.now_us()
+        beats = {(sender, role): sent_at for sender, role, sent_at in await engine.store.heartbeats()}
         found: list[TaskRow] = []
         after = ""
-        while rows := await store.fetch_orphans(fresh, limit=500, after=after):
+        while rows := await engine.store.fetch_orphans({engine.identity.instance_id}, limit=500, after=after):
             after = rows[-1].task_id
-            found.extend(row for row in rows if is_wanted(row) and (row.started_at or row.claimed_at or 0) < cutoff)
+            found.extend(row for row in rows if is_wanted(row) and now - _last_sign(row, beats) > threshold_us)
         return found
+
+
+def _last_sign(row: TaskRow, beats: Mapping[tuple[str, str], int]) -> int:
+    """The latest beat that covers the row, by its role; before the first one, when it was started or claimed."""
+    is_running = row.status == TaskStatus.RUNNING
+    beat = beats.get((row.claimed_by_worker_id or "", "runner" if is_running else "claimer"))
+    taken_at = row.started_at if is_running else row.claimed_at
+    return max(beat or 0, taken_at or row.sent_at)
