@@ -151,6 +151,8 @@ def _moved(row: TaskRow, verdict: Verdict, now: int) -> TaskRow:
     code = BuiltInTaskCode(verdict.error_code or BuiltInTaskCode.WORKER_CRASHED)
     error = TaskError(code, verdict.reason)
     return common._replace(
+        # The owner may only be frozen. Were it still named, its writer would take this end for a write of its own.
+        claimed_by_worker_id=None,
         failed_at=now,
         error_code=str(code),
         failed_reason=verdict.reason,
