@@ -78,9 +78,10 @@ class Recovery:
             left += len(rows) - len(orphans)
             moved += await self.recover(orphans, crashes)
         if not left:
-            await self._store.forget_instances(dead)
+            # The files first: who dies in between leaves rows, which are found again, and not files, which are not.
             if self._database is not None:
                 remove_lock_files(self._database, dead)
+            await self._store.forget_instances(dead)
         if moved or dead:
             logger.info("recovered %d tasks of %d instances that are gone", moved, len(dead))
         return moved

@@ -293,15 +293,14 @@ class Lifecycle:
             self._duties.stop_heartbeat()
         try:
             if not unsaved and not self._leftover:
+                if self._lock is not None:
+                    self._lock.drop()  # nothing is owned any more; a row without its file is found, a file alone is not
                 await engine.store.forget_instances([engine.identity.instance_id])
         except StoreError as exc:
             logger.warning("the instance row could not be removed: %s", exc)
         await engine.store.close()
         if self._lock is not None and not self._leftover:
-            if unsaved:
-                self._lock.close_descriptor()
-            else:
-                self._lock.drop()
+            self._lock.close_descriptor()
 
     # What the manager asks in between.
 
