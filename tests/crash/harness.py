@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -130,6 +131,9 @@ class Child:
         self._errors = errors
         environment = {**os.environ, "TASKMANAGER_TEST_JOURNAL": str(site.journal), "PYTHONPATH": str(ROOT)}
         environment["TASKMANAGER_TEST_SLEEP_S"] = "" if sleep_s is None else str(sleep_s)
+        # Hundreds of children are started: they compile once, and leave nothing in the checkout.
+        environment["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir()) / f"taskmanager-crash-tests-{os.getuid()}")
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         with errors.open("wb") as sink:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", f"tests.crash.{program}", json.dumps(config)],
