@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from taskmanager.codec.results import encode_error_text
-from taskmanager.codec.values import loads
-from taskmanager.engine.definition import retry_facts
+from taskmanager.engine.definition import options_of, retry_facts
 from taskmanager.engine.instance import Identity, is_dead, remove_lock_files
 from taskmanager.model.clock import Clock
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, expected_of
@@ -111,7 +110,7 @@ class Recovery:
 
     def _judge(self, row: TaskRow, crash: Crash) -> TaskWrite:
         now = self._clock.now_us()
-        options = loads(row.task_options)
+        options = options_of(row.task_options)
         is_noted = row.failed_reason == INTERRUPTION_NOTE
         crash_count = row.crash_count + (crash.counts and row.status == TaskStatus.RUNNING and not is_noted)
         verdict = judge_orphan(

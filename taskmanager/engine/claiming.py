@@ -10,7 +10,7 @@ import logging
 from contextvars import Context
 from typing import Any, Final
 
-from taskmanager.codec.values import loads
+from taskmanager.engine.definition import timeout_of
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live import LiveTask, Phase
 from taskmanager.model.errors import StoreError
@@ -81,7 +81,7 @@ class Claimer:
         paused = await engine.store.paused_queues()
         for name in paused:
             engine.dispatcher.queue(name)
-        for name, queue in engine.dispatcher.queues.items():
+        for name, queue in list(engine.dispatcher.queues.items()):
             queue.is_paused = name in paused
         for task_id in await engine.store.fetch_cancel_requests(engine.identity.instance_id):
             live = engine.live.get(task_id)
@@ -93,7 +93,14 @@ class Claimer:
 
     async def claim(self) -> None:
         """Fill memory from the store, as far as there is room."""
+        while await self._claim_due():
+            pass  # behind the rows that were due may be others, and when those are due is known only now
+
+    async def _claim_due(self) -> bool:
+        """One round over the queues; whether anything was claimed."""
         engine = self._engine
+        for queue in list(engine.dispatcher.queues.values()):
+            queue.has_backlog = False  # set again below, or by what spills from here on
         free = await engine.store.free_queues()
         self._report_unknown(free)
         known = [each for each in free if each.task_name in engine.definitions]
@@ -103,33 +110,37 @@ class Claimer:
         for each in known:
             if each.next_due_at <= now:
                 names_by_queue.setdefault(each.queue_name, []).append(each.task_name)
-        is_left = False
+        claimed = 0
         for queue_name, names in names_by_queue.items():
-            is_left |= await self._fill(queue_name, names)
-        engine.has_backlog = is_left
+            claimed += await self._fill(queue_name, names)
+        return claimed > 0
 
-    async def _fill(self, queue_name: str, names: list[str]) -> bool:
-        """Claim for one queue; True when rows are left for want of room."""
+    async def _fill(self, queue_name: str, names: list[str]) -> int:
+        """Claim for one queue, and note when rows are left for want of room; how many were claimed."""
         engine = self._engine
         queue = engine.dispatcher.queue(queue_name)
+        claimed = 0
         while not engine.is_stopping:
             room = engine.settings.max_in_memory - queue.stored_waiting
             better_than = None
             if room <= 0:
                 room = 2 * engine.settings.max_in_memory - queue.stored_waiting
                 better_than = engine.dispatcher.worst_priority(queue_name)
-                if room <= 0 or better_than is None:
-                    return True
+                if room <= 0:
+                    break
             limit = min(room, CLAIM_PAGE)
             request = ClaimRequest(
                 engine.identity.instance_id, names, queue_name, limit, engine.clock.now_us(), better_than
             )
             rows = await engine.store.claim(request)
+            claimed += len(rows)
             for row in rows:
                 self._take(row)
             if len(rows) < limit:
-                return better_than is not None
-        return True
+                queue.has_backlog |= better_than is not None
+                return claimed
+        queue.has_backlog = True
+        return claimed
 
     def _take(self, row: TaskRow) -> None:
         engine = self._engine
@@ -137,7 +148,7 @@ class Claimer:
         live = engine.spilled.pop(row.task_id, None) if here is None else here
         if live is None:
             definition = engine.definitions[row.task_name].as_persisted()
-            live = LiveTask.from_row(row, definition, loads(row.task_options).get("timeout_s"))
+            live = LiveTask.from_row(row, definition, timeout_of(row.task_options))
             live.context = Context()
         else:
             live.adopt(row)

@@ -7,8 +7,9 @@ from typing import Any
 
 from taskmanager.codec.arguments import ArgumentCodec
 from taskmanager.codec.results import ResultCodec
-from taskmanager.codec.values import dumps
+from taskmanager.codec.values import dumps, loads
 from taskmanager.model.config import ExceptionMapper
+from taskmanager.model.errors import ArgumentError
 from taskmanager.model.states import Lane
 from taskmanager.rules.retry import RetryRule, code_of
 
@@ -91,6 +92,21 @@ class Definition:
 
     def __repr__(self) -> str:
         return f"<Definition {self.name!r} {self.lane} lane>"
+
+
+def options_of(text: str) -> Mapping[str, Any]:
+    """The `task_options` of a row; none where they cannot be read: one corrupt row must not stop a start."""
+    try:
+        options = loads(text)
+    except ArgumentError:
+        return {}
+    return options if isinstance(options, dict) else {}
+
+
+def timeout_of(text: str) -> float | None:
+    """The timeout in the `task_options` of a row."""
+    timeout_s = options_of(text).get("timeout_s")
+    return timeout_s if type(timeout_s) in (int, float) else None
 
 
 def retry_facts(options: Mapping[str, Any]) -> RetryRule:

@@ -23,12 +23,14 @@ STALE_CLEANUP_AT: Final = 1_000
 class QueueState:
     """One named queue: its configuration, who runs, and how many wait."""
 
-    __slots__ = ("config", "entered", "is_paused", "left", "slots", "stored_waiting")
+    __slots__ = ("config", "entered", "has_backlog", "is_paused", "left", "slots", "stored_waiting")
 
     def __init__(self, config: QueueConfig) -> None:
         self.config = config
         self.slots = Slots(config.max_concurrency)
         self.is_paused = False
+        self.has_backlog = False
+        """Whether rows that could run now were left in the store for want of room."""
         self.entered = 0
         self.left = 0
         self.stored_waiting = 0

@@ -66,7 +66,6 @@ class Engine:
         self.thread_id = threading.get_ident()
         self.live: dict[str, LiveTask] = {}
         self.spilled: WeakValueDictionary[str, LiveTask] = WeakValueDictionary()
-        self.has_backlog = False
         self.ended_unsaved_count = 0
         self.is_up = False
         """True once everything is claimed and user code may run."""
@@ -100,7 +99,7 @@ class Engine:
 
     def unsaved_count(self) -> int:
         """What counts against `max_pending`: waiting in memory, and ended or changed but not in the store yet."""
-        waiting = sum(queue.waiting for queue in self.dispatcher.queues.values())
+        waiting = sum(queue.waiting for queue in self._queues())
         return waiting + self.ended_unsaved_count + len(self.writer.unsaved_ids)
 
     def may_be_full(self, limit: int) -> bool:
@@ -148,12 +147,16 @@ class Engine:
         """Whether memory is full for this task: better ones than the worst held may use as much again."""
         if queue.stored_waiting > 2 * self.settings.max_in_memory:
             return True
+        if live.due or live.enqueued_at > self.clock.now_us():
+            return True
+        # Where nothing waits for a slot, what fills the memory waits for its time, and must not hold up what can start.
         worst = self.dispatcher.worst_priority(live.queue_name)
-        return worst is None or live.priority >= worst
+        return worst is not None and live.priority >= worst
 
     def _spill(self, live: LiveTask) -> None:
         """Too much to hold: the row goes to the store as a free one, and is claimed when there is room."""
-        live.is_spilled = self.has_backlog = True
+        live.is_spilled = True
+        self.dispatcher.queue(live.queue_name).has_backlog = True
         self.spilled[live.task_id] = live
         self.writer.mark(live)
 
@@ -220,10 +223,23 @@ class Engine:
 
     def wants_more(self) -> None:
         """Ask for free rows when a queue runs low."""
-        if self.has_backlog and not self.wants_claim.is_set():
-            low = self.settings.max_in_memory // 2
-            if any(queue.stored_waiting <= low for queue in self.dispatcher.queues.values()):
-                self.wants_claim.set()
+        if self.has_backlog and not self.wants_claim.is_set() and any(map(self._is_low, self._queues())):
+            self.wants_claim.set()
+
+    def _is_low(self, queue: QueueState) -> bool:
+        most, held = self.settings.max_in_memory, queue.stored_waiting
+        if not queue.has_backlog or held >= 2 * most:
+            return False
+        return held <= most // 2 or self.dispatcher.worst_priority(queue.config.name) is None
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether rows that could run now were left in the store."""
+        return any(queue.has_backlog for queue in self._queues())
+
+    def _queues(self) -> list[QueueState]:
+        """As they are now: other threads may add one at any time."""
+        return list(self.dispatcher.queues.values())
 
     def run(self, live: LiveTask) -> None:
         """User code runs from here on."""

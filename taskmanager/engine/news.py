@@ -56,6 +56,7 @@ class WriterNews:
             del self._engine.live[live.task_id]
         if live.waiters:
             self._engine.follow(live)
+        self._engine.dispatcher.queue(live.queue_name).has_backlog = True  # a claim under way may not have seen it
         self._engine.wants_more()
 
     def _start_committed(self, live: LiveTask) -> None:
