@@ -15,7 +15,7 @@ from taskmanager.engine.engine import Engine
 from taskmanager.engine.live import LiveTask, Phase
 from taskmanager.model.errors import StoreError
 from taskmanager.model.record import TaskRow
-from taskmanager.model.states import BuiltInTaskCode
+from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 from taskmanager.store.protocol import ClaimRequest, FreeQueue
 
 logger = logging.getLogger("taskmanager")
@@ -35,6 +35,7 @@ class Claimer:
         self._reported_unknown: set[str] = set()
         self._version: int | None = None
         self._next_due_at: int | None = None
+        self._is_owed = False
         self._close_until = 0.0
         self.on_file_lost: Any = None
 
@@ -67,14 +68,19 @@ class Claimer:
         engine = self._engine
         asked = engine.wants_claim.is_set()
         engine.wants_claim.clear()
+        # A look that fails half-way is owed: what it had noticed would not be noticed again.
+        was_owed, self._is_owed = self._is_owed, True
         version = await engine.store.data_version()
-        changed, self._version = version != self._version, version
+        changed = was_owed or version != self._version
         is_due = self._next_due_at is not None and self._next_due_at <= engine.clock.now_us()
         if changed:
             self._close_until = 0.0
             await self._hear_others()
         if (changed or asked or is_due) and not engine.is_stopping:
+            if was_owed:
+                await self._take_strays()
             await self.claim()
+        self._version, self._is_owed = version, False
 
     async def _hear_others(self) -> None:
         engine = self._engine
@@ -114,6 +120,18 @@ class Claimer:
         for queue_name, names in names_by_queue.items():
             claimed += await self._fill(queue_name, names)
         return claimed > 0
+
+    async def _take_strays(self) -> None:
+        """Rows of a claim that failed after it had taken effect: ours in the store, and not in memory."""
+        engine = self._engine
+        me = engine.identity.instance_id
+        after = ""
+        while rows := await engine.store.fetch_owned([me], limit=CLAIM_PAGE, after=after):
+            after = rows[-1].task_id
+            for row in rows:
+                is_here = row.task_id in engine.live or row.task_id in engine.writer.unsaved_ids
+                if row.status == TaskStatus.CLAIMED and not is_here and row.task_name in engine.definitions:
+                    self._take(row)
 
     async def _fill(self, queue_name: str, names: list[str]) -> int:
         """Claim for one queue, and note when rows are left for want of room; how many were claimed."""
