@@ -138,7 +138,7 @@ class World:
         looks = 0
         while True:
             await self.manager.join()
-            free = await self.store.inner.free_queues()
+            free = await self.store.sound.free_queues()
             if not free:
                 return
             due = min(from_us(each.next_due_at) for each in free)

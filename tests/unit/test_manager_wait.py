@@ -461,14 +461,14 @@ async def test_flush_writes_history_too(world: World) -> None:
 
     first = job.enqueue()
     await first
-    assert await world.store.inner.fetch(first.task_id) is None
+    assert await world.store.sound.fetch(first.task_id) is None
     assert not (await first.info()).saved
     await world.manager.flush()
-    assert await world.store.inner.fetch(first.task_id) is not None
+    assert await world.store.sound.fetch(first.task_id) is not None
     assert (await first.info()).saved
     second = job.enqueue()
     await second
     await world.advance(59)
-    assert await world.store.inner.fetch(second.task_id) is None
+    assert await world.store.sound.fetch(second.task_id) is None
     await world.advance(1)
-    assert await world.store.inner.fetch(second.task_id) is not None
+    assert await world.store.sound.fetch(second.task_id) is not None
