@@ -41,40 +41,23 @@ class SlotKeeper(Protocol):
 class Attempt:
     """One start of one task, from its committed start to its outcome."""
 
-    __slots__ = (
-        "awaiting",
-        "has_slot",
-        "is_abandoned",
-        "is_over",
-        "is_suspended",
-        "keeper",
-        "live",
-        "log_entries",
-        "number",
-        "on_end",
-        "on_news",
-        "started_at",
-        "stop_reason",
-        "task",
-        "timer",
-    )
+    task: "asyncio.Task[None] | None" = None
+    timer: asyncio.TimerHandle | None = None
+    stop_reason: StopReason | None = None
+    on_end: Callable[[], None] | None = None
+    on_news: Callable[[LiveTask], None] | None = None
+    log_entries: list[dict[str, object]] | None = None
+    awaiting = 0
+    has_slot = True
+    is_suspended = False
+    is_abandoned = False
+    is_over = False
 
     def __init__(self, live: LiveTask, keeper: SlotKeeper, started_at: int) -> None:
         self.live = live
         self.keeper = keeper
         self.number = live.start_count
         self.started_at = started_at
-        self.task: asyncio.Task[None] | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.stop_reason: StopReason | None = None
-        self.on_end: Callable[[], None] | None = None
-        self.on_news: Callable[[LiveTask], None] | None = None
-        self.log_entries: list[dict[str, object]] | None = None
-        self.awaiting = 0
-        self.has_slot = True
-        self.is_suspended = False
-        self.is_abandoned = False
-        self.is_over = False
 
     def __repr__(self) -> str:
         return f"<Attempt {self.number} of {self.live.task_id}>"

@@ -104,7 +104,9 @@ class Engine:
 
     def may_be_full(self, limit: int) -> bool:
         """A cheap look that never says no too early: whether it is worth counting exactly."""
-        return len(self.live) + self.writer.unsaved_count + len(self.intake.inbox) >= limit
+        outbox = self.writer.outbox
+        unsaved = outbox.marked_count - outbox.settled_count + outbox.recorded_count - outbox.kept_count
+        return len(self.live) + unsaved + len(self.intake.inbox) >= limit
 
     def call_soon(self) -> None:
         """From another thread: look into the inbox."""

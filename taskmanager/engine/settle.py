@@ -5,7 +5,7 @@ Nothing here awaits or touches the store; the caller hands the task to the write
 
 import traceback
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.instance import Identity
@@ -40,6 +40,10 @@ class Next(NamedTuple):
     is_retry: bool = False
 
 
+NOTHING_MORE: Final = Next(None)
+_new_tuple = tuple.__new__
+
+
 class Settlement:
     """The rules of one instance: who it is, what time it is, and its dice."""
 
@@ -67,7 +71,6 @@ class Settlement:
 
     def settle(self, live: LiveTask, attempt: Attempt, outcome: Outcome) -> Next:
         """→ the state after an attempt."""
-        attempt.close(None)
         if outcome.kind == "ok":
             return self._complete(live, attempt, outcome.value)
         if outcome.kind == "snoozed":
@@ -83,7 +86,7 @@ class Settlement:
         live.result_text = self._stored_result(live, value)
         live.ending = Ending(TaskStatus.COMPLETED, TaskResult(ok=value))
         self._add_attempt(live, attempt, now, AttemptOutcome.COMPLETED, False, None, None)
-        return Next(None)
+        return NOTHING_MORE
 
     @staticmethod
     def _stored_result(live: LiveTask, value: Any) -> str:
@@ -121,7 +124,7 @@ class Settlement:
             )
         self._add_attempt(live, attempt, now, kind, False, error, outcome.reason)
         self.end_with_error(live, TaskStatus.FAILED, error, outcome.reason)
-        return Next(None)
+        return NOTHING_MORE
 
     @staticmethod
     def _is_before_expiry(live: LiveTask, now: int, delay_s: float) -> bool:
@@ -133,7 +136,7 @@ class Settlement:
             error = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled while it was running")
             self._add_attempt(live, attempt, now, AttemptOutcome.INTERRUPTED, False, error, None)
             self.end_with_error(live, TaskStatus.CANCELLED, error, None)
-            return Next(None)
+            return NOTHING_MORE
         error = TaskError(BuiltInTaskCode.TASK_INTERRUPTED, "the manager stopped while the task was running")
         self._add_attempt(live, attempt, now, AttemptOutcome.INTERRUPTED, False, error, None)
         if live.is_persisted and live.definition.requeue_on_interrupt:
@@ -142,7 +145,7 @@ class Settlement:
             live.ending = Ending(TaskStatus.PENDING, TaskResult(err=error), requeued=True)
         else:
             self.end_with_error(live, TaskStatus.INTERRUPTED, error, None)
-        return Next(None)
+        return NOTHING_MORE
 
     def end_with_error(self, live: LiveTask, status: TaskStatus, error: TaskError, reason: str | None) -> None:
         """→ a terminal state other than COMPLETED."""
@@ -182,21 +185,24 @@ class Settlement:
         reason: str | None,
     ) -> None:
         who = self._who
-        row = AttemptRow(
-            live.task_id,
-            attempt.number,
-            outcome.value,
-            int(will_retry),
-            attempt.started_at,
-            now,
-            None if error is None else error.error_code,
-            None if error is None else error.message,
-            reason,
-            who.instance_id,
-            who.hostname,
-            who.pid,
-            who.process_name,
-            now,
+        row = _new_tuple(
+            AttemptRow,
+            (
+                live.task_id,
+                attempt.number,
+                outcome.value,
+                int(will_retry),
+                attempt.started_at,
+                now,
+                None if error is None else error.error_code,
+                None if error is None else error.message,
+                reason,
+                who.instance_id,
+                who.hostname,
+                who.pid,
+                who.process_name,
+                now,
+            ),
         )
         live.attempts_due = (*live.attempts_due, row)
 
