@@ -28,7 +28,7 @@ logger = logging.getLogger("taskmanager")
 
 CANCEL_GRACE_S: Final = 1.0
 """How long cancelled work may take to end at a stop."""
-FINAL_COMMIT_S: Final = 0.9
+FINAL_COMMIT_S: Final = 0.8
 """How long the final batches may take; with the grace this is the "+ 2 s" of a stop."""
 DRAIN_STEP_S: Final = 0.25
 START_PATIENCE_S: Final = 10.0
@@ -58,6 +58,7 @@ class Lifecycle:
         self._cut_short = asyncio.Event()
         self._came_up = asyncio.Event()
         self._stopped = asyncio.Event()
+        self._commit_deadline = 0.0
         self._has_failed = False
         self.is_stopping = False
         """True from the moment a stop was asked for."""
@@ -151,6 +152,8 @@ class Lifecycle:
         engine.intake.drain()
         engine.is_stopping = True
         self._cancel_memory_only()
+        # Time that the drain does not need is left for the last batches.
+        self._commit_deadline = engine.loop.time() + drain_timeout_s + CANCEL_GRACE_S + FINAL_COMMIT_S
         await self._drain(drain_timeout_s)
         await self._check_file()
         await self._stop_what_runs()
@@ -241,7 +244,7 @@ class Lifecycle:
     async def _final_batches(self) -> int:
         """Free the waiting rows and write everything; the door closes in the step that fills the last batch."""
         engine = self.engine
-        deadline = engine.loop.time() + FINAL_COMMIT_S
+        deadline = max(self._commit_deadline, engine.loop.time() + FINAL_COMMIT_S / 2)
         await self._check_file()
         self._release_waiting()
         with contextlib.suppress(TimeoutError):
