@@ -254,6 +254,13 @@ class Engine:
         now = self.clock.now_us()
         if live.is_persisted and now - live.updated_at >= PROGRESS_INTERVAL_US:
             live.updated_at = now
+            if threading.get_ident() == self.thread_id:
+                self.writer.mark(live)
+            else:
+                self.loop.call_soon_threadsafe(self._mark_running, live)
+
+    def _mark_running(self, live: LiveTask) -> None:
+        if live.phase is Phase.RUNNING:
             self.writer.mark(live)
 
     def _arm(self) -> None:

@@ -1,6 +1,7 @@
 """What is said when something happened: to waiters, in this loop or another, and to the log."""
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
@@ -20,22 +21,35 @@ def resolve(waiter: "asyncio.Future[Any]", value: Any) -> None:
     """Set a result on a future of this loop, or of another one."""
     if waiter.done():
         return
-    loop = waiter.get_loop()
-    if loop is asyncio.get_running_loop():
+    if waiter.get_loop() is asyncio.get_running_loop():
         waiter.set_result(value)
     else:
-        loop.call_soon_threadsafe(_set_result, waiter, value)
+        tell(waiter, value)
 
 
 def resolve_error(waiter: "asyncio.Future[Any]", exc: BaseException) -> None:
-    """Set an exception on a future of this loop."""
-    if not waiter.done():
+    """Set an exception on a future of this loop, or of another one."""
+    if waiter.done():
+        return
+    if waiter.get_loop() is asyncio.get_running_loop():
         waiter.set_exception(exc)
+    else:
+        tell(waiter, exc)
 
 
-def _set_result(waiter: "asyncio.Future[Any]", value: Any) -> None:
-    if not waiter.done():
-        waiter.set_result(value)
+def tell(waiter: "asyncio.Future[Any]", outcome: Any) -> None:
+    """Set a result, or an exception, from any thread. Where the loop is closed nobody waits any more."""
+    with contextlib.suppress(RuntimeError):
+        waiter.get_loop().call_soon_threadsafe(_set, waiter, outcome)
+
+
+def _set(waiter: "asyncio.Future[Any]", outcome: Any) -> None:
+    if waiter.done():
+        return
+    if isinstance(outcome, BaseException):
+        waiter.set_exception(outcome)
+    else:
+        waiter.set_result(outcome)
 
 
 def pass_on(done: "asyncio.Task[Ending]", waiters: "list[asyncio.Future[Any]]") -> None:

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
+from taskmanager.engine.events import resolve, resolve_error
 from taskmanager.engine.live import Ending
 from taskmanager.model.errors import UnknownTask
 from taskmanager.model.record import TaskRow
@@ -72,14 +73,12 @@ class Follower:
     def notice(self, task_id: str, ending: Ending) -> None:
         """The task has ended."""
         for future in self._waiting.pop(task_id, ()):
-            if not future.done():
-                future.set_result(ending)
+            resolve(future, ending)
         self.last_status.pop(task_id, None)
 
     def _fail(self, task_id: str, exc: Exception) -> None:
         for future in self._waiting.pop(task_id, ()):
-            if not future.done():
-                future.set_exception(exc)
+            resolve_error(future, exc)
 
     def end_all(self, ending: Ending) -> None:
         """The manager stops: nobody will read the store for these waiters any more."""

@@ -16,9 +16,10 @@ from typing import Any, Final, Protocol
 from taskmanager.engine import child
 from taskmanager.engine.definition import CallOptions, Definition
 from taskmanager.engine.dispatch import QueueState
+from taskmanager.engine.events import tell
 from taskmanager.engine.live import Ending, LiveTask, Phase
 from taskmanager.model.clock import Clock
-from taskmanager.model.errors import ManagerStopped, ManagerStopping, QueueFull, WrongProcess
+from taskmanager.model.errors import ManagerStopped, ManagerStopping, NotPersisted, QueueFull, WrongProcess
 from taskmanager.model.ids import keyed_task_id, new_task_id
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
@@ -307,7 +308,10 @@ class Intake:
         live.phase = Phase.ENDED
         live.is_published = True
         for waiter in live.waiters or ():
-            waiter.get_loop().call_soon_threadsafe(waiter.set_result, live.ending)
+            tell(waiter, live.ending)
+        for waiter in live.save_waiters or ():
+            tell(waiter, NotPersisted(f"task {live.task_id} was cancelled before the start, and never written"))
+        live.waiters = live.save_waiters = None
         return True
 
     def forget_key(self, task_id: str) -> None:
