@@ -103,7 +103,7 @@ class TaskHandle(Generic[R_co]):
         `StoreError` when the record cannot be stored at all.
         """
         live = self._live
-        if live is None or live.is_elsewhere or live.committed is not None:
+        if live is None or live.is_elsewhere or (live.committed is not None and not live.awaits_row):
             return
         if not live.is_persisted:
             raise NotPersisted(

@@ -120,6 +120,8 @@ class Engine:
 
     def accept(self, live: LiveTask) -> None:
         """A new task, checked and counted as entered by the intake."""
+        if live.idempotency_key is not None and not self._is_first_of_key(live):
+            return
         self.live[live.task_id] = live
         if not live.is_persisted:
             self.enter(live)
@@ -137,6 +139,30 @@ class Engine:
             live.awaits_row = True
             live.owner = self.identity.instance_id
             self.writer.mark(live)
+
+    def _is_first_of_key(self, live: LiveTask) -> bool:
+        """Whether no task of this key is here. One that ended badly is followed by this one, when its end is saved;
+        another one is what this call meant: its row was claimed, or it was enqueued by a thread, a moment ago.
+        """
+        here = self.live.get(live.task_id)
+        if here is None:
+            return True
+        ended_badly = here.status.is_terminal and here.status is not TaskStatus.COMPLETED
+        if ended_badly and here.successor is None:
+            here.successor = live
+            return False
+        first = here.successor or here
+        self.dispatcher.queue(live.queue_name).stored_waiting += live.is_persisted
+        self.dispatcher.left_waiting(live)
+        live.is_duplicate = live.is_published = True
+        live.phase = Phase.ELSEWHERE
+        first.waiters_list().extend(live.waiters or ())
+        first.save_waiters_list().extend(live.save_waiters or ())
+        live.waiters = live.save_waiters = None
+        self.intake.by_key[live.task_id] = first
+        if first.save_waiters:
+            self.writer.mark(first)
+        return False
 
     def _accept_to_write(self, live: LiveTask) -> None:
         """To the file within `commit_interval`; at once when somebody waits for that already."""
@@ -394,6 +420,8 @@ class Engine:
         if live.is_spilled:
             return False
         live.cancel_requested_at = live.cancel_requested_at or self.clock.now_us()
+        if live.awaits_row:
+            return True  # whether this call or an earlier one of its key is meant, the store will say
         if live.is_waiting:
             self.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
         elif live.attempt is not None:

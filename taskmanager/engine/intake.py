@@ -91,9 +91,9 @@ class Intake:
             if options.idempotency_key is not None:
                 existing = self._find_keyed(live)
                 if existing is not None:
-                    return existing, existing is not live
+                    return existing, True
             self._admit(live)
-            if live.idempotency_key is not None:
+            if live.idempotency_key is not None and not live.is_elsewhere:
                 self.by_key[live.task_id] = live
         return live, False
 
@@ -217,13 +217,8 @@ class Intake:
         existing = self.by_key.get(live.task_id)
         if existing is None:
             return None
-        ended_badly = existing.status.is_terminal and existing.status is not TaskStatus.COMPLETED
-        if ended_badly and existing.is_persisted and not existing.is_published:
-            # Its end is on the way to the store; the new call goes there after it, as a retry.
-            existing.successor = live
-            self.by_key[live.task_id] = live
-            return live
-        if ended_badly:
+        if existing.status.is_terminal and existing.status is not TaskStatus.COMPLETED:
+            # Where its end is still on the way to the store, the engine lets the new call go there after it.
             live.start_count = existing.start_count
             return None
         if existing.enqueue_sha != live.enqueue_sha:
@@ -273,6 +268,11 @@ class Intake:
         if live.idempotency_key is not None:
             with self._lock:
                 self.by_key.setdefault(live.task_id, live)
+
+    def forget_live(self, live: LiveTask) -> None:
+        """The task goes on elsewhere: the store answers for its key from now on."""
+        if live.idempotency_key is not None and self.by_key.get(live.task_id) is live:
+            self.by_key.pop(live.task_id, None)
 
     def ended(self, live: LiveTask) -> None:
         """A keyed task has ended for good: persisted ones are found in the store, memory-only ones in a window here."""

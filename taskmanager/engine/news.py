@@ -4,6 +4,7 @@ A write that lost is told here what the store holds instead; for a task with an 
 learns that the task exists already.
 """
 
+import asyncio
 import logging
 
 from taskmanager.engine.attempt import StopReason
@@ -24,6 +25,7 @@ class WriterNews:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._asking: set[asyncio.Task[None]] = set()
 
     def committed(self, live: LiveTask) -> None:
         """The newest state that was sent is in the store."""
@@ -33,8 +35,9 @@ class WriterNews:
             live.save_waiters = None
         phase = live.phase
         if phase is Phase.STARTING:
-            if live.committed is not None and live.committed.status == TaskStatus.RUNNING:
-                self._start_committed(live)
+            # What is in the store may still be the attempt before; user code waits for its own start.
+            if live.committed == live.expectation():
+                self._start(live)
         elif phase is Phase.ENDED:
             if not live.is_dirty:
                 self._engine.end_is_settled(live)
@@ -44,10 +47,9 @@ class WriterNews:
             if live.is_spilled:
                 self._gone_to_store(live)
             elif live.awaits_row:
-                live.awaits_row = False
                 if live.is_duplicate is None:
                     live.is_duplicate = False
-                self._engine.enter(live)
+                self._enter(live)
 
     def _gone_to_store(self, live: LiveTask) -> None:
         live.phase = Phase.ELSEWHERE
@@ -59,7 +61,20 @@ class WriterNews:
         self._engine.dispatcher.queue(live.queue_name).has_backlog = True  # a claim under way may not have seen it
         self._engine.wants_more()
 
-    def _start_committed(self, live: LiveTask) -> None:
+    def _enter(self, live: LiveTask) -> None:
+        """A task that waited for its row, or was on its way to the store, waits for its slot now."""
+        if live.is_spilled:
+            live.is_spilled = False
+            live.owner = self._engine.identity.instance_id
+            self._engine.spilled.pop(live.task_id, None)
+        live.awaits_row = False
+        if live.cancel_requested_at is None:
+            self._engine.enter(live)
+        else:
+            self._engine.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
+
+    def _start(self, live: LiveTask) -> None:
+        """User code runs, unless somebody has asked meanwhile that it should not."""
         if live.cancel_requested_at is None and not self._engine.is_stopping:
             self._engine.run(live)
             return
@@ -83,9 +98,20 @@ class WriterNews:
             "gone" if row is None else f"{row.status} at {row.claimed_by_worker_id or 'nobody'}",
             extra=extra_of(live),
         )
-        self._give_up_claim(live)
+        self.give_up(live)
+        gone = StoreError(f"task {live.task_id} is not in the store any more; its record was deleted")
+        self._tell_savers(live, gone if row is None else None)
 
-    def _give_up_claim(self, live: LiveTask) -> None:
+    def _tell_savers(self, live: LiveTask, exc: StoreError | None) -> None:
+        waiters, live.save_waiters = live.save_waiters, None
+        for waiter in waiters or ():
+            if exc is None:
+                resolve(waiter, None)
+            else:
+                resolve_error(waiter, exc)
+
+    def give_up(self, live: LiveTask) -> None:
+        """The task is another's, or free in the store: nothing of it goes on here, and its waiters follow the store."""
         self._engine.end_is_settled(live)
         if live.is_waiting:
             self._engine.dispatcher.left_waiting(live)
@@ -96,6 +122,7 @@ class WriterNews:
             self._engine.runner.stop(live.attempt, StopReason.CLAIM_LOST)
         live.phase = Phase.ELSEWHERE
         live.attempts_due = ()
+        self._engine.intake.forget_live(live)
         self._engine.drop(live)
         self._engine.follow(live)
 
@@ -118,19 +145,31 @@ class WriterNews:
                 status,
                 extra=extra_of(live),
             )
+        if live.cancel_requested_at is not None and not status.is_terminal:
+            self._pass_on_cancel(live.task_id)
         self._engine.dispatcher.left_waiting(live)
         live.adopt(row)
         live.awaits_row = False
         live.phase = Phase.ELSEWHERE
         live.is_published = True
-        if self._engine.intake.by_key.get(live.task_id) is live:
-            self._engine.intake.by_key.pop(live.task_id, None)
+        self._engine.intake.forget_live(live)
         self._engine.drop(live)
-        if live.save_waiters:
-            for waiter in live.save_waiters:
-                resolve(waiter, None)
-            live.save_waiters = None
+        self._tell_savers(live, None)
         self._engine.follow(live)
+
+    def _pass_on_cancel(self, task_id: str) -> None:
+        """The call was cancelled before it was known that its key has a task: that one is meant."""
+        store, now = self._engine.store, self._engine.clock.now_us()
+
+        async def ask() -> None:
+            try:
+                await store.request_cancel(task_id, now)
+            except StoreError as exc:
+                logger.warning("the cancel request for task %s could not be recorded: %s", task_id, exc)
+
+        task = self._engine.loop.create_task(ask())
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
 
     def _retry_with(self, live: LiveTask, row: TaskRow) -> None:
         """As `manager.retry` does, with the arguments of this call, in one write on the row that ended badly."""
@@ -144,9 +183,7 @@ class WriterNews:
         """The store will never hold this state; memory goes on with it, and its waiters are told."""
         log_rejected(live, reason)
         live.rejection = reason
-        for waiter in live.save_waiters or ():
-            resolve_error(waiter, StoreError(f"task {live.task_id} cannot be stored: {reason}"))
-        live.save_waiters = None
+        self._tell_savers(live, StoreError(f"task {live.task_id} cannot be stored: {reason}"))
         self._engine.end_is_settled(live)
         if live.phase is Phase.ENDED:
             live.result_text = live.definition.results.encode_error(
@@ -154,10 +191,9 @@ class WriterNews:
             )
             self._engine.publish(live)
         elif live.phase is Phase.STARTING:
-            self._engine.run(live)
-        elif live.awaits_row:
-            live.awaits_row = False
-            self._engine.enter(live)
+            self._start(live)
+        elif live.awaits_row or live.is_spilled:
+            self._enter(live)
 
     def degraded(self, exc: StoreError) -> None:
         """The store cannot be written: what may go on goes on, what must not waits."""
@@ -166,8 +202,8 @@ class WriterNews:
         self._engine.dispatcher.is_store_degraded = True
         for live in list(self._engine.live.values()):
             if live.phase is Phase.STARTING:
-                if live.definition.requeue_on_interrupt:
-                    self._engine.run(live)
+                if live.definition.requeue_on_interrupt or self._engine.is_stopping or live.cancel_requested_at:
+                    self._start(live)
                 else:
                     self._engine.settlement.unbegin(live)
                     self._engine.dispatcher.entered_waiting(live)

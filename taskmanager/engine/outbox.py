@@ -91,8 +91,14 @@ class Outbox:
 
     def take(self, limit: int, *, with_accepted: bool, with_history: bool) -> Iterator[LiveTask]:
         """At most `limit` tasks, each clean from here on."""
+        keyed_ids: set[str] = set()
         while limit and self._changed:
-            live = self._changed.popleft()
+            live = self._changed[0]
+            if live.idempotency_key is not None:
+                if live.task_id in keyed_ids:
+                    return  # one key, two tasks: the end of the first is written before the second asks for the key
+                keyed_ids.add(live.task_id)
+            self._changed.popleft()
             live.is_dirty = live.is_urgent = False
             yield live
             limit -= 1
