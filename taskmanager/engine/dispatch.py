@@ -51,13 +51,18 @@ class QueueState:
 
 
 class _Source:
-    """The ready tasks of one queue in one lane, those that need the store apart from those that do not."""
+    """The ready tasks of one queue in one lane, apart by what they need.
 
-    __slots__ = ("heap", "needs_store", "queue")
+    `needs_store`: not safe to repeat, so nothing starts that is not committed. `is_suspect`: its process died under it
+    before, so it runs apart from other suspects, and from what is not safe to repeat.
+    """
 
-    def __init__(self, queue: QueueState, needs_store: bool) -> None:
+    __slots__ = ("heap", "is_suspect", "needs_store", "queue")
+
+    def __init__(self, queue: QueueState, needs_store: bool, is_suspect: bool) -> None:
         self.queue = queue
         self.needs_store = needs_store
+        self.is_suspect = is_suspect
         self.heap: ReadyQueue[LiveTask] = ReadyQueue()
 
 
@@ -71,7 +76,8 @@ class Dispatcher:
     def __init__(self, lanes: dict[Lane, int], queues: Iterable[QueueConfig]) -> None:
         self.lanes: dict[Lane, Slots] = {lane: Slots(limit) for lane, limit in lanes.items()}
         self.queues: dict[str, QueueState] = {config.name: QueueState(config) for config in queues}
-        self._sources: dict[tuple[str, Lane, bool], _Source] = {}
+        self._sources: dict[tuple[str, Lane, bool, bool], _Source] = {}
+        self._suspect: LiveTask | None = None
         self._by_lane: dict[Lane, list[_Source]] = {lane: [] for lane in lanes}
         self._delayed: DelayedQueue[LiveTask] = DelayedQueue()
         self._scheduled: DelayedQueue[LiveTask] = DelayedQueue()
@@ -100,10 +106,11 @@ class Dispatcher:
         """`live` may start as soon as a slot is free."""
         live.phase = Phase.READY
         definition = live.definition
-        key = (live.queue_name, definition.lane, live.is_persisted and not definition.requeue_on_interrupt)
+        needs_store = live.is_persisted and not definition.requeue_on_interrupt
+        key = (live.queue_name, definition.lane, needs_store, live.crash_count > 0)
         source = self._sources.get(key)
         if source is None:
-            source = self._sources[key] = _Source(self.queue(live.queue_name), key[2])
+            source = self._sources[key] = _Source(self.queue(live.queue_name), *key[2:])
             self._by_lane[definition.lane].append(source)
         source.heap.push(live.priority, live.enqueued_at, live)
 
@@ -187,12 +194,16 @@ class Dispatcher:
                     self._stale_count -= 1
                     continue
                 live.phase = Phase.STARTING
+                if source.is_suspect:
+                    self._suspect = live
                 slots.take()
                 source.queue.slots.take()
                 taken.append(live)
         return taken
 
     def _may_start(self, source: _Source) -> bool:
+        if self._suspect is not None and (source.needs_store or source.is_suspect):
+            return False
         return source.queue.is_open and not (self.is_store_degraded and source.needs_store)
 
     def _best(self, sources: list[_Source]) -> _Source | None:
@@ -202,6 +213,11 @@ class Dispatcher:
 
     def give_back(self, live: LiveTask) -> None:
         """The slot of a task that has ended, or will not start after all."""
+        if live is self._suspect:
+            self._suspect = None
+        self._free_slot(live)
+
+    def _free_slot(self, live: LiveTask) -> None:
         self.lanes[live.definition.lane].give_back()
         self.queue(live.queue_name).slots.give_back()
         self.wants_take()
@@ -236,7 +252,7 @@ class Dispatcher:
     def lend(self, attempt: Attempt) -> None:
         """`attempt` waits for a handle and gives up its slot."""
         attempt.has_slot = False
-        self.give_back(attempt.live)
+        self._free_slot(attempt.live)
 
     def take_back(self, attempt: Attempt) -> asyncio.Future[None]:
         """A future that is done when `attempt` has its slot again, ahead of every waiting task."""

@@ -75,7 +75,7 @@ class Engine:
         self.dispatcher = Dispatcher(settings.lanes(), settings.queues)
         self.dispatcher.wants_take = self.kick
         self.runner = Runner(settings.processes, self.report, self.stall.lost_s)
-        self.settlement = Settlement(identity, clock.now_us, random.random)
+        self.settlement = Settlement(identity, clock.now_us, random.random, settings.recovery.crash_budget)
         self.writer = Writer(
             store,
             clock,

@@ -47,8 +47,11 @@ _new_tuple = tuple.__new__
 class Settlement:
     """The rules of one instance: who it is, what time it is, and its dice."""
 
-    def __init__(self, identity: Identity, now_us: Callable[[], int], random_01: Callable[[], float]) -> None:
+    def __init__(
+        self, identity: Identity, now_us: Callable[[], int], random_01: Callable[[], float], crash_budget: int
+    ) -> None:
         self._who = identity
+        self._crash_budget = crash_budget
         self._now_us = now_us
         self._random_01 = random_01
 
@@ -107,6 +110,10 @@ class Settlement:
         kind = AttemptOutcome.WORKER_FAILURE if crashed else AttemptOutcome.FAILED
         live.crash_count += crashed
         now = self._now_us()
+        if crashed and self._may_repeat_after_crash(live):
+            self._add_attempt(live, attempt, now, kind, True, error, outcome.reason)
+            self._wait_again(live, 0.0)
+            return Next(0.0)
         rule = live.definition.retry
         delay_s = rule.next_delay_s(error.error_code, live.retry_count, self._random_01())
         if delay_s is not None and not self._is_before_expiry(live, now, delay_s):
@@ -125,6 +132,11 @@ class Settlement:
         self._add_attempt(live, attempt, now, kind, False, error, outcome.reason)
         self.end_with_error(live, TaskStatus.FAILED, error, outcome.reason)
         return NOTHING_MORE
+
+    def _may_repeat_after_crash(self, live: LiveTask) -> bool:
+        """Safe to repeat, so a dead child spends no retry; but a task that kills each child is failed in the end."""
+        is_safe = live.is_persisted and live.definition.requeue_on_interrupt
+        return is_safe and live.crash_count < self._crash_budget
 
     @staticmethod
     def _is_before_expiry(live: LiveTask, now: int, delay_s: float) -> bool:
