@@ -84,6 +84,7 @@ class LiveTask:
     timeout_s: float | None = None
     due: float = 0.0
     committed: Expected | None = None
+    in_doubt: tuple[Expected, ...] = ()
     attempts_due: tuple[AttemptRow, ...] = ()
     is_dirty: bool = False
     is_urgent: bool = False

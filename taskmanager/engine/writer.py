@@ -205,6 +205,9 @@ class Writer:
             report = await self._commit(batch)
         except StoreError as exc:
             self._put_back(batch)
+            for live, state, _ in batch:
+                if state not in live.in_doubt:
+                    live.in_doubt = (*live.in_doubt, state)
             self._note_degraded(exc)
             return False
         except asyncio.CancelledError:
@@ -279,6 +282,8 @@ class Writer:
                 self._absorb_loss(sent, report.lost[live.task_id])
             else:
                 live.committed = sent[1]
+                if live.in_doubt:
+                    live.in_doubt = ()
                 listener.committed(live)
         self._release_barriers()
 
@@ -291,6 +296,7 @@ class Writer:
             self._listener.lost(live, row)
             return
         live.committed = expected_of(row)
+        live.in_doubt = ()
         live.attempts_due = (*attempts, *live.attempts_due)
         if live.committed == live.expectation() and not live.attempts_due:
             self._listener.committed(live)
@@ -334,13 +340,15 @@ class Writer:
 
 
 def _is_ours(live: LiveTask, row: TaskRow) -> bool:
-    """Whether the row is this very task at this very instance, and not another one that holds its key."""
-    is_owned = live.owner is not None and row.claimed_by_worker_id == live.owner
-    if not is_owned or not live.awaits_row:
-        return is_owned
-    # It has never started. A row that has is an earlier task of the key, even if both calls read the same clock tick.
-    is_untouched = row.status == TaskStatus.PENDING and row.start_count == live.start_count
-    return is_untouched and row.sent_at == live.sent_at
+    """Whether the row says what we wrote ourselves: in a commit that seemed to fail, or by a claim meanwhile.
+
+    The owner alone proves nothing: who recovers a task leaves there who had it, and that must stay refused.
+    """
+    found = expected_of(row)
+    if live.awaits_row:
+        # It has never started. A row that has is an earlier task of the key, even if both calls read one clock tick.
+        return found in live.in_doubt and row.status == TaskStatus.PENDING and row.sent_at == live.sent_at
+    return found in live.in_doubt or found == live.committed
 
 
 def log_rejected(live: LiveTask, reason: str) -> None:
