@@ -29,11 +29,16 @@ Every command has its own --help. Exit codes: 0 done, 1 not found or refused, 2 
 @click.group(
     name="taskmanager",
     epilog=EPILOG,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, "-V", "--version", prog_name="taskmanager", message="%(prog)s %(version)s")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Background tasks in one SQLite file: try them, run them."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help(), err=True)
+        context.exit(USAGE_EXIT)
 
 
 # A new group of commands is a module here with its commands, and a line in this list.

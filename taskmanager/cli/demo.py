@@ -51,8 +51,8 @@ def demo(directory: str | None, db: str, resume: bool, limit: int) -> int:
     database = Path(db)
     root = _directory(directory, database, resume)
     listing = _list(root, database, limit)
-    again = shlex.join(["taskmanager", "demo", "--resume", *(["--db", db] if db != DEFAULT_DB else [])])
-    story = Story(database, root, listing, again)
+    options = [*([str(root)] if directory is not None else []), *(["--db", db] if db != DEFAULT_DB else [])]
+    story = Story(database, root, listing, escaped(shlex.join(options)))
     try:
         return story.resume() if resume else story.tell(is_anew=_start_anew(database))
     except KeyboardInterrupt:

@@ -132,6 +132,12 @@ class Judge:
             rows.setdefault(str(key), []).append(str(status))
         return [key for key in keys if rows.get(key) not in (["COMPLETED"], ["FAILED"])]
 
+    def size_bytes(self) -> int:
+        """The size of the database. The file alone may be smaller, while its newest pages are in the log."""
+        for (size,) in self._rows("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"):
+            return int(str(size))
+        return 0
+
     def failed_keys(self) -> frozenset[str]:
         """The keys whose task has failed for good."""
         return frozenset(

@@ -16,22 +16,27 @@ SHOWN_FAILURES: Final = 5
 MEGABYTE: Final = 1_000_000
 
 
-def report(tally: Tally, *, files: int, per_s: float, database: Path) -> Iterator[RenderableType]:
-    """The table, and below it the first failures by name."""
+def report(
+    tally: Tally, *, files: int, per_s: float | None, database: Path, size_bytes: int
+) -> Iterator[RenderableType]:
+    """The table, and below it the first failures by name. `per_s` is None where nothing was run."""
     causes = ", ".join(f"{count} {code}" for code, count in tally.causes.most_common(3))
     reasons = [(tally.retried, "after a failure"), (tally.interrupted, "after the interruption")]
     again = ", ".join(f"{count:,} {why}" for count, why in reasons if count)
-    size = database.stat().st_size / MEGABYTE if database.exists() else 0.0
     yield fact_table(
         [
             Fact("files", f"{files:,}"),
             Fact("completed", f"{tally.by_status['COMPLETED']:,}", style="green"),
             Fact("failed", f"{tally.by_status['FAILED']:,}", causes, style="red" if tally.by_status["FAILED"] else ""),
-            Fact("interrupted and requeued", f"{tally.interrupted:,}", "were running when it had to stop"),
+            Fact(
+                "interrupted and requeued",
+                f"{tally.interrupted:,}",
+                "running when it had to stop" if tally.interrupted else "",
+            ),
             Fact("run exactly once", f"{tally.once:,}"),
             Fact("run more than once", f"{tally.more_than_once:,}", again),
-            Fact("tasks per second", f"{per_s:,.0f}"),
-            Fact("size of the database", f"{size:.1f} MB", escaped(str(database))),
+            Fact("tasks per second", "-" if per_s is None else f"{per_s:,.0f}"),
+            Fact("size of the database", f"{size_bytes / MEGABYTE:.1f} MB", escaped(str(database))),
         ]
     )
     if tally.failures:
@@ -58,7 +63,8 @@ def accounting(tally: Tally, missing: Sequence[str], files: int) -> Iterator[str
         failed = (
             " Those that failed are no loss: the database says which, and why." if tally.by_status["FAILED"] else ""
         )
-        yield f"Every one of the {files:,} files has exactly one task, and it is completed or failed.{failed}"
+        all_files = "The one file" if files == 1 else f"Every one of the {files:,} files"
+        yield f"{all_files} has exactly one task, and it is completed or failed.{failed}"
         return
     yield f"NOT every file is accounted for: {len(missing):,} have no task, more than one, or one that did not end."
     for name in missing[:SHOWN_FAILURES]:

@@ -44,7 +44,7 @@ class Screen:
 
     def command(self, line: str) -> None:
         """A command line to copy: in one piece, however long."""
-        self._console.print(Text(INDENT + line, style="bold"), soft_wrap=True)
+        self._console.print(Text(INDENT + line.rstrip(), style="bold"), soft_wrap=True)
 
     def show(self, *parts: RenderableType) -> None:
         """Anything rich can print; nothing at all is an empty line."""

@@ -32,13 +32,13 @@ WHY_COUNT: Final = "Not the program's own words: these are the rows of the datab
 
 
 class Story:
-    """One demo. `again` is the command line that goes on with it."""
+    """One demo. `options` is what a command line needs to go on with it."""
 
-    def __init__(self, database: Path, root: Path, listing: Listing, again: str) -> None:
+    def __init__(self, database: Path, root: Path, listing: Listing, options: str) -> None:
         self._database = database
         self._root = root
         self._listing = listing
-        self._again = again
+        self._options = options
         self._judge = Judge(database)
         self._screen = Screen()
         self._program: Program | None = None
@@ -52,9 +52,11 @@ class Story:
             return 0
         self._screen.step(1, "Start.", WHY_START)
         self._start()
-        if not self._watch(stop_at=max(1, int(len(self._listing.names) * STOP_AT))):
+        total = len(self._listing.names)
+        if not self._watch(stop_at=max(1, int(total * STOP_AT))):
             return 1
-        if self._has_ended:
+        if self._has_ended or self._judge.ended_count() >= total:
+            self.close()
             self._screen.step(2, "SIGTERM", "was to come in the middle, but all was done before it could be sent.")
         else:
             self._sigterm()
@@ -65,8 +67,10 @@ class Story:
         """Go on where an interrupted demo was. Returns the exit code."""
         tally = self._judge.tally()
         left = max(0, len(self._listing.names) - tally.ended)
-        done = f"{tally.ended:,} files are done, {left:,} are to do, below {self._shown_root}"
+        done = f"{_files(tally.ended)} done, {left:,} to do, below {self._shown_root}"
         self._screen.say(f"Going on with {self._shown_db}: {done}.")
+        if not left and tally.total == tally.ended:
+            return self._count(1, per_s=None)
         self._screen.step(1, "Start again.", WHY_AGAIN)
         return self._finish(2, done_before=tally.ended)
 
@@ -82,10 +86,9 @@ class Story:
             return False
         if is_cut:
             say(f"There are more files below {root}; the first {len(names):,} are taken (--limit).")
-        many = "1 file" if len(names) == 1 else f"{len(names):,} files"
         say(
-            f"{many} below {root}. One task for each: hash it, count its lines, and parse it if it is Python. "
-            f"The tasks are kept in {self._shown_db}."
+            f"{_files(len(names))} below {root}. One task for each: hash it, count its lines, and parse it if it is "
+            f"Python. The tasks are kept in {self._shown_db}."
         )
         return True
 
@@ -113,7 +116,7 @@ class Story:
         )
         requeued = f"; {was} requeued, because reading a file twice is harmless" if tally.interrupted else ""
         self._screen.note(
-            f"{how}: {tally.ended:,} files are done, {tally.waiting:,} wait in the database{requeued}. "
+            f"{how}: {_files(tally.ended)} done, {tally.waiting:,} wait in the database{requeued}. "
             f"{tally.claimed_or_running or 'None'} is left marked as running."
         )
 
@@ -121,12 +124,15 @@ class Story:
         self._start()
         if not self._watch():
             return 1
+        return self._count(number, per_s=(self._judge.ended_count() - done_before) / self._worked_s)
+
+    def _count(self, number: int, *, per_s: float | None) -> int:
         self._screen.step(number, "Count.", WHY_COUNT)
         files = len(self._listing.names)
         tally = self._judge.tally()
         missing = self._judge.unaccounted(key_of(name) for name in self._listing.names)
-        per_s = (tally.ended - done_before) / self._worked_s
-        self._screen.show(*report(tally, files=files, per_s=per_s, database=self._database))
+        size_bytes = self._judge.size_bytes()
+        self._screen.show(*report(tally, files=files, per_s=per_s, database=self._database, size_bytes=size_bytes))
         self._screen.show()
         for line in accounting(tally, missing, files):
             self._screen.say(line)
@@ -184,16 +190,19 @@ class Story:
             )
             self._program.stop()
         tally = self._judge.tally()
-        waiting = f"{tally.waiting:,} wait in {self._shown_db}"
-        self._screen.say(f"Stopped: {tally.ended:,} files are done, {waiting}. Go on with")
-        self._screen.command(self._again)
+        if tally.total:
+            self._screen.say(f"Stopped: {_files(tally.ended)} done, {tally.waiting:,} wait in {self._shown_db}. Go on:")
+            self._screen.command(f"taskmanager demo --resume {self._options}")
+        else:
+            self._screen.say("Stopped before anything was enqueued. Start again:")
+            self._screen.command(f"taskmanager demo {self._options}")
 
     def interrupted_again(self) -> None:
         """A second Ctrl-C: no more patience."""
         if not self._has_ended and self._program is not None:
             self._program.kill()
         self._screen.say("Killed. The next start finds what was running, and goes on:")
-        self._screen.command(self._again)
+        self._screen.command(f"taskmanager demo --resume {self._options}")
 
     def close(self) -> None:
         """No program and no open file is left, whatever happened."""
@@ -208,3 +217,7 @@ class Story:
     @property
     def _shown_root(self) -> str:
         return escaped(str(self._root))
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count:,} files"

@@ -36,9 +36,9 @@ start. A second one cuts that short.
     help="What is logged to stderr, unless the module has set up logging itself.",
 )
 def run(target: str, log_level: str) -> int:
-    """Import MODULE and run the TaskManager in it that is called MANAGER, until it is told to stop.
+    """Run the TaskManager of a module until told to stop.
 
-    The current directory is on the import path, as with `python -m`.
+    MODULE is imported, with the current directory on the import path as with `python -m`; MANAGER is its name there.
     """
     manager = load_manager(target)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -57,7 +57,9 @@ def load_manager(target: str) -> TaskManager:
             raise click.ClickException(f"module {module_name!r} has no {path!r}{_suggestion(module_name)}")
         found = getattr(found, part)
     if not isinstance(found, TaskManager):
-        raise click.ClickException(f"{target} is a {type(found).__name__}, not a TaskManager{_suggestion(module_name)}")
+        raise click.ClickException(
+            f"{target} is no TaskManager but of type {type(found).__name__}{_suggestion(module_name)}"
+        )
     return found
 
 
@@ -70,11 +72,22 @@ def _import(name: str) -> ModuleType:
     except ModuleNotFoundError as exc:
         if exc.name is not None and f"{name}.".startswith(f"{exc.name}."):
             raise click.ClickException(f"there is no module {exc.name!r} in {here} or on the import path") from exc
-        traceback.print_exc()
+        _print_own_frames(exc)
         raise click.ClickException(f"{name} needs the module {exc.name!r}, which is not installed") from exc
     except Exception as exc:
-        traceback.print_exc()  # it is the user's own module; where it failed is what they need
+        _print_own_frames(exc)
         raise click.ClickException(f"importing {name} failed: {type(exc).__name__}: {exc}") from exc
+
+
+def _print_own_frames(exc: Exception) -> None:
+    """The traceback from where the user's own code begins: where it failed is what they need."""
+    frames = exc.__traceback__
+    while frames is not None and (
+        frames.tb_frame.f_code.co_filename in (__file__, importlib.__file__)
+        or frames.tb_frame.f_globals.get("__name__", "").startswith("importlib.")
+    ):
+        frames = frames.tb_next
+    traceback.print_exception(type(exc), exc, frames)
 
 
 def _suggestion(module_name: str) -> str:

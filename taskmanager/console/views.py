@@ -36,7 +36,7 @@ def progress_line(progress: Progress) -> Text:
     """Progress in one line."""
     done, total, per_s, running, retry_count, failed = progress
     parts = [
-        f"{done:,} of {total:,} files",
+        f"{done:,} of {total:,} files" if total != 1 else f"{done} of 1 file",
         f"{per_s:,.0f}/s",
         f"{running} running",
         "1 retry" if retry_count == 1 else f"{retry_count} retries",
