@@ -10,11 +10,12 @@ When a commit's fate is unknown (an I/O error), the next try finds its own row, 
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-from taskmanager.engine.events import extra_of
+from taskmanager.engine.events import extra_of, resolve_error
 from taskmanager.engine.live import LiveTask
 from taskmanager.engine.outbox import HISTORY_BATCH, Outbox
 from taskmanager.model.clock import Clock
@@ -41,6 +42,7 @@ class WriterListener(Protocol):
     def rejected(self, live: LiveTask, reason: str) -> None: ...
     def degraded(self, exc: StoreError) -> None: ...
     def restored(self) -> None: ...
+    def written(self) -> None: ...
 
 
 _Sent = tuple[LiveTask, Expected, tuple[AttemptRow, ...]]
@@ -70,6 +72,7 @@ class Writer:
         self._is_accepted_due = self._is_history_due = False
         self._barriers: list[tuple[int, int, asyncio.Future[None]]] = []
         self._is_closing = False
+        self._hurry = asyncio.Event()
         self.degraded_since: int | None = None
         self.degraded_reason: str | None = None
         self._task: asyncio.Task[None] | None = None
@@ -143,6 +146,8 @@ class Writer:
         """Return when everything that was marked or recorded so far is committed, history included."""
         if not self.unsaved_count:
             return
+        if self._task is None or self._task.done():
+            raise StoreUnavailable(f"{self.unsaved_count} records are not saved, and the manager has stopped")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._barriers.append((self.outbox.marked_count, self.outbox.recorded_count, done))
         self.outbox.hurry_all()
@@ -160,10 +165,13 @@ class Writer:
     async def close(self, patience_s: float) -> int:
         """Write what is left and end; returns how many records could not be written within `patience_s`."""
         self._is_closing = True
+        self._hurry.set()
         self.outbox.hurry_all()
         self._history_is_due()
         self.wake()
         if self._task is not None:
+            if self._task.done():  # cancelled by somebody who cancels every task; what is left is written anyway
+                self._task = asyncio.get_running_loop().create_task(self._run(), name="taskmanager-writer")
             await asyncio.wait([self._task], timeout=patience_s)
             if not self._task.done():
                 self._task.cancel()
@@ -174,7 +182,19 @@ class Writer:
         if self._history_timer is not None:
             self._history_timer.cancel()
             self._history_timer = None
+        self._give_up_waiters()
         return self.unsaved_count
+
+    def _give_up_waiters(self) -> None:
+        """Nobody will write any more, so nobody may wait for it."""
+        exc = StoreUnavailable("the manager has stopped before this was saved")
+        barriers, self._barriers = self._barriers, []
+        for _, _, done in barriers:
+            resolve_error(done, exc)
+        for live in self.outbox.unsaved():
+            waiters, live.save_waiters = live.save_waiters, None
+            for waiter in waiters or ():
+                resolve_error(waiter, exc)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -193,8 +213,17 @@ class Writer:
             if is_written:
                 pause_s = FIRST_RETRY_S
             else:
-                await asyncio.sleep(pause_s)
+                await self._pause(pause_s)
                 pause_s = min(pause_s * 2, LAST_RETRY_S)
+
+    async def _pause(self, pause_s: float) -> None:
+        """Before the next try; a stop has no time for long ones."""
+        if self._is_closing:
+            await asyncio.sleep(FIRST_RETRY_S)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._hurry.wait()
 
     async def _write_batch(self) -> bool:
         """One transaction, and what became of it; False when the store cannot be written now."""
@@ -232,27 +261,12 @@ class Writer:
         for live in taken:
             attempts, live.attempts_due = live.attempts_due, ()
             batch.append((live, live.expectation() if live.is_persisted else NOTHING, attempts))
-        if self._is_accepted_due and outbox.accepted_count < MAX_BATCH:
+        # What was due stays due until it is taken, however full of changes the batches are.
+        if not outbox.accepted_count:
             self._is_accepted_due = False
-            self._rearm_accepted()
-        if self._is_history_due and outbox.history_count < HISTORY_BATCH and not self._is_history_awaited():
+        if not outbox.history_count:
             self._is_history_due = self._is_closing
-            self._rearm_history()
         return batch
-
-    def _is_history_awaited(self) -> bool:
-        taken = self.outbox.recorded_count - self.outbox.history_count
-        return any(taken < recorded for _, recorded, _ in self._barriers)
-
-    def _rearm_accepted(self) -> None:
-        if self.outbox.accepted_count and self._accepted_timer is None:
-            loop = asyncio.get_running_loop()
-            self._accepted_timer = loop.call_later(self._commit_interval_s, self._accepted_is_due)
-
-    def _rearm_history(self) -> None:
-        if self.outbox.history_count and self._history_timer is None and not self._is_closing:
-            loop = asyncio.get_running_loop()
-            self._history_timer = loop.call_later(self._snapshot_interval_s, self._history_is_due)
 
     async def _commit(self, batch: list[_Sent]) -> CommitReport:
         # A NamedTuple's own constructor costs a call more, and this is done three times per persisted task.
@@ -286,6 +300,7 @@ class Writer:
                     live.in_doubt = ()
                 listener.committed(live)
         self._release_barriers()
+        listener.written()
 
     def _absorb_loss(self, sent: _Sent, row: TaskRow | None) -> None:
         """A write whose precondition did not hold. Our own row there means that an earlier commit did arrive
