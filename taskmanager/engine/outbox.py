@@ -7,6 +7,7 @@ the history of memory-only tasks.
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
 from taskmanager.engine.live import LiveTask
@@ -129,7 +130,11 @@ class Outbox:
         """A task that was taken is written, or will never be."""
         if live.is_persisted:
             self.settled_count += 1
-            return
-        self.kept_count += 1
-        if not live.is_dirty:
-            self.unsaved_history.pop(live.task_id, None)
+        else:
+            self.kept_count += 1
+        if self.unsaved_history and not live.is_dirty and self.unsaved_history.get(live.task_id) is live:
+            del self.unsaved_history[live.task_id]
+
+    def unsaved(self) -> Iterator[LiveTask]:
+        """Every task that is not written, those of memory-only history included."""
+        return chain(self._changed, self._accepted, self._history)
