@@ -2,19 +2,17 @@
 
 import asyncio
 import atexit
-import contextlib
 import logging
-import signal
 import sqlite3
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from taskmanager.codec.values import Codec
 from taskmanager.duties.recovery import Recovery
@@ -26,11 +24,14 @@ from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import Identity, new_identity
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
-from taskmanager.engine.live import Ending, LiveTask
+from taskmanager.engine.live import LiveTask
 from taskmanager.engine.records import Records
+from taskmanager.engine.report import status_of
 from taskmanager.engine.settings import Settings, default_processes, default_threads
 from taskmanager.handle import TaskHandle
-from taskmanager.model.clock import Clock, SystemClock, from_us
+from taskmanager.hosting import host, shielded
+from taskmanager.keeper import Keeper, Running
+from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.config import (
     ExceptionMapper,
     QueueConfig,
@@ -40,11 +41,11 @@ from taskmanager.model.config import (
     own_code_fault,
     raise_faults,
 )
-from taskmanager.model.errors import ConfigurationError, ManagerStopped, StoreUnavailable, UnknownTask
+from taskmanager.model.errors import ConfigurationError, StoreUnavailable
 from taskmanager.model.record import TaskInfo
 from taskmanager.model.result import Seconds
 from taskmanager.model.states import Lane, TaskStatus
-from taskmanager.model.status import LaneStatus, ManagerStatus, QueueStatus
+from taskmanager.model.status import ManagerStatus
 from taskmanager.registry import Defaults, Registry, tasks_in
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Store, TaskFilter
@@ -133,6 +134,7 @@ class TaskManager:
         self._intake = self._new_intake()
         self._lifecycle: Lifecycle | None = None
         self._records: Records | None = None
+        self._keeper = Keeper(self._current, lambda: self._intake)
         self._is_isolated = False
         _managers.add(self)
 
@@ -147,7 +149,7 @@ class TaskManager:
     def _new_intake(self) -> Intake:
         return Intake(self._clock, max_pending=self._settings.max_pending, queue_limits=self._settings.queue_limits())
 
-    @contextlib.contextmanager
+    @contextmanager
     def _isolated(
         self,
         clock: Clock,
@@ -266,7 +268,7 @@ class TaskManager:
     ) -> TaskHandle[Any]:
         """What a bound task's `enqueue` calls."""
         live, was_there = self._intake.enqueue(definition, options, args, kwargs)
-        return TaskHandle(self, live.task_id, live, was_there)
+        return TaskHandle(self._keeper, live.task_id, live, was_there)
 
     @overload
     def submit_in(
@@ -330,8 +332,8 @@ class TaskManager:
         identity = new_identity(self._settings.instance_name, self._clock.now_us())
         store = self._make_store()
         engine = Engine(self._settings, self._registry.definitions, store, self._clock, identity, self._intake)
-        recovery = self._recovery(store, identity)
-        self._lifecycle = Lifecycle(engine, recovery.run_once, self._rounds(engine, recovery))
+        rounds = self._rounds(engine, self._recovery(store, identity))
+        self._lifecycle = Lifecycle(engine, rounds.recover, rounds)
         try:
             await self._lifecycle.start()
         except BaseException:
@@ -353,7 +355,7 @@ class TaskManager:
             return
         try:
             # A waiter that is cancelled must not leave the file open and every handle hanging.
-            await _shielded(lifecycle.stop(self._settings.drain_timeout_s if timeout is None else timeout))
+            await shielded(lifecycle.stop(self._settings.drain_timeout_s if timeout is None else timeout))
         finally:
             self._lifecycle = self._records = None
 
@@ -364,7 +366,7 @@ class TaskManager:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
     ) -> None:
-        await _shielded(self.stop())
+        await shielded(self.stop())
 
     @asynccontextmanager
     async def lifespan(self, app: object, /) -> AsyncIterator[None]:
@@ -389,32 +391,14 @@ class TaskManager:
         status 1 when the store could not be written at the stop.
         """
         try:
-            return asyncio.run(self._run(*mains))
+            return asyncio.run(host(self, self._cut_short, *(mains or (None,))))
         except StoreUnavailable as exc:
             logger.error("%s", exc)
             raise SystemExit(1) from exc
 
-    async def _run(self, main: Callable[[], Coroutine[Any, Any, Any]] | None = None) -> Any:
-        loop = asyncio.get_running_loop()
-        signalled = asyncio.Event()
-
-        def on_signal() -> None:
-            if signalled.is_set() and self._lifecycle is not None:
-                self._lifecycle.cut_short()
-            signalled.set()
-
-        with _signals(loop, on_signal):
-            async with self:
-                work = loop.create_task(signalled.wait() if main is None else main())
-                waiting = loop.create_task(signalled.wait())
-                await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
-                waiting.cancel()
-                if not work.done():
-                    work.cancel()
-                    await asyncio.wait([work])
-                if main is None or work.cancelled():
-                    return None
-                return work.result()
+    def _cut_short(self) -> None:
+        if self._lifecycle is not None:
+            self._lifecycle.cut_short()
 
     async def join(self, *, tags: Mapping[str, str] | None = None, timeout: float | None = None) -> None:
         """Wait until nothing accepted or claimed here is unfinished; with `tags`, nothing that carries all of them.
@@ -438,16 +422,16 @@ class TaskManager:
         """Return when everything accepted or ended so far is committed, memory-only history included."""
         await self._running().engine.flush()
 
+    def _current(self) -> Running | None:
+        if self._lifecycle is None or self._records is None:
+            return None
+        return Running(self._lifecycle, self._records)
+
     def _running(self) -> Lifecycle:
-        if self._lifecycle is None:
-            raise ManagerStopped("the manager does not run; use `async with manager:` or await manager.start()")
-        return self._lifecycle
+        return self._keeper.needed().lifecycle
 
     def _the_records(self) -> Records:
-        self._running()
-        if self._records is None:
-            raise ManagerStopped("the manager is still starting")
-        return self._records
+        return self._keeper.needed().records
 
     def _recovery(self, store: Store, identity: Identity) -> Recovery:
         settings = self._settings
@@ -464,10 +448,7 @@ class TaskManager:
 
     def handle(self, task_id: str, /) -> TaskHandle[Any]:
         """A handle from an id, for a task of any instance; awaiting one that does not exist raises `UnknownTask`."""
-        return TaskHandle(self, task_id, self._find_live(task_id))
-
-    def _find_live(self, task_id: str) -> LiveTask | None:
-        return None if self._records is None else self._records.find_live(task_id)
+        return TaskHandle(self._keeper, task_id, self._keeper.find_live(task_id))
 
     async def get(self, task_id: str, /, *, include_attempts: bool = False) -> TaskInfo | None:
         """One record, or None."""
@@ -529,118 +510,13 @@ class TaskManager:
         """Start tasks of that queue again."""
         await self._running().set_paused(queue_name, False)
 
-    # What handles ask (see handle.HandleKeeper).
-
-    async def wait_for(self, task_id: str) -> Ending:
-        """The ending of a task that is not in this instance's memory."""
-        engine = self._running().engine
-        live = engine.live.get(task_id)
-        if live is not None:
-            return cast("Ending", await _join_waiters(live))
-        unsaved = engine.writer.unsaved_ids.get(task_id)
-        if unsaved is not None and unsaved.ending is not None:
-            return unsaved.ending
-        return await engine.follower.watch(task_id)
-
-    async def info_of(self, task_id: str, include_attempts: bool) -> TaskInfo:
-        """The record behind a handle."""
-        info = await self.get(task_id, include_attempts=include_attempts)
-        if info is None:
-            raise UnknownTask(f"there is no task {task_id}; it was purged, or never accepted")
-        return info
-
-    def cancel_now(self, task_id: str, live: LiveTask | None) -> bool:
-        """Ask at once: in memory, or through the store in the background."""
-        if live is not None and live.status.is_terminal:
-            return False
-        lifecycle = self._lifecycle
-        if lifecycle is None:
-            return live is not None and self._intake.cancel_held(live)
-        return lifecycle.cancel_now(task_id, live, self._the_records())
-
-    def hurry(self, live: LiveTask) -> None:
-        """Somebody waits for this task to be saved."""
-        if self._lifecycle is not None and live.is_dirty:
-            self._lifecycle.engine.writer.mark(live)
-
-    def last_status(self, task_id: str) -> TaskStatus | None:
-        """The status of a foreign task as it was last seen."""
-        return None if self._lifecycle is None else self._lifecycle.engine.follower.last_status.get(task_id)
-
-    def degraded_reason(self) -> str | None:
-        """Why the store takes no writes now, or None."""
-        return None if self._lifecycle is None else self._lifecycle.engine.writer.degraded_reason
-
     # Looking.
 
     def status(self) -> ManagerStatus:
         """This instance as it is now; costs nothing, awaits nothing."""
         if self._lifecycle is None:
             return ManagerStatus(state=self._intake.door.value, held_count=len(self._intake.held))
-        engine = self._lifecycle.engine
-        dispatcher, writer = engine.dispatcher, engine.writer
-        since = writer.degraded_since
-        return ManagerStatus(
-            state=self._intake.door.value,
-            instance_id=engine.identity.instance_id,
-            started_at=from_us(engine.identity.started_at),
-            storage_degraded_since=None if since is None else from_us(since),
-            oldest_unsaved_s=writer.oldest_unsaved_s(),
-            unsaved_count=writer.unsaved_count,
-            waiting_count=sum(queue.waiting for queue in dispatcher.queues.values()),
-            running_count=len(engine.runner.running),
-            abandoned_count=len(engine.runner.abandoned),
-            lanes={n: LaneStatus(running=s.running, limit=s.limit or 0) for n, s in dispatcher.lanes.items()},
-            queues={
-                name: QueueStatus(
-                    running=queue.slots.running,
-                    limit=queue.slots.limit,
-                    waiting=queue.waiting,
-                    is_paused=queue.is_paused,
-                )
-                for name, queue in dispatcher.queues.items()
-            },
-        )
-
-
-async def _join_waiters(live: LiveTask) -> Any:
-    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    live.waiters_list().append(future)
-    return await future
-
-
-async def _shielded(work: Coroutine[Any, Any, None]) -> None:
-    """Let `work` end whatever happens to the waiter, then let the cancellation through."""
-    task = asyncio.get_running_loop().create_task(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as exc:
-            cancelled = exc
-    task.result()
-    if cancelled is not None:
-        raise cancelled
-
-
-@contextlib.contextmanager
-def _signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[], None]) -> Any:
-    """SIGTERM and SIGINT call `on_signal` while the block runs; the host's handlers come back afterwards."""
-    installed = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        try:
-            before = signal.getsignal(number)
-            loop.add_signal_handler(number, on_signal)
-            installed.append((number, before))
-        except (NotImplementedError, RuntimeError, ValueError):
-            # Windows, or not the main thread: the host's own way of stopping is left as it is.
-            continue
-    try:
-        yield
-    finally:
-        for number, before in installed:
-            loop.remove_signal_handler(number)
-            signal.signal(number, before)
+        return status_of(self._lifecycle.engine, self._intake.door.value)
 
 
 _managers: "weakref.WeakSet[TaskManager]" = weakref.WeakSet()

@@ -103,7 +103,9 @@ class Submitter(Protocol):
 
     def enqueue_call(
         self, definition: Definition, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> TaskHandle[Any]: ...
+    ) -> TaskHandle[Any]:
+        """Check the call and hand the task over."""
+        ...
 
 
 class Binding:

@@ -26,7 +26,7 @@ TEXT_SUFFIXES: Final = frozenset(
 # From the bottom up: a unit imports only from itself and from those above it in this list.
 LAYERS: Final = (
     "model", "codec", "rules", "store", "engine", "duties", "console",
-    "handle", "task", "registry", "manager",  # a task gives handles, the registry holds tasks
+    "handle", "task", "registry", "keeper", "hosting", "manager",  # a task gives handles, the registry holds tasks
     "testing", "integrations", "__init__", "cli", "__main__",
 )  # fmt: skip
 
@@ -68,8 +68,14 @@ MAX_MODULE_LINES: Final = 450
 MAX_FUNCTION_LINES: Final = 40  # without the docstring
 
 # What is longer, and by how much exactly. Lower a number when the code gets shorter; do not add to these lightly.
-LONG_MODULES: Final[Mapping[str, int]] = {}
-LONG_FUNCTIONS: Final[Mapping[str, int]] = {}
+LONG_MODULES: Final[Mapping[str, int]] = {
+    "taskmanager/manager.py": 530,  # the public contract: signatures and docstrings of one-line delegations
+}
+LONG_FUNCTIONS: Final[Mapping[str, int]] = {
+    "taskmanager/engine/live.py::LiveTask.row": 50,  # one line per column
+    "taskmanager/manager.py::TaskManager.__init__": 61,  # one line per parameter of the contract, and where it goes
+    "taskmanager/rules/recovery.py::judge_orphan": 44,  # one line per fact of the row, and one case per verdict
+}
 
 # Where user code is run, in each lane: it may raise anything, and what it raised is a value from there on.
 CATCHES_BASE_EXCEPTION: Final = frozenset(

@@ -20,7 +20,7 @@ from taskmanager.store.protocol import InstanceRow
 try:
     import fcntl
 except ImportError:  # Windows has none; there an instance counts as alive until its row goes stale
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # asked for before each use
 
 
 class Identity(NamedTuple):

@@ -167,10 +167,10 @@ class RetryRule:
             max_retries=retries,  # type: ignore[arg-type]  # all of these were checked above
             intervals=_intervals_of(options.get("intervals")),
             is_exponential=bool(flags[0]),
-            factor=float(factor),  # type: ignore[arg-type]
+            factor=float(factor),  # type: ignore[arg-type]  # checked above
             jitter=bool(flags[1]),
-            min_delay_s=float(floor),  # type: ignore[arg-type]
-            max_delay_s=None if cap is None else float(cap),  # type: ignore[arg-type]
+            min_delay_s=float(floor),  # type: ignore[arg-type]  # checked above
+            max_delay_s=None if cap is None else float(cap),  # type: ignore[arg-type]  # checked above
         )
 
 

@@ -38,7 +38,7 @@ class Fault:
 
     @classmethod
     def hold(cls, nth: int, *, verb: str | None = None, after: bool = False) -> "Fault":
-        """The n-th call comes back only after `FaultyStore.release()`. With `after`, it has taken effect by then."""
+        """The n-th call comes back only after `FaultyStore.let_go()`. With `after`, it has taken effect by then."""
         return cls("hold", nth, verb, after)
 
     def matches(self, verb: str, nth_of_all: int, nth_of_verb: int) -> bool:
@@ -71,7 +71,7 @@ class FaultyStore:
         """Itself, as the protocol that it answers."""
         return cast("Store", self)
 
-    def release(self) -> None:
+    def let_go(self) -> None:
         """Let the held calls go on."""
         gate, self._gate = self._gate, asyncio.Event()
         gate.set()

@@ -149,7 +149,7 @@ async def test_saved_returns_with_the_commit(manager: TaskManager) -> None:
             await handle.saved(timeout=1)
         assert not (await handle.info()).saved
         store.is_down = True
-        store.release()
+        store.let_go()
         await handle.saved(timeout=1)
         second = job.enqueue()
         with pytest.raises(StoreUnavailable, match="not saved yet"):

@@ -522,7 +522,7 @@ async def test_a_held_call_waits_for_its_release() -> None:
     await asyncio.sleep(0)
     assert store.held == ["counts"]
     await store.instances()
-    store.release()
+    store.let_go()
     await task
     assert store.held == []
 
@@ -541,7 +541,7 @@ async def test_a_store_that_is_down_comes_back(manager: TaskManager) -> None:
         assert store.held == ["commit"]
         assert world.now == START + timedelta(seconds=60)
         store.is_down = True
-        store.release()
+        store.let_go()
         second = job.enqueue()
         await world.advance(60)
         assert second.status is TaskStatus.PENDING

@@ -1,0 +1,66 @@
+"""Hosting a manager: signals while `run` has the process, and a stop that ends whatever happens to its waiter."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+Main = Callable[[], Coroutine[Any, Any, Any]]
+
+
+async def shielded(work: Coroutine[Any, Any, None]) -> None:
+    """Let `work` end whatever happens to the waiter, then let the cancellation through."""
+    task = asyncio.get_running_loop().create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    task.result()
+    if cancelled is not None:
+        raise cancelled
+
+
+async def host(started: AbstractAsyncContextManager[object], cut_short: Callable[[], None], main: Main | None) -> Any:
+    """Run `main`, or wait, inside `started`, until it ends or a signal comes; a second signal calls `cut_short`."""
+    loop = asyncio.get_running_loop()
+    signalled = asyncio.Event()
+
+    def on_signal() -> None:
+        if signalled.is_set():
+            cut_short()
+        signalled.set()
+
+    with _signals(loop, on_signal):
+        async with started:
+            work = loop.create_task(signalled.wait() if main is None else main())
+            waiting = loop.create_task(signalled.wait())
+            await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            if not work.done():
+                work.cancel()
+                await asyncio.wait([work])
+            return None if main is None or work.cancelled() else work.result()
+
+
+@contextlib.contextmanager
+def _signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT call `on_signal` while the block runs; the host's handlers come back afterwards."""
+    installed = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        try:
+            before = signal.getsignal(number)
+            loop.add_signal_handler(number, on_signal)
+            installed.append((number, before))
+        except (NotImplementedError, RuntimeError, ValueError):
+            # Windows, or not the main thread: the host's own way of stopping is left as it is.
+            continue
+    try:
+        yield
+    finally:
+        for number, before in installed:
+            loop.remove_signal_handler(number)
+            signal.signal(number, before)

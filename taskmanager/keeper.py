@@ -1,0 +1,85 @@
+"""What handles ask of their manager, through all its starts and stops."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+from taskmanager.engine.intake import Intake
+from taskmanager.engine.lifecycle import Lifecycle
+from taskmanager.engine.live import Ending, LiveTask
+from taskmanager.engine.records import Records
+from taskmanager.model.errors import ManagerStopped, UnknownTask
+from taskmanager.model.record import TaskInfo
+from taskmanager.model.states import TaskStatus
+
+
+class Running(NamedTuple):
+    """One start of a manager, while it lasts."""
+
+    lifecycle: Lifecycle
+    records: Records
+
+
+class Keeper:
+    """Answers from the start that runs now; `running` gives it, or None, and `intake` the door of the manager."""
+
+    def __init__(self, running: Callable[[], Running | None], intake: Callable[[], Intake]) -> None:
+        self._running = running
+        self._intake = intake
+
+    def needed(self) -> Running:
+        """The start that runs now; raises `ManagerStopped` when there is none."""
+        running = self._running()
+        if running is None:
+            raise ManagerStopped("the manager does not run; use `async with manager:` or await manager.start()")
+        return running
+
+    def find_live(self, task_id: str) -> LiveTask | None:
+        """The task in memory, if it is there."""
+        running = self._running()
+        return None if running is None else running.records.find_live(task_id)
+
+    async def wait_for(self, task_id: str) -> Ending:
+        """The ending of a task that is not in this instance's memory."""
+        engine = self.needed().lifecycle.engine
+        live = engine.live.get(task_id)
+        if live is not None:
+            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            live.waiters_list().append(future)
+            return cast("Ending", await future)
+        unsaved = engine.writer.unsaved_ids.get(task_id)
+        if unsaved is not None and unsaved.ending is not None:
+            return unsaved.ending
+        return await engine.follower.watch(task_id)
+
+    async def info_of(self, task_id: str, include_attempts: bool) -> TaskInfo:
+        """The record behind a handle; raises `UnknownTask` when there is none."""
+        info = await self.needed().records.get(task_id, include_attempts=include_attempts)
+        if info is None:
+            raise UnknownTask(f"there is no task {task_id}; it was purged, or never accepted")
+        return info
+
+    def cancel_now(self, task_id: str, live: LiveTask | None) -> bool:
+        """Ask at once: in memory, or through the store in the background."""
+        if live is not None and live.status.is_terminal:
+            return False
+        running = self._running()
+        if running is None:
+            return live is not None and self._intake().cancel_held(live)
+        return running.lifecycle.cancel_now(task_id, live, running.records)
+
+    def hurry(self, live: LiveTask) -> None:
+        """Somebody waits for this task to be saved."""
+        running = self._running()
+        if running is not None and live.is_dirty:
+            running.lifecycle.engine.writer.mark(live)
+
+    def last_status(self, task_id: str) -> TaskStatus | None:
+        """The status of a foreign task as it was last seen."""
+        running = self._running()
+        return None if running is None else running.lifecycle.engine.follower.last_status.get(task_id)
+
+    def degraded_reason(self) -> str | None:
+        """Why the store takes no writes now, or None."""
+        running = self._running()
+        return None if running is None else running.lifecycle.engine.writer.degraded_reason
