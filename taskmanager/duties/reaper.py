@@ -40,9 +40,7 @@ class Reaper:
     async def run_once(self) -> int:
         """One sweep: the dead first, then the silent; how many tasks were moved."""
         config = self._engine.settings.recovery
-        moved = 0
-        if config.auto_requeue_stale_claimed or config.auto_fail_stale_running:
-            moved += await self._recovery.run_once(self._is_recovered)
+        moved = await self.recover_dead()
         silent_claimers, silent_runners = await self._silent()
         if silent_claimers and config.auto_requeue_stale_claimed:
             moved += await self._take_over(silent_claimers, lambda row: row.status != TaskStatus.RUNNING)
@@ -51,6 +49,13 @@ class Reaper:
         if moved:
             self._engine.wants_claim.set()
         return moved
+
+    async def recover_dead(self) -> int:
+        """What dead instances left, as far as the two switches of the configuration let it be touched."""
+        config = self._engine.settings.recovery
+        if not (config.auto_requeue_stale_claimed or config.auto_fail_stale_running):
+            return 0
+        return await self._recovery.run_once(self._is_recovered)
 
     def _is_stuck(self, row: TaskRow, silent_s: Mapping[str, float]) -> bool:
         """A row whose outcome was on its way (finalizing) has the longer of two thresholds to be patient for."""

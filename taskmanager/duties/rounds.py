@@ -32,6 +32,10 @@ class Rounds:
         self._worker_states = WorkerStates(engine)
         self._tasks: list[asyncio.Task[None]] = []
 
+    async def recover(self) -> int:
+        """What a start does before it claims: give back what dead instances left."""
+        return await self._reaper.recover_dead()
+
     def start(self) -> None:
         """Begin every duty; none for an instance whose store nobody else can see and which ends with it."""
         if self._is_alone:
