@@ -75,6 +75,7 @@ class Writer:
         self._hurry = asyncio.Event()
         self.degraded_since: int | None = None
         self.degraded_reason: str | None = None
+        self._sent_oldest_at: int | None = None
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -93,7 +94,10 @@ class Writer:
     def oldest_unsaved_s(self) -> float | None:
         """How long the oldest change of a persisted task has been waiting for its commit."""
         oldest = self.outbox.oldest()
-        return None if oldest is None else max(0, self._clock.now_us() - oldest.updated_at) / 1_000_000
+        # A commit under way may hang on a lock for as long as SQLite waits for it; what it carries is not saved either.
+        waiting_since = None if oldest is None else oldest.updated_at
+        found = [at for at in (self._sent_oldest_at, waiting_since) if at is not None]
+        return max(0, self._clock.now_us() - min(found)) / 1_000_000 if found else None
 
     # What is to be written.
 
@@ -230,6 +234,7 @@ class Writer:
         batch = self._take_batch()
         if not batch:
             return True
+        self._sent_oldest_at = min((live.updated_at for live, _, _ in batch if live.is_persisted), default=None)
         try:
             report = await self._commit(batch)
         except StoreError as exc:
@@ -242,6 +247,8 @@ class Writer:
         except asyncio.CancelledError:
             self._put_back(batch)
             raise
+        finally:
+            self._sent_oldest_at = None
         self._note_restored()
         self._absorb(batch, report)
         return True
