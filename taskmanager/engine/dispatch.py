@@ -235,6 +235,10 @@ class Dispatcher:
         queue = self.queue(live.queue_name)
         queue.left += 1
         queue.stored_waiting -= live.is_persisted
+        self.wake_room_waiters()
+
+    def wake_room_waiters(self) -> None:
+        """There may be room: a task has left the waiting, or records were saved."""
         if self._room_waiters:
             waiters, self._room_waiters = self._room_waiters, []
             for waiter in waiters:

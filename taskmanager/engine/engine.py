@@ -26,6 +26,7 @@ from taskmanager.engine.follow import Follower
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.live import LiveTask, Phase
+from taskmanager.engine.outbox import HISTORY_BATCH
 from taskmanager.engine.settings import Settings
 from taskmanager.engine.settle import Outcome, Settlement
 from taskmanager.engine.stall import StallWatch
@@ -100,7 +101,10 @@ class Engine:
     def unsaved_count(self) -> int:
         """What counts against `max_pending`: waiting in memory, and ended or changed but not in the store yet."""
         waiting = sum(queue.waiting for queue in self._queues())
-        return waiting + self.ended_unsaved_count + len(self.writer.unsaved_ids)
+        history = self.writer.outbox.recorded_count - self.writer.outbox.kept_count
+        if self.writer.degraded_since is None:
+            history = max(0, history - HISTORY_BATCH)  # less than that just waits for its interval
+        return waiting + self.ended_unsaved_count + history
 
     def may_be_full(self, limit: int) -> bool:
         """A cheap look that never says no too early: whether it is worth counting exactly."""

@@ -214,6 +214,8 @@ class Lifecycle:
             engine.runner.abandon(attempt)
             self._leftover.add(attempt)
             attempt.close(None)
+            if live.is_elsewhere:
+                continue
             live.phase = Phase.ENDED
             error = TaskError(BuiltInTaskCode.TASK_INTERRUPTED, "the manager stopped; the task's code still executes")
             requeued = live.is_persisted and live.definition.requeue_on_interrupt
@@ -265,6 +267,8 @@ class Lifecycle:
     def _release_waiting(self) -> None:
         engine = self.engine
         for live in [each for each in engine.live.values() if each.is_persisted]:
+            if engine.runner.is_still_executing(live.task_id):
+                continue  # nobody may run it beside its old thread; it is recovered when that has ended
             if live.is_waiting and not live.is_spilled and not live.awaits_row:
                 engine.dispatcher.left_waiting(live)
                 self._release(live)
@@ -282,10 +286,13 @@ class Lifecycle:
         engine = self.engine
         error = TaskError(BuiltInTaskCode.MANAGER_STOPPED, "the manager stopped; the task waits for the next start")
         goes_on = Ending(TaskStatus.PENDING, TaskResult(err=error), requeued=True)
-        for live in list(engine.live.values()):
+        while engine.live:  # again, when a task of a key is followed by another one
+            task_id, live = next(iter(engine.live.items()))
             if live.ending is None:
                 live.ending = goes_on
             engine.publish(live)
+            if engine.live.get(task_id) is live:
+                del engine.live[task_id]
         engine.follower.end_all(goes_on)
 
     async def _close_store(self, unsaved: int) -> None:
@@ -296,6 +303,8 @@ class Lifecycle:
             self._duties.stop_heartbeat()
         try:
             if not unsaved and not self._leftover:
+                # What is left is of a claim whose answer nobody waited for.
+                await engine.store.release(engine.identity.instance_id, engine.clock.now_us())
                 if self._lock is not None:
                     self._lock.drop()  # nothing is owned any more; a row without its file is found, a file alone is not
                 await engine.store.forget_instances([engine.identity.instance_id])
@@ -377,8 +386,9 @@ class Lifecycle:
             lives = {**engine.writer.unsaved_ids, **engine.live}.values()
             await engine.store.close()
             await engine.store.open()
-            await engine.store.save_instance(engine.identity.row(engine.clock.now_us()))
+            # Before anything else can fail: to the new file, what is thought to be committed is somebody else's row.
             engine.writer.lose_everything_committed([live for live in lives if live.is_persisted])
+            await engine.store.save_instance(engine.identity.row(engine.clock.now_us()))
 
 
 def _carries(live: LiveTask, tags: dict[str, str]) -> bool:

@@ -212,6 +212,10 @@ class WriterNews:
             elif live.phase is Phase.ENDED and not live.is_published:
                 self._engine.publish(live)
 
+    def written(self) -> None:
+        """A batch is done: there may be room."""
+        self._engine.dispatcher.wake_room_waiters()
+
     def restored(self) -> None:
         """The store is back."""
         self._engine.dispatcher.is_store_degraded = False
