@@ -310,9 +310,11 @@ class Lifecycle:
                 await engine.store.forget_instances([engine.identity.instance_id])
         except StoreError as exc:
             logger.warning("the instance row could not be removed: %s", exc)
-        await engine.store.close()
-        if self._lock is not None and not self._leftover:
-            self._lock.close_descriptor()
+        try:
+            await engine.store.close()
+        finally:
+            if self._lock is not None and not self._leftover:
+                self._lock.close_descriptor()
 
     # What the manager asks in between.
 
