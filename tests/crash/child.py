@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from taskmanager import NotPersisted, QueueConfig, RecoveryConfig, StoreUnavailable, TaskManager, TaskStatus
@@ -28,7 +29,7 @@ def make_manager(config: dict[str, Any]) -> TaskManager:
     """The manager of this run, with the task variants the run knows."""
     manager = TaskManager(
         config["db"],
-        recovery=FAST_RECOVERY,
+        recovery=replace(FAST_RECOVERY, crash_budget=config.get("crash_budget", FAST_RECOVERY.crash_budget)),
         queues=[QueueConfig("narrow", max_concurrency=1)],
         store_poll=0.05,
         **config.get("manager", {}),

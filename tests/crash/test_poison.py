@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = '''
+PROGRAM = """
 import asyncio, os, sys
 from taskmanager import TaskManager, RecoveryConfig
 
@@ -31,7 +31,7 @@ async def main() -> None:
     await manager.join()
 
 manager.run(main)
-'''
+"""
 
 
 @pytest.mark.req("RC-24", "HB-05")

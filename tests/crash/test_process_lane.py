@@ -85,7 +85,6 @@ def test_enqueueing_in_a_child_is_refused(tmp_path: Path) -> None:
     assert len(site.lines("result WrongProcess", "a")) == 1
 
 
-@pytest.mark.xfail(reason="suspects of a crash do not run one at a time yet", strict=True)
 def test_a_task_that_kills_its_process_each_time_is_quarantined_and_the_others_finish(tmp_path: Path) -> None:
     """Every start is on record before user code runs, so a supervisor that restarts for ever comes to an end."""
     site = Site(tmp_path)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = '''
+PROGRAM = """
 import asyncio, logging, os, sys
 from taskmanager import RecoveryConfig, TaskManager
 
@@ -43,7 +43,7 @@ async def main() -> None:
     print(await job.enqueue(100), flush=True)
 
 manager.run(main)
-'''
+"""
 
 
 class Stage:
