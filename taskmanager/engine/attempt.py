@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, Protocol
 
-from taskmanager.codec.values import dumps, loads
+from taskmanager.codec.safe import dumps_safe
+from taskmanager.codec.values import loads
 from taskmanager.engine.live import LiveTask
 from taskmanager.model.clock import from_us
 
@@ -45,9 +46,12 @@ class Attempt:
     timer: asyncio.TimerHandle | None = None
     stop_reason: StopReason | None = None
     on_end: Callable[[], None] | None = None
+    on_gone: Callable[[], None] | None = None
+    """Called last of all, when nothing of this attempt executes any more."""
     on_news: Callable[[LiveTask], None] | None = None
     log_entries: list[dict[str, object]] | None = None
     awaiting = 0
+    has_begun = False
     has_slot = True
     is_suspended = False
     is_abandoned = False
@@ -102,7 +106,7 @@ class Attempt:
     def progress(self, done: float, total: float | None, text: str) -> None:
         if self.is_over:
             return
-        self.live.progress_text = dumps({"done": done, "total": total, "text": text})
+        self.live.progress_text = dumps_safe({"done": done, "total": total, "text": text})
         if self.on_news:
             self.on_news(self.live)
 

@@ -16,9 +16,10 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from taskmanager.codec.results import decode_untyped, encode_error_text
-from taskmanager.codec.values import dumps, loads
+from taskmanager.codec.safe import dumps_safe
+from taskmanager.codec.values import dumps
 from taskmanager.engine.attempt import Attempt, StopReason
-from taskmanager.engine.definition import Definition
+from taskmanager.engine.definition import Definition, options_of
 from taskmanager.engine.dispatch import Dispatcher, QueueState
 from taskmanager.engine.events import extra_of, log_again, log_end, pass_on, resolve
 from taskmanager.engine.execution import Runner
@@ -330,8 +331,10 @@ class Engine:
 
     def report(self, attempt: Attempt, outcome: Outcome) -> None:
         """What an attempt came to, from the runner; once per attempt."""
-        if attempt.is_abandoned and attempt.has_slot:
-            self._return_slot(attempt)
+        if attempt.is_abandoned:
+            attempt.on_end = lambda: self._free_abandoned(attempt)  # it may have lent its slot, and take one back
+            if attempt.has_slot:
+                self._return_slot(attempt)
         try:
             self._settle(attempt, outcome)
         finally:
@@ -344,7 +347,7 @@ class Engine:
         if attempt.stop_reason is StopReason.CLAIM_LOST:
             attempt.close(None)
             return
-        log_text = None if attempt.log_entries is None else dumps(attempt.log_entries)
+        log_text = None if attempt.log_entries is None else dumps_safe(attempt.log_entries)
         attempt.close(log_text)
         step = self.settlement.settle(live, attempt, outcome)
         live.attempt = None
@@ -374,7 +377,6 @@ class Engine:
         if attempt.is_abandoned:
             stuck = sum(each.live.definition.lane == "thread" for each in self.runner.abandoned)
             if live.definition.lane != "thread" or stuck > self.settings.threads:
-                attempt.on_end = lambda: self._free_abandoned(attempt)
                 return
         attempt.has_slot = False
         self.dispatcher.give_back(live)
@@ -514,5 +516,5 @@ class Engine:
 
     def persisted_options(self, row: TaskRow) -> str:
         """The options of a row that is put back: whatever it was, it is persisted now."""
-        options = loads(row.task_options)
+        options = options_of(row.task_options)
         return row.task_options if options.get("persist") else dumps({**options, "persist": True})

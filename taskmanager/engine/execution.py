@@ -65,7 +65,8 @@ class Runner:
             return
         if attempt.stop_reason is None or reason is StopReason.CLAIM_LOST:
             attempt.stop_reason = reason
-        if attempt.live.definition.lane != "thread" and attempt.task is not None:
+        # A coroutine that is cancelled before its first step never runs, not even to report that; it looks by itself.
+        if attempt.has_begun and attempt.live.definition.lane != "thread" and attempt.task is not None:
             attempt.task.cancel()
 
     def abandon(self, attempt: Attempt) -> None:
@@ -78,12 +79,22 @@ class Runner:
         """Whether code of an earlier attempt that was given up still runs."""
         return any(attempt.live.task_id == task_id for attempt in self.abandoned)
 
+    def after(self, task_id: str, then: Callable[[], None]) -> bool:
+        """Call `then` when what still executes of this task has ended; False when nothing does."""
+        attempts = [self.running.get(task_id), *self.abandoned]
+        attempt = next((each for each in attempts if each is not None and each.live.task_id == task_id), None)
+        if attempt is None:
+            return False
+        attempt.on_gone = then
+        return True
+
     # The lanes.
 
     async def _run_async(self, attempt: Attempt) -> None:
         current.set(attempt)
         live = attempt.live
         try:
+            _begin(attempt)
             args, kwargs = _arguments(live)
             outcome = _returned(live, await drive(live.definition.fn(*args, **kwargs), attempt))
         except BaseException as exc:
@@ -94,6 +105,7 @@ class Runner:
         current.set(attempt)
         live = attempt.live
         try:
+            _begin(attempt)
             args, kwargs = _arguments(live)
             future = self.threads.submit(partial(live.definition.fn, *args, **kwargs), copy_context())
             outcome = _returned(live, await asyncio.shield(future))
@@ -104,6 +116,7 @@ class Runner:
     async def _run_process(self, attempt: Attempt) -> None:
         live = attempt.live
         try:
+            _begin(attempt)
             args, kwargs = _arguments(live)
             reply = await self.processes.run(_child_call(attempt, args, kwargs))
             for entry in reply.log:
@@ -139,9 +152,11 @@ class Runner:
             self.abandoned.discard(attempt)
             if attempt.on_end:
                 attempt.on_end()
-            return
-        self.running.pop(attempt.live.task_id, None)
-        self._report(attempt, outcome)
+        else:
+            self.running.pop(attempt.live.task_id, None)
+            self._report(attempt, outcome)
+        if attempt.on_gone:
+            attempt.on_gone()
 
     # Time limits.
 
@@ -179,6 +194,12 @@ class Runner:
         logger.warning("task %s (%s) timed out: %s", live.definition.name, live.task_id, what, extra=extra_of(live))
         self.abandon(attempt)
         self._report(attempt, _timed_out(live))
+
+
+def _begin(attempt: Attempt) -> None:
+    attempt.has_begun = True
+    if attempt.stop_reason is not None:
+        raise asyncio.CancelledError
 
 
 def _arguments(live: LiveTask) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
 
+from taskmanager.codec.results import encode_error_text
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.live import Ending, LiveTask
@@ -97,7 +98,7 @@ class Settlement:
         try:
             return results.encode_ok(value)
         except ArgumentError as exc:
-            return results.encode_error(TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, str(exc)))
+            return _stored_error(live, TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, str(exc)))
 
     def _snooze(self, live: LiveTask, delay_s: float) -> Next:
         live.snooze_count += 1
@@ -167,7 +168,7 @@ class Settlement:
         live.error_code = error.error_code
         live.failed_reason = reason if reason is not None else error.message
         live.next_retry_at = None
-        live.result_text = live.definition.results.encode_error(error)
+        live.result_text = _stored_error(live, error)
         live.ending = Ending(status, TaskResult(err=error))
 
     def release(self, live: LiveTask) -> None:
@@ -219,12 +220,28 @@ class Settlement:
         live.attempts_due = (*live.attempts_due, row)
 
 
+def _stored_error(live: LiveTask, error: TaskError) -> str:
+    """An error whose codec fails is not stored in plain text, but the task ends all the same."""
+    try:
+        return live.definition.results.encode_error(error)
+    except ArgumentError as exc:
+        return encode_error_text(TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, str(exc)))
+
+
 def failure_of(live: LiveTask, exc: BaseException) -> Outcome:
     """The outcome of an exception that user code raised."""
     code = live.definition.code_of(exc)
-    message = f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
+    words = _words(exc)
+    message = f"{type(exc).__name__}: {words}" if words else type(exc).__name__
     error = TaskError(BuiltInTaskCode(code) if code in RESERVED_CODES else code, message)
     return Outcome("failed", error=error, reason=describe(exc))
+
+
+def _words(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception as broken:  # noqa: BLE001  # user code too
+        return f"<its text cannot be made: {type(broken).__name__}>"
 
 
 def describe(exc: BaseException) -> str:
