@@ -24,12 +24,17 @@ class StaleTasks:
     async def fail_running(self, threshold_us: float) -> int:
         """RUNNING ones: requeued, retried or failed, by what their rows say."""
         rows = await self._rows(threshold_us, lambda row: row.status == TaskStatus.RUNNING)
-        return await self._recovery.recover(rows)
+        return await self._recover(rows)
 
     async def requeue_claimed(self, threshold_us: float) -> int:
         """CLAIMED ones: free again."""
         rows = await self._rows(threshold_us, lambda row: row.status == TaskStatus.CLAIMED)
-        return await self._recovery.recover(rows)
+        return await self._recover(rows)
+
+    async def _recover(self, rows: list[TaskRow]) -> int:
+        moved = await self._recovery.recover(rows)
+        self._engine.wants_claim.set()
+        return moved
 
     async def _rows(self, threshold_us: float, is_wanted: Callable[[TaskRow], bool]) -> list[TaskRow]:
         engine = self._engine

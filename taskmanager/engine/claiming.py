@@ -7,6 +7,7 @@ rows as it has room for; the rest stays free, and costs nothing until there is r
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from contextvars import Context
 from typing import Any, Final
 
@@ -30,8 +31,9 @@ CLOSE_WATCH_S: Final = 1.0
 class Claimer:
     """The loop that keeps memory filled from the store, one per engine."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, give_up: Callable[[LiveTask], None]) -> None:
         self._engine = engine
+        self._give_up = give_up
         self._reported_unknown: set[str] = set()
         self._version: int | None = None
         self._next_due_at: int | None = None
@@ -76,6 +78,8 @@ class Claimer:
         if changed:
             self._close_until = 0.0
             await self._hear_others()
+        elif asked and len(engine.follower):
+            await engine.follower.look_at_all()  # our own recovery may have ended what is followed here
         if (changed or asked or is_due) and not engine.is_stopping:
             if was_owed:
                 await self._take_strays()
@@ -163,6 +167,10 @@ class Claimer:
     def _take(self, row: TaskRow) -> None:
         engine = self._engine
         here = engine.live.get(row.task_id)
+        if here is not None and not here.awaits_row and not here.is_spilled:
+            # It was taken from us as if we were dead, and is free again.
+            self._give_up(here)
+            here = None
         live = engine.spilled.pop(row.task_id, None) if here is None else here
         if live is None:
             definition = engine.definitions[row.task_name].as_persisted()
@@ -181,8 +189,13 @@ class Claimer:
         engine.intake.claimed(live)
         if live.cancel_requested_at is not None and not engine.is_stopping:
             engine.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
-        else:
+        elif not engine.runner.after(live.task_id, lambda: self._enter_at_last(live)):
             engine.enter(live)
+
+    def _enter_at_last(self, live: LiveTask) -> None:
+        """The code of the attempt that was given up has ended."""
+        if live.phase is Phase.ACCEPTED:
+            self._engine.enter(live)
 
     def _report_unknown(self, free: list[FreeQueue]) -> None:
         for each in free:

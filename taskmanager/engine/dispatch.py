@@ -82,6 +82,7 @@ class Dispatcher:
         self._delayed: DelayedQueue[LiveTask] = DelayedQueue()
         self._scheduled: DelayedQueue[LiveTask] = DelayedQueue()
         self._expiring: DelayedQueue[LiveTask] = DelayedQueue()
+        self._expiring_limit = STALE_CLEANUP_AT
         self._resuming: dict[Lane, deque[tuple[Attempt, asyncio.Future[None]]]] = {lane: deque() for lane in lanes}
         self._room_waiters: list[asyncio.Future[None]] = []
         self._stale_count = 0
@@ -130,6 +131,10 @@ class Dispatcher:
         """Remember that `live` has a `good_until`."""
         if live.good_until is not None:
             self._expiring.push(live.good_until, live)
+            if len(self._expiring) >= self._expiring_limit:
+                # Most have started long since; a promise for next month must not keep them.
+                self._expiring.discard_stale(lambda each: not each.is_waiting)
+                self._expiring_limit = max(STALE_CLEANUP_AT, 2 * len(self._expiring))
 
     def wake_due(self, elapsed_s: float, now_us: int) -> list[LiveTask]:
         """Move what is due among the ready; the tasks whose `good_until` has passed while they waited are returned."""

@@ -51,7 +51,8 @@ class Lifecycle:
         self.engine = engine
         self._duties = duties
         self._recover = recover
-        self._claimer = Claimer(engine)
+        self._news = WriterNews(engine)
+        self._claimer = Claimer(engine, self._news.give_up)
         self._claimer.on_file_lost = self._reopen_lost_file
         self._claim_task: asyncio.Task[None] | None = None
         self._lock: InstanceLock | None = None
@@ -73,7 +74,7 @@ class Lifecycle:
             await self._patiently(self._recover)
             self._duties.start()
             engine.stall.start()
-            engine.writer.start(WriterNews(engine))
+            engine.writer.start(self._news)
             await self._patiently(self._claimer.look)
         except BaseException:
             self._has_failed = True

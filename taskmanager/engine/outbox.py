@@ -95,6 +95,11 @@ class Outbox:
         keyed_ids: set[str] = set()
         while limit and self._changed:
             live = self._changed[0]
+            if live.is_elsewhere:  # given up since
+                self._changed.popleft()
+                live.is_dirty = live.is_urgent = False
+                self.settle(live)
+                continue
             if live.idempotency_key is not None:
                 if live.task_id in keyed_ids:
                     return  # one key, two tasks: the end of the first is written before the second asks for the key

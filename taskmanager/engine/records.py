@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from taskmanager.codec.values import loads
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.live import LiveTask, Phase
+from taskmanager.engine.live import Ending, LiveTask, Phase
 from taskmanager.model.clock import from_us
 from taskmanager.model.errors import UnknownTask
 from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow, TaskWrite, expected_of
@@ -106,6 +106,9 @@ class Records:
         engine = self._engine
         for _ in range(MAX_TRIES):
             live = engine.live.get(task_id)
+            if live is not None and live.is_spilled:
+                await engine.writer.flush()  # then its row can be cancelled like any other
+                live = engine.live.get(task_id)
             if live is not None and not live.is_spilled:
                 accepted = engine.cancel(live)
                 if accepted and live.is_persisted:
@@ -138,7 +141,11 @@ class Records:
             next_retry_at=None,
             result=self._engine.encode_error(row.task_name, error),
         )
-        return await self._write(ended, row)
+        if not await self._write(ended, row):
+            return False
+        # Our own writes do not change the version by which the store tells of others'.
+        self._engine.follower.notice(row.task_id, Ending(TaskStatus.CANCELLED, TaskResult(err=error)))
+        return True
 
     async def retry(self, task_id: str, *, force: bool) -> bool:
         """Put an ended task back; False when it is in no state for it."""
@@ -158,6 +165,7 @@ class Records:
         won = await self._write(again(row, engine.clock.now_us(), engine.persisted_options(row)), row)
         if won:
             engine.intake.forget_key(task_id)
+            engine.dispatcher.queue(row.queue_name).has_backlog = True
             engine.wants_claim.set()
         return won
 

@@ -233,6 +233,7 @@ class Writer:
         """One transaction, and what became of it; False when the store cannot be written now."""
         batch = self._take_batch()
         if not batch:
+            self._release_barriers()
             return True
         self._sent_oldest_at = min((live.updated_at for live, _, _ in batch if live.is_persisted), default=None)
         try:
