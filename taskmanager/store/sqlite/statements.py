@@ -7,11 +7,12 @@ ignores.
 
 Binding a None costs Python's driver ten times what an integer costs: it looks for an adapter first. Most columns of
 most rows are NULL, so columns are grouped by when they are filled, and a group that is empty in the whole batch is a
-literal NULL. The groups are few, so that the variants of a statement are.
+literal NULL. And most of the others are the same in the whole batch (the owner, the worker, the queue, "RUNNING"): such
+a column is shared, bound once, and the rows hold only what differs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from itertools import chain
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -21,6 +22,8 @@ from taskmanager.model.states import LIVE, TERMINAL
 
 SIZES: Final = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
 _PADDING_FRACTION: Final = 0.25
+VARIANTS: Final = 256
+"""Texts kept of each statement; as many as a connection keeps prepared."""
 
 TASK_COLUMNS: Final = ("id", *TaskRow._fields[1:])
 ATTEMPT_COLUMNS: Final = AttemptRow._fields
@@ -76,48 +79,50 @@ def replaceable(table: str) -> str:
     return f"{table}.status IN ({TERMINAL_SQL}) AND {memory_only(table)}"
 
 
-def _values(columns: int, rows: int) -> str:
-    row = "(" + ", ".join("?" * columns) + ")"
-    return ", ".join([row] * rows)
+def _values(columns: int, rows: int, start: int) -> str:
+    """Rows of parameters, numbered from `start`: those that are shared have the numbers before."""
+    numbers = iter(range(start, start + columns * rows))
+    return ", ".join("(" + ", ".join(f"?{next(numbers)}" for _ in range(columns)) + ")" for _ in range(rows))
 
 
-def _names(bound: tuple[str, ...]) -> dict[str, str]:
-    """Where `VALUES` has each bound column."""
-    return {name: f"column{number}" for number, name in enumerate(bound, 1)}
+def _names(shared: tuple[str, ...], bound: tuple[str, ...], table: str = "") -> dict[str, str]:
+    """How a statement calls each column: by the number of a parameter, or by its place in `VALUES`."""
+    names = {name: f"?{number}" for number, name in enumerate(shared, 1)}
+    return names | {name: f"{table}column{number}" for number, name in enumerate(bound, 1)}
 
 
-@cache
-def insert_tasks(bound: tuple[str, ...], rows: int) -> str:
+@lru_cache(VARIANTS)
+def insert_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> str:
     """Insert tasks. An id that is taken is left alone, except that an ended memory-only task may replace another."""
-    at = _names(bound)
+    at = _names(shared, bound)
     replaced = ", ".join(f"{name} = excluded.{name}" for name in TASK_COLUMNS[1:])
     return f"""
         INSERT INTO taskmanager_tasks ({", ".join(TASK_COLUMNS)}, claimed)
         SELECT {", ".join(at.get(name, "NULL") for name in TASK_COLUMNS)}, {at["status"]} = 'CLAIMED'
-        FROM (VALUES {_values(len(bound), rows)}) WHERE {at["id"]} IS NOT NULL
+        FROM (VALUES {_values(len(bound), rows, len(shared) + 1)}) WHERE {at["id"]} IS NOT NULL
         ON CONFLICT (id) DO UPDATE SET {replaced}, claimed = 0
         WHERE {replaceable("taskmanager_tasks")} AND {replaceable("excluded")}
     """
 
 
-@cache
-def update_tasks(bound: tuple[str, ...], rows: int) -> str:
+@lru_cache(VARIANTS)
+def update_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> str:
     """Change tasks, each only while its status, owner and start count are what the writer last saw.
 
     A cancel request in the row was perhaps put there by somebody else since, so NULL does not clear it, except where a
     terminal row is retried.
     """
-    return _update(bound, rows, _NEVER_UPDATED)
+    return _update(shared, bound, rows, _NEVER_UPDATED)
 
 
-@cache
-def step_tasks(bound: tuple[str, ...], rows: int) -> str:
+@lru_cache(VARIANTS)
+def step_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> str:
     """Start or end the run of tasks: the same, without the columns that cannot have changed."""
-    return _update(bound, rows, _FIXED_IN_A_RUN)
+    return _update(shared, bound, rows, _FIXED_IN_A_RUN)
 
 
-def _update(bound: tuple[str, ...], rows: int, kept: frozenset[str]) -> str:
-    at = {name: f"v.{column}" for name, column in _names(bound).items()}
+def _update(shared: tuple[str, ...], bound: tuple[str, ...], rows: int, kept: frozenset[str]) -> str:
+    at = _names(shared, bound, "v.")
     changed = {name: at.get(name, "NULL") for name in TASK_COLUMNS[1:] if name not in kept}
     cancel = changed["cancel_requested_at"]
     changed["cancel_requested_at"] = (
@@ -127,27 +132,28 @@ def _update(bound: tuple[str, ...], rows: int, kept: frozenset[str]) -> str:
     return f"""
         UPDATE taskmanager_tasks AS t SET claimed = ({at["status"]} = 'CLAIMED'),
             {", ".join(f"{name} = {value}" for name, value in changed.items())}
-        FROM (VALUES {_values(len(bound), rows)}) AS v
+        FROM (VALUES {_values(len(bound), rows, len(shared) + 1)}) AS v
         WHERE t.id = {at["id"]} AND t.status = {at["expected_status"]}
             AND t.claimed_by_worker_id IS {at["expected_owner"]} AND t.start_count = {at["expected_start_count"]}
     """
 
 
-@cache
-def insert_attempts(bound: tuple[str, ...], rows: int) -> str:
+@lru_cache(VARIANTS)
+def insert_attempts(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> str:
     """Insert attempts; one that is there already stays as it is."""
-    at = _names(bound)
+    at = _names(shared, bound)
     return f"""
         INSERT INTO taskmanager_task_attempts ({", ".join(ATTEMPT_COLUMNS)})
         SELECT {", ".join(at.get(name, "NULL") for name in ATTEMPT_COLUMNS)}
-        FROM (VALUES {_values(len(bound), rows)}) WHERE {at["task_id"]} IS NOT NULL
+        FROM (VALUES {_values(len(bound), rows, len(shared) + 1)}) WHERE {at["task_id"]} IS NOT NULL
         ON CONFLICT (task_id, attempt) DO NOTHING
     """
 
 
 class Chunk(NamedTuple):
-    """One execution: which columns it binds, how many rows, and the values of all of them in one list."""
+    """One execution: the columns bound once, those bound per row, how many rows, and all the values in one list."""
 
+    shared: tuple[str, ...]
     bound: tuple[str, ...]
     size: int
     parameters: list[Any]
@@ -155,7 +161,12 @@ class Chunk(NamedTuple):
 
 def chunks(rows: Sequence[Sequence[Any]], layout: Layout) -> Iterator[Chunk]:
     """Cut `rows` into few statements of fixed sizes."""
-    bound = bound_columns(layout, _empty_groups(rows, layout))
+    values = dict(zip(layout.columns, zip(*rows, strict=True), strict=True))
+    columns = bound_columns(layout, _empty_groups(values, layout, len(rows)))
+    key, rest = columns[0], columns[1:]
+    shared = tuple(name for name in rest if values[name].count(values[name][0]) == len(rows))
+    bound = (key, *(name for name in rest if name not in shared))
+    common = [values[name][0] for name in shared]
     pick = _picker(layout, bound)
     # NULL as the id marks padding; zeros for the rest, because they bind faster.
     padding = [None, *[0] * (len(bound) - 1)]
@@ -163,19 +174,15 @@ def chunks(rows: Sequence[Sequence[Any]], layout: Layout) -> Iterator[Chunk]:
     while start < len(rows):
         size = _size_for(len(rows) - start)
         part = rows[start : start + size]
-        flat = list(chain.from_iterable(map(pick, part)))
+        flat = common + list(chain.from_iterable(map(pick, part)))
         flat.extend(padding * (size - len(part)))
-        yield Chunk(bound, size, flat)
+        yield Chunk(shared, bound, size, flat)
         start += size
 
 
-def _empty_groups(rows: Sequence[Sequence[Any]], layout: Layout) -> frozenset[int]:
-    count = len(rows)
-    by_name = dict(zip(layout.columns, zip(*rows, strict=True), strict=True))
+def _empty_groups(values: Mapping[str, tuple[Any, ...]], layout: Layout, count: int) -> frozenset[int]:
     return frozenset(
-        number
-        for number, group in enumerate(layout.groups)
-        if all(by_name[name].count(None) == count for name in group)
+        number for number, group in enumerate(layout.groups) if all(values[name].count(None) == count for name in group)
     )
 
 
@@ -188,7 +195,8 @@ def bound_columns(layout: Layout, empty: frozenset[int]) -> tuple[str, ...]:
 
 @cache
 def _picker(layout: Layout, bound: tuple[str, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    return itemgetter(*(layout.columns.index(name) for name in bound))
+    places = [layout.columns.index(name) for name in bound]
+    return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
 
 
 @cache

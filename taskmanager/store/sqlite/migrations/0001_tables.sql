@@ -62,20 +62,19 @@ CREATE INDEX taskmanager_tasks_sent_at ON taskmanager_tasks (sent_at);
 -- are counted.
 CREATE INDEX taskmanager_tasks_status ON taskmanager_tasks (status, sent_at) WHERE status <> 'COMPLETED';
 CREATE INDEX taskmanager_tasks_queue_name ON taskmanager_tasks (queue_name)
-    WHERE status = 'PENDING' AND claimed_by_worker_id IS NULL;
+    WHERE claimed_by_worker_id IS NULL AND status = 'PENDING';
 CREATE INDEX taskmanager_tasks_claimed ON taskmanager_tasks (claimed) WHERE claimed = 1;
-CREATE INDEX taskmanager_tasks_good_until ON taskmanager_tasks (good_until)
-    WHERE good_until IS NOT NULL AND status IN ('PENDING', 'CLAIMED');
-CREATE INDEX taskmanager_tasks_next_retry_at ON taskmanager_tasks (next_retry_at)
-    WHERE next_retry_at IS NOT NULL AND status IN ('PENDING', 'CLAIMED');
+-- Every condition is evaluated twice per changed row: a test for NULL is the cheapest, so it stands alone or first.
+CREATE INDEX taskmanager_tasks_good_until ON taskmanager_tasks (good_until) WHERE good_until IS NOT NULL;
+CREATE INDEX taskmanager_tasks_next_retry_at ON taskmanager_tasks (next_retry_at) WHERE next_retry_at IS NOT NULL;
 CREATE INDEX taskmanager_tasks_error_code ON taskmanager_tasks (error_code) WHERE error_code IS NOT NULL;
 -- What may be claimed, best first. It leads with the task name, so that rows nobody can run cost a claim nothing.
 CREATE INDEX taskmanager_tasks_free ON taskmanager_tasks (task_name, queue_name, priority, enqueued_at, id)
-    WHERE status = 'PENDING' AND claimed_by_worker_id IS NULL;
+    WHERE claimed_by_worker_id IS NULL AND status = 'PENDING';
 CREATE INDEX taskmanager_tasks_owner ON taskmanager_tasks (claimed_by_worker_id, id)
-    WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING') AND claimed_by_worker_id IS NOT NULL;
+    WHERE claimed_by_worker_id IS NOT NULL AND status IN ('PENDING', 'CLAIMED', 'RUNNING');
 CREATE INDEX taskmanager_tasks_cancel ON taskmanager_tasks (claimed_by_worker_id)
-    WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING') AND cancel_requested_at IS NOT NULL;
+    WHERE cancel_requested_at IS NOT NULL;
 
 CREATE TABLE taskmanager_task_attempts (
     id INTEGER PRIMARY KEY,
