@@ -88,7 +88,7 @@ class Judge:
             return []
 
     def ended_count(self) -> int:
-        """How many tasks have ended; cheap enough to ask thirty times a second."""
+        """How many tasks have ended; cheap enough to ask fifty times a second."""
         for (count,) in self._rows(_COUNT_ENDED):
             return int(str(count))
         return 0

@@ -10,10 +10,12 @@ from taskmanager.cli.demo_judge import Judge
 from taskmanager.cli.demo_report import accounting, report
 from taskmanager.cli.demo_screen import Screen
 
-POLL_S: Final = 0.03
+POLL_S: Final = 0.1
+CLOSE_POLL_S: Final = 0.02
+"""How often to look while the moment of the SIGTERM comes nearer."""
 STALL_S: Final = 120.0
 """Without one task ending for so long, something hangs. More than a task's own time limit."""
-STOP_AT: Final = 0.4
+STOP_AT: Final = 0.5
 """The part of the files after which the SIGTERM comes."""
 
 WHY_START: Final = (
@@ -152,7 +154,7 @@ class Story:
         is_stalled = False
         with self._screen.progress() as view:
             while not (self._has_ended or is_stalled) and (stop_at is None or done < stop_at):
-                time.sleep(POLL_S)
+                time.sleep(POLL_S if stop_at is None else CLOSE_POLL_S)
                 was, done = done, max(done, judge.ended_count())
                 if done != was:
                     moved_at = time.perf_counter()
