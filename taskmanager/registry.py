@@ -4,6 +4,7 @@ import importlib
 import inspect
 import logging
 import pkgutil
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -93,7 +94,7 @@ def define(task: Task[..., Any], defaults: Defaults) -> Definition:
         warnings.warn(
             f"task {task.name!r} has requeue_on_interrupt=True but nothing persists it; it will not come back. "
             "Give it persist=True, or the manager requeue_pending=True",
-            stacklevel=4,
+            stacklevel=_users_level(),
         )
     lane = lane_of(task)
     codec = defaults.codec
@@ -116,6 +117,14 @@ def define(task: Task[..., Any], defaults: Defaults) -> Definition:
         module=task.fn.__module__,
         qualname=task.fn.__qualname__,
     )
+
+
+def _users_level() -> int:
+    """How many frames up the first line outside this package is: the one that a warning must name."""
+    frame, level = sys._getframe(1), 1  # noqa: SLF001  # warnings.warn has skip_file_prefixes only from Python 3.12
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("taskmanager."):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def retry_rule(task: Task[..., Any], manager_policy: RetryPolicy | None) -> RetryRule:

@@ -59,25 +59,30 @@ def commit(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -> Commi
 
 def _apply(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -> None:
     inserts = [write.row for write in writes if write.expected is None]
-    steps: list[tuple[Any, ...]] = []
+    starts: list[tuple[Any, ...]] = []
+    ends: list[tuple[Any, ...]] = []
     changes: list[tuple[Any, ...]] = []
     for row, expected, _ in writes:
-        if expected is not None:
-            (steps if _is_step(row, expected) else changes).append(row + expected)
+        if expected is None:
+            continue
+        kind = starts if _is_start(row, expected) else ends if _is_end(row, expected) else changes
+        kind.append(row + expected)
     _execute(connection, sql.insert_tasks, inserts, sql.TASK)
-    _execute(connection, sql.step_tasks, steps, sql.STEP)
+    # Apart, because starts have much in common with starts, and ends with ends: what is common is bound once.
+    _execute(connection, sql.step_tasks, starts, sql.STEP)
+    _execute(connection, sql.step_tasks, ends, sql.STEP)
     _execute(connection, sql.update_tasks, changes, sql.UPDATE)
     _add_attempts(connection, writes)
 
 
-def _is_step(row: TaskRow, expected: Expected) -> bool:
-    """Whether this starts the task as the store knows it, or ends the very run that the store knows.
-
-    Nobody can have given it new arguments in between, so the columns of the call need not be written.
-    """
-    if expected.status == "RUNNING":
-        return row.start_count == expected.start_count and row.status in _ENDS_A_RUN
+def _is_start(row: TaskRow, expected: Expected) -> bool:
+    """Whether this starts the task as the store knows it, so that the columns of the call need not be written."""
     return row.status == "RUNNING" and row.start_count == expected.start_count + 1 and expected.status in _WAITING
+
+
+def _is_end(row: TaskRow, expected: Expected) -> bool:
+    """Whether this ends the very run that the store knows: nobody can have given it new arguments since."""
+    return expected.status == "RUNNING" and row.start_count == expected.start_count and row.status in _ENDS_A_RUN
 
 
 def _execute(
