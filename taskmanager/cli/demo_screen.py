@@ -58,24 +58,24 @@ class Screen:
             self._console.print(Text.assemble((first, "bold cyan") if number == 0 else others, line), soft_wrap=True)
 
     @contextmanager
-    def progress(self) -> "Iterator[ProgressView]":
-        """A view that is there during the block."""
+    def progress(self, done: int) -> "Iterator[ProgressView]":
+        """A view that is there during the block, at the beginning of which so many are done."""
         if not self._is_live:
-            yield ProgressView(self._console, None)
+            yield ProgressView(self._console, None, done)
             return
         with Live(console=self._console, transient=True, auto_refresh=False) as live:
-            yield ProgressView(self._console, live)
+            yield ProgressView(self._console, live, done)
 
 
 class ProgressView:
     """Progress as it goes: tells when it wants news, and works out the speed."""
 
-    def __init__(self, console: Console, live: Live | None) -> None:
+    def __init__(self, console: Console, live: Live | None, done: int) -> None:
         self._console = console
         self._live = live
         self._interval_s = LINE_S if live is None else DRAW_S
         self._drawn_at = time.perf_counter()
-        self._seen: deque[tuple[float, int]] = deque()
+        self._seen: deque[tuple[float, int]] = deque([(self._drawn_at, done)])
 
     def wants_news(self) -> bool:
         """Whether the last news are old enough."""

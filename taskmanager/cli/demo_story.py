@@ -152,7 +152,7 @@ class Story:
         since = moved_at = time.perf_counter()
         before = done = judge.ended_count()
         is_stalled = False
-        with self._screen.progress() as view:
+        with self._screen.progress(before) as view:
             while not (self._has_ended or is_stalled) and (stop_at is None or done < stop_at):
                 time.sleep(POLL_S if stop_at is None else CLOSE_POLL_S)
                 was, done = done, max(done, judge.ended_count())
