@@ -7,6 +7,7 @@ the entry stays and is skipped when it comes up, because the phase of the task s
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from typing import Final
 
 from taskmanager.engine.attempt import Attempt
@@ -57,13 +58,16 @@ class _Source:
     before, so it runs apart from other suspects, and from what is not safe to repeat.
     """
 
-    __slots__ = ("heap", "is_suspect", "needs_store", "queue")
+    __slots__ = ("heap", "is_suspect", "lane", "needs_store", "queue")
 
-    def __init__(self, queue: QueueState, needs_store: bool, is_suspect: bool) -> None:
+    def __init__(
+        self, queue: QueueState, lane: Slots, needs_store: bool, is_suspect: bool, arrivals: Iterator[int]
+    ) -> None:
         self.queue = queue
+        self.lane = lane
         self.needs_store = needs_store
         self.is_suspect = is_suspect
-        self.heap: ReadyQueue[LiveTask] = ReadyQueue()
+        self.heap: ReadyQueue[LiveTask] = ReadyQueue(arrivals)
 
 
 def _nobody() -> None:
@@ -78,7 +82,8 @@ class Dispatcher:
         self.queues: dict[str, QueueState] = {config.name: QueueState(config) for config in queues}
         self._sources: dict[tuple[str, Lane, bool, bool], _Source] = {}
         self._suspect: LiveTask | None = None
-        self._by_lane: dict[Lane, list[_Source]] = {lane: [] for lane in lanes}
+        self._ordered: list[_Source] = []
+        self._arrivals = count()
         self._delayed: DelayedQueue[LiveTask] = DelayedQueue()
         self._scheduled: DelayedQueue[LiveTask] = DelayedQueue()
         self._expiring: DelayedQueue[LiveTask] = DelayedQueue()
@@ -111,8 +116,14 @@ class Dispatcher:
         key = (live.queue_name, definition.lane, needs_store, live.crash_count > 0)
         source = self._sources.get(key)
         if source is None:
-            source = self._sources[key] = _Source(self.queue(live.queue_name), *key[2:])
-            self._by_lane[definition.lane].append(source)
+            source = self._sources[key] = _Source(
+                self.queue(live.queue_name),
+                self.lanes[definition.lane],
+                needs_store,
+                live.crash_count > 0,
+                self._arrivals,
+            )
+            self._ordered.append(source)
         source.heap.push(live.priority, live.enqueued_at, live)
 
     def add_delayed(self, live: LiveTask, due_elapsed_s: float) -> None:
@@ -184,37 +195,41 @@ class Dispatcher:
     # What starts.
 
     def take(self) -> list[LiveTask]:
-        """The tasks that start now; each holds a slot of its lane and its queue from here on."""
-        taken: list[LiveTask] = []
-        for lane, slots in self.lanes.items():
-            if self._resuming[lane]:
+        """The tasks that start now; each holds a slot of its lane and its queue from here on.
+
+        The best one first, over all lanes: a queue with a limit of its own may hold tasks of several.
+        """
+        for lane, resuming in self._resuming.items():
+            if resuming:
                 self._resume(lane)
-            sources = self._by_lane[lane]
-            while sources and slots.has_room:
-                source = sources[0] if len(sources) == 1 else self._best(sources)
-                if source is None or not source.heap or not self._may_start(source):
-                    break
-                live = source.heap.pop()
-                if live.phase is not Phase.READY:
-                    self._stale_count -= 1
-                    continue
-                live.phase = Phase.STARTING
-                if source.is_suspect:
-                    self._suspect = live
-                slots.take()
-                source.queue.slots.take()
-                taken.append(live)
+        taken: list[LiveTask] = []
+        while (source := self._best()) is not None:
+            live = source.heap.pop()
+            if live.phase is not Phase.READY:
+                self._stale_count -= 1
+                continue
+            live.phase = Phase.STARTING
+            if source.is_suspect:
+                self._suspect = live
+            source.lane.take()
+            source.queue.slots.take()
+            taken.append(live)
         return taken
 
-    def _may_start(self, source: _Source) -> bool:
-        if self._suspect is not None and (source.needs_store or source.is_suspect):
-            return False
-        return source.queue.is_open and not (self.is_store_degraded and source.needs_store)
-
-    def _best(self, sources: list[_Source]) -> _Source | None:
+    def _best(self) -> _Source | None:
         """By queue priority, then task priority, then age."""
+        sources = self._ordered
+        if len(sources) == 1:
+            return sources[0] if sources[0].heap and self._may_start(sources[0]) else None
         open_sources = [each for each in sources if each.heap and self._may_start(each)]
         return min(open_sources, key=lambda s: (s.queue.config.priority, s.heap.peek_key()), default=None)
+
+    def _may_start(self, source: _Source) -> bool:
+        if not source.lane.has_room or not source.queue.is_open:
+            return False
+        if self._suspect is not None and (source.needs_store or source.is_suspect):
+            return False
+        return not (self.is_store_degraded and source.needs_store)
 
     def give_back(self, live: LiveTask) -> None:
         """The slot of a task that has ended, or will not start after all."""

@@ -22,14 +22,15 @@ class ReadyQueue(Generic[T]):
 
     __slots__ = ("_held", "_late", "_late_counts", "_next", "_priorities", "_rows")
 
-    def __init__(self) -> None:
+    def __init__(self, arrivals: Iterator[int] | None = None) -> None:
+        """`arrivals` numbers the items; queues that share it keep the order of arrival among each other too."""
         # An emptied row stays, because making one for every task would cost more than the rest; there are as many as
         # there are priorities, at most a hundred per queue.
         self._rows: dict[int, deque[tuple[int, int, int, T]]] = {}
         self._priorities: list[int] = []  # heap: the rows that are not empty
         self._late: list[tuple[int, int, int, T]] = []  # heap
         self._late_counts: dict[int, int] = {}
-        self._next = count().__next__
+        self._next = (count() if arrivals is None else arrivals).__next__
         self._held = 0
 
     def push(self, priority: int, enqueued_at: int, item: T) -> None:

@@ -216,7 +216,8 @@ async def _connect_once(path: str, configure: Callable[[sqlite3.Connection], Non
 
 def configure_writer(connection: sqlite3.Connection, synchronous: Synchronous) -> None:
     """Settings of the writer. `auto_vacuum` only takes effect before a new file has its first page."""
-    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    if connection.execute("PRAGMA page_count").fetchone() == (0,):  # on any other file it would only be a write
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     connection.execute("PRAGMA journal_mode = WAL").fetchone()
     connection.execute(f"PRAGMA synchronous = {'FULL' if synchronous == 'full' else 'NORMAL'}")
     if synchronous == "full":
