@@ -319,6 +319,8 @@ class Writer:
             self._listener.lost(live, row)
             return
         live.committed = expected_of(row)
+        # A start that was taken back here may be the one that arrived; the count of a row never goes back.
+        live.start_count = max(live.start_count, row.start_count)
         live.in_doubt = ()
         live.attempts_due = (*attempts, *live.attempts_due)
         if live.committed == live.expectation() and not live.attempts_due:
