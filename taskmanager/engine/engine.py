@@ -11,39 +11,35 @@ import asyncio
 import logging
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
-from taskmanager.codec.results import decode_untyped, encode_error_text
 from taskmanager.codec.safe import dumps_safe
-from taskmanager.codec.values import dumps
+from taskmanager.engine.alarm import Alarm
 from taskmanager.engine.attempt import Attempt, StopReason
-from taskmanager.engine.definition import Definition, options_of
+from taskmanager.engine.definition import Definition
 from taskmanager.engine.dispatch import Dispatcher, QueueState
 from taskmanager.engine.events import extra_of, log_again, log_end, pass_on, resolve
 from taskmanager.engine.execution import Runner
 from taskmanager.engine.follow import Follower
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.intake import Intake
+from taskmanager.engine.keys import becomes_successor, merge_waiters
 from taskmanager.engine.live import LiveTask, Phase
 from taskmanager.engine.outbox import HISTORY_BATCH
+from taskmanager.engine.progress import ProgressSaver
+from taskmanager.engine.rows import Rows
 from taskmanager.engine.settings import Settings
 from taskmanager.engine.settle import Outcome, Settlement
 from taskmanager.engine.stall import StallWatch
 from taskmanager.engine.writer import Writer
 from taskmanager.model.clock import Clock
-from taskmanager.model.errors import ArgumentError
-from taskmanager.model.record import TaskRow
-from taskmanager.model.result import TaskError, TaskResult
+from taskmanager.model.result import TaskError
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 from taskmanager.store.protocol import Store
 
 logger = logging.getLogger("taskmanager")
-
-RECHECK_S = 5.0
-"""Wall-clock promises and suspended time are looked at again at least this often."""
-PROGRESS_INTERVAL_US = 1_000_000
 
 
 class Engine:
@@ -60,6 +56,7 @@ class Engine:
     ) -> None:
         self.settings = settings
         self.definitions = definitions
+        self.rows = Rows(definitions)
         self.store = store
         self.clock = clock
         self.identity = identity
@@ -72,10 +69,10 @@ class Engine:
         self.is_up = False
         """True once everything is claimed and user code may run."""
         self.is_stopping = False
-        self.stop_notice: Callable[[], None] = lambda: None
         self.stall = StallWatch(self.loop)
         self.dispatcher = Dispatcher(settings.lanes(), settings.queues)
         self.dispatcher.wants_take = self.kick
+        self.alarm = Alarm(self.loop, clock, self.dispatcher, self._wake_due)
         self.runner = Runner(settings.processes, self.report, self.stall.lost_s)
         self.settlement = Settlement(identity, clock.now_us, random.random, settings.recovery.crash_budget)
         self.writer = Writer(
@@ -84,11 +81,10 @@ class Engine:
             commit_interval_s=settings.commit_interval_s,
             snapshot_interval_s=settings.snapshot_interval_s,
         )
-        self.follower = Follower(store, self.decode_result)
+        self.progress = ProgressSaver(self.loop, self.writer, clock)
+        self.follower = Follower(store, self.rows.decode_result)
         self.wants_claim = asyncio.Event()
         self._is_kicked = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at: float | None = None
         self._idle_waiters: list[asyncio.Future[None]] = []
 
     def __repr__(self) -> str:
@@ -125,8 +121,12 @@ class Engine:
 
     def accept(self, live: LiveTask) -> None:
         """A new task, checked and counted as entered by the intake."""
-        if live.idempotency_key is not None and not self._is_first_of_key(live):
-            return
+        if live.idempotency_key is not None:
+            here = self.live.get(live.task_id)
+            if here is not None:
+                if not becomes_successor(here, live):
+                    self._join_first(here.successor or here, live)
+                return
         self.live[live.task_id] = live
         if not live.is_persisted:
             self.enter(live)
@@ -145,29 +145,13 @@ class Engine:
             live.owner = self.identity.instance_id
             self.writer.mark(live)
 
-    def _is_first_of_key(self, live: LiveTask) -> bool:
-        """Whether no task of this key is here. One that ended badly is followed by this one, when its end is saved;
-        another one is what this call meant: its row was claimed, or it was enqueued by a thread, a moment ago.
-        """
-        here = self.live.get(live.task_id)
-        if here is None:
-            return True
-        ended_badly = here.status.is_terminal and here.status is not TaskStatus.COMPLETED
-        if ended_badly and here.successor is None:
-            here.successor = live
-            return False
-        first = here.successor or here
+    def _join_first(self, first: LiveTask, live: LiveTask) -> None:
         self.dispatcher.queue(live.queue_name).stored_waiting += live.is_persisted
         self.dispatcher.left_waiting(live)
-        live.is_duplicate = live.is_published = True
-        live.phase = Phase.ELSEWHERE
-        first.waiters_list().extend(live.waiters or ())
-        first.save_waiters_list().extend(live.save_waiters or ())
-        live.waiters = live.save_waiters = None
+        merge_waiters(first, live)
         self.intake.by_key[live.task_id] = first
         if first.save_waiters:
             self.writer.mark(first)
-        return False
 
     def _accept_to_write(self, live: LiveTask) -> None:
         """To the file within `commit_interval`; at once when somebody waits for that already."""
@@ -201,13 +185,13 @@ class Engine:
             return
         if live.good_until is not None:
             dispatcher.watch_expiry(live)
-            self._arm()
+            self.alarm.set()
         if live.due:
             dispatcher.add_delayed(live, live.due)
-            self._arm()
+            self.alarm.set()
         elif live.enqueued_at > self.clock.now_us():
             dispatcher.add_scheduled(live, live.enqueued_at)
-            self._arm()
+            self.alarm.set()
         else:
             dispatcher.add_ready(live)
             if not self._is_kicked:
@@ -278,53 +262,20 @@ class Engine:
         """User code runs from here on."""
         live.phase = Phase.RUNNING
         attempt = live.attempt = Attempt(live, self.dispatcher, live.started_at or 0)
-        attempt.on_news = self._save_progress
+        attempt.on_news = self.progress.save
         self.runner.start(attempt)
 
-    def _save_progress(self, live: LiveTask) -> None:
-        now = self.clock.now_us()
-        if live.is_persisted and now - live.updated_at >= PROGRESS_INTERVAL_US:
-            live.updated_at = now
-            if threading.get_ident() == self.thread_id:
-                self.writer.mark(live)
-            else:
-                self.loop.call_soon_threadsafe(self._mark_running, live)
-
-    def _mark_running(self, live: LiveTask) -> None:
-        if live.phase is Phase.RUNNING:
-            self.writer.mark(live)
-
-    def _arm(self) -> None:
-        """Set the timer for the next moment something is due."""
-        elapsed_due, has_wall = self.dispatcher.next_due()
-        if elapsed_due is None and not has_wall:
-            return
-        now = self.clock.elapsed_s()
-        delay_s = RECHECK_S if elapsed_due is None else min(RECHECK_S, max(0.0, elapsed_due - now))
-        if has_wall:
-            delay_s = min(delay_s, self.dispatcher.next_wall_delay_s(self.clock.now_us()))
-        at = self.loop.time() + delay_s
-        if self._timer is not None:
-            if self._timer_at is not None and self._timer_at <= at:
-                return
-            self._timer.cancel()
-        self._timer_at = at
-        self._timer = self.loop.call_at(at, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = self._timer_at = None
+    def _wake_due(self) -> None:
+        """Something may be due: let it be ready, and end what has waited too long."""
         for live in self.dispatcher.wake_due(self.clock.elapsed_s(), self.clock.now_us()):
             self.dispatcher.left_waiting(live)
             self.dispatcher.forget(live)
             self._expire(live)
-        self._arm()
         self.kick()
 
-    def close_timer(self) -> None:
+    def close_timers(self) -> None:
         """No more wake-ups."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self.alarm.close()
         self.stall.close()
 
     # Ending.
@@ -497,24 +448,3 @@ class Engine:
         waiters, live.waiters = live.waiters, None
         task = self.loop.create_task(self.follower.watch(live.task_id))
         task.add_done_callback(lambda done: pass_on(done, waiters))
-
-    def decode_result(self, row: TaskRow) -> TaskResult[Any]:
-        """The result of a row, by the function's own types where it is known here."""
-        text = row.result
-        if text is None:
-            return TaskResult(err=TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, "the record holds no result"))
-        definition = self.definitions.get(row.task_name)
-        try:
-            return decode_untyped(text) if definition is None else definition.results.decode(text)
-        except ArgumentError as exc:
-            return TaskResult(err=TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, str(exc)))
-
-    def encode_error(self, task_name: str, error: TaskError) -> str:
-        """The stored form of an error, encrypted where the function's results are."""
-        definition = self.definitions.get(task_name)
-        return encode_error_text(error) if definition is None else definition.results.encode_error(error)
-
-    def persisted_options(self, row: TaskRow) -> str:
-        """The options of a row that is put back: whatever it was, it is persisted now."""
-        options = options_of(row.task_options)
-        return row.task_options if options.get("persist") else dumps({**options, "persist": True})

@@ -120,7 +120,7 @@ class Lifecycle:
         engine.is_stopping = True
         await self._duties.stop()
         self._duties.stop_heartbeat()
-        engine.close_timer()
+        engine.close_timers()
         await engine.writer.close(0.0)
         if self._lock is not None:
             self._lock.drop()
@@ -298,7 +298,7 @@ class Lifecycle:
 
     async def _close_store(self, unsaved: int) -> None:
         engine = self.engine
-        engine.close_timer()
+        engine.close_timers()
         engine.runner.threads.close()
         if not self._leftover:
             self._duties.stop_heartbeat()

@@ -96,7 +96,7 @@ class Records:
     ) -> TaskInfo:
         status = TaskStatus(row.status)
         if result is None and status.is_terminal and row.result is not None:
-            result = self._engine.decode_result(row)
+            result = self._engine.rows.decode_result(row)
         return task_info(row, is_saved=is_saved, result=result, attempts=attempts)
 
     # Acting.
@@ -139,7 +139,7 @@ class Records:
             error_code=error.error_code,
             failed_reason=error.message,
             next_retry_at=None,
-            result=self._engine.encode_error(row.task_name, error),
+            result=self._engine.rows.encode_error(row.task_name, error),
         )
         if not await self._write(ended, row):
             return False
@@ -162,7 +162,7 @@ class Records:
             return False
         if row.args is None or row.kwargs is None or engine.runner.is_still_executing(task_id):
             return False
-        won = await self._write(again(row, engine.clock.now_us(), engine.persisted_options(row)), row)
+        won = await self._write(again(row, engine.clock.now_us(), engine.rows.persisted_options(row)), row)
         if won:
             engine.intake.forget_key(task_id)
             engine.dispatcher.queue(row.queue_name).has_backlog = True

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
-from taskmanager.engine.engine import Engine
+from taskmanager.engine.alarm import Alarm
 from taskmanager.engine.stall import StallWatch
 from taskmanager.engine.writer import Writer
 from taskmanager.model.errors import ConfigurationError
@@ -214,7 +214,7 @@ def _is_routine(handle: Any) -> bool:
     The writer's pause after a failed commit is none: the next try may bring the answer a test waits for.
     """
     owner = getattr(handle._callback, "__self__", None)
-    if isinstance(owner, Engine | StallWatch | Writer):
+    if isinstance(owner, Alarm | StallWatch | Writer):
         return True
     task = getattr(owner, "_task", None) if isinstance(owner, asyncio.Timeout) else _sleeper(handle)
     name = task.get_name() if isinstance(task, asyncio.Task) else ""

@@ -92,7 +92,7 @@ async def loop_is_free() -> AsyncIterator[None]:
 async def eventually(is_so: object, within_s: float = 10.0) -> None:
     """Wait for something the store does by itself."""
     async with asyncio.timeout(within_s):
-        while not is_so():  # type: ignore[operator]  # noqa: ASYNC110
+        while not is_so():  # type: ignore[operator]  # noqa: ASYNC110  # the state of another thread has no event
             await asyncio.sleep(0.01)
 
 
@@ -295,7 +295,7 @@ except StoreUnavailable as exc:
 @pytest.mark.parametrize("what", ["file", "directory"])
 async def test_a_place_that_may_not_be_written_is_refused_with_the_reason(tmp_path: Path, what: str) -> None:
     """Permissions bind no superuser, so the start is made by somebody who is none."""
-    os.chmod(tmp_path, 0o777)  # noqa: PTH101
+    os.chmod(tmp_path, 0o777)  # noqa: PTH101  # a path of the test's own
     for parent in tmp_path.parents:
         if parent != Path("/") and "pytest" in str(parent):
             parent.chmod(0o755)

@@ -66,7 +66,7 @@ async def main(manager: TaskManager, config: dict[str, Any]) -> None:
         await asyncio.Event().wait()
     elif until == "empty":
         # Other processes work on the file too, so there is nothing here to wait for but the file.
-        while any([(await manager.counts())[each] for each in LIVE]):  # noqa: ASYNC110
+        while any([(await manager.counts())[each] for each in LIVE]):  # noqa: ASYNC110  # the store has no event for it
             await asyncio.sleep(0.02)
     elif until == "join":
         await manager.join(timeout=60)
