@@ -45,6 +45,11 @@ logger = logging.getLogger("taskmanager")
 class Engine:
     """Memory, its rules and its loops, between one `start` and one `stop`."""
 
+    is_up = False
+    """True once everything is claimed and user code may run."""
+    is_stopping = False
+    _is_kicked = False
+
     def __init__(
         self,
         settings: Settings,
@@ -66,9 +71,6 @@ class Engine:
         self.live: dict[str, LiveTask] = {}
         self.spilled: WeakValueDictionary[str, LiveTask] = WeakValueDictionary()
         self.ended_unsaved_count = 0
-        self.is_up = False
-        """True once everything is claimed and user code may run."""
-        self.is_stopping = False
         self.stall = StallWatch(self.loop)
         self.dispatcher = Dispatcher(settings.lanes(), settings.queues)
         self.dispatcher.wants_take = self.kick
@@ -84,7 +86,6 @@ class Engine:
         self.progress = ProgressSaver(self.loop, self.writer, clock)
         self.follower = Follower(store, self.rows.decode_result)
         self.wants_claim = asyncio.Event()
-        self._is_kicked = False
         self._idle_waiters: list[asyncio.Future[None]] = []
 
     def __repr__(self) -> str:
