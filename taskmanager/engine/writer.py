@@ -235,7 +235,7 @@ class Writer:
         if not batch:
             self._release_barriers()
             return True
-        self._sent_oldest_at = min((live.updated_at for live, _, _ in batch if live.is_persisted), default=None)
+        self._sent_oldest_at = batch[0][0].updated_at if batch[0][0].is_persisted else None
         try:
             report = await self._commit(batch)
         except StoreError as exc:
