@@ -1,0 +1,1130 @@
+"""What may happen between two lines of the engine: cancels, stops, threads, other instances and a store that fails.
+
+Each test holds or fails one store call at a chosen point, lets one thing happen meanwhile, and states what must be true
+afterwards. No real time passes: the world's clock is virtual.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from taskmanager import (
+    QueueFull,
+    Snooze,
+    StoreUnavailable,
+    TaskCancelled,
+    TaskError,
+    TaskFailed,
+    TaskInterrupted,
+    TaskManager,
+    TaskResult,
+    TaskStatus,
+    current_task,
+)
+from taskmanager.engine.engine import Engine
+from taskmanager.engine.live import Phase
+from taskmanager.model.record import TaskWrite, expected_of
+from taskmanager.store.memory import MemoryStore
+from taskmanager.testing import Fault, FaultyStore, World, isolated
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
+
+TURNS = 2_000
+"""Turns of the loop after which something that should happen never will."""
+
+
+class SharedStore(MemoryStore):
+    """A store in memory where `others_wrote` says that another instance has been here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._version = 0
+        self.is_lost = False
+
+    def others_wrote(self) -> None:
+        self._version += 1
+
+    async def data_version(self) -> int:
+        return self._version
+
+    async def is_same_file(self) -> bool:
+        return not self.is_lost
+
+    async def open(self) -> None:
+        self.is_lost = False
+
+
+class Store(FaultyStore):
+    """A faulty store whose next call of a verb can be chosen as the test goes."""
+
+    def __init__(self) -> None:
+        self.memory = SharedStore()
+        super().__init__(self.memory)
+
+    def hold(self, verb: str, *, after: bool = False) -> None:
+        """The next call of `verb` waits for `let_go()`."""
+        self.plan.append(Fault("hold", self.calls.count(verb) + 1, verb, after))
+
+    def fail(self, verb: str, *, after: bool = False, times: int = 1) -> None:
+        """The next call of `verb` fails."""
+        self.plan.append(Fault("fail", self.calls.count(verb) + 1, verb, after, times))
+
+    async def until_held(self, verb: str) -> None:
+        await turns_until(lambda: verb in self.held)
+
+
+async def turns_until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until something is true; no time passes."""
+    for _ in range(TURNS):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never happened")
+
+
+def manager_of(**options: Any) -> TaskManager:
+    return TaskManager("never-opened.db", **options)
+
+
+def engine_of(manager: TaskManager) -> Engine:
+    lifecycle = manager._lifecycle
+    assert lifecycle is not None
+    return lifecycle.engine
+
+
+def assert_counters(engine: Engine) -> None:
+    """Every counter says what a count by hand says."""
+    dispatcher = engine.dispatcher
+    waiting = [live for live in engine.live.values() if live.is_waiting]
+    for name, queue in dispatcher.queues.items():
+        here = [live for live in waiting if live.queue_name == name]
+        assert queue.waiting == len(here), (name, queue, here)
+        assert queue.stored_waiting == sum(live.is_persisted for live in here), (name, queue.stored_waiting, here)
+    holders = [a for a in (*engine.runner.running.values(), *engine.runner.abandoned) if a.has_slot]
+    starting = [live for live in engine.live.values() if live.phase is Phase.STARTING]
+    assert sum(slots.running for slots in dispatcher.lanes.values()) == len(holders) + len(starting)
+    assert sum(queue.slots.running for queue in dispatcher.queues.values()) == len(holders) + len(starting)
+
+
+@asynccontextmanager
+async def world_of(manager: TaskManager) -> AsyncIterator[tuple[World, Store]]:
+    store = Store()
+    async with isolated(manager, store=store.as_store()) as world:
+        yield world, store
+
+
+def persisted(manager: TaskManager, log: list[Any] | None = None, **options: Any) -> Any:
+    """A persisted task `work(label)` that notes each start."""
+    seen = [] if log is None else log
+
+    async def work(label: str) -> str:
+        seen.append(label)
+        return label
+
+    return manager.task(name="work", persist=True, **options)(work)
+
+
+# Stop and start.
+
+
+async def test_a_stop_whose_waiter_is_cancelled_goes_on_to_its_end() -> None:
+    """Else the store stays open, the lock held, and every handle hangs."""
+    manager = manager_of()
+
+    @manager.task
+    async def long() -> None:
+        await asyncio.sleep(100)
+
+    async with world_of(manager) as (_, store):
+        handle = long.enqueue()
+        await turns_until(lambda: handle.status is TaskStatus.RUNNING)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await manager.stop(timeout=3)
+        assert manager._lifecycle is None
+        assert "close" in store.calls
+        with pytest.raises(TaskInterrupted):
+            await handle
+
+
+async def test_a_start_that_fails_at_the_claim_keeps_what_was_held_for_it() -> None:
+    """Held tasks belong to the manager until it runs: the next start runs them."""
+    manager = manager_of()
+    log: list[str] = []
+    work = persisted(manager, log)
+
+    @manager.task
+    async def memory_only() -> str:
+        return "done"
+
+    async with world_of(manager) as (world, store):
+        await manager.stop()
+        manager._intake.reopen_for_start()
+        first, second = work.enqueue("a"), memory_only.enqueue()
+        store.is_down = True
+        with pytest.raises(StoreUnavailable):
+            await manager.start()
+        store.is_down = False
+        store.fail("claim", times=1000)
+        store.fail("free_queues", times=1000)
+        with pytest.raises(StoreUnavailable):
+            await manager.start()
+        store.plan.clear()
+        assert log == []
+        await world.start()
+        assert await first == "a"
+        assert await second == "done"
+        assert_counters(engine_of(manager))
+
+
+async def test_a_stop_during_the_start_leaves_nothing_running() -> None:
+    """The door must not open for an engine that nobody owns."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager) as (world, store):
+        await manager.stop()
+        store.hold("save_instance")
+        starting = asyncio.create_task(manager.start())
+        await store.until_held("save_instance")
+        stopping = asyncio.create_task(manager.stop())
+        await asyncio.sleep(0)
+        store.let_go()
+        await asyncio.wait([starting, stopping])
+        assert manager._lifecycle is None
+        assert manager.status().state == "stopped"
+        await world.start()
+        assert await work.enqueue("again") == "again"
+
+
+async def test_a_start_waits_for_a_file_that_is_locked_for_a_while() -> None:
+    """Somebody else's transaction of some seconds must not keep an application from starting."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager) as (world, store):
+        await manager.stop()
+        for verb in ("save_instance", "instances", "free_queues"):
+            store.fail(verb, times=20)
+        await world.start()
+        assert await work.enqueue("a") == "a"
+
+
+@pytest.mark.parametrize("verb", ["open", "save_instance", "instances", "fetch_orphans", "data_version", "free_queues"])
+async def test_a_cancelled_start_leaves_a_manager_that_can_be_started(verb: str) -> None:
+    """Whatever it waited for: nothing runs, nothing is open, and what was held is still held."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager) as (world, store):
+        await manager.stop()
+        store.hold(verb)
+        starting = asyncio.create_task(manager.start())
+        await store.until_held(verb)
+        handle = work.enqueue("held")
+        starting.cancel()
+        await asyncio.wait([starting])
+        assert starting.cancelled()
+        assert store.calls[-1] == "close"
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("taskmanager-")]
+        store.let_go()
+        await world.start()
+        assert await handle == "held"
+
+
+async def test_a_parent_gets_its_slot_back_during_the_drain() -> None:
+    """A parent that awaited a child goes on when the child has ended, also when the manager stops meanwhile."""
+    manager = manager_of(concurrency=2)
+    gate = asyncio.Event()
+
+    @manager.task
+    async def child() -> str:
+        await gate.wait()
+        return "child"
+
+    @manager.task
+    async def parent() -> str:
+        return "parent of " + await child.enqueue()
+
+    async with world_of(manager) as (_, _store):
+        handle = parent.enqueue()
+        engine = engine_of(manager)
+        await turns_until(lambda: len(engine.runner.running) == 2)
+        stopping = asyncio.create_task(manager.stop(timeout=3))
+        await asyncio.sleep(0)
+        gate.set()
+        assert await handle == "parent of child"
+        await stopping
+
+
+async def test_a_store_that_fails_in_the_last_moment_starts_no_user_code() -> None:
+    """A start in flight when the manager stops is taken back, not carried out."""
+    manager = manager_of()
+    log: list[str] = []
+    work = persisted(manager, log, requeue_on_interrupt=True)
+    async with world_of(manager) as (world, store):
+        store.hold("commit")
+        handle = work.enqueue("a")
+        await store.until_held("commit")
+        stopping = asyncio.create_task(manager.stop(timeout=0))
+        await asyncio.sleep(0)
+        store.fail("commit")
+        store.is_down = True
+        store.let_go()
+        with pytest.raises(StoreUnavailable):
+            await stopping
+        assert log == []
+        with pytest.raises(TaskInterrupted) as caught:
+            await handle
+        assert caught.value.requeued
+        store.is_down = False
+        await world.start()
+        await world.drain()
+        assert log in (["a"], [])
+
+
+async def test_nobody_waits_for_a_commit_that_will_never_come() -> None:
+    """`saved()` and `flush()` end with the manager, whether or not the store came back."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager) as (world, store):
+        store.is_down = True
+        handle = work.enqueue("a")
+        saving = asyncio.create_task(handle.saved())
+        flushing = asyncio.create_task(manager.flush())
+        await world.advance(0.2)
+        with pytest.raises(StoreUnavailable):
+            await manager.stop(timeout=0)
+        store.is_down = False
+        done, pending = await asyncio.wait([saving, flushing], timeout=1)
+        assert not pending
+        for each in done:
+            with pytest.raises(StoreUnavailable):
+                each.result()
+
+
+async def test_a_claim_that_the_stop_interrupts_is_given_back() -> None:
+    """The statement goes on when its waiter is cancelled; its rows must not stay with an instance that is gone."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager) as (world, store):
+        work.with_options(delay=1).enqueue("a")
+        await manager.stop()
+        await world.start()
+        store.hold("claim", after=True)
+        await world.advance(2)
+        await store.until_held("claim")
+        await manager.stop()
+        store.let_go()
+        rows = [*store.memory._live.values()]
+        assert [(row.status, row.claimed_by_worker_id) for row in rows] == [("PENDING", None)]
+
+
+async def test_a_retry_waits_for_the_old_thread_across_a_stop() -> None:
+    """A timed-out thread goes on; another instance must not run the task beside it."""
+    manager = manager_of()
+    gate = threading.Event()
+
+    @manager.task(persist=True, timeout=0.5, retries=3, retry_delay=0.0)
+    def stuck() -> None:
+        gate.wait()
+
+    try:
+        async with world_of(manager) as (world, store):
+            assert world.virtual is not None
+            world.virtual.lane_patience_s = 0  # the thread will not end, and time must go on
+            stuck.enqueue()
+            engine = engine_of(manager)
+            await turns_until(lambda: bool(engine.runner.running))
+            await world.advance(1)
+            assert engine.runner.abandoned
+            await manager.stop(timeout=0)
+            (row,) = store.memory._live.values()
+            assert row.claimed_by_worker_id == engine.identity.instance_id
+    finally:
+        gate.set()
+
+
+async def test_a_successor_of_a_key_is_told_when_its_predecessor_could_not_be_written() -> None:
+    """It was accepted; its handle must not hang."""
+    manager = manager_of()
+
+    gate = asyncio.Event()
+
+    @manager.task(persist=True)
+    async def failing(label: str) -> None:
+        await gate.wait()
+        raise ValueError(label)
+
+    call = failing.with_options(idempotency_key="k")
+    async with world_of(manager) as (_, store):
+        first = call.enqueue("a")
+        await turns_until(lambda: bool(engine_of(manager).runner.running))
+        store.hold("commit")
+        gate.set()
+        await turns_until(lambda: first.status is TaskStatus.FAILED)
+        second = call.enqueue("b")
+        store.is_down = True
+        store.let_go()
+        waiting = asyncio.create_task(second.result())
+        with pytest.raises(StoreUnavailable):
+            await manager.stop(timeout=0)
+        store.is_down = False
+        done, _ = await asyncio.wait([waiting], timeout=1)
+        assert done
+
+
+# The start of an attempt.
+
+
+async def test_an_older_commit_does_not_start_the_next_attempt() -> None:
+    """User code runs only when *this* start is committed; news of the attempt before prove nothing."""
+    manager = manager_of()
+    attempts: list[int] = []
+    gate = asyncio.Event()
+
+    @manager.task(persist=True, retries=3, retry_delay=0.0)
+    async def flaky() -> None:
+        attempts.append(current_task().attempt)
+        await gate.wait()
+        if len(attempts) == 1:
+            raise ValueError
+
+    async with world_of(manager) as (_, store):
+        handle = flaky.enqueue()
+        await turns_until(lambda: attempts == [1])
+        engine = engine_of(manager)
+        live = engine.live[handle.task_id]
+        store.hold("commit")
+        engine.writer.mark(live)  # as a progress report does
+        await store.until_held("commit")
+        store.hold("commit")
+        gate.set()
+        await turns_until(lambda: live.start_count == 2)
+        store.let_go()
+        await store.until_held("commit")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert attempts == [1]
+        store.let_go()
+        await handle
+
+
+async def test_a_cancel_before_the_start_holds_when_the_store_fails() -> None:
+    """A task cancelled while its start was being committed never runs, store or no store."""
+    manager = manager_of()
+    log: list[str] = []
+    work = persisted(manager, log, requeue_on_interrupt=True)
+    async with world_of(manager) as (_, store):
+        store.hold("commit")
+        handle = work.enqueue("a")
+        await store.until_held("commit")
+        assert handle.cancel()
+        store.is_down = True
+        store.let_go()
+        with pytest.raises(TaskCancelled):
+            await handle
+        assert log == []
+        store.is_down = False
+        await manager.flush()
+        assert_counters(engine_of(manager))
+
+
+async def test_an_attempt_that_times_out_while_it_waits_for_a_handle_gives_its_slot_back_once() -> None:
+    """It had lent its slot when it was given up, and takes one when it goes on at last."""
+    manager = manager_of(concurrency=4)
+    gate = asyncio.Event()
+
+    @manager.task
+    async def child() -> None:
+        await gate.wait()
+
+    @manager.task(timeout=1)
+    async def stubborn() -> None:
+        handle = child.enqueue()
+        while not gate.is_set():
+            try:
+                await handle
+            except asyncio.CancelledError:
+                continue
+
+    async with world_of(manager) as (_, _store):
+        handle = stubborn.enqueue()
+        with pytest.raises(TaskFailed):
+            await handle
+        gate.set()
+        engine = engine_of(manager)
+        await turns_until(lambda: not engine.runner.abandoned)
+        await manager.join()
+        assert_counters(engine)
+
+
+@pytest.mark.parametrize("executor", ["async", "thread"])
+async def test_a_cancel_between_assignment_and_first_step_leaks_no_slot(executor: str) -> None:
+    """A coroutine that is cancelled before its first step never runs; its slot and its end must not go with it."""
+    manager = manager_of()
+    log: list[str] = []
+
+    async def work() -> None:
+        log.append("async")
+
+    def plain_work() -> None:
+        log.append("thread")
+
+    task = manager.task(name="work")(work if executor == "async" else plain_work)
+    async with world_of(manager):
+        engine = engine_of(manager)
+        start = engine.runner.start
+
+        def start_and_cancel(attempt: Any) -> None:
+            start(attempt)
+            assert engine.cancel(attempt.live)
+
+        engine.runner.start = start_and_cancel  # type: ignore[method-assign]
+        with pytest.raises(TaskCancelled):
+            await task.enqueue()
+        assert log == []
+        assert_counters(engine)
+
+
+# The memory window.
+
+
+async def test_a_task_that_spills_during_a_claim_is_claimed_later() -> None:
+    """The claim found nothing left; what spilled meanwhile must not be forgotten by its answer."""
+    manager = manager_of(max_in_memory=1, concurrency=1)
+    log: list[str] = []
+    gate = asyncio.Event()
+
+    @manager.task(persist=True)
+    async def work(label: str) -> None:
+        log.append(label)
+        await gate.wait()
+
+    async with world_of(manager) as (_world, store):
+        store.hold("free_queues", after=True)
+        engine_of(manager).wants_claim.set()
+        await store.until_held("free_queues")
+        for label in "abcd":
+            work.enqueue(label)
+        await turns_until(
+            lambda: (
+                bool(store.memory._live)
+                and any(row.claimed_by_worker_id is None for row in store.memory._live.values())
+            )
+        )
+        store.let_go()
+        gate.set()
+        await manager.join()
+        assert sorted(log) == list("abcd")
+        assert_counters(engine_of(manager))
+
+
+async def test_tasks_that_wait_for_tomorrow_do_not_keep_those_of_today_out_of_memory() -> None:
+    """The memory window must leave room for what can start now."""
+    manager = manager_of(max_in_memory=2)
+    log: list[str] = []
+    work = persisted(manager, log)
+    async with world_of(manager) as (_, _store):
+        for _ in range(5):
+            work.with_options(delay=3600).enqueue("later")
+        handle = work.enqueue("now")
+        async with asyncio.timeout(10):
+            assert await handle == "now"
+        assert log == ["now"]
+
+
+async def test_rows_left_by_an_earlier_start_run_when_they_are_due() -> None:
+    """One is due at the start, one later: claiming the first must not forget the alarm for the second."""
+    manager = manager_of()
+    log: list[str] = []
+    work = persisted(manager, log)
+    async with world_of(manager) as (world, _store):
+        work.with_options(delay=10).enqueue("first")
+        work.with_options(delay=20).enqueue("second")
+        await manager.stop()
+        await world.advance(11)
+        await world.start()
+        await world.advance(1)
+        assert log == ["first"]
+        await world.advance(10)
+        assert log == ["first", "second"]
+
+
+async def test_a_task_can_be_cancelled_in_the_moment_it_spills() -> None:
+    """It is accepted, so it exists, though no row says so yet."""
+    manager = manager_of(max_in_memory=1, concurrency=1)
+    gate = asyncio.Event()
+
+    @manager.task(persist=True)
+    async def work(label: str) -> None:
+        await gate.wait()
+
+    async with world_of(manager) as (_, _store):
+        handles = [work.enqueue(label) for label in "abcdef"]
+        spilled = [each for each in handles if each.task_id in engine_of(manager).spilled]
+        assert spilled
+        assert await manager.cancel(spilled[-1].task_id)
+        gate.set()
+        with pytest.raises(TaskCancelled):
+            await spilled[-1]
+        await manager.join()
+        assert_counters(engine_of(manager))
+
+
+async def test_a_spilled_task_that_cannot_be_stored_runs_from_memory() -> None:
+    """Rejected by the store is not lost."""
+    manager = manager_of(max_in_memory=1, concurrency=1)
+    log: list[str] = []
+    work = persisted(manager, log)
+    async with world_of(manager) as (_, _store):
+        handles = [work.enqueue(label) for label in "abcd"]
+        spilled = [live for live in engine_of(manager).live.values() if live.is_spilled]
+        for live in spilled:
+            live.crash_count = -1  # no store takes that
+        async with asyncio.timeout(5):
+            for each in handles:
+                await each
+        assert sorted(log) == list("abcd")
+
+
+async def test_a_stop_tells_its_waiters_when_a_release_of_unknown_fate_had_arrived() -> None:
+    """The release has no owner that would tell whose it is; it is ours all the same, and no claim was lost."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager) as (_, store):
+        handle = work.with_options(delay=3600).enqueue("a")
+        await handle.saved()
+        store.fail("commit", after=True)
+        await manager.stop()
+        with pytest.raises(TaskInterrupted) as caught:
+            await handle
+        assert caught.value.requeued
+
+
+async def test_saved_ends_when_an_insert_of_unknown_fate_had_arrived() -> None:
+    """The commit failed, yet its rows are there; a spilled one has no owner that would tell whose it is."""
+    manager = manager_of(max_in_memory=1, concurrency=1)
+    work = persisted(manager)
+    async with world_of(manager) as (_, store):
+        store.fail("commit", after=True)
+        handles = [work.enqueue(label) for label in "abcd"]
+        async with asyncio.timeout(5):
+            for each in handles:
+                await each.saved()
+            for each in handles:
+                await each
+        await manager.join()
+        assert_counters(engine_of(manager))
+
+
+# Room.
+
+
+async def test_max_pending_counts_every_task_once() -> None:
+    """A task that waits and is not saved yet is one task."""
+    manager = manager_of(max_pending=10)
+    work = persisted(manager)
+    async with world_of(manager):
+        for number in range(10):
+            work.enqueue(str(number))
+        with pytest.raises(QueueFull):
+            work.enqueue("one too many")
+        await manager.join()
+
+
+async def test_history_that_waits_for_its_interval_takes_no_room() -> None:
+    """Ended memory-only tasks are written when their time comes; nothing is wrong meanwhile."""
+    manager = manager_of(max_pending=3)
+
+    @manager.task
+    async def quick() -> None:
+        pass
+
+    async with world_of(manager):
+        for _ in range(20):
+            await quick.enqueue()
+
+
+async def test_whoever_waits_for_room_is_woken_when_records_are_saved() -> None:
+    """Unsaved records take room; their commit makes some."""
+    manager = manager_of(max_pending=1)
+    work = persisted(manager)
+    async with world_of(manager) as (world, store):
+        handle = work.enqueue("a")
+        await handle.saved()
+        store.is_down = True
+        await turns_until(lambda: handle.status.is_terminal)
+        await world.advance(0.2)
+        waiting = asyncio.create_task(manager.wait_for_room())
+        await world.advance(0.2)
+        assert not waiting.done()
+        store.is_down = False
+        done, _ = await asyncio.wait([waiting], timeout=10)
+        assert done
+
+
+async def test_records_that_waited_for_the_store_leave_memory_with_their_commit() -> None:
+    """They are found in memory while the store is away, and in the store when it is back."""
+    manager = manager_of(max_pending=5)
+    work = persisted(manager, requeue_on_interrupt=True)
+    async with world_of(manager) as (_, store):
+        await manager.flush()
+        store.is_down = True
+        handles = [work.enqueue(str(number)) for number in range(3)]
+        for each in handles:
+            await each
+            info = await each.info()
+            assert (info.status, info.saved) == (TaskStatus.COMPLETED, False)
+        store.is_down = False
+        await manager.flush()
+        engine = engine_of(manager)
+        assert not engine.writer.unsaved_ids
+        assert engine.unsaved_count() == 0
+        assert (await handles[0].info()).saved
+        assert_counters(engine)
+
+
+async def test_a_lost_file_that_cannot_be_made_at_once_loses_no_live_task() -> None:
+    """The new file knows none of our rows; until all are marked anew, nothing may be written to it."""
+    manager = manager_of()
+    gate = asyncio.Event()
+
+    @manager.task(persist=True, requeue_on_interrupt=True)
+    async def work() -> str:
+        await gate.wait()
+        return "done"
+
+    async with world_of(manager) as (world, store):
+        handle = work.enqueue()
+        await turns_until(lambda: bool(engine_of(manager).runner.running))
+        store.memory._live.clear()  # as good as another file
+        store.memory.is_lost = True
+        store.fail("save_instance")
+        await world.advance(3)
+        gate.set()
+        assert await handle == "done"
+        assert (await handle.info()).status is TaskStatus.COMPLETED
+
+
+# Other instances.
+
+
+async def test_news_of_others_are_heard_after_a_failed_look() -> None:
+    """A claim that failed is owed, though the store's version number was already read."""
+    manager = manager_of()
+    log: list[str] = []
+    work = persisted(manager, log)
+    async with world_of(manager) as (world, store):
+        row = manager._intake.make(work.bound()[0], work.bound()[1], ("a",), {}).row()
+        await store.memory.commit([TaskWrite(row, None)])
+        store.fail("claim")
+        store.memory.others_wrote()
+        await world.advance(5)
+        assert log == ["a"]
+
+
+async def test_a_cancelled_free_row_wakes_those_who_follow_it() -> None:
+    """Our own write does not change the version that we watch."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager) as (world, _store):
+        handle = work.with_options(delay=3600).enqueue("a")
+        await manager.stop()
+        await world.start()
+        again = manager.handle(handle.task_id)
+        waiting = asyncio.create_task(again.result())
+        await world.advance(0.5)
+        assert await manager.cancel(handle.task_id)
+        done, _ = await asyncio.wait([waiting], timeout=5)
+        assert done
+
+
+async def test_the_late_outcome_of_a_task_that_was_given_up_is_refused() -> None:
+    """Who recovers a task leaves its old owner in the row; that is no licence for the old owner to overwrite it."""
+    manager = manager_of()
+    gate = asyncio.Event()
+
+    @manager.task(persist=True)
+    async def work() -> str:
+        await gate.wait()
+        return "late"
+
+    async with world_of(manager) as (_, store):
+        handle = work.enqueue()
+        await turns_until(lambda: bool(engine_of(manager).runner.running))
+        row = await store.memory.fetch(handle.task_id)
+        assert row is not None
+        failed = row._replace(status="FAILED", error_code="WORKER_CRASHED", failed_at=1)
+        await store.memory.commit([TaskWrite(failed, expected_of(row))])
+        gate.set()
+        with pytest.raises(TaskFailed):
+            await handle
+        assert await store.memory.fetch(handle.task_id) == failed
+        assert_counters(engine_of(manager))
+
+
+async def test_a_key_is_free_again_when_its_claim_was_lost() -> None:
+    """What another instance took over is asked for in the store, not in what is left of it here."""
+    manager = manager_of()
+    log: list[str] = []
+    gate = asyncio.Event()
+
+    @manager.task(persist=True)
+    async def work(label: str) -> str:
+        log.append(label)
+        await gate.wait()
+        return label
+
+    call = work.with_options(idempotency_key="k")
+    async with world_of(manager) as (_, store):
+        first = call.enqueue("a")
+        await turns_until(lambda: log == ["a"])
+        row = await store.memory.fetch(first.task_id)
+        assert row is not None
+        failed = row._replace(status="FAILED", error_code="WORKER_CRASHED", failed_at=1)
+        await store.memory.commit([TaskWrite(failed, expected_of(row))])
+        gate.set()
+        with pytest.raises(TaskFailed):
+            await first
+        assert await call.enqueue("b") == "b"
+        await manager.join()
+        assert_counters(engine_of(manager))
+
+
+async def test_a_task_taken_back_from_us_and_claimed_again_has_one_attempt_at_a_time() -> None:
+    """The attempt of the lost claim is over before its successor counts."""
+    manager = manager_of()
+    running: list[int] = []
+    peak: list[int] = []
+    gate = asyncio.Event()
+
+    @manager.task(persist=True, requeue_on_interrupt=True)
+    async def work() -> str:
+        running.append(1)
+        peak.append(len(running))
+        try:
+            await gate.wait()
+        finally:
+            running.pop()
+        return "done"
+
+    async with world_of(manager) as (world, store):
+        handle = work.enqueue()
+        await turns_until(lambda: bool(running))
+        row = await store.memory.fetch(handle.task_id)
+        assert row is not None
+        free = row._replace(status="PENDING", claimed_by_worker_id=None, started_at=None)
+        await store.memory.commit([TaskWrite(free, expected_of(row))])
+        store.memory.others_wrote()
+        await world.advance(1)
+        gate.set()
+        assert await handle == "done"
+        await manager.join()
+        assert max(peak) == 1
+        attempts = await store.memory.fetch_attempts(handle.task_id)
+        assert [each.attempt for each in attempts] == [2]
+        assert_counters(engine_of(manager))
+
+
+# Keys.
+
+
+async def test_the_successor_of_a_key_is_counted() -> None:
+    """The same key enqueued again before the failure is saved: one more task entered, and left again."""
+    manager = manager_of()
+    outcomes = ["fail", "ok"]
+
+    @manager.task(persist=True)
+    async def work(label: str) -> str:
+        if outcomes.pop(0) == "fail":
+            raise ValueError
+        return label
+
+    call = work.with_options(idempotency_key="k")
+    async with world_of(manager) as (_, _store):
+        first = call.enqueue("a")
+        await first.saved()
+        await turns_until(lambda: first.status is TaskStatus.FAILED)
+        second = call.enqueue("b")
+        with pytest.raises(TaskFailed):
+            await first
+        assert await second == "b"
+        await manager.join()
+        assert_counters(engine_of(manager))
+
+
+async def test_a_key_enqueued_in_a_thread_while_its_row_is_claimed_is_one_task() -> None:
+    """The claimed row and the call are the same task, whoever comes first."""
+    manager = manager_of()
+    log: list[str] = []
+    work = persisted(manager, log)
+    call = work.with_options(idempotency_key="k", delay=1)
+    async with world_of(manager) as (world, store):
+        call.enqueue("a")
+        await manager.stop()
+        await world.start()
+        engine = engine_of(manager)
+        await world.advance(0.5)
+        store.hold("claim", after=True)
+        await world.advance(1)
+        await store.until_held("claim")
+        handles: list[Any] = []
+        engine.call_soon = lambda: None  # type: ignore[method-assign]  # the loop hears of it only after the claim
+        thread = threading.Thread(target=lambda: handles.append(work.with_options(idempotency_key="k").enqueue("a")))
+        thread.start()
+        thread.join()
+        store.let_go()
+        await turns_until(lambda: bool(engine.live))
+        engine.empty_inbox()
+        assert await handles[0] == "a"
+        await manager.join()
+        assert log == ["a"]
+        assert_counters(engine)
+
+
+async def test_a_cancelled_call_of_a_key_that_runs_elsewhere_leaves_the_counters_right() -> None:
+    """The call was only a second name of a task that exists."""
+    manager = manager_of()
+    work = persisted(manager)
+    call = work.with_options(idempotency_key="k")
+    async with world_of(manager) as (world, store):
+        row = manager._intake.make(call.bound()[0], call.bound()[1], ("a",), {}).row()
+        elsewhere = row._replace(status="RUNNING", claimed_by_worker_id="other", started_at=1, start_count=1)
+        await store.memory.commit([TaskWrite(elsewhere, None)])
+        handle = call.enqueue("b")
+        handle.cancel()
+        await world.advance(1)
+        found = await store.memory.fetch(handle.task_id)
+        assert found is not None
+        assert found.cancel_requested_at is not None
+        assert found.status == "RUNNING"
+        assert_counters(engine_of(manager))
+
+
+async def test_a_retry_by_key_is_saved_only_when_it_is() -> None:
+    """`saved()` speaks of this call, not of the failed record that it found."""
+    manager = manager_of()
+
+    @manager.task(persist=True)
+    async def work(label: str) -> str:
+        if label == "a":
+            raise ValueError
+        return label
+
+    call = work.with_options(idempotency_key="k")
+    async with world_of(manager) as (_, store):
+        with pytest.raises(TaskFailed):
+            await call.enqueue("a")
+        await manager.flush()
+        store.hold("commit")
+        second = call.enqueue("b")
+        await store.until_held("commit")
+        store.hold("commit")
+        store.let_go()
+        await turns_until(lambda: second.is_duplicate is not None)
+        await store.until_held("commit")
+        saving = asyncio.create_task(second.saved())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not saving.done()
+        store.let_go()
+        await saving
+        assert await second == "b"
+
+
+# User code and corrupt rows.
+
+
+async def test_a_log_line_that_json_cannot_hold_ends_the_task_all_the_same() -> None:
+    """News are for people: they lose detail, never the task."""
+    manager = manager_of()
+
+    @manager.task
+    async def chatty() -> str:
+        current_task().log("look at this", what=object(), how=float("nan"), where="\udc80")
+        current_task().progress(float("nan"), None, "\udc80")
+        return "done"
+
+    async with world_of(manager):
+        async with asyncio.timeout(5):
+            assert await chatty.enqueue() == "done"
+
+
+class _Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+async def test_an_exception_that_cannot_be_printed_is_a_failure() -> None:
+    """Whatever user code raises ends that task and nothing else."""
+    manager = manager_of()
+
+    @manager.task
+    async def bad() -> None:
+        raise _Unspeakable
+
+    @manager.task
+    async def worse() -> TaskResult[None]:
+        return TaskResult(err=TaskError("BAD", "", {"x": object()}))
+
+    async with world_of(manager):
+        async with asyncio.timeout(5):
+            for each in (bad, worse):
+                with pytest.raises(TaskFailed):
+                    await each.enqueue()
+        assert_counters(engine_of(manager))
+
+
+@pytest.mark.parametrize("exception", [KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration])
+@pytest.mark.parametrize("executor", ["async", "thread"])
+async def test_an_exception_for_the_interpreter_ends_one_task(exception: type[BaseException], executor: str) -> None:
+    """It was raised by user code, in a task; neither the loop nor the process ends of it."""
+    manager = manager_of()
+
+    async def work() -> None:
+        raise exception
+
+    def plain_work() -> None:
+        raise exception
+
+    task = manager.task(name="work")(work if executor == "async" else plain_work)
+    async with world_of(manager):
+        with pytest.raises(TaskFailed):
+            await task.enqueue()
+        assert_counters(engine_of(manager))
+
+
+@pytest.mark.parametrize("options", ["not json", "[]", '{"persist": true, "timeout_s": "soon"}', "null"])
+@pytest.mark.parametrize("owner", [None, "dead"])
+async def test_a_corrupt_row_stops_neither_the_start_nor_the_others(options: str, owner: str | None) -> None:
+    """One row that cannot be read is one task with a problem."""
+    manager = manager_of()
+    log: list[str] = []
+    work = persisted(manager, log)
+    async with world_of(manager) as (world, store):
+        definition, call = work.bound()
+        bad = manager._intake.make(definition, call, ("bad",), {}).row()
+        good = manager._intake.make(definition, call, ("good",), {}).row()
+        await manager.stop()
+        await store.memory.commit(
+            [
+                TaskWrite(bad._replace(task_options=options, claimed_by_worker_id=owner), None),
+                TaskWrite(good._replace(claimed_by_worker_id=owner), None),
+            ]
+        )
+        await world.start()
+        await world.advance(5)
+        assert "good" in log
+        assert_counters(engine_of(manager))
+
+
+# Threads and other loops.
+
+
+async def test_a_waiter_whose_loop_is_closed_holds_up_nobody() -> None:
+    """Its loop is gone; the others get their answer."""
+    manager = manager_of()
+    gate = asyncio.Event()
+
+    @manager.task(persist=True)
+    async def work() -> str:
+        await gate.wait()
+        return "done"
+
+    async with world_of(manager):
+        handle = work.enqueue()
+
+        def wait_and_leave() -> None:
+            loop = asyncio.new_event_loop()
+            waiter = loop.create_future()
+            engine_of(manager).live[handle.task_id].waiters_list().append(waiter)
+            loop.close()
+
+        thread = threading.Thread(target=wait_and_leave)
+        thread.start()
+        thread.join()
+        gate.set()
+        assert await handle == "done"
+        assert await work.enqueue() == "done"
+        await manager.join()
+
+
+async def test_progress_from_a_thread_goes_through_the_loop() -> None:
+    """The writer belongs to the loop's thread; a future touched from another one wakes nobody."""
+    manager = manager_of()
+    marked_in: list[int] = []
+
+    clocks: list[Any] = []
+
+    @manager.task(persist=True)
+    def work() -> None:
+        clocks[0].step(10)
+        current_task().progress(1, 2)
+
+    async with world_of(manager) as (world, _store):
+        clocks.append(world.clock)
+        writer = engine_of(manager).writer
+        mark = writer.mark
+
+        def noted(live: Any) -> None:
+            marked_in.append(threading.get_ident())
+            mark(live)
+
+        writer.mark = noted  # type: ignore[method-assign]
+        handle = work.enqueue()
+        await handle
+        assert set(marked_in) == {threading.get_ident()}
+
+
+# Memory.
+
+
+async def test_ended_tasks_with_a_far_expiry_leave_memory() -> None:
+    """A `good_until` next month keeps nothing of a task that ended today."""
+    manager = manager_of(concurrency=100)
+
+    @manager.task
+    async def quick() -> None:
+        pass
+
+    async with world_of(manager) as (world, _store):
+        for _ in range(3_000):
+            quick.with_options(good_until=world.now + timedelta(days=30)).enqueue()
+            if _ % 500 == 0:
+                await manager.join()
+        await manager.join()
+        assert len(engine_of(manager).dispatcher._expiring) < 2_500
+
+
+async def test_snooze_and_retry_during_the_drain_come_back_at_the_next_start() -> None:
+    """Persisted work that would wait again is released; memory-only work ends by name."""
+    manager = manager_of()
+    seen: list[str] = []
+    gate = asyncio.Event()
+
+    @manager.task(persist=True, retries=2, retry_delay=0.0)
+    async def again() -> str | Snooze:
+        seen.append("again")
+        await gate.wait()
+        if len(seen) < 2:
+            return Snooze(1)
+        return "done"
+
+    async with world_of(manager) as (world, store):
+        handle = again.enqueue()
+        await turns_until(lambda: bool(seen))
+        stopping = asyncio.create_task(manager.stop(timeout=3))
+        await asyncio.sleep(0)
+        gate.set()
+        with pytest.raises(TaskInterrupted) as caught:
+            await handle
+        assert caught.value.requeued
+        await stopping
+        (row,) = store.memory._live.values()
+        assert (row.status, row.claimed_by_worker_id) == ("PENDING", None)
+        await world.start()
+        await world.drain()
+        assert seen == ["again", "again"]
