@@ -240,9 +240,6 @@ class Writer:
             report = await self._commit(batch)
         except StoreError as exc:
             self._put_back(batch)
-            for live, state, _ in batch:
-                if state not in live.in_doubt:
-                    live.in_doubt = (*live.in_doubt, state)
             self._note_degraded(exc)
             return False
         except asyncio.CancelledError:
@@ -282,8 +279,10 @@ class Writer:
         return await self.store.commit(writes)
 
     def _put_back(self, batch: list[_Sent]) -> None:
-        """Nothing of the batch is known to be written. The states are read anew when it is tried again."""
-        for live, _, attempts in reversed(batch):
+        """Nothing of the batch is known to be written, or not. The states are read anew when it is tried again."""
+        for live, state, attempts in reversed(batch):
+            if state not in live.in_doubt:
+                live.in_doubt = (*live.in_doubt, state)
             live.attempts_due = (*attempts, *live.attempts_due)
             self.outbox.put_back(live)
             if not live.is_persisted:
