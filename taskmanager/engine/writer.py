@@ -300,7 +300,10 @@ class Writer:
             if troubled and live.task_id in report.rejected:
                 listener.rejected(live, report.rejected[live.task_id])
             elif troubled and live.task_id in report.lost:
+                was_dirty = live.is_dirty
                 self._absorb_loss(sent, report.lost[live.task_id])
+                if live.is_dirty and not was_dirty:
+                    self.outbox.is_tried_again()
             else:
                 live.committed = sent[1]
                 if live.in_doubt:
