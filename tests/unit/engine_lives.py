@@ -1,0 +1,56 @@
+"""Makes live tasks, and a clock, for tests of single modules of the engine: no manager runs, no time passes."""
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from taskmanager import TaskManager
+from taskmanager.engine.attempt import Attempt, SlotKeeper
+from taskmanager.engine.definition import Definition
+from taskmanager.engine.live import LiveTask
+from taskmanager.model.states import TaskStatus
+
+_numbers = count(1)
+
+
+class Ticks:
+    """Wall time that a test sets, in microseconds."""
+
+    def __init__(self) -> None:
+        self.now = 1_000
+
+    def now_us(self) -> int:
+        return self.now
+
+    def elapsed_s(self) -> float:
+        return self.now / 1_000_000
+
+
+def definition_of(fn: Callable[..., Any] | None = None, **options: Any) -> Definition:
+    """What a manager makes of a function: by default persisted, async, without retries."""
+
+    async def work(item: object = None) -> object:
+        return item
+
+    manager = TaskManager("never-opened.db")
+    return manager.task(**{"name": "work", "persist": True} | options)(fn or work).bound()[0]
+
+
+WORK = definition_of()
+LIGHT = definition_of(persist=False)
+
+
+def new_live(definition: Definition = WORK, *, task_id: str = "", priority: int = 50, now: int = 1_000) -> LiveTask:
+    """A task as the intake makes it, of instance `me`."""
+    live = LiveTask(
+        definition, task_id or f"t{next(_numbers)}", now, definition.options_text, definition.queue_name, priority
+    )
+    live.args_text, live.kwargs_text, live.owner = "[]", "{}", "me"
+    return live
+
+
+def running(live: LiveTask, keeper: SlotKeeper) -> Attempt:
+    """Its next attempt."""
+    live.status, live.start_count, live.started_at = TaskStatus.RUNNING, live.start_count + 1, 2_000
+    attempt = live.attempt = Attempt(live, keeper, live.started_at)
+    return attempt

@@ -1,0 +1,495 @@
+"""The writer: what goes into one commit, what a failed one leaves behind, and who is told when."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from taskmanager.engine import writer as writer_module
+from taskmanager.engine.live import LiveTask, Phase
+from taskmanager.engine.outbox import HISTORY_BATCH
+from taskmanager.engine.writer import MAX_BATCH, Writer
+from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.memory import MemoryStore
+from taskmanager.store.protocol import CommitReport
+from tests.unit.engine_lives import LIGHT, Ticks, new_live
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
+
+TURNS = 200
+"""Turns of the loop after which nothing happens any more."""
+NEVER_S = 1_000.0
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer tries again at once."""
+    monkeypatch.setattr(writer_module, "FIRST_RETRY_S", 0.0)
+    monkeypatch.setattr(writer_module, "LAST_RETRY_S", 0.0)
+
+
+class Listener:
+    """Writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+
+    def committed(self, live: LiveTask) -> None:
+        self.heard.append(("committed", live.task_id))
+
+    def lost(self, live: LiveTask, row: TaskRow | None) -> None:
+        self.heard.append(("lost", live.task_id, row and row.status))
+
+    def rejected(self, live: LiveTask, reason: str) -> None:
+        self.heard.append(("rejected", live.task_id))
+
+    def degraded(self, exc: StoreError) -> None:
+        self.heard.append(("degraded",))
+
+    def restored(self) -> None:
+        self.heard.append(("restored",))
+
+    def written(self) -> None:
+        """Room for records; not what these tests are about."""
+
+
+class Store(MemoryStore):
+    """Keeps what was sent to it; the next commits happen as the script says, one word of each kind per commit:
+
+    "hold" waits for `gate`, "fail" raises in the end, "arrive" lets a failing one take effect all the same.
+    """
+
+    def __init__(self, *script: str) -> None:
+        super().__init__()
+        self.script = list(script)
+        self.sent: list[list[TaskWrite]] = []
+        self.gate = asyncio.Event()
+        self.is_held = False
+
+    async def commit(self, writes: Sequence[TaskWrite]) -> CommitReport:
+        self.sent.append(list(writes))
+        words = self.script.pop(0).split() if self.script else []
+        if "hold" in words:
+            self.is_held = True
+            await self.gate.wait()
+            self.is_held = False
+            self.gate.clear()
+        if "fail" not in words:
+            return await super().commit(writes)
+        if "arrive" in words:
+            await super().commit(writes)
+        raise StoreUnavailable("as the script says")
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(batch) for batch in self.sent]
+
+    def sent_of(self, task_id: str) -> list[tuple[str, Expected | None]]:
+        """What was tried for one task, in order."""
+        writes = [write for batch in self.sent for write in batch if write.row.task_id == task_id]
+        return [(write.row.status, write.expected) for write in writes]
+
+
+@asynccontextmanager
+async def a_writer(store: Store, clock: Ticks | None = None, **options: Any) -> AsyncIterator[tuple[Writer, Listener]]:
+    """One that runs; what it holds at the end is dropped."""
+    intervals = {"commit_interval_s": NEVER_S, "snapshot_interval_s": NEVER_S} | options
+    writer, listener = Writer(store, clock or Ticks(), **intervals), Listener()
+    writer.start(listener)
+    try:
+        yield writer, listener
+    finally:
+        store.script.clear()
+        store.gate.set()
+        await writer.close(5.0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until something is true."""
+    for _ in range(TURNS):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never happened")
+
+
+async def quiescence() -> None:
+    """Let everything happen that can."""
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+
+
+def attempt_of(live: LiveTask, number: int) -> AttemptRow:
+    return AttemptRow(live.task_id, number, "FAILED", True, 1, 2, None, None, None, "me", "host", 1, "main", 2)
+
+
+def start(live: LiveTask) -> None:
+    """→ RUNNING, as the settlement does it."""
+    live.status, live.started_at, live.start_count = TaskStatus.RUNNING, 1, live.start_count + 1
+
+
+# What goes into a batch.
+
+
+async def test_what_changes_during_a_commit_is_the_next_batch() -> None:
+    """The batch grows with the load: one caller waits for one commit, many share one."""
+    store = Store("hold")
+    async with a_writer(store) as (writer, listener):
+        writer.mark(new_live(task_id="a"))
+        await until(lambda: store.is_held)
+        for name in "bcd":
+            writer.mark(new_live(task_id=name))
+        await quiescence()
+        assert store.sizes == [1]
+        store.gate.set()
+        await writer.flush()
+        assert store.sizes == [1, 3]
+        assert listener.heard == [("committed", name) for name in "abcd"]
+
+
+async def test_a_batch_is_bounded() -> None:
+    """A thousand changes do not become one transaction, and keep their order."""
+    store = Store()
+    async with a_writer(store) as (writer, _):
+        lives = [new_live() for _ in range(2 * MAX_BATCH + 1)]
+        for live in lives:
+            writer.mark(live)
+        await writer.flush()
+        assert store.sizes == [MAX_BATCH, MAX_BATCH, 1]
+        assert [write.row.task_id for batch in store.sent for write in batch] == [live.task_id for live in lives]
+
+
+async def test_the_state_is_read_when_the_batch_is_made() -> None:
+    """Accept and start, in one turn of the loop, are one row write."""
+    store = Store()
+    async with a_writer(store) as (writer, _):
+        live = new_live()
+        writer.mark(live)
+        start(live)
+        writer.mark(live)
+        await writer.flush()
+        ((write,),) = store.sent
+        assert (write.row.status, write.expected) == ("RUNNING", None)
+        assert live.committed == Expected("RUNNING", "me", 1)
+
+
+async def test_a_task_that_was_only_accepted_waits_for_company() -> None:
+    """It goes with the interval, with a change of its own, or with a full batch; never with a change of another."""
+    store = Store()
+    async with a_writer(store) as (writer, _):
+        accepted, changed = new_live(), new_live()
+        writer.accept(accepted)
+        await quiescence()
+        assert store.sizes == []
+        writer.mark(changed)
+        await until(lambda: store.sizes == [1])
+        writer.mark(accepted)
+        await until(lambda: store.sizes == [1, 1])
+        for _ in range(MAX_BATCH):
+            writer.accept(new_live())
+        await until(lambda: store.sizes == [1, 1, MAX_BATCH])
+
+
+@pytest.mark.req("PR-52")
+async def test_history_waits_for_its_interval_or_for_a_batch_of_it() -> None:
+    """Memory-only records cost no commit of their own each."""
+    store = Store()
+    async with a_writer(store) as (writer, _):
+        for _ in range(HISTORY_BATCH - 1):
+            writer.record(ended(new_live(LIGHT)))
+        await quiescence()
+        assert store.sizes == []
+        assert len(writer.unsaved_ids) == HISTORY_BATCH - 1
+        writer.record(ended(new_live(LIGHT)))
+        await until(lambda: store.sizes == [HISTORY_BATCH])
+        await quiescence()
+        assert not writer.unsaved_ids
+    store = Store()
+    async with a_writer(store, snapshot_interval_s=0.0) as (writer, _):
+        writer.record(ended(new_live(LIGHT)))
+        await until(lambda: store.sizes == [1])
+
+
+def ended(live: LiveTask) -> LiveTask:
+    live.status, live.phase, live.failed_at = TaskStatus.FAILED, Phase.ENDED, 5
+    return live
+
+
+async def test_two_tasks_of_one_key_are_never_in_one_batch() -> None:
+    """They have one id; the answer to the first decides what the second is."""
+    store = Store()
+    async with a_writer(store) as (writer, listener):
+        first, second = new_live(task_id="k"), new_live(task_id="k")
+        first.idempotency_key = second.idempotency_key = "key"
+        second.sent_at += 1
+        writer.mark(first)
+        writer.mark(second)
+        await writer.flush()
+        assert store.sizes == [1, 1]
+        assert listener.heard == [("committed", "k"), ("lost", "k", "PENDING")]
+
+
+# Failures.
+
+
+async def test_a_batch_that_is_put_back_never_overwrites_newer_news() -> None:
+    """The end came while the start was being written; the start failed; what is written next is the end."""
+    store = Store("hold fail")
+    async with a_writer(store) as (writer, listener):
+        live, other = new_live(task_id="a"), new_live(task_id="b")
+        start(live)
+        live.attempts_due = (attempt_of(live, 1),)
+        writer.mark(live)
+        await until(lambda: store.is_held)
+        live.status, live.completed_at = TaskStatus.COMPLETED, 9
+        live.attempts_due = (attempt_of(live, 2),)
+        writer.mark(live)
+        writer.mark(other)
+        store.gate.set()
+        await writer.flush()
+        assert store.sent_of("a") == [("RUNNING", None), ("COMPLETED", None)]
+        assert [each.attempt for each in await store.fetch_attempts("a")] == [1, 2]
+        assert writer.unsaved_count == 0
+        assert listener.heard == [("degraded",), ("restored",), ("committed", "a"), ("committed", "b")]
+
+
+async def test_what_was_put_back_goes_before_what_came_later() -> None:
+    """Everything is written in order when the store is back."""
+    store = Store("hold fail", "fail", "fail")
+    async with a_writer(store) as (writer, _):
+        for name in "ab":
+            writer.mark(new_live(task_id=name))
+        await until(lambda: store.is_held)
+        writer.mark(new_live(task_id="c"))
+        store.gate.set()
+        await writer.flush()
+        assert [write.row.task_id for write in store.sent[-1]] == ["a", "b", "c"]
+        assert store.sizes == [2, 3, 3, 3]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_commit_of_unknown_fate_that_arrived_is_recognised(times: int) -> None:
+    """Insert and start had arrived; nobody is told that the claim is lost, and the end is written on top."""
+    store = Store(*["arrive fail"] * times)
+    async with a_writer(store) as (writer, listener):
+        live = new_live(task_id="a")
+        start(live)
+        writer.mark(live)
+        await writer.flush()
+        assert live.committed == Expected("RUNNING", "me", 1)
+        live.status, live.completed_at = TaskStatus.COMPLETED, 9
+        writer.mark(live)
+        await writer.flush()
+        assert store.sent_of("a")[-1] == ("COMPLETED", Expected("RUNNING", "me", 1))
+        assert [word for word, *_ in listener.heard] == ["degraded", *["degraded"] * (times - 1), "restored"] + [
+            "committed"
+        ] * 2
+
+
+async def test_a_start_that_arrived_and_was_taken_back_still_counts() -> None:
+    """The fencing generation of a row never goes back, or an old writer might own the row again."""
+    store = Store("arrive fail")
+    async with a_writer(store) as (writer, listener):
+        live = new_live(task_id="a")
+        start(live)
+        writer.mark(live)
+        await until(lambda: ("degraded",) in listener.heard)
+        live.status, live.started_at, live.start_count = TaskStatus.PENDING, None, 0
+        writer.mark(live)
+        await writer.flush()
+        row = await store.fetch("a")
+        assert row is not None
+        assert (row.status, row.start_count, live.start_count) == ("PENDING", 1, 1)
+
+
+async def test_a_released_row_that_had_arrived_is_recognised() -> None:
+    """Without an owner in the row it is still what we wrote."""
+    store = Store("", "arrive fail")
+    async with a_writer(store) as (writer, listener):
+        live = new_live(task_id="a")
+        writer.mark(live)
+        await writer.flush()
+        live.owner = None
+        writer.mark(live)
+        await writer.flush()
+        assert [word for word, *_ in listener.heard] == ["committed", "degraded", "restored", "committed"]
+
+
+async def test_the_row_of_somebody_else_is_never_taken_for_ones_own() -> None:
+    """Recovered, claimed by another one, started again: a claim is lost, and is said so once."""
+    store = Store()
+    async with a_writer(store) as (writer, listener):
+        live = new_live(task_id="a")
+        start(live)
+        writer.mark(live)
+        await writer.flush()
+        theirs = live.row()._replace(claimed_by_worker_id="other", start_count=2)
+        assert not (await store.commit([TaskWrite(theirs, live.committed)])).lost
+        live.status, live.completed_at = TaskStatus.COMPLETED, 9
+        writer.mark(live)
+        await writer.flush()
+        assert listener.heard == [("committed", "a"), ("lost", "a", "RUNNING")]
+        assert await store.fetch("a") == theirs
+
+
+async def test_a_row_that_cannot_be_stored_is_reported_and_not_tried_again() -> None:
+    """The rest of its batch is committed."""
+    store = Store()
+    async with a_writer(store) as (writer, listener):
+        bad, good = new_live(task_id="bad", priority=0), new_live(task_id="good")
+        writer.mark(bad)
+        writer.mark(good)
+        await writer.flush()
+        assert listener.heard == [("rejected", "bad"), ("committed", "good")]
+        assert store.sizes == [2]
+        assert writer.unsaved_count == 0
+
+
+async def test_a_writer_that_somebody_cancelled_is_replaced_by_the_close() -> None:
+    """The commit it was in may have arrived; what it wrote then is still its own."""
+    store = Store("hold")
+    async with a_writer(store) as (writer, listener):
+        live = new_live(task_id="a")
+        start(live)
+        writer.mark(live)
+        await until(lambda: store.is_held)
+        assert writer._task is not None
+        writer._task.cancel()
+        await MemoryStore.commit(store, store.sent[0])
+        await asyncio.wait([writer._task])
+        live.status, live.completed_at = TaskStatus.COMPLETED, 9
+        writer.mark(live)
+        assert await writer.close(5.0) == 0
+        assert [word for word, *_ in listener.heard] == ["committed"]
+        row = await store.fetch("a")
+        assert row is not None
+        assert row.status == "COMPLETED"
+
+
+# Waiting for the writer.
+
+
+async def test_a_flush_waits_for_what_was_marked_before_it() -> None:
+    """Later changes do not keep it waiting; history and accepted tasks do not make it wait for their interval."""
+    store = Store("hold", "hold")
+    async with a_writer(store) as (writer, _):
+        writer.accept(new_live(task_id="a"))
+        writer.record(ended(new_live(LIGHT, task_id="light")))
+        flush = asyncio.create_task(writer.flush())
+        await until(lambda: store.is_held)
+        assert {write.row.task_id for write in store.sent[0]} == {"a", "light"}
+        writer.mark(new_live(task_id="b"))
+        await quiescence()
+        assert not flush.done()
+        store.gate.set()
+        await until(flush.done)
+        assert writer.unsaved_count == 1
+
+
+async def test_a_flush_of_nothing_returns_at_once() -> None:
+    """No commit is made for it."""
+    store = Store()
+    async with a_writer(store) as (writer, _):
+        await writer.flush()
+    assert store.sizes == []
+
+
+async def test_a_flush_survives_changes_put_back_and_merged() -> None:
+    """What failed while it changed again counts once: the barrier is neither forgotten nor passed too early."""
+    store = Store("hold fail", "hold")
+    async with a_writer(store) as (writer, _):
+        live = new_live(task_id="a")
+        writer.mark(live)
+        flush = asyncio.create_task(writer.flush())
+        await until(lambda: store.is_held)
+        start(live)
+        writer.mark(live)
+        store.gate.set()
+        await until(lambda: len(store.sent) == 2)
+        await quiescence()
+        assert not flush.done()
+        store.gate.set()
+        await until(flush.done)
+        assert writer.unsaved_count == 0
+
+
+async def test_quiet_is_held_while_a_commit_is_under_way() -> None:
+    """Who counts memory and store together must not look between a commit and its answer."""
+    store = Store("hold")
+    async with a_writer(store) as (writer, listener):
+        writer.mark(new_live(task_id="a"))
+        await until(lambda: store.is_held)
+
+        async def count() -> int:
+            async with writer.quiet:
+                return len(listener.heard)
+
+        counted = asyncio.create_task(count())
+        await quiescence()
+        assert not counted.done()
+        store.gate.set()
+        assert await counted == 1
+
+
+async def test_the_oldest_unsaved_change_includes_the_commit_under_way() -> None:
+    """It may hang on a lock for as long as SQLite waits for it."""
+    store, clock = Store("hold"), Ticks()
+    async with a_writer(store, clock) as (writer, _):
+        assert writer.oldest_unsaved_s() is None
+        writer.mark(new_live(now=clock.now))
+        await until(lambda: store.is_held)
+        clock.now += 2_000_000
+        writer.mark(new_live(now=clock.now))
+        assert writer.oldest_unsaved_s() == 2.0
+        store.gate.set()
+        await writer.flush()
+        assert writer.oldest_unsaved_s() is None
+
+
+async def test_a_close_says_how_much_could_not_be_written_and_tells_who_waits() -> None:
+    """Nobody waits for a commit that will never come."""
+    store = Store(*["fail"] * 10_000)
+    writer, listener = Writer(store, Ticks()), Listener()
+    writer.start(listener)
+    live = new_live()
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    live.save_waiters_list().append(waiter)
+    writer.mark(live)
+    writer.record(ended(new_live(LIGHT)))
+    flush = asyncio.create_task(writer.flush())
+    assert await writer.close(0.01) == 2
+    for waiting in (waiter, flush):
+        with pytest.raises(StoreUnavailable, match="stopped"):
+            await waiting
+    with pytest.raises(StoreUnavailable, match="2 records"):
+        await writer.flush()
+
+
+async def test_a_close_writes_everything_first() -> None:
+    """Intervals are not waited for."""
+    store = Store()
+    async with a_writer(store) as (writer, _):
+        writer.accept(new_live())
+        writer.mark(new_live())
+        writer.record(ended(new_live(LIGHT)))
+        assert await writer.close(5.0) == 0
+        assert await store.counts() | {TaskStatus.PENDING: 2, TaskStatus.FAILED: 1} == await store.counts()
+
+
+async def test_a_new_file_gets_everything_that_lives() -> None:
+    """What was committed to the old one is inserted again."""
+    store = Store()
+    async with a_writer(store) as (writer, _):
+        live = new_live(task_id="a")
+        start(live)
+        writer.mark(live)
+        await writer.flush()
+        store._live.clear()
+        writer.lose_everything_committed([live])
+        await writer.flush()
+        assert store.sent_of("a")[-1] == ("RUNNING", None)
+        assert live.committed == Expected("RUNNING", "me", 1)
