@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from taskmanager.codec.results import encode_error_text
 from taskmanager.engine.definition import options_of, retry_facts
-from taskmanager.engine.instance import Identity, is_dead, remove_lock_files
+from taskmanager.engine.instance import Identity, is_dead, remove_lock_files, remove_stray_lock_files
 from taskmanager.model.clock import Clock
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, expected_of
 from taskmanager.model.result import TaskError
@@ -80,6 +80,7 @@ class Recovery:
             # The files first: who dies in between leaves rows, which are found again, and not files, which are not.
             if self._database is not None:
                 remove_lock_files(self._database, dead)
+                remove_stray_lock_files(self._database, {*instances, me})
             await self._store.forget_instances(dead)
         if moved or dead:
             logger.info("recovered %d tasks of %d instances that are gone", moved, len(dead))

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import socket
 import weakref
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,10 +76,14 @@ class InstanceLock:
 
     def take(self) -> None:
         """Create the lock file and lock it. `OSError` when the directory cannot be written."""
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if fcntl is not None:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._fd = fd
+        while self._fd is None:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if fcntl is not None:
+                fcntl.flock(fd, fcntl.LOCK_EX)  # at most a sweep holds it, for as long as it takes to remove the file
+            if _is_at(fd, self.path):
+                self._fd = fd
+            else:
+                os.close(fd)
         _held.add(self)
 
     def drop(self) -> None:
@@ -123,6 +127,32 @@ def is_dead(database: Path, instance_id: str) -> bool:
     finally:
         os.close(fd)
     return True
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Whether the path still leads to the open file."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def remove_stray_lock_files(database: Path, known: Container[str]) -> None:
+    """Remove the files of instances that died before they were registered: nobody else will ever ask for them."""
+    if fcntl is None:
+        return
+    prefix = f"{database.name}."
+    for path in database.parent.glob("*.lock"):
+        instance_id = path.name.removeprefix(prefix).removesuffix(".lock")
+        if not path.name.startswith(prefix) or instance_id in known:
+            continue
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(fd)
 
 
 def remove_lock_files(database: Path, instance_ids: Iterable[str]) -> None:
