@@ -29,6 +29,8 @@ class ThreadLane:
         self._idle = 0
         self._thread_count = 0
         self._lock = threading.Lock()
+        self.on_outlived: Callable[[], None] | None = None
+        """Called in a thread whose job ended after its loop was closed."""
 
     def submit(self, call: Callable[[], Any], context: Context) -> "asyncio.Future[Any]":
         """Run `call` in a thread. The future gets its value or exception; cancelling it does not stop the thread."""
@@ -52,7 +54,8 @@ class ThreadLane:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            _run(job)
+            if not _run(job) and self.on_outlived is not None:
+                self.on_outlived()
             del job  # or the thread would keep the last task's arguments alive while it waits
             with self._lock:
                 self._idle += 1
@@ -61,7 +64,8 @@ class ThreadLane:
         return f"<ThreadLane {self._thread_count} threads, {self._idle} idle>"
 
 
-def _run(job: _Job) -> None:
+def _run(job: _Job) -> bool:
+    """Run it and deliver its outcome; False when its loop is closed and nobody can be told."""
     value: Any = None
     error: BaseException | None = None
     try:
@@ -71,7 +75,8 @@ def _run(job: _Job) -> None:
     try:
         job.loop.call_soon_threadsafe(_deliver, job.future, value, error)
     except RuntimeError:
-        return  # the loop is closed: the manager has stopped and recorded this attempt as interrupted
+        return False  # the manager has stopped and recorded this attempt as interrupted
+    return True
 
 
 def _deliver(future: "asyncio.Future[Any]", value: Any, error: BaseException | None) -> None:

@@ -64,6 +64,7 @@ class Lifecycle:
         self.is_stopping = False
         """True from the moment a stop was asked for."""
         self._leftover: set[Attempt] = set()
+        self._threads_left = 0
         self._background: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
@@ -232,13 +233,22 @@ class Lifecycle:
                 live.definition.name,
                 live.task_id,
             )
+        self._threads_left = sum(attempt.live.definition.lane == "thread" for attempt in self._leftover)
+        engine.runner.threads.on_outlived = self._thread_outlived_loop
         for attempt in self._leftover:
             attempt.on_end = lambda ended=attempt: self._leftover_ended(ended)
             if attempt.task is not None:
                 _let_loop_close(attempt.task)
 
+    def _thread_outlived_loop(self) -> None:
+        """In the thread itself. What was left of other lanes went with the loop, so the last thread frees the rows."""
+        self._threads_left -= 1
+        if self._threads_left <= 0 and self._lock is not None:
+            self._lock.close_descriptor()
+
     def _leftover_ended(self, attempt: Attempt) -> None:
         self._leftover.discard(attempt)
+        self._threads_left -= attempt.live.definition.lane == "thread"
         if not self._leftover:
             self._duties.stop_heartbeat()
             if self._lock is not None:
