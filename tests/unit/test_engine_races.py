@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,11 +28,13 @@ from taskmanager import (
     current_task,
 )
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.instance import InstanceLock, is_dead, lock_path, remove_stray_lock_files
 from taskmanager.engine.live import Phase
 from taskmanager.model.record import TaskWrite, expected_of
 from taskmanager.store.memory import MemoryStore
 from taskmanager.testing import Fault, FaultyStore, World, isolated
 
+fcntl = pytest.importorskip("fcntl")
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
 
 TURNS = 2_000
@@ -79,7 +82,7 @@ class Store(FaultyStore):
 
 
 async def turns_until(condition: Callable[[], bool]) -> None:
-    """Let the loop turn until something is true; no time passes."""
+    """Let the loop turn until something is true; no virtual time passes."""
     for _ in range(TURNS):
         if condition():
             return
@@ -933,6 +936,76 @@ async def test_a_retry_by_key_is_saved_only_when_it_is() -> None:
         store.let_go()
         await saving
         assert await second == "b"
+
+
+# Lock files, and what outlives its loop.
+
+
+def test_a_thread_that_outlives_its_loop_gives_its_task_back_when_it_ends(tmp_path: Path) -> None:
+    """Nobody is left to be told; yet the row must not stay RUNNING for as long as the process lives."""
+    gate, begun = threading.Event(), threading.Event()
+    manager = TaskManager(tmp_path / "tasks.db", drain_timeout=0.0)
+    starts: list[int] = []
+
+    @manager.task(persist=True, requeue_on_interrupt=True)
+    def stuck() -> int:
+        starts.append(1)
+        begun.set()
+        gate.wait(10)
+        return len(starts)
+
+    async def first() -> str:
+        async with manager:
+            handle = stuck.enqueue()
+            await asyncio.to_thread(begun.wait, 10)
+            return handle.task_id
+
+    async def second(task_id: str) -> int:
+        async with manager:
+            value: int = await manager.handle(task_id)
+            return value
+
+    started_before = set(threading.enumerate())
+    task_id = asyncio.run(first())
+    gate.set()
+    for thread in set(threading.enumerate()) - started_before:
+        thread.join(5)
+    assert asyncio.run(second(task_id)) == 2
+    assert not list(tmp_path.glob("*.lock"))
+
+
+def test_a_lock_file_of_an_instance_that_never_registered_is_swept(tmp_path: Path) -> None:
+    """It died between its lock and its row; files of the living, and of other databases, stay."""
+    database = tmp_path / "tasks.db"
+    living = InstanceLock(database, "living")
+    living.take()
+    stray, known, other = lock_path(database, "stray"), lock_path(database, "known"), tmp_path / "other.db.x.lock"
+    for path in (stray, known, other):
+        path.touch()
+    remove_stray_lock_files(database, {"known"})
+    assert sorted(tmp_path.iterdir()) == sorted([living.path, known, other])
+    living.drop()
+
+
+def test_a_lock_whose_file_was_swept_meanwhile_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its creation and its lock the file may go; a lock on a file that nobody finds proves nothing."""
+    database = tmp_path / "tasks.db"
+    flock, calls = fcntl.flock, 0
+
+    def flock_after_a_sweep(fd: int, how: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            lock_path(database, "me").unlink()
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock_after_a_sweep)
+    lock = InstanceLock(database, "me")
+    lock.take()
+    assert calls == 2
+    assert not is_dead(database, "me")
+    lock.drop()
+    assert is_dead(database, "me")
 
 
 # User code and corrupt rows.
