@@ -32,8 +32,9 @@ def definition_of(fn: Callable[..., Any] | None = None, **options: Any) -> Defin
     async def work(item: object = None) -> object:
         return item
 
-    manager = TaskManager("never-opened.db")
-    return manager.task(**{"name": "work", "persist": True} | options)(fn or work).bound()[0]
+    given: dict[str, Any] = {"name": "work", "persist": True} | options
+    definition, _ = TaskManager("never-opened.db").task(**given)(fn or work).bound()
+    return definition
 
 
 WORK = definition_of()

@@ -1,0 +1,373 @@
+"""The dispatcher: who starts next, under which limits, and how a slot is lent and taken back."""
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from taskmanager.engine import dispatch
+from taskmanager.engine.attempt import Attempt
+from taskmanager.engine.definition import Definition
+from taskmanager.engine.dispatch import Dispatcher
+from taskmanager.engine.live import LiveTask, Phase
+from taskmanager.model.config import QueueConfig
+from tests.unit.engine_lives import definition_of, new_live, running
+
+pytestmark = pytest.mark.anyio
+
+
+def of_queue(queue_name: str, **options: Any) -> Definition:
+    return definition_of(queue_name=queue_name, **options)
+
+
+def sync(item: object = None) -> object:
+    return item
+
+
+DEFAULT, SAFE = definition_of(), definition_of(requeue_on_interrupt=True)
+LIGHT, THREAD = definition_of(persist=False), definition_of(sync, persist=False)
+
+
+class World:
+    """A dispatcher, with names for its tasks."""
+
+    def __init__(self, *queues: QueueConfig, concurrency: int = 100, threads: int = 100) -> None:
+        self.dispatcher = Dispatcher({"async": concurrency, "thread": threads, "process": 1}, queues)
+        self.kicks = 0
+        self.dispatcher.wants_take = self._kick
+
+    def _kick(self) -> None:
+        self.kicks += 1
+
+    def ready(self, name: str, definition: Definition = DEFAULT, **how: Any) -> LiveTask:
+        """A task that waits for a slot; `crash_count` and `enqueued_at` as attributes."""
+        live = new_live(definition, task_id=name, priority=how.pop("priority", 50))
+        for field, value in how.items():
+            setattr(live, field, value)
+        self.dispatcher.add_ready(live)
+        return live
+
+    def take(self) -> list[str]:
+        """The names of what starts now."""
+        return [live.task_id for live in self.dispatcher.take()]
+
+
+# The order.
+
+
+@pytest.mark.req("DS-005", "DS-s6")
+def test_queues_come_before_priorities_and_priorities_before_age() -> None:
+    """Over all queues and lanes, whatever else is apart inside: what needs the store and what does not."""
+    world = World(QueueConfig("urgent", priority=1), QueueConfig("slow", priority=99), concurrency=100)
+    world.ready("slow", of_queue("slow"), priority=1)
+    world.ready("b", priority=50, enqueued_at=2)
+    world.ready("a", SAFE, priority=50, enqueued_at=1)
+    world.ready("c", LIGHT, priority=50, enqueued_at=3)
+    world.ready("d", THREAD, priority=51, enqueued_at=0)
+    world.ready("first", priority=2, enqueued_at=9)
+    world.ready("urgent", of_queue("urgent"), priority=100)
+    assert world.take() == ["urgent", "first", "a", "b", "c", "d", "slow"]
+
+
+def test_equal_tasks_start_in_the_order_of_their_arrival() -> None:
+    """Also where they are kept apart inside."""
+    world = World()
+    for number in range(30):
+        world.ready(str(number), random.Random(number).choice([DEFAULT, SAFE, LIGHT]), enqueued_at=7)
+    assert world.take() == [str(number) for number in range(30)]
+
+
+# The limits.
+
+
+def test_a_lane_is_never_fuller_than_its_limit() -> None:
+    """A slot is taken by `take` and free with `give_back`, which asks for the next look."""
+    world = World(concurrency=2)
+    lives = [world.ready(name) for name in "abc"]
+    assert world.take() == ["a", "b"]
+    assert world.take() == []
+    assert [live.phase for live in lives] == [Phase.STARTING, Phase.STARTING, Phase.READY]
+    world.dispatcher.give_back(lives[0])
+    assert world.kicks == 1
+    assert world.take() == ["c"]
+
+
+def test_lanes_do_not_wait_for_each_other() -> None:
+    """A full lane leaves the tasks of the others alone."""
+    world = World(concurrency=1, threads=1)
+    for name in "ab":
+        world.ready(name, LIGHT, priority=1)
+        world.ready(name + "-thread", THREAD, priority=50)
+    assert world.take() == ["a", "a-thread"]
+
+
+def test_a_queue_is_never_fuller_than_its_limit_over_all_lanes() -> None:
+    """The limit is the queue's, and the best task gets it, whatever its lane."""
+    world = World(QueueConfig("narrow", max_concurrency=1))
+    world.ready("async", of_queue("narrow"), priority=50)
+    thread = world.ready("thread", definition_of(sync, queue_name="narrow", persist=False), priority=1)
+    world.ready("other")
+    assert world.take() == ["thread", "other"]
+    world.dispatcher.give_back(thread)
+    assert world.take() == ["async"]
+
+
+def test_a_paused_queue_starts_nothing_and_stops_nobody() -> None:
+    """Its tasks wait where they are until it goes on."""
+    world = World(QueueConfig("mail", priority=1))
+    world.ready("mail", of_queue("mail"))
+    world.ready("other")
+    world.dispatcher.queue("mail").is_paused = True
+    assert world.take() == ["other"]
+    world.dispatcher.queue("mail").is_paused = False
+    assert world.take() == ["mail"]
+
+
+def test_only_what_needs_the_store_waits_for_it() -> None:
+    """Not safe to repeat, and persisted: its start must be written first. The others go on."""
+    world = World()
+    world.ready("needs it", DEFAULT, priority=1)
+    world.ready("safe to repeat", SAFE)
+    world.ready("memory only", LIGHT)
+    world.dispatcher.is_store_degraded = True
+    assert world.take() == ["safe to repeat", "memory only"]
+    world.dispatcher.is_store_degraded = False
+    assert world.take() == ["needs it"]
+
+
+def test_a_suspect_runs_apart_from_other_suspects_and_from_what_is_not_safe_to_repeat() -> None:
+    """When the process dies again, it is known who did it, and nothing is harmed that could not be repeated."""
+    world = World()
+    first = world.ready("suspect", SAFE, crash_count=1, priority=1)
+    world.ready("second suspect", SAFE, crash_count=2, priority=2)
+    world.ready("not safe", DEFAULT, priority=3)
+    world.ready("safe", SAFE, priority=4)
+    world.ready("memory only", LIGHT, priority=5)
+    assert world.take() == ["suspect", "safe", "memory only"]
+    world.dispatcher.give_back(first)
+    assert world.take() == ["second suspect"]
+    assert world.take() == []
+
+
+def test_a_suspect_that_lends_its_slot_is_a_suspect_all_the_same() -> None:
+    """It still executes."""
+    world = World()
+    attempt = Attempt(world.ready("suspect", SAFE, crash_count=1), world.dispatcher, 0)
+    assert world.take() == ["suspect"]
+    world.dispatcher.lend(attempt)
+    world.ready("not safe")
+    assert world.take() == []
+    world.dispatcher.take_back_now(attempt)
+    world.dispatcher.give_back(attempt.live)
+    assert world.take() == ["not safe"]
+
+
+# Leaving early.
+
+
+def test_an_entry_that_is_not_wanted_any_more_is_passed_over() -> None:
+    """A cancel leaves it in its heap; neither a slot nor a start is lost to it."""
+    world = World(concurrency=1)
+    gone = world.ready("gone", priority=1)
+    world.ready("next")
+    gone.phase = Phase.ENDED
+    world.dispatcher.forget(gone)
+    assert world.take() == ["next"]
+
+
+def test_a_task_that_left_and_came_back_starts_once() -> None:
+    """Its old entry is as good as the new one, and the second of the two is stale."""
+    world = World()
+    live = world.ready("a")
+    live.phase = Phase.DELAYED
+    world.dispatcher.forget(live)
+    world.dispatcher.add_ready(live)
+    assert world.take() == ["a"]
+    assert world.take() == []
+
+
+def test_heaps_full_of_stale_entries_are_cleaned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task cancelled long before its time leaves memory with the others that are."""
+    monkeypatch.setattr(dispatch, "STALE_CLEANUP_AT", 10)
+    world = World()
+    kept = [world.ready("ready"), new_live(task_id="delayed"), new_live(task_id="scheduled")]
+    world.dispatcher.add_delayed(kept[1], 1.0)
+    world.dispatcher.add_scheduled(kept[2], 5)
+    for number in range(60):
+        live = new_live(task_id=str(number))
+        (world.dispatcher.add_delayed if number % 2 else world.dispatcher.add_scheduled)(live, 10**12)
+        live.phase = Phase.ENDED
+        world.dispatcher.forget(live)
+    held = [*world.dispatcher._delayed, *world.dispatcher._scheduled]
+    assert len(held) < 15
+    assert set(world.dispatcher.waiting()) == set(kept)
+
+
+# Time.
+
+
+def test_each_kind_of_delay_has_its_own_clock() -> None:
+    """Delays and retries by elapsed time, promises by wall time; both end among the ready."""
+    world = World()
+    delayed, scheduled = new_live(task_id="delayed"), new_live(task_id="scheduled")
+    world.dispatcher.add_delayed(delayed, 10.0)
+    world.dispatcher.add_scheduled(scheduled, 20_000_000)
+    assert world.dispatcher.next_due() == (10.0, True)
+    assert world.dispatcher.next_wall_delay_s(5_000_000) == 15.0
+    assert world.dispatcher.next_wall_delay_s(50_000_000) == 0.0
+    assert world.dispatcher.wake_due(9.9, 19_999_999) == []
+    assert world.take() == []
+    world.dispatcher.wake_due(10.0, 19_999_999)
+    assert world.take() == ["delayed"]
+    world.dispatcher.wake_due(10.0, 20_000_000)
+    assert world.take() == ["scheduled"]
+    assert world.dispatcher.next_due() == (None, False)
+
+
+def test_a_moment_that_was_put_off_does_not_wake_the_task() -> None:
+    """Its earlier entry is stale."""
+    world = World()
+    live = new_live(task_id="a")
+    world.dispatcher.add_delayed(live, 1.0)
+    world.dispatcher.add_delayed(live, 5.0)
+    world.dispatcher.wake_due(1.0, 0)
+    assert world.take() == []
+    world.dispatcher.wake_due(5.0, 0)
+    assert world.take() == ["a"]
+
+
+@pytest.mark.req("DS-023")
+def test_a_task_expires_only_while_it_waits() -> None:
+    """At its very moment, once; started ones run to their end."""
+    world = World()
+    waits, runs = world.ready("waits"), world.ready("runs")
+    for live in (waits, runs):
+        live.good_until = 100
+        world.dispatcher.watch_expiry(live)
+    runs.phase = Phase.RUNNING
+    assert world.dispatcher.wake_due(0.0, 99) == []
+    assert world.dispatcher.wake_due(0.0, 100) == [waits]
+    assert world.dispatcher.wake_due(0.0, 200) == []
+
+
+# Counting, and room.
+
+
+async def test_who_waits_for_room_is_woken_by_every_departure() -> None:
+    """The counts are kept per queue; a retry waits again without having entered again."""
+    world = World()
+    live = world.ready("a")
+    queue = world.dispatcher.queue("default")
+    queue.entered, queue.stored_waiting = 1, 1
+    room = asyncio.create_task(world.dispatcher.room_changed())
+    await asyncio.sleep(0)
+    world.dispatcher.left_waiting(live)
+    await room
+    assert (queue.waiting, queue.stored_waiting) == (0, 0)
+    world.dispatcher.entered_waiting(live)
+    assert (queue.waiting, queue.stored_waiting) == (1, 1)
+
+
+def test_the_worst_of_a_queue_is_known() -> None:
+    """What a claim must undercut when memory is full."""
+    world = World()
+    assert world.dispatcher.worst_priority("default") is None
+    for priority, definition in ((30, DEFAULT), (70, LIGHT), (90, of_queue("mail"))):
+        world.ready(str(priority), definition, priority=priority)
+    assert world.dispatcher.worst_priority("default") == 70
+
+
+# Lending.
+
+
+def begun(world: World, name: str) -> Attempt:
+    world.ready(name)
+    (live,) = world.dispatcher.take()
+    return running(live, world.dispatcher)
+
+
+async def test_a_lent_slot_is_used_by_others_and_given_back_before_new_ones() -> None:
+    """Parents that wait for children cannot deadlock a full lane, and the limit holds."""
+    world = World(concurrency=1)
+    parent = begun(world, "parent")
+    world.dispatcher.lend(parent)
+    assert not parent.has_slot
+    child = world.ready("child")
+    world.ready("another", priority=99)
+    assert world.take() == ["child"]
+    back = world.dispatcher.take_back(parent)
+    assert world.take() == []
+    assert not back.done()
+    world.dispatcher.give_back(child)
+    assert world.take() == []
+    assert back.done()
+    assert parent.has_slot
+    assert world.dispatcher.lanes["async"].running == 1
+
+
+async def test_a_parent_that_was_cancelled_while_it_waited_for_its_slot_takes_none() -> None:
+    """A slot owned by nobody would be lost for ever."""
+    world = World(concurrency=1)
+    parent = begun(world, "parent")
+    world.dispatcher.lend(parent)
+    holder = world.ready("holder")
+    assert world.take() == ["holder"]
+    back = world.dispatcher.take_back(parent)
+    back.cancel()
+    world.dispatcher.give_back(holder)
+    world.ready("next")
+    assert world.take() == ["next"]
+    assert world.dispatcher.lanes["async"].running == 1
+
+
+async def test_a_cancelled_attempt_gets_its_slot_at_once_to_clean_up() -> None:
+    """Above the limit, for the moment: user code must see its cancellation."""
+    world = World(concurrency=1)
+    parent = begun(world, "parent")
+    world.dispatcher.lend(parent)
+    world.ready("other")
+    assert world.take() == ["other"]
+    world.dispatcher.take_back_now(parent)
+    assert parent.has_slot
+    assert world.dispatcher.lanes["async"].running == 2
+    world.dispatcher.give_back(parent.live)
+    world.ready("next")
+    assert world.take() == []
+
+
+async def test_slots_come_back_in_the_order_in_which_they_were_asked_for_as_far_as_their_queue_allows() -> None:
+    """One whose queue is full does not stop the next."""
+    world = World(QueueConfig("narrow", max_concurrency=1), concurrency=2)
+    first = running(world.ready("first", of_queue("narrow")), world.dispatcher)
+    second = running(world.ready("second"), world.dispatcher)
+    assert set(world.take()) == {"first", "second"}
+    for attempt in (first, second):
+        world.dispatcher.lend(attempt)
+    world.ready("narrow", of_queue("narrow"))
+    assert world.take() == ["narrow"]
+    backs = [world.dispatcher.take_back(attempt) for attempt in (first, second)]
+    world.dispatcher.resume()
+    assert [back.done() for back in backs] == [False, True]
+
+
+async def test_a_stop_gives_slots_back_to_parents_and_starts_nothing_new() -> None:
+    """They have to come to their end within the drain."""
+    world = World(concurrency=1)
+    parent = begun(world, "parent")
+    world.dispatcher.lend(parent)
+    world.ready("new")
+    back = world.dispatcher.take_back(parent)
+    world.dispatcher.resume()
+    assert back.done()
+    assert world.dispatcher.lanes["async"].running == 1
+
+
+def test_repr_tells_the_state() -> None:
+    """One line for a debugger."""
+    world = World(concurrency=1)
+    for name in "abc":
+        world.ready(name)
+    world.dispatcher.add_delayed(new_live(), 5.0)
+    world.take()
+    assert repr(world.dispatcher) == "<Dispatcher 1 running, 2 ready, 1 delayed>"

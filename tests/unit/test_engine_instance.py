@@ -1,0 +1,122 @@
+"""The instance's lock: who holds it lives, and whoever can take it knows that its instance is dead."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from taskmanager.engine.instance import InstanceLock, is_dead, lock_path, new_identity, remove_lock_files
+
+needs_flock = pytest.mark.skipif(sys.platform == "win32", reason="no flock on this platform")
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    return tmp_path / "tasks.db"
+
+
+def test_every_start_is_an_instance_of_its_own() -> None:
+    """The facts are for people; the id is what counts."""
+    one, other = new_identity("web", 5), new_identity("web", 5)
+    assert one.instance_id != other.instance_id
+    assert one._replace(instance_id="") == other._replace(instance_id="")
+    assert (one.pid, one.started_at, one.instance_name) == (os.getpid(), 5, "web")
+    row = one.row(9, stopped_at=8, live_tasks="[]")
+    assert (row.instance_id, row.started_at, row.updated_at, row.stopped_at) == (one.instance_id, 5, 9, 8)
+    assert row.live_tasks == "[]"
+
+
+@needs_flock
+def test_an_instance_is_alive_exactly_while_its_lock_is_held(database: Path) -> None:
+    """Looking takes nothing away: it may be done again and again, from anywhere."""
+    lock = InstanceLock(database, "i1")
+    assert is_dead(database, "i1")
+    lock.take()
+    assert lock.path == lock_path(database, "i1") == database.with_name("tasks.db.i1.lock")
+    for _ in range(2):
+        assert not is_dead(database, "i1")
+        assert is_dead(database, "i2")
+    lock.drop()
+    assert is_dead(database, "i1")
+    assert not lock.path.exists()
+    lock.drop()
+
+
+@needs_flock
+def test_looking_at_a_dead_instance_does_not_revive_it(database: Path) -> None:
+    """The lock that the look takes is gone with it, and so it is for the next who looks."""
+    lock = InstanceLock(database, "i1")
+    lock.take()
+    lock.close_descriptor()
+    assert lock.path.exists()
+    for _ in range(2):
+        assert is_dead(database, "i1")
+    remove_lock_files(database, ["i1", "never there"])
+    assert not lock.path.exists()
+
+
+def test_a_lock_file_is_private(database: Path) -> None:
+    """As the database beside it."""
+    lock = InstanceLock(database, "i1")
+    lock.take()
+    assert lock.path.stat().st_mode & 0o077 == 0
+    lock.drop()
+
+
+def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    """The start says so; nothing is half taken."""
+    lock = InstanceLock(tmp_path / "nowhere" / "tasks.db", "i1")
+    with pytest.raises(OSError, match="nowhere"):
+        lock.take()
+    lock.drop()
+
+
+HOLDER = """
+    import os, sys, time
+    from pathlib import Path
+    from taskmanager.engine.instance import InstanceLock
+    lock = InstanceLock(Path(sys.argv[1]), "child")
+    lock.take()
+    grandchild = os.fork() if sys.argv[2] == "forks" else None
+    if grandchild == 0:
+        sys.stdin.read()  # lives until the test ends, long after its parent
+        os._exit(0)
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def holder(database: Path, how: str) -> "subprocess.Popen[str]":
+    """Another process that holds the lock of the instance `child` until it is killed."""
+    command = [sys.executable, "-c", textwrap.dedent(HOLDER), str(database), how]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@needs_flock
+@pytest.mark.req("RC-01", "HB-01")
+def test_a_killed_process_is_dead_at_once(database: Path) -> None:
+    """The kernel lets go of the lock; no threshold is waited for."""
+    process = holder(database, "alone")
+    assert not is_dead(database, "child")
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert is_dead(database, "child")
+
+
+@needs_flock
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_does_not_keep_its_dead_parent_alive(database: Path) -> None:
+    """It inherits the descriptor, and closes it at once."""
+    process = holder(database, "forks")
+    assert not is_dead(database, "child")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert is_dead(database, "child")
+    process.communicate()
