@@ -1,5 +1,6 @@
 """Background tasks for asyncio applications: in memory while they run, in one SQLite file so that they are not lost."""
 
+from taskmanager.background import Background
 from taskmanager.codec.values import Codec
 from taskmanager.engine.context import TaskContext, current_task
 from taskmanager.handle import TaskHandle
@@ -27,7 +28,7 @@ from taskmanager.model.errors import (
 from taskmanager.model.record import AttemptInfo, TaskInfo
 from taskmanager.model.result import Seconds, Snooze, Subclasses, TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, Lane, TaskStatus
-from taskmanager.model.status import ManagerStatus
+from taskmanager.model.status import ManagerStatus, ScheduleInfo
 from taskmanager.task import Task, TaskCall, TaskDecorator, task
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentError",
     "AttemptInfo",
+    "Background",
     "BuiltInTaskCode",
     "Codec",
     "ConfigurationError",
@@ -49,6 +51,7 @@ __all__ = [
     "QueueFull",
     "RecoveryConfig",
     "RetryPolicy",
+    "ScheduleInfo",
     "Seconds",
     "Snooze",
     "StoreError",

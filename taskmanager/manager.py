@@ -6,7 +6,7 @@ import logging
 import sqlite3
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from os import PathLike
@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
 
+from taskmanager.background import Background
 from taskmanager.codec.values import Codec
 from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.rounds import Rounds
@@ -41,11 +42,11 @@ from taskmanager.model.config import (
     own_code_fault,
     raise_faults,
 )
-from taskmanager.model.errors import ConfigurationError, StoreUnavailable
+from taskmanager.model.errors import ConfigurationError, StoreUnavailable, UnknownTask
 from taskmanager.model.record import TaskInfo
 from taskmanager.model.result import Seconds
 from taskmanager.model.states import Lane, TaskStatus
-from taskmanager.model.status import ManagerStatus
+from taskmanager.model.status import ManagerStatus, ScheduleInfo
 from taskmanager.registry import Defaults, Registry, tasks_in
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Store, TaskFilter
@@ -53,6 +54,7 @@ from taskmanager.task import DEFAULT_QUEUE, Task, TaskCall, TaskDecorator, TaskO
 
 if TYPE_CHECKING:
     import aiosqlite
+    from rich.console import RenderableType
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -368,12 +370,15 @@ class TaskManager:
     ) -> None:
         await shielded(self.stop())
 
-    @asynccontextmanager
-    async def lifespan(self, app: object, /) -> AsyncIterator[None]:
+    def lifespan(self, app: object, /) -> AbstractAsyncContextManager[None]:
         """For `FastAPI(lifespan=manager.lifespan)`: runs the manager while the application serves.
 
         In a test inside `taskmanager.testing.isolated` the manager runs already, and goes on afterwards.
         """
+        return self._serving()
+
+    @asynccontextmanager
+    async def _serving(self) -> AsyncIterator[None]:
         if self._is_isolated and self._lifecycle is not None:
             yield
             return
@@ -510,13 +515,55 @@ class TaskManager:
         """Start tasks of that queue again."""
         await self._running().set_paused(queue_name, False)
 
+    async def schedules(self) -> tuple[ScheduleInfo, ...]:
+        """Schedules are not in this release, so there are none."""
+        return ()
+
+    async def pause_schedule(self, name: str, /) -> None:
+        """Schedules are not in this release; raises `UnknownTask`."""
+        raise _no_schedule(name)
+
+    async def resume_schedule(self, name: str, /) -> None:
+        """Schedules are not in this release; raises `UnknownTask`."""
+        raise _no_schedule(name)
+
+    async def run_schedule(self, name: str, /) -> TaskHandle[Any]:
+        """Schedules are not in this release; raises `UnknownTask`."""
+        raise _no_schedule(name)
+
+    async def background(self) -> AsyncIterator[Background]:
+        """For `Depends(manager.background)`: tasks added are handed over when the route has succeeded, else dropped."""
+        background = Background(self._intake)
+        try:
+            yield background
+        except BaseException:
+            background.drop()
+            raise
+        background.hand_over()
+
     # Looking.
+
+    def console(self) -> "RenderableType":
+        """This instance as a rich renderable: `rich.print(manager.console())`."""
+        from taskmanager.console.instance import instance_view
+
+        return instance_view(self.status())
+
+    def live(self) -> AbstractAsyncContextManager[None]:
+        """Show this instance on the terminal while the block runs: `async with manager.live(): ...`."""
+        from taskmanager.console.instance import live_view
+
+        return live_view(self.status)
 
     def status(self) -> ManagerStatus:
         """This instance as it is now; costs nothing, awaits nothing."""
         if self._lifecycle is None:
             return ManagerStatus(state=self._intake.door.value, held_count=len(self._intake.held))
         return status_of(self._lifecycle.engine, self._intake.door.value)
+
+
+def _no_schedule(name: str) -> UnknownTask:
+    return UnknownTask(f"there is no schedule {name!r}: schedules are not in this release")
 
 
 _managers: "weakref.WeakSet[TaskManager]" = weakref.WeakSet()

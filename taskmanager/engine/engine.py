@@ -1,10 +1,8 @@
-"""One start of one manager: accepts, starts, settles and publishes tasks. All of it on the event loop, none of
-it awaits.
+"""One start of one manager: accepts, starts, settles and publishes tasks. All on the event loop, none of it awaits.
 
-The way of a task: `accept` → heap → `dispatcher.take` → the writer commits the start (persisted) → `runner` →
-`report` →
-`settlement` → the writer → `publish`. Starting and stopping the whole is in `lifecycle`, taking rows from the store in
-`claiming`.
+The way of a task: `accept` → heap → `dispatcher.take` → the writer commits the start (persisted) → `runner` → `report`
+→ `settlement` → the writer → `publish`. Starting and stopping the whole is in `lifecycle`, taking rows from the store
+in `claiming`.
 """
 
 import asyncio

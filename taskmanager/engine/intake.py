@@ -86,9 +86,12 @@ class Intake:
         """
         self._check_process()
         definition.arguments.check(args, kwargs)
-        live = self._make(definition, options, args, kwargs)
+        return self.hand_over(self._make(definition, options, args, kwargs))
+
+    def hand_over(self, live: LiveTask) -> tuple[LiveTask, bool]:
+        """Hand over a task that was made before; and whether its key named a task that is here already."""
         with self._lock:
-            if options.idempotency_key is not None:
+            if live.idempotency_key is not None:
                 existing = self._find_keyed(live)
                 if existing is not None:
                     return existing, True
@@ -100,7 +103,7 @@ class Intake:
     def make(
         self, definition: Definition, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> LiveTask:
-        """A checked task that is handed to nobody: what `submit_in` writes through the caller's connection."""
+        """A checked task that nobody has yet: for `submit_in`, or to be handed over later."""
         self._check_process()
         definition.arguments.check(args, kwargs)
         return self._make(definition, options, args, kwargs)

@@ -24,6 +24,20 @@ class QueueStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleInfo:
+    """One schedule. Instants are aware UTC."""
+
+    schedule_name: str
+    last_run_at: datetime | None
+    next_run_at: datetime | None
+    last_task_id: str | None
+    run_count: int
+    config_hash: str | None
+    is_paused: bool
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ManagerStatus:
     """This instance at one moment. Durations are seconds, instants aware UTC.
 
