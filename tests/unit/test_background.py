@@ -38,10 +38,14 @@ async def test_what_was_added_is_dropped_when_the_block_raises() -> None:
     """A route that failed must not send its mails."""
     manager = manager_with_task()
     async with isolated(manager) as world:
-        with pytest.raises(RuntimeError, match="the route"):
+
+        async def route() -> None:
             async with asynccontextmanager(manager.background)() as background:
                 background.add_task(manager.get_task("double"), 4)
                 raise RuntimeError("the route")
+
+        with pytest.raises(RuntimeError, match="the route"):
+            await route()
         assert world.enqueued == ()
 
 
