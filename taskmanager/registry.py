@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import logging
-import pkgutil
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -176,6 +175,8 @@ def tasks_in(packages: Iterable[str]) -> Iterator[Task[..., Any]]:
 
 
 def _modules(name: str) -> Iterator[ModuleType]:
+    import pkgutil
+
     module = importlib.import_module(name)
     yield module
     for found in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{name}."):

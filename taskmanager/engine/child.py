@@ -4,7 +4,6 @@ The child is spawned by `anyio.to_process`, never forked. It gets a module and a
 takes the function from the `Task` found there. It ends with its parent, and leaves Ctrl-C to it.
 """
 
-import ctypes
 import importlib
 import inspect
 import os
@@ -136,6 +135,8 @@ def _bind_to_parent(parent_pid: int) -> None:
     """End when the parent does, even in the middle of a task; and let only the parent hear Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
+        import ctypes
+
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_watch_parent, args=(parent_pid,), name="taskmanager-parent-watch", daemon=True).start()
 

@@ -6,9 +6,9 @@ it would keep its dead parent alive.
 """
 
 import contextlib
-import multiprocessing
 import os
 import socket
+import sys
 import weakref
 from collections.abc import Container, Iterable
 from pathlib import Path
@@ -46,10 +46,16 @@ def new_identity(instance_name: str | None, now: int) -> Identity:
         instance_name,
         socket.gethostname(),
         os.getpid(),
-        multiprocessing.current_process().name,
+        _process_name(),
         _boot_id(),
         now,
     )
+
+
+def _process_name() -> str:
+    """The name that multiprocessing gave this process; where nobody loaded it, it gave none."""
+    process = sys.modules.get("multiprocessing.process")
+    return "MainProcess" if process is None else str(process.current_process().name)
 
 
 def _boot_id() -> str | None:
