@@ -125,6 +125,11 @@ class Claimer:
             claimed += await self._fill(queue_name, names)
         return claimed > 0
 
+    async def has_free_rows(self) -> bool:
+        """Whether rows wait in the store, due or not, that this instance could run."""
+        free = await self._engine.store.free_queues()
+        return any(each.task_name in self._engine.definitions for each in free)
+
     async def _take_strays(self) -> None:
         """Rows of a claim that failed after it had taken effect: ours in the store, and not in memory."""
         engine = self._engine

@@ -69,6 +69,7 @@ class Engine:
         self.live: dict[str, LiveTask] = {}
         self.spilled: WeakValueDictionary[str, LiveTask] = WeakValueDictionary()
         self.ended_unsaved_count = 0
+        self.has_put_away = False  # whether rows free in the store may be tasks that were accepted here
         self.stall = StallWatch(self.loop)
         self.dispatcher = Dispatcher(settings.lanes(), settings.queues)
         self.dispatcher.wants_take = self.kick
@@ -76,10 +77,7 @@ class Engine:
         self.runner = Runner(settings.processes, self.report, self.stall.lost_s)
         self.settlement = Settlement(identity, clock.now_us, random.random, settings.recovery.crash_budget)
         self.writer = Writer(
-            store,
-            clock,
-            commit_interval_s=settings.commit_interval_s,
-            snapshot_interval_s=settings.snapshot_interval_s,
+            store, clock, commit_interval_s=settings.commit_interval_s, snapshot_interval_s=settings.snapshot_interval_s
         )
         self.progress = ProgressSaver(self.loop, self.writer, clock)
         self.follower = Follower(store, self.rows.decode_result)
@@ -171,7 +169,7 @@ class Engine:
 
     def _spill(self, live: LiveTask) -> None:
         """Too much to hold: the row goes to the store as a free one, and is claimed when there is room."""
-        live.is_spilled = True
+        live.is_spilled, live.owner = True, None
         self.dispatcher.queue(live.queue_name).has_backlog = True
         self.spilled[live.task_id] = live
         self.writer.mark(live)
@@ -186,6 +184,9 @@ class Engine:
             dispatcher.watch_expiry(live)
             self.alarm.set()
         if live.due:
+            if live.is_persisted and dispatcher.queue(live.queue_name).stored_waiting > self.settings.max_in_memory:
+                self._spill(live)  # retries too must leave memory to what can start
+                return
             dispatcher.add_delayed(live, live.due)
             self.alarm.set()
         elif live.enqueued_at > self.clock.now_us():

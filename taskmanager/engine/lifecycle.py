@@ -340,10 +340,20 @@ class Lifecycle:
             return
         while True:
             await engine.idle()
-            if not engine.has_backlog:
+            if engine.has_backlog:
+                engine.wants_claim.set()
+                await asyncio.sleep(engine.settings.store_poll_s / 10)
+            elif await self._has_put_away():
+                await asyncio.sleep(engine.settings.store_poll_s)
+            elif not engine.live:
                 return
-            engine.wants_claim.set()
-            await asyncio.sleep(engine.settings.store_poll_s / 10)
+
+    async def _has_put_away(self) -> bool:
+        """Whether tasks accepted here may wait in the store for their time. Whose a free row was, it does not say."""
+        if self.engine.has_put_away:
+            with contextlib.suppress(StoreError):
+                self.engine.has_put_away = await self._claimer.has_free_rows()
+        return self.engine.has_put_away
 
     async def set_paused(self, queue_name: str, paused: bool) -> None:
         """Pause or resume a queue here at once, and elsewhere by their next look at the store."""

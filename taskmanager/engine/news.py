@@ -53,11 +53,13 @@ class WriterNews:
 
     def _gone_to_store(self, live: LiveTask) -> None:
         live.phase = Phase.ELSEWHERE
+        self._engine.has_put_away = True
         self._engine.dispatcher.left_waiting(live)
         if self._engine.live.get(live.task_id) is live:
             del self._engine.live[live.task_id]
         if live.waiters:
             self._engine.follow(live)
+        self._engine.intake.forget_live(live)
         self._engine.dispatcher.queue(live.queue_name).has_backlog = True  # a claim under way may not have seen it
         self._engine.wants_more()
 
