@@ -539,6 +539,43 @@ async def test_tasks_that_wait_for_tomorrow_do_not_keep_those_of_today_out_of_me
         assert log == ["now"]
 
 
+async def test_retries_that_wait_do_not_keep_new_tasks_out_of_memory() -> None:
+    """An outage fills memory with tasks that wait for their next retry; what can start now starts."""
+    manager = manager_of(max_in_memory=2)
+    log: list[str] = []
+    attempts: list[int] = []
+    work = persisted(manager, log)
+
+    @manager.task(persist=True, retries=1, retry_delay=600)
+    async def failing() -> None:
+        attempts.append(current_task().attempt)
+        raise ValueError
+
+    async with world_of(manager) as (world, _store):
+        for _ in range(6):
+            failing.enqueue()
+        await world.advance(5)
+        for _ in range(3):
+            work.enqueue("now")
+        await world.advance(5)
+        assert log == ["now"] * 3
+        await manager.join()
+        assert sorted(attempts) == [1] * 6 + [2] * 6
+        assert_counters(engine_of(manager))
+
+
+async def test_join_waits_for_delayed_tasks_that_memory_had_no_room_for() -> None:
+    """They were accepted here; that they wait in the store is nobody's business."""
+    manager = manager_of(max_in_memory=2)
+    log: list[str] = []
+    work = persisted(manager, log)
+    async with world_of(manager):
+        for number in range(6):
+            work.with_options(delay=10 * (number + 1)).enqueue(str(number))
+        await manager.join()
+        assert log == list("012345")
+
+
 async def test_rows_left_by_an_earlier_start_run_when_they_are_due() -> None:
     """One is due at the start, one later: claiming the first must not forget the alarm for the second."""
     manager = manager_of()
