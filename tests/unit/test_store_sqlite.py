@@ -349,12 +349,12 @@ async def test_a_claim_is_found_through_the_free_index_alone(path: Path) -> None
         ("SELECT count(*) FROM taskmanager_tasks", (), "sent_at"),
         ("SELECT 1 FROM taskmanager_tasks ORDER BY sent_at DESC, id DESC LIMIT 9", (), "sent_at"),
         (
-            statements.update_tasks((), statements.bound_columns(statements.UPDATE, frozenset()), 2),
+            statements.update_tasks((), statements.bound_columns(statements.UPDATE, frozenset()), 2).sql,
             [None] * 2 * len(statements.bound_columns(statements.UPDATE, frozenset())),
             "autoindex_taskmanager_tasks_1",
         ),
         (
-            statements.step_tasks((), statements.bound_columns(statements.STEP, frozenset()), 2),
+            statements.step_tasks((), statements.bound_columns(statements.STEP, frozenset()), 2).sql,
             [None] * 2 * len(statements.bound_columns(statements.STEP, frozenset())),
             "autoindex_taskmanager_tasks_1",
         ),
@@ -502,10 +502,11 @@ async def test_batches_of_any_size_are_cut_into_full_statements(path: Path, coun
     names = [f"t{number}" for number in range(count)]
     layout = statements.Layout(("id", "text", "never"), (frozenset({"text"}), frozenset({"never"})))
     cut = list(statements.chunks([(name, name, None) for name in names], layout))
-    sent = [value for chunk in cut for value in chunk.parameters if value]
+    sent = [value for chunk in cut for value in chunk.flat if value]
+    sent += [chunk.common[name] for chunk in cut for name in chunk.shared for _ in range(chunk.size)]
     assert sorted(sent) == sorted(name for name in names for _ in "12")
     assert all({*chunk.bound, *chunk.shared} == {"id", "text"} and chunk.size in statements.SIZES for chunk in cut)
-    assert all(len(chunk.parameters) == len(chunk.shared) + len(chunk.bound) * chunk.size for chunk in cut)
+    assert all(len(chunk.flat) == len(chunk.bound) * chunk.size for chunk in cut)
     assert len(cut) <= 5
     store = SqliteStore(path)
     await store.open()

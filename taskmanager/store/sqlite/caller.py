@@ -11,7 +11,7 @@ from taskmanager.store.sqlite.statements import TASK_COLUMNS, insert_tasks
 
 def insert_statement(row: TaskRow) -> tuple[str, tuple[object, ...]]:
     """SQL and parameters that insert one free task."""
-    return insert_tasks((), TASK_COLUMNS, 1), tuple(row)
+    return insert_tasks((), TASK_COLUMNS, 1).sql, tuple(row)
 
 
 def insert_through(connection: Any, row: TaskRow) -> Coroutine[Any, Any, None] | None:

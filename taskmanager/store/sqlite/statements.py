@@ -11,6 +11,7 @@ literal NULL. And most of the others are the same in the whole batch (the owner,
 a column is shared, bound once, and the rows hold only what differs.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import chain
@@ -79,34 +80,57 @@ def replaceable(table: str) -> str:
     return f"{table}.status IN ({TERMINAL_SQL}) AND {memory_only(table)}"
 
 
-def _values(columns: int, rows: int, start: int) -> str:
-    """Rows of parameters, numbered from `start`: those that are shared have the numbers before."""
-    numbers = iter(range(start, start + columns * rows))
-    return ", ".join("(" + ", ".join(f"?{next(numbers)}" for _ in range(columns)) + ")" for _ in range(rows))
+def _values(columns: int, rows: int) -> str:
+    row = "(" + ", ".join("?" * columns) + ")"
+    return ", ".join([row] * rows)
+
+
+class Statement(NamedTuple):
+    """SQL, and which shared columns it binds before its rows and after them, in the order of their places.
+
+    Numbered parameters would need each only once, but Python's driver takes them from mappings only.
+    """
+
+    sql: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+_SHARED: Final = re.compile(r"\[(\w+)\]")
+
+
+def _statement(text: str) -> Statement:
+    """Put a parameter where the text names a shared column in brackets."""
+    head, rows, tail = text.partition("(VALUES")
+    return Statement(
+        _SHARED.sub("?", head) + rows + _SHARED.sub("?", tail),
+        tuple(_SHARED.findall(head)),
+        tuple(_SHARED.findall(tail)),
+    )
 
 
 def _names(shared: tuple[str, ...], bound: tuple[str, ...], table: str = "") -> dict[str, str]:
-    """How a statement calls each column: by the number of a parameter, or by its place in `VALUES`."""
-    names = {name: f"?{number}" for number, name in enumerate(shared, 1)}
+    """How a statement calls each column: shared ones in brackets, others by their place in `VALUES`."""
+    names = {name: f"[{name}]" for name in shared}
     return names | {name: f"{table}column{number}" for number, name in enumerate(bound, 1)}
 
 
 @lru_cache(VARIANTS)
-def insert_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> str:
+def insert_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> Statement:
     """Insert tasks. An id that is taken is left alone, except that an ended memory-only task may replace another."""
     at = _names(shared, bound)
     replaced = ", ".join(f"{name} = excluded.{name}" for name in TASK_COLUMNS[1:])
-    return f"""
+    return _statement(f"""
         INSERT INTO taskmanager_tasks ({", ".join(TASK_COLUMNS)}, claimed)
         SELECT {", ".join(at.get(name, "NULL") for name in TASK_COLUMNS)}, {at["status"]} = 'CLAIMED'
-        FROM (VALUES {_values(len(bound), rows, len(shared) + 1)}) WHERE {at["id"]} IS NOT NULL
+        FROM (VALUES {_values(len(bound), rows)}) WHERE {at["id"]} IS NOT NULL
         ON CONFLICT (id) DO UPDATE SET {replaced}, claimed = 0
         WHERE {replaceable("taskmanager_tasks")} AND {replaceable("excluded")}
-    """
+    """)
 
 
 @lru_cache(VARIANTS)
-def update_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> str:
+def update_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> Statement:
     """Change tasks, each only while its status, owner and start count are what the writer last saw.
 
     A cancel request in the row was perhaps put there by somebody else since, so NULL does not clear it, except where a
@@ -116,12 +140,12 @@ def update_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> 
 
 
 @lru_cache(VARIANTS)
-def step_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> str:
+def step_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> Statement:
     """Start or end the run of tasks: the same, without the columns that cannot have changed."""
     return _update(shared, bound, rows, _FIXED_IN_A_RUN)
 
 
-def _update(shared: tuple[str, ...], bound: tuple[str, ...], rows: int, kept: frozenset[str]) -> str:
+def _update(shared: tuple[str, ...], bound: tuple[str, ...], rows: int, kept: frozenset[str]) -> Statement:
     at = _names(shared, bound, "v.")
     changed = {name: at.get(name, "NULL") for name in TASK_COLUMNS[1:] if name not in kept}
     cancel = changed["cancel_requested_at"]
@@ -129,34 +153,40 @@ def _update(shared: tuple[str, ...], bound: tuple[str, ...], rows: int, kept: fr
         f"CASE WHEN {at['expected_status']} IN ({TERMINAL_SQL}) THEN {cancel}"
         f" ELSE coalesce({cancel}, t.cancel_requested_at) END"
     )
-    return f"""
+    return _statement(f"""
         UPDATE taskmanager_tasks AS t SET claimed = ({at["status"]} = 'CLAIMED'),
             {", ".join(f"{name} = {value}" for name, value in changed.items())}
-        FROM (VALUES {_values(len(bound), rows, len(shared) + 1)}) AS v
+        FROM (VALUES {_values(len(bound), rows)}) AS v
         WHERE t.id = {at["id"]} AND t.status = {at["expected_status"]}
             AND t.claimed_by_worker_id IS {at["expected_owner"]} AND t.start_count = {at["expected_start_count"]}
-    """
+    """)
 
 
 @lru_cache(VARIANTS)
-def insert_attempts(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> str:
+def insert_attempts(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> Statement:
     """Insert attempts; one that is there already stays as it is."""
     at = _names(shared, bound)
-    return f"""
+    return _statement(f"""
         INSERT INTO taskmanager_task_attempts ({", ".join(ATTEMPT_COLUMNS)})
         SELECT {", ".join(at.get(name, "NULL") for name in ATTEMPT_COLUMNS)}
-        FROM (VALUES {_values(len(bound), rows, len(shared) + 1)}) WHERE {at["task_id"]} IS NOT NULL
+        FROM (VALUES {_values(len(bound), rows)}) WHERE {at["task_id"]} IS NOT NULL
         ON CONFLICT (task_id, attempt) DO NOTHING
-    """
+    """)
 
 
 class Chunk(NamedTuple):
-    """One execution: the columns bound once, those bound per row, how many rows, and all the values in one list."""
+    """One execution: the columns bound once with their values, those bound per row, how many rows, and their values."""
 
     shared: tuple[str, ...]
+    common: Mapping[str, Any]
     bound: tuple[str, ...]
     size: int
-    parameters: list[Any]
+    flat: list[Any]
+
+    def parameters(self, statement: Statement) -> list[Any]:
+        """All values in the order in which `statement` binds them."""
+        common = self.common
+        return [common[name] for name in statement.before] + self.flat + [common[name] for name in statement.after]
 
 
 def chunks(rows: Sequence[Sequence[Any]], layout: Layout) -> Iterator[Chunk]:
@@ -166,7 +196,7 @@ def chunks(rows: Sequence[Sequence[Any]], layout: Layout) -> Iterator[Chunk]:
     key, rest = columns[0], columns[1:]
     shared = tuple(name for name in rest if values[name].count(values[name][0]) == len(rows))
     bound = (key, *(name for name in rest if name not in shared))
-    common = [values[name][0] for name in shared]
+    common = {name: values[name][0] for name in shared}
     pick = _picker(layout, bound)
     # NULL as the id marks padding; zeros for the rest, because they bind faster.
     padding = [None, *[0] * (len(bound) - 1)]
@@ -174,9 +204,9 @@ def chunks(rows: Sequence[Sequence[Any]], layout: Layout) -> Iterator[Chunk]:
     while start < len(rows):
         size = _size_for(len(rows) - start)
         part = rows[start : start + size]
-        flat = common + list(chain.from_iterable(map(pick, part)))
+        flat = list(chain.from_iterable(map(pick, part)))
         flat.extend(padding * (size - len(part)))
-        yield Chunk(shared, bound, size, flat)
+        yield Chunk(shared, common, bound, size, flat)
         start += size
 
 

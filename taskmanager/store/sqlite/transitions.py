@@ -18,7 +18,7 @@ from taskmanager.store.sqlite import statements as sql
 from taskmanager.store.sqlite.connection import primary_code, transaction
 from taskmanager.store.sqlite.queries import fetch_ids
 
-_Statement = Callable[[tuple[str, ...], tuple[str, ...], int], str]
+_Statement = Callable[[tuple[str, ...], tuple[str, ...], int], sql.Statement]
 _WAITING: Final = frozenset({"PENDING", "CLAIMED"})
 _ENDS_A_RUN: Final = frozenset({"COMPLETED", "FAILED", "INTERRUPTED"})
 _GUILTY_CODES: Final = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH})
@@ -95,10 +95,11 @@ def _execute(
 def _changed(
     connection: sqlite3.Connection, statement: _Statement, rows: Sequence[Sequence[Any]], layout: sql.Layout
 ) -> int:
-    return sum(
-        connection.execute(statement(chunk.shared, chunk.bound, chunk.size), chunk.parameters).rowcount
-        for chunk in sql.chunks(rows, layout)
-    )
+    changed = 0
+    for chunk in sql.chunks(rows, layout):
+        made = statement(chunk.shared, chunk.bound, chunk.size)
+        changed += connection.execute(made.sql, chunk.parameters(made)).rowcount
+    return changed
 
 
 def _add_attempts(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -> None:
