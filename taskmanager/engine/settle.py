@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
 
 from taskmanager.codec.results import encode_error_text
+from taskmanager.codec.safe import safe_text
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.live import Ending, LiveTask
@@ -166,7 +167,8 @@ class Settlement:
         live.status = status
         live.updated_at = live.failed_at = now
         live.error_code = error.error_code
-        live.failed_reason = reason if reason is not None else error.message
+        # What is no UTF-8 (a file name in a message) would break the log's handlers, and the store's text.
+        live.failed_reason = safe_text(reason if reason is not None else error.message)
         live.next_retry_at = None
         live.result_text = _stored_error(live, error)
         live.ending = Ending(status, TaskResult(err=error))
