@@ -284,4 +284,6 @@ def _age(row: TaskRow) -> tuple[int, str]:
 
 
 def _end(row: TaskRow) -> int:
-    return row.completed_at or row.failed_at or row.updated_at
+    ends = (row.completed_at, row.failed_at, row.updated_at)
+    # Nothing ended before it was sent, whatever a clock that was stepped back has stamped.
+    return max(row.sent_at, next(each for each in ends if each is not None))
