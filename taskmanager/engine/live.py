@@ -87,6 +87,7 @@ class LiveTask:
     in_doubt: tuple[Expected, ...] = ()
     attempts_due: tuple[AttemptRow, ...] = ()
     is_dirty: bool = False
+    unsaved_since: int = 0
     is_urgent: bool = False
     is_end_unsaved: bool = False
     is_duplicate: bool | None = None

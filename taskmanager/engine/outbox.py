@@ -53,13 +53,14 @@ class Outbox:
     def oldest(self) -> LiveTask | None:
         """The persisted task that has waited longest."""
         heads = [queue[0] for queue in (self._changed, self._accepted) if queue]
-        return min(heads, key=lambda live: live.updated_at, default=None)
+        return min(heads, key=lambda live: live.unsaved_since, default=None)
 
     # In.
 
     def accept(self, live: LiveTask) -> None:
         """A new task that nobody waits for."""
         live.is_dirty = True
+        live.unsaved_since = live.updated_at
         self.marked_count += 1
         self._accepted.append(live)
 
@@ -67,6 +68,7 @@ class Outbox:
         """A change that must not wait. A task that was only accepted so far is written with it."""
         if not live.is_dirty:
             live.is_dirty = True
+            live.unsaved_since = live.updated_at
             self.marked_count += 1
         elif live.is_urgent:
             return

@@ -95,7 +95,7 @@ class Writer:
         """How long the oldest change of a persisted task has been waiting for its commit."""
         oldest = self.outbox.oldest()
         # A commit under way may hang on a lock for as long as SQLite waits for it; what it carries is not saved either.
-        waiting_since = None if oldest is None else oldest.updated_at
+        waiting_since = None if oldest is None else oldest.unsaved_since
         found = [at for at in (self._sent_oldest_at, waiting_since) if at is not None]
         return max(0, self._clock.now_us() - min(found)) / 1_000_000 if found else None
 
@@ -235,7 +235,7 @@ class Writer:
         if not batch:
             self._release_barriers()
             return True
-        self._sent_oldest_at = batch[0][0].updated_at if batch[0][0].is_persisted else None
+        self._sent_oldest_at = batch[0][0].unsaved_since if batch[0][0].is_persisted else None
         try:
             report = await self._commit(batch)
         except StoreError as exc:
