@@ -82,11 +82,11 @@ HOLDER = """
     lock = InstanceLock(Path(sys.argv[1]), "child")
     lock.take()
     grandchild = os.fork() if sys.argv[2] == "forks" else None
-    if grandchild == 0:
-        sys.stdin.read()  # lives until the test ends, long after its parent
-        os._exit(0)
+    if grandchild != 0 and sys.argv[2] == "forks":
+        time.sleep(60)  # the grandchild says when it is there: until it has run at all, it holds what it inherited
     print("ready", flush=True)
-    sys.stdin.read()
+    sys.stdin.read()  # the grandchild lives until the test ends, long after its parent
+    os._exit(0)
 """
 
 
