@@ -210,7 +210,9 @@ class Writer:
                 self._wake = loop.create_future()
                 await self._wake
                 self._wake = None
-            # One turn of the loop: what was accepted in this turn, and the starts it led to, go together.
+            # One turn in which those who waited for the last batch go on and enqueue, and one in which what they
+            # enqueued is given its slot: accept and start are then one row in one write.
+            await asyncio.sleep(0)
             await asyncio.sleep(0)
             async with self.quiet:
                 is_written = await self._write_batch()
