@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from taskmanager.engine.attempt import Attempt, current
+from taskmanager.engine.events import wait_in
 from taskmanager.engine.live import Ending, LiveTask
 from taskmanager.model.errors import (
     NotPersisted,
@@ -111,7 +112,7 @@ class TaskHandle(Generic[R_co]):
         async with _slot_given_up():
             if live is None or live.is_elsewhere:
                 return await self._keeper.wait_for(self._task_id)
-            return cast("Ending", await _wait_in(live.waiters_list()))
+            return cast("Ending", await wait_in(live.waiters_list()))
 
     async def saved(self, *, timeout: float | None = None) -> None:
         """Return when the task is committed: from then on it survives SIGKILL and power loss.
@@ -134,7 +135,7 @@ class TaskHandle(Generic[R_co]):
         self._keeper.hurry(live)
         try:
             async with asyncio.timeout(timeout):
-                await _wait_in(live.save_waiters_list())
+                await wait_in(live.save_waiters_list())
         except TimeoutError:
             reason = self._keeper.degraded_reason()
             if reason is not None:
@@ -163,17 +164,6 @@ def _not_completed(task_id: str, ending: Ending) -> TaskNotCompleted:
     if status in (TaskStatus.COMPLETED, TaskStatus.FAILED):
         return TaskFailed(task_id, status, error)
     return TaskInterrupted(task_id, status, error, ending.requeued)
-
-
-async def _wait_in(waiters: "list[asyncio.Future[Any]]") -> Any:
-    """Wait for a future of one's own in a list that the engine resolves, and leave the list when cancelled."""
-    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    waiters.append(future)
-    try:
-        return await future
-    finally:
-        if future.cancelled() and future in waiters:
-            waiters.remove(future)
 
 
 @asynccontextmanager

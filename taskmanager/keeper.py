@@ -1,9 +1,9 @@
 """What handles ask of their manager, through all its starts and stops."""
 
-import asyncio
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
+from taskmanager.engine.events import wait_in
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
 from taskmanager.engine.live import Ending, LiveTask
@@ -44,9 +44,7 @@ class Keeper:
         engine = self.needed().lifecycle.engine
         live = engine.live.get(task_id)
         if live is not None:
-            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            live.waiters_list().append(future)
-            return cast("Ending", await future)
+            return cast("Ending", await wait_in(live.waiters_list()))
         unsaved = engine.writer.unsaved_ids.get(task_id)
         if unsaved is not None and unsaved.ending is not None:
             return unsaved.ending

@@ -22,7 +22,7 @@ from taskmanager.store.protocol import ClaimRequest, FreeQueue
 logger = logging.getLogger("taskmanager")
 
 CLAIM_PAGE: Final = 1_000
-"""Rows per claim: the first of ten thousand start while the others are being fetched."""
+"""Rows per claim: bounds how long one claim holds the store, and the loop that takes its rows in."""
 FILE_CHECK_S: Final = 1.0
 CLOSE_POLL_S: Final = 0.002
 CLOSE_WATCH_S: Final = 1.0

@@ -171,8 +171,10 @@ class Dispatcher:
     def forget(self, live: LiveTask) -> None:
         """`live` has left the waiting early; its heap entry is dropped when it comes up, or in a clean-up."""
         self._stale_count += 1
+        if self._stale_count < STALE_CLEANUP_AT:
+            return
         held = len(self._delayed) + len(self._scheduled) + sum(len(s.heap) for s in self._sources.values())
-        if self._stale_count >= STALE_CLEANUP_AT and self._stale_count * 2 >= held:
+        if self._stale_count * 2 >= held:
             self._stale_count = 0
             for source in self._sources.values():
                 source.heap.discard_stale(lambda each: each.phase is not Phase.READY)

@@ -10,7 +10,6 @@ import logging
 import random
 import threading
 from collections.abc import Mapping
-from typing import Any
 from weakref import WeakValueDictionary
 
 from taskmanager.codec.safe import dumps_safe
@@ -18,7 +17,7 @@ from taskmanager.engine.alarm import Alarm
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.dispatch import Dispatcher, QueueState
-from taskmanager.engine.events import extra_of, log_again, log_end, pass_on, resolve
+from taskmanager.engine.events import extra_of, log_again, log_end, pass_on, resolve, wait_in
 from taskmanager.engine.execution import Runner
 from taskmanager.engine.follow import Follower
 from taskmanager.engine.instance import Identity
@@ -95,16 +94,14 @@ class Engine:
     def unsaved_count(self) -> int:
         """What counts against `max_pending`: waiting in memory, and ended or changed but not in the store yet."""
         waiting = sum(queue.waiting for queue in self._queues())
-        history = self.writer.outbox.recorded_count - self.writer.outbox.kept_count
+        history = self.writer.outbox.unsaved_history_count
         if self.writer.degraded_since is None:
             history = max(0, history - HISTORY_BATCH)  # less than that just waits for its interval
         return waiting + self.ended_unsaved_count + history
 
     def may_be_full(self, limit: int) -> bool:
         """A cheap look that never says no too early: whether it is worth counting exactly."""
-        outbox = self.writer.outbox
-        unsaved = outbox.marked_count - outbox.settled_count + outbox.recorded_count - outbox.kept_count
-        return len(self.live) + unsaved + len(self.intake.inbox) >= limit
+        return len(self.live) + self.writer.outbox.unsaved_count + len(self.intake.inbox) >= limit
 
     def call_soon(self) -> None:
         """From another thread: look into the inbox."""
@@ -194,9 +191,7 @@ class Engine:
             self.alarm.set()
         else:
             dispatcher.add_ready(live)
-            if not self._is_kicked:
-                self._is_kicked = True
-                self.loop.call_soon(self._dispatch)
+            self.kick()
 
     def _release_late(self, live: LiveTask) -> None:
         """Accepted while the manager drains: persisted work is kept for the next start, the rest is refused by name."""
@@ -283,15 +278,14 @@ class Engine:
     def report(self, attempt: Attempt, outcome: Outcome) -> None:
         """What an attempt came to, from the runner; once per attempt."""
         if attempt.is_abandoned:
-            attempt.on_end = lambda: self._free_abandoned(attempt)  # it may have lent its slot, and take one back
-            if attempt.has_slot:
-                self._return_slot(attempt)
+            attempt.on_end = lambda: self._free_slot(attempt)  # it may have lent its slot, and take one back
+            self._return_stuck_slot(attempt)
         try:
             self._settle(attempt, outcome)
         finally:
             # After the waiters were woken: a parent that waited for this task asks for its slot before others start.
-            if not attempt.is_abandoned and attempt.has_slot:
-                self._return_slot(attempt)
+            if not attempt.is_abandoned:
+                self._free_slot(attempt)
 
     def _settle(self, attempt: Attempt, outcome: Outcome) -> None:
         live = attempt.live
@@ -318,21 +312,17 @@ class Engine:
             self.enter(live)
 
     def _enter_if_waiting(self, live: LiveTask, attempt: Attempt) -> None:
-        self._free_abandoned(attempt)
+        self._free_slot(attempt)
         if live.phase is Phase.ACCEPTED:
             self.enter(live)
 
-    def _return_slot(self, attempt: Attempt) -> None:
+    def _return_stuck_slot(self, attempt: Attempt) -> None:
         """A stuck attempt keeps its slot until it ends, except that a lane's worth of stuck threads may be replaced."""
-        live = attempt.live
-        if attempt.is_abandoned:
-            stuck = sum(each.live.definition.lane == "thread" for each in self.runner.abandoned)
-            if live.definition.lane != "thread" or stuck > self.settings.threads:
-                return
-        attempt.has_slot = False
-        self.dispatcher.give_back(live)
+        stuck = sum(each.live.definition.lane == "thread" for each in self.runner.abandoned)
+        if attempt.live.definition.lane == "thread" and stuck <= self.settings.threads:
+            self._free_slot(attempt)
 
-    def _free_abandoned(self, attempt: Attempt) -> None:
+    def _free_slot(self, attempt: Attempt) -> None:
         if attempt.has_slot:
             attempt.has_slot = False
             self.dispatcher.give_back(attempt.live)
@@ -435,9 +425,7 @@ class Engine:
     async def ended(self, live: LiveTask) -> None:
         """Return when this task has ended, whoever waits for it besides."""
         if not live.is_published:
-            waiter: asyncio.Future[Any] = self.loop.create_future()
-            live.waiters_list().append(waiter)
-            await waiter
+            await wait_in(live.waiters_list())
 
     # Following tasks that run elsewhere.
 

@@ -17,6 +17,17 @@ def extra_of(live: LiveTask) -> dict[str, str]:
     return {"task_id": live.task_id, "task_name": live.definition.name}
 
 
+async def wait_in(waiters: "list[asyncio.Future[Any]]") -> Any:
+    """Wait for a future of one's own in a list that the engine resolves, and leave the list when cancelled."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    waiters.append(future)
+    try:
+        return await future
+    finally:
+        if future.cancelled() and future in waiters:
+            waiters.remove(future)
+
+
 def resolve(waiter: "asyncio.Future[Any]", value: Any) -> None:
     """Set a result on a future of this loop, or of another one."""
     if waiter.done():

@@ -1,7 +1,6 @@
 """Runs one attempt in its lane and comes back with an `Outcome`. It cannot see the store.
 
-The only place where `BaseException` is caught: whatever user code raises, `SystemExit` and `KeyboardInterrupt`
-included,
+The only place where `BaseException` is caught: whatever user code raises, `SystemExit` and `KeyboardInterrupt` too,
 ends that task and nothing else. An exception after our own request to stop is an interruption; a `CancelledError` that
 user code raised by itself is a failure.
 """

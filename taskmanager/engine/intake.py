@@ -84,9 +84,7 @@ class Intake:
 
         Whatever is wrong raises at once, and nothing is kept.
         """
-        self._check_process()
-        definition.arguments.check(args, kwargs)
-        return self.hand_over(self._make(definition, options, args, kwargs))
+        return self.hand_over(self.make(definition, options, args, kwargs))
 
     def hand_over(self, live: LiveTask) -> tuple[LiveTask, bool]:
         """Hand over a task that was made before; and whether its key named a task that is here already."""
@@ -190,17 +188,19 @@ class Intake:
             self.receiver.call_soon()
 
     def _check_room(self, live: LiveTask, receiver: Receiver) -> None:
-        limit = self._queue_limits.get(live.queue_name)
-        if limit is not None and receiver.queue_state(live.queue_name).waiting >= limit:
+        limit = self._reached_limit(live.queue_name, receiver)
+        if limit is not None:
             raise self._full(live.queue_name, limit)
+
+    def _reached_limit(self, queue_name: str, receiver: Receiver) -> int | None:
+        """The limit that leaves no room for a task of that queue now."""
+        limit = self._queue_limits.get(queue_name)
+        if limit is not None and receiver.queue_state(queue_name).waiting >= limit:
+            return limit
         most = self._max_pending
         if most is not None and receiver.may_be_full(most) and receiver.unsaved_count() >= most:
-            raise self._full(live.queue_name, most)
-
-    def pending_count(self) -> int:
-        """Waiting in memory and unsaved, over all queues."""
-        receiver = self.receiver
-        return len(self.held) if receiver is None else receiver.unsaved_count()
+            return most
+        return None
 
     def _check_held_room(self, live: LiveTask) -> None:
         limit = self._queue_limits.get(live.queue_name)
@@ -292,11 +292,7 @@ class Intake:
 
     def is_full(self, queue_name: str) -> bool:
         """Whether `enqueue` to that queue would raise `QueueFull` now."""
-        receiver = self.receiver
-        limit = self._queue_limits.get(queue_name)
-        if receiver is not None and limit is not None and receiver.queue_state(queue_name).waiting >= limit:
-            return True
-        return self._max_pending is not None and self.pending_count() >= self._max_pending
+        return self.receiver is not None and self._reached_limit(queue_name, self.receiver) is not None
 
     def cancel_held(self, live: LiveTask) -> bool:
         """Take a task out that is held for the start."""

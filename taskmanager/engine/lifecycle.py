@@ -153,7 +153,10 @@ class Lifecycle:
         engine = self.engine
         engine.intake.drain()
         engine.is_stopping = True
-        self._cancel_memory_only()
+        engine.empty_inbox()
+        count = self._cancel_memory_only("the task started")
+        if count:
+            logger.error("%d memory-only tasks were waiting at the stop and are recorded as cancelled", count)
         # Time that the drain does not need is left for the last batches.
         self._commit_deadline = engine.loop.time() + drain_timeout_s + CANCEL_GRACE_S + FINAL_COMMIT_S
         await self._drain(drain_timeout_s)
@@ -173,14 +176,12 @@ class Lifecycle:
                 "their last committed state is recovered at the next start"
             )
 
-    def _cancel_memory_only(self) -> None:
+    def _cancel_memory_only(self, before_what: str) -> int:
         engine = self.engine
-        engine.empty_inbox()
         waiting = [live for live in engine.live.values() if live.is_waiting and not live.is_persisted]
         for live in waiting:
-            engine.cancel_waiting(live, BuiltInTaskCode.MANAGER_STOPPED, "the manager stopped before the task started")
-        if waiting:
-            logger.error("%d memory-only tasks were waiting at the stop and are recorded as cancelled", len(waiting))
+            engine.cancel_waiting(live, BuiltInTaskCode.MANAGER_STOPPED, f"the manager stopped before {before_what}")
+        return len(waiting)
 
     async def _drain(self, drain_timeout_s: float) -> None:
         """Wait for running tasks and for starts in flight; a second signal ends the wait."""
@@ -265,15 +266,9 @@ class Lifecycle:
                 await engine.writer.flush()
         for live in engine.intake.close():
             engine.accept(live)
-        self._cancel_memory_only_late()
+        self._cancel_memory_only("the next retry")  # of those that failed during the drain
         self._release_waiting()
         return await engine.writer.close(max(0.1, deadline - engine.loop.time()))
-
-    def _cancel_memory_only_late(self) -> None:
-        """Retries of memory-only tasks that came up during the drain."""
-        engine = self.engine
-        for live in [each for each in engine.live.values() if each.is_waiting and not each.is_persisted]:
-            engine.cancel_waiting(live, BuiltInTaskCode.MANAGER_STOPPED, "the manager stopped before the next retry")
 
     def _release_waiting(self) -> None:
         engine = self.engine

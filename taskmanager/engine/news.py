@@ -30,9 +30,7 @@ class WriterNews:
     def committed(self, live: LiveTask) -> None:
         """The newest state that was sent is in the store."""
         if live.save_waiters:
-            for waiter in live.save_waiters:
-                resolve(waiter, None)
-            live.save_waiters = None
+            self._tell_savers(live, None)
         phase = live.phase
         if phase is Phase.STARTING:
             # What is in the store may still be the attempt before; user code waits for its own start.

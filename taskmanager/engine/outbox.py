@@ -33,7 +33,12 @@ class Outbox:
     @property
     def unsaved_count(self) -> int:
         """Records that the store does not hold in their newest state, those in flight included."""
-        return self.marked_count - self.settled_count + self.recorded_count - self.kept_count
+        return self.marked_count - self.settled_count + self.unsaved_history_count
+
+    @property
+    def unsaved_history_count(self) -> int:
+        """Those of them that are history of memory-only tasks."""
+        return self.recorded_count - self.kept_count
 
     @property
     def has_changes(self) -> bool:

@@ -12,7 +12,7 @@ When a commit's fate is unknown (an I/O error), the next try finds its own row, 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from taskmanager.engine.events import extra_of, resolve_error
@@ -52,6 +52,34 @@ NOTHING: Final = Expected("", None, 0)
 _new_tuple = tuple.__new__
 
 
+class DueTime:
+    """Work that may wait for a while: a timer, and whether its time has come."""
+
+    def __init__(self, wait_s: float, on_due: Callable[[], None]) -> None:
+        self._wait_s = wait_s
+        self._on_due = on_due
+        self._timer: asyncio.TimerHandle | None = None
+        self.is_now = False
+
+    def begin(self) -> None:
+        """There is work: its time comes after the wait, unless it is being waited for already."""
+        if self._timer is None and not self.is_now:
+            self._timer = asyncio.get_running_loop().call_later(self._wait_s, self.hurry)
+
+    def hurry(self) -> None:
+        """Its time has come."""
+        self.close()
+        if not self.is_now:
+            self.is_now = True
+            self._on_due()
+
+    def close(self) -> None:
+        """The timer rings no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
 class Writer:
     """Everything that is not yet in the store, and the coroutine that brings it there."""
 
@@ -62,14 +90,11 @@ class Writer:
         self.outbox = Outbox()
         self._clock = clock
         self._listener: WriterListener
-        self._commit_interval_s = commit_interval_s
-        self._snapshot_interval_s = snapshot_interval_s
         self.quiet = asyncio.Lock()
         """Held while a commit is under way; who takes it sees memory and store agree."""
         self._wake: asyncio.Future[None] | None = None
-        self._accepted_timer: asyncio.TimerHandle | None = None
-        self._history_timer: asyncio.TimerHandle | None = None
-        self._is_accepted_due = self._is_history_due = False
+        self._accepted_due = DueTime(commit_interval_s, self.wake)
+        self._history_due = DueTime(snapshot_interval_s, self.wake)
         self._barriers: list[tuple[int, int, asyncio.Future[None]]] = []
         self._is_closing = False
         self._hurry = asyncio.Event()
@@ -105,10 +130,9 @@ class Writer:
         """A persisted task is new. It may wait for `commit_interval`, unless somebody waits for it."""
         self.outbox.accept(live)
         if self.outbox.accepted_count >= MAX_BATCH:
-            self._accepted_is_due()
-        elif self._accepted_timer is None and not self._is_accepted_due:
-            loop = asyncio.get_running_loop()
-            self._accepted_timer = loop.call_later(self._commit_interval_s, self._accepted_is_due)
+            self._accepted_due.hurry()
+        else:
+            self._accepted_due.begin()
 
     def mark(self, live: LiveTask) -> None:
         """A persisted task has changed, or somebody waits for it to be saved."""
@@ -120,26 +144,9 @@ class Writer:
         """A memory-only task has ended: history."""
         self.outbox.record(live)
         if self.outbox.history_count >= HISTORY_BATCH:
-            self._history_is_due()
-        elif self._history_timer is None:
-            loop = asyncio.get_running_loop()
-            self._history_timer = loop.call_later(self._snapshot_interval_s, self._history_is_due)
-
-    def _accepted_is_due(self) -> None:
-        if self._accepted_timer is not None:
-            self._accepted_timer.cancel()
-            self._accepted_timer = None
-        if not self._is_accepted_due:
-            self._is_accepted_due = True
-            self.wake()
-
-    def _history_is_due(self) -> None:
-        if self._history_timer is not None:
-            self._history_timer.cancel()
-            self._history_timer = None
-        if not self._is_history_due:
-            self._is_history_due = True
-            self.wake()
+            self._history_due.hurry()
+        else:
+            self._history_due.begin()
 
     def wake(self) -> None:
         """Let the writer look again."""
@@ -155,7 +162,7 @@ class Writer:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._barriers.append((self.outbox.marked_count, self.outbox.recorded_count, done))
         self.outbox.hurry_all()
-        self._history_is_due()
+        self._history_due.hurry()
         self.wake()
         await done
 
@@ -171,7 +178,7 @@ class Writer:
         self._is_closing = True
         self._hurry.set()
         self.outbox.hurry_all()
-        self._history_is_due()
+        self._history_due.hurry()
         self.wake()
         if self._task is not None:
             if self._task.done():  # cancelled by somebody who cancels every task; what is left is written anyway
@@ -180,12 +187,8 @@ class Writer:
             if not self._task.done():
                 self._task.cancel()
                 await asyncio.wait([self._task])
-        if self._accepted_timer is not None:
-            self._accepted_timer.cancel()
-            self._accepted_timer = None
-        if self._history_timer is not None:
-            self._history_timer.cancel()
-            self._history_timer = None
+        self._accepted_due.close()
+        self._history_due.close()
         self._give_up_waiters()
         return self.unsaved_count
 
@@ -255,14 +258,16 @@ class Writer:
 
     def _has_work(self) -> bool:
         outbox = self.outbox
-        if outbox.has_changes or (self._is_history_due and outbox.history_count):
+        if outbox.has_changes or (self._history_due.is_now and outbox.history_count):
             return True
-        return bool(outbox.accepted_count) and (self._is_accepted_due or self._is_closing)
+        return bool(outbox.accepted_count) and (self._accepted_due.is_now or self._is_closing)
 
     def _take_batch(self) -> list[_Sent]:
         outbox = self.outbox
         taken = outbox.take(
-            MAX_BATCH, with_accepted=self._is_accepted_due or self._is_closing, with_history=self._is_history_due
+            MAX_BATCH,
+            with_accepted=self._accepted_due.is_now or self._is_closing,
+            with_history=self._history_due.is_now,
         )
         batch: list[_Sent] = []
         for live in taken:
@@ -270,9 +275,9 @@ class Writer:
             batch.append((live, live.expectation() if live.is_persisted else NOTHING, attempts))
         # What was due stays due until it is taken, however full of changes the batches are.
         if not outbox.accepted_count:
-            self._is_accepted_due = False
+            self._accepted_due.is_now = False
         if not outbox.history_count:
-            self._is_history_due = self._is_closing
+            self._history_due.is_now = self._is_closing
         return batch
 
     async def _commit(self, batch: list[_Sent]) -> CommitReport:
@@ -288,7 +293,7 @@ class Writer:
             live.attempts_due = (*attempts, *live.attempts_due)
             self.outbox.put_back(live)
             if not live.is_persisted:
-                self._is_history_due = True
+                self._history_due.is_now = True
 
     def _absorb(self, batch: list[_Sent], report: CommitReport) -> None:
         listener = self._listener

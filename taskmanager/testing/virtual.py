@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from taskmanager.engine.alarm import Alarm
 from taskmanager.engine.stall import StallWatch
-from taskmanager.engine.writer import Writer
+from taskmanager.engine.writer import DueTime
 from taskmanager.model.errors import ConfigurationError
 
 LANE_PATIENCE_S: Final = 10.0
@@ -214,7 +214,7 @@ def _is_routine(handle: Any) -> bool:
     The writer's pause after a failed commit is none: the next try may bring the answer a test waits for.
     """
     owner = getattr(handle._callback, "__self__", None)
-    if isinstance(owner, Alarm | StallWatch | Writer):
+    if isinstance(owner, Alarm | DueTime | StallWatch):
         return True
     task = getattr(owner, "_task", None) if isinstance(owner, asyncio.Timeout) else _sleeper(handle)
     name = task.get_name() if isinstance(task, asyncio.Task) else ""

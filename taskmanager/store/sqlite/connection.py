@@ -66,11 +66,6 @@ def translate(path: str, error: sqlite3.Error) -> StoreError:
     return StoreError(f"{path} refused a statement ({error}); run `taskmanager doctor --db {path}`")
 
 
-def is_transient(error: sqlite3.Error) -> bool:
-    """Whether the same call may succeed later."""
-    return primary_code(error) in _TRANSIENT
-
-
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """A write transaction that is over when the block is, whatever happened in it."""
