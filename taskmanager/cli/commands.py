@@ -1,33 +1,83 @@
-"""The `taskmanager` command: puts the groups of commands together, and turns what went wrong into an exit code.
+"""The `taskmanager` command: which commands there are, and what went wrong as one line and an exit code.
 
 0: done. 1: not found, refused or unreadable. 2: the command line itself is wrong. 130: Ctrl-C.
 """
 
+import importlib
+import os
 import sys
+from typing import Final, NamedTuple
 
 import click
 
 from taskmanager import __version__
-from taskmanager.cli.demo import demo
-from taskmanager.cli.run import run
 from taskmanager.model.errors import TaskManagerError
 
-USAGE_EXIT = 2
-CTRL_C_EXIT = 130
+USAGE_EXIT: Final = 2
+CTRL_C_EXIT: Final = 130
 
-EPILOG = """
+EPILOG: Final = """
 \b
 Examples:
   taskmanager demo                     five minutes with your own Python's files
-  taskmanager demo ~/photos            ... or with any directory
   taskmanager run app.jobs:manager     run a manager without an application around it
+  taskmanager list --status FAILED     what went wrong lately
 
-Every command has its own --help. Exit codes: 0 done, 1 not found or refused, 2 wrong usage, 130 Ctrl-C.
+--db PATH, or $TASKMANAGER_DB, names the file (default tasks.db). The commands work on the file alone, while the
+application runs and while it does not. Every command has its own --help.
+Exit codes: 0 done, 1 not found or refused, 2 wrong usage, 130 Ctrl-C.
 """
+
+
+class Entry(NamedTuple):
+    """One command: where it is, and its line in the help, so that the help imports none of them."""
+
+    name: str
+    place: str
+    """`module:attribute` below `taskmanager.cli`."""
+    line: str
+
+
+SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
+    "Try it, run it": (
+        Entry("demo", "demo:demo", "Watch a program survive its own restart, on your own files."),
+        Entry("run", "run:run", "Run the TaskManager of a module until told to stop."),
+    ),
+    "Look": (
+        Entry("list", "listing:list_tasks", "List tasks, newest first."),
+    ),
+}  # fmt: skip
+"""A new command is a module beside this one, and a line here."""
+
+_ENTRIES: Final = {entry.name: entry for entries in SECTIONS.values() for entry in entries}
+
+
+class LazyGroup(click.Group):
+    """Imports a command when it is asked for: `--help` and shell completion are quick, whatever the others need."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names, in the order of the help."""
+        return list(_ENTRIES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, imported now."""
+        entry = _ENTRIES.get(cmd_name)
+        if entry is None:
+            return None
+        module, _, attribute = entry.place.partition(":")
+        command: click.Command = getattr(importlib.import_module(f"taskmanager.cli.{module}"), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """What `--help` lists."""
+        for title, entries in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(entry.name, entry.line) for entry in entries], col_max=12)
 
 
 @click.group(
     name="taskmanager",
+    cls=LazyGroup,
     epilog=EPILOG,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -35,15 +85,10 @@ Every command has its own --help. Exit codes: 0 done, 1 not found or refused, 2 
 @click.version_option(__version__, "-V", "--version", prog_name="taskmanager", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Background tasks in one SQLite file: try them, run them."""
+    """Background tasks in one SQLite file: look at them, act on them, run them."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
         context.exit(USAGE_EXIT)
-
-
-# A new group of commands is a module here with its commands, and a line in this list.
-for _command in (demo, run):
-    cli.add_command(_command)
 
 
 def main() -> None:
@@ -51,15 +96,20 @@ def main() -> None:
     try:
         # Not standalone: click would print two lines of usage above an error, and end a Ctrl-C with 1.
         code = cli.main(prog_name="taskmanager", standalone_mode=False)
+        sys.stdout.flush()
     except click.UsageError as exc:
         where = "taskmanager" if exc.ctx is None else exc.ctx.command_path
         sys.exit(_complain(f"{exc.format_message()}  ({where} --help says more)", USAGE_EXIT))
     except click.ClickException as exc:
         sys.exit(_complain(exc.format_message(), exc.exit_code))
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
         sys.exit(CTRL_C_EXIT)
     except TaskManagerError as exc:
         sys.exit(_complain(str(exc), 1))
+    except BrokenPipeError:
+        # Whoever read has seen enough (`| head`). What is still buffered must not fail again at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -151,7 +151,7 @@ def _unknown_command(line: str) -> str | None:
         return f"the Makefile has no {words[1]!r}"
     if words[0] == "taskmanager" and not words[1].startswith("-"):
         assert isinstance(cli, click.Group)
-        if words[1] not in cli.commands:
+        if words[1] not in cli.list_commands(click.Context(cli)):
             return f"taskmanager has no command {words[1]!r}"
     return None
 

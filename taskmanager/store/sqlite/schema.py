@@ -5,6 +5,7 @@ Several processes may start at once: the version is read again under the write l
 
 import sqlite3
 from collections.abc import Iterator
+from functools import cache
 from importlib import resources
 from typing import Final, NamedTuple
 
@@ -32,6 +33,7 @@ class Migration(NamedTuple):
     script: str
 
 
+@cache
 def migrations() -> list[Migration]:
     """All steps this version of the library knows, in order."""
     folder = resources.files("taskmanager.store.sqlite") / "migrations"
@@ -78,6 +80,19 @@ def migrate(connection: sqlite3.Connection, path: str) -> None:
             _refuse_newer(current, newest, path)
             if current < step.version:
                 _apply(connection, step)
+
+
+def check_version(connection: sqlite3.Connection, path: str) -> None:
+    """`StoreError` unless the file has exactly the schema that this version knows: who only looks migrates nothing."""
+    current, newest = version(connection), migrations()[-1].version
+    _refuse_newer(current, newest, path)
+    if current == 0:
+        raise StoreError(f"{path} is a database without tasks; give the path of the file that the application writes")
+    if current < newest:
+        raise StoreError(
+            f"{path} has schema version {current}, this version of taskmanager needs {newest}; "
+            "start the application with this version once, it migrates the file"
+        )
 
 
 def _apply(connection: sqlite3.Connection, step: Migration) -> None:

@@ -1,0 +1,90 @@
+"""The options that say which tasks are meant: by status, function, queue, error code and age."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from taskmanager.model.clock import SystemClock
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.sqlite.search import Search
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_UNITS_US: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000, "w": 604_800_000_000}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
+_MOST_US: Final = 100 * 365 * 86_400_000_000
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # click made it generic lately
+    """`90s`, `15m`, `1h`, `7d`, `2w`: microseconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Raises `click.UsageError` for anything else."""
+        if isinstance(value, int):
+            return value
+        match = _DURATION.fullmatch(str(value).strip().lower())
+        if match is None:
+            self.fail(f"{value!r} is no duration; write a number and a unit, as in 90s, 15m, 1h, 7d or 2w", param, ctx)
+        return min(_MOST_US, int(float(match[1]) * _UNITS_US[match[2]]))
+
+
+class Status(click.ParamType):  # type: ignore[type-arg]  # click made it generic lately
+    """One of these statuses, in any case: a `TaskStatus`."""
+
+    name = "status"
+
+    def __init__(self, allowed: Sequence[TaskStatus] = tuple(TaskStatus)) -> None:
+        self._allowed = allowed
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TaskStatus:
+        """Raises `click.UsageError` for anything else."""
+        name = str(value).upper()
+        if name not in self._allowed:
+            self.fail(f"{str(value)!r} is none of {', '.join(self._allowed)}", param, ctx)
+        return TaskStatus(name)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """What the shell offers."""
+        return [CompletionItem(each.value) for each in self._allowed if each.value.startswith(incomplete.upper())]
+
+
+def filter_options(command: F) -> F:
+    """`--status --task --queue --code --since`, as the parameters of `search_of`."""
+    options = (
+        click.option(
+            "--status", type=Status(), multiple=True, metavar="STATUS",
+            help="Only tasks with this status, e.g. FAILED; may be given several times.",
+        ),
+        click.option("--task", "task_name", metavar="NAME", help="Only this function; * and ? are wildcards."),
+        click.option("--queue", "queue_name", metavar="QUEUE", help="Only this queue."),
+        click.option("--code", "error_code", metavar="CODE", help="Only tasks that ended with this error code."),
+        click.option(
+            "--since", type=Duration(), metavar="AGE",
+            help="Only what changed (ended, if it has) at most so long ago: 90s, 15m, 1h, 7d.",
+        ),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def search_of(
+    status: Sequence[TaskStatus],
+    task_name: str | None,
+    queue_name: str | None,
+    error_code: str | None,
+    since: int | None,
+) -> Search:
+    """What the options ask for."""
+    return Search(
+        statuses=tuple(status),
+        task_name=task_name,
+        queue_name=queue_name,
+        error_code=error_code,
+        changed_since=None if since is None else SystemClock().now_us() - since,
+    )

@@ -1,0 +1,75 @@
+"""Many tasks, one a line: as much of each as the width allows, and always the whole id, which is there to be copied."""
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from rich.table import Table
+from rich.text import Text
+
+from taskmanager.console.durations import relative
+from taskmanager.model.record import TaskRow
+from taskmanager.model.states import TaskStatus
+
+STATUS_STYLES: Final = {
+    TaskStatus.PENDING: "",
+    TaskStatus.CLAIMED: "",
+    TaskStatus.RUNNING: "cyan",
+    TaskStatus.COMPLETED: "green",
+    TaskStatus.FAILED: "bold red",
+    TaskStatus.CANCELLED: "yellow",
+    TaskStatus.EXPIRED: "yellow",
+    TaskStatus.INTERRUPTED: "magenta",
+}
+GAP: Final = 2
+_WIDE: Final = 100
+"""Columns from which on queue and error code are shown too."""
+_ID_WIDTH: Final = 36
+_STATUS_WIDTH: Final = 11
+_WHEN_WIDTH: Final = 7
+_LEAST_NAME_WIDTH: Final = 10
+
+
+class _Column(NamedTuple):
+    title: str
+    most: int
+    """Columns it may take; it takes what its longest cell needs."""
+    text: Callable[[TaskRow], str]
+
+    def width(self, rows: Sequence[TaskRow]) -> int:
+        return min(self.most, max(len(self.title), *(len(self.text(row)) for row in rows)))
+
+
+_QUEUE: Final = _Column("queue", 16, lambda row: row.queue_name)
+_CODE: Final = _Column("error code", 24, lambda row: row.error_code or "")
+
+
+def task_table(rows: Sequence[TaskRow], now_us: int, width: int) -> Table:
+    """Tasks (one at least) in `width` columns; no line wraps."""
+    extras = (_QUEUE, _CODE) if width >= _WIDE else ()
+    fixed = (_ID_WIDTH, _STATUS_WIDTH, _WHEN_WIDTH, *(each.width(rows) for each in extras))
+    name_width = max(_LEAST_NAME_WIDTH, width - sum(each + GAP for each in fixed))
+    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column("id", width=_ID_WIDTH, no_wrap=True)
+    table.add_column("status", width=_STATUS_WIDTH, no_wrap=True)
+    table.add_column("task", max_width=name_width, no_wrap=True)
+    for each in extras:
+        table.add_column(each.title, width=each.width(rows), no_wrap=True, overflow="ellipsis")
+    table.add_column("when", justify="right", min_width=_WHEN_WIDTH, no_wrap=True)
+    for row in rows:
+        status = Text(row.status, style=STATUS_STYLES[TaskStatus(row.status)])
+        name = Text(cut_front(row.task_name, name_width))
+        more = (Text(each.text(row)) for each in extras)
+        table.add_row(Text(row.task_id), status, name, *more, Text(when(row, now_us)))
+    return table
+
+
+def when(row: TaskRow, now_us: int) -> str:
+    """When a waiting task is due, if that is still to come; else when it last changed."""
+    if row.status == TaskStatus.PENDING and row.enqueued_at > now_us:
+        return relative(row.enqueued_at, now_us)
+    return relative(row.updated_at, now_us)
+
+
+def cut_front(name: str, width: int) -> str:
+    """`…jobs:build_report`: of a long name the end says more than the beginning."""
+    return name if len(name) <= width else f"…{name[len(name) - width + 1 :]}"

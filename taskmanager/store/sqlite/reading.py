@@ -1,0 +1,102 @@
+"""A database file opened only to look at it: no file is made, no write lock is taken, no row is changed.
+
+Works while the application runs, after it has stopped, and on what a crash has left: SQLite itself replays a leftover
+log in memory. A file of another schema is refused, not migrated; that is for the application to do.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final
+
+from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.store.sqlite.connection import check_sqlite_version, primary_code, translate
+from taskmanager.store.sqlite.schema import check_version
+
+READ_PATIENCE_S: Final = 5.0
+"""How long a read waits for another connection that replays the log; readers never wait for writers."""
+
+_NO_SIDE_FILES: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
+
+
+@contextmanager
+def open_read_only(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
+    """A connection that cannot write, in autocommit mode, for the `with` block.
+
+    Open it anew for every look: where the directory cannot be written, what it shows is frozen at the opening.
+
+    Raises `StoreUnavailable` when the file is not there or cannot be read, and `StoreError` when it is no database,
+    holds no tasks of this library, has another schema or is damaged. Errors of the driver in the block are translated.
+    """
+    check_sqlite_version()
+    target = Path(path)
+    _check_file(target)
+    try:
+        with closing(_connect(target)) as connection:
+            check_version(connection, str(target))
+            yield connection
+    except sqlite3.Error as error:
+        raise _explained(target, error) from error
+
+
+@contextmanager
+def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
+    """All queries of the block see the file as it was at the first of them. Keep it short: it holds back the log."""
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def _check_file(path: Path) -> None:
+    if path.is_dir():
+        raise StoreError(f"{path} is a directory; give the path of the database file in it")
+    if not path.exists():
+        raise StoreUnavailable(f"there is no file {path}; nothing was created")
+    if not os.access(path, os.R_OK):
+        raise StoreUnavailable(f"{path} cannot be read; make it readable for this user, or become the one who owns it")
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Connected and read from once: only then does SQLite look at the file, and need its side files."""
+    try:
+        return _open(f"{path.absolute().as_uri()}?mode=ro")
+    except sqlite3.OperationalError as error:
+        # A directory where the side files can neither be made nor written. Without a log nobody is connected, so the
+        # file alone is the truth; with one it is not.
+        if primary_code(error) not in _NO_SIDE_FILES or _log_size(path):
+            raise
+        return _open(f"{path.absolute().as_uri()}?mode=ro&immutable=1")
+
+
+def _open(uri: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(uri, uri=True, timeout=READ_PATIENCE_S, isolation_level=None)
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+def _log_size(path: Path) -> int:
+    try:
+        return path.with_name(path.name + "-wal").stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _explained(path: Path, error: sqlite3.Error) -> StoreError:
+    code = primary_code(error)
+    if code == sqlite3.SQLITE_NOTADB:
+        return StoreError(f"{path} is not a database; give the path of the file that the application writes")
+    if code in _NO_SIDE_FILES and _log_size(path):
+        return StoreUnavailable(
+            f"{path} has a log that cannot be replayed where the directory is read-only; "
+            f"copy {path.name} and {path.name}-wal to a directory you can write, and look at them there"
+        )
+    return translate(str(path), error)

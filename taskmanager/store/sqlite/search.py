@@ -1,0 +1,98 @@
+"""What a person at a terminal asks: which tasks look like this, and which one is meant by part of its id."""
+
+import json
+import sqlite3
+from typing import Any, Final, NamedTuple
+
+from taskmanager.model.record import TaskRow
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.sqlite.queries import fetch_ids, task_rows
+from taskmanager.store.sqlite.statements import quoted
+
+_HEX_AND_DASH: Final = frozenset("0123456789abcdefABCDEF-")
+
+
+class Search(NamedTuple):
+    """Which tasks; what is empty or None is any.
+
+    `task_name` may hold the wildcards `*` and `?`. `changed_since`: microseconds UTC; the last change of an ended task
+    is its end. `before` is a task id: only older records than that one.
+    """
+
+    statuses: tuple[TaskStatus, ...] = ()
+    task_name: str | None = None
+    queue_name: str | None = None
+    error_code: str | None = None
+    changed_since: int | None = None
+    before: str | None = None
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether nothing narrows it down."""
+        return self == Search()
+
+
+def find(connection: sqlite3.Connection, search: Search, limit: int) -> list[TaskRow]:
+    """At most `limit` rows, newest first by (sent_at, id)."""
+    where, parameters = _conditions(search)
+    source = f"taskmanager_tasks AS t {where} ORDER BY t.sent_at DESC, t.id DESC LIMIT :limit"
+    return task_rows(connection, source, {**parameters, "limit": limit})
+
+
+def find_ids(connection: sqlite3.Connection, search: Search) -> list[str]:
+    """The ids of all of them, oldest first: the order in which a batch works through them."""
+    where, parameters = _conditions(search)
+    source = f"SELECT t.id FROM taskmanager_tasks AS t {where} ORDER BY t.sent_at, t.id"
+    (text,) = connection.execute(f"SELECT json_group_array(id) FROM ({source})", parameters).fetchone()
+    return list(json.loads(text))
+
+
+def ids_like(connection: sqlite3.Connection, part: str, limit: int) -> list[str]:
+    """Ids that are `part`, or begin or end with it; at most `limit`. A whole id is never ambiguous."""
+    if fetch_ids(connection, [part]):
+        return [part]
+    if not part or not set(part) <= _HEX_AND_DASH:
+        return []
+    query = """
+        SELECT id FROM taskmanager_tasks WHERE id >= :part AND id < :part || 'g'
+        UNION SELECT id FROM taskmanager_tasks WHERE substr(id, -:size) = :part
+        ORDER BY id LIMIT :limit
+    """
+    rows = connection.execute(query, {"part": part.lower(), "size": len(part), "limit": limit})
+    return [task_id for (task_id,) in rows]
+
+
+def queue_names(connection: sqlite3.Connection) -> frozenset[str]:
+    """Every queue that a task, a pause or an instance has named."""
+    rows = connection.execute(
+        "SELECT queue_name FROM taskmanager_tasks UNION SELECT queue_name FROM taskmanager_queues"
+    ).fetchall()
+    found = {name for (name,) in rows}
+    for (text,) in connection.execute(
+        "SELECT queues FROM taskmanager_worker_states WHERE id IN"
+        " (SELECT max(id) FROM taskmanager_worker_states GROUP BY worker_id)"
+    ):
+        found.update(json.loads(text or "[]"))
+    return frozenset(found)
+
+
+def _conditions(search: Search) -> tuple[str, dict[str, Any]]:
+    """The WHERE clause and its parameters."""
+    conditions = []
+    if search.statuses:
+        conditions.append(f"t.status IN ({quoted(search.statuses)})")
+    if search.task_name is not None:
+        is_pattern = any(sign in search.task_name for sign in "*?")
+        conditions.append("t.task_name GLOB :task_name" if is_pattern else "t.task_name = :task_name")
+    if search.queue_name is not None:
+        conditions.append("t.queue_name = :queue_name")
+    if search.error_code is not None:
+        conditions.append("t.error_code = :error_code")
+    if search.changed_since is not None:
+        conditions.append("t.updated_at >= :changed_since")
+    if search.before is not None:
+        conditions.append(
+            "(t.sent_at, t.id) < (SELECT b.sent_at, b.id FROM taskmanager_tasks AS b WHERE b.id = :before)"
+        )
+    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+    return where, search._asdict()
