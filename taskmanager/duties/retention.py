@@ -24,10 +24,19 @@ class Retention:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._steps_seen = 0
 
     async def run_once(self) -> dict[str, int]:
-        """Delete what is too old; how many rows of each category went."""
+        """Delete what is too old; how many rows of each category went.
+
+        Nothing goes in the first sweep after a step of the wall clock: what a jump made old is young again when
+        somebody corrects the clock.
+        """
         config, store = self._engine.settings.recovery, self._engine.store
+        now_us = self._engine.steps.now_us()
+        if self._steps_seen != self._engine.steps.count:
+            self._steps_seen = self._engine.steps.count
+            return {}
         categories: list[tuple[str, int | None, Callable[[int, int], Awaitable[int]]]] = [
             ("heartbeats", config.heartbeat_retention_hours, store.prune_heartbeats),
             ("worker states", config.worker_state_retention_hours, store.prune_worker_states),
@@ -38,7 +47,7 @@ class Retention:
             if hours is None:
                 continue
             try:
-                gone[name] = await self._sweep(prune, hours)
+                gone[name] = await self._sweep(prune, now_us - hours * _HOUR_US)
             except StoreError as exc:
                 logger.warning("old %s could not be deleted now: %s", name, exc)
         if any(gone.values()):
@@ -49,10 +58,9 @@ class Retention:
     async def _prune_tasks(self, cutoff: int, limit: int) -> int:
         return await self._engine.store.purge(None, cutoff, limit)
 
-    async def _sweep(self, prune: Callable[[int, int], Awaitable[int]], hours: int) -> int:
+    async def _sweep(self, prune: Callable[[int, int], Awaitable[int]], cutoff: int) -> int:
         engine = self._engine
         batch = engine.settings.recovery.retention_delete_batch_size
-        cutoff = engine.clock.now_us() - hours * _HOUR_US
         deadline = engine.loop.time() + BUDGET_S
         total = 0
         while engine.loop.time() < deadline and not engine.is_stopping:

@@ -74,7 +74,8 @@ class Claimer:
         was_owed, self._is_owed = self._is_owed, True
         version = await engine.store.data_version()
         changed = was_owed or version != self._version
-        is_due = self._next_due_at is not None and self._next_due_at <= engine.clock.now_us()
+        now_us = engine.steps.now_us()
+        is_due = self._next_due_at is not None and self._next_due_at <= now_us
         if changed:
             self._close_until = 0.0
             await self._hear_others()

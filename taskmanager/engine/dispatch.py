@@ -147,12 +147,16 @@ class Dispatcher:
                 self._expiring.discard_stale(lambda each: not each.is_waiting)
                 self._expiring_limit = max(STALE_CLEANUP_AT, 2 * len(self._expiring))
 
-    def wake_due(self, elapsed_s: float, now_us: int) -> list[LiveTask]:
-        """Move what is due among the ready; the tasks whose `good_until` has passed while they waited are returned."""
+    def wake_due(self, elapsed_s: float, now_us: int, *, holds_expiry: bool = False) -> list[LiveTask]:
+        """Move what is due among the ready; the tasks whose `good_until` has passed while they waited are returned,
+        unless expiry is held.
+        """
         for heap, now in ((self._delayed, elapsed_s), (self._scheduled, float(now_us))):
             for live in heap.pop_due(now):
                 if live.phase is Phase.DELAYED and live.due <= now:
                     self.add_ready(live)
+        if holds_expiry:
+            return []
         return [live for live in self._expiring.pop_due(now_us) if self._has_expired(live, now_us)]
 
     @staticmethod
@@ -163,9 +167,10 @@ class Dispatcher:
         """The next elapsed-clock moment, and whether anything waits for wall time."""
         return self._delayed.next_due(), bool(len(self._scheduled) or len(self._expiring))
 
-    def next_wall_delay_s(self, now_us: int) -> float:
+    def next_wall_delay_s(self, now_us: int, *, holds_expiry: bool = False) -> float:
         """Seconds until the next wall-clock moment, as the wall clock stands now."""
-        due = [heap.next_due() for heap in (self._scheduled, self._expiring)]
+        heaps = (self._scheduled,) if holds_expiry else (self._scheduled, self._expiring)
+        due = [heap.next_due() for heap in heaps]
         return min((max(0.0, (each - now_us) / 1_000_000) for each in due if each is not None), default=float("inf"))
 
     def forget(self, live: LiveTask) -> None:

@@ -30,6 +30,7 @@ from taskmanager.engine.rows import Rows
 from taskmanager.engine.settings import Settings
 from taskmanager.engine.settle import Outcome, Settlement
 from taskmanager.engine.stall import StallWatch
+from taskmanager.engine.steps import StepWatch
 from taskmanager.engine.writer import Writer
 from taskmanager.model.clock import Clock
 from taskmanager.model.result import TaskError
@@ -72,7 +73,8 @@ class Engine:
         self.stall = StallWatch(self.loop)
         self.dispatcher = Dispatcher(settings.lanes(), settings.queues)
         self.dispatcher.wants_take = self.kick
-        self.alarm = Alarm(self.loop, clock, self.dispatcher, self._wake_due)
+        self.steps = StepWatch(clock)
+        self.alarm = Alarm(self.loop, clock, self.steps, self.dispatcher, self._wake_due)
         self.runner = Runner(settings.processes, self.report, self.stall.lost_s)
         self.settlement = Settlement(identity, clock.now_us, random.random, settings.recovery.crash_budget)
         self.writer = Writer(
@@ -221,17 +223,26 @@ class Engine:
         if not self.is_up:
             return
         for live in self.dispatcher.take():
-            self.dispatcher.left_waiting(live)
-            if live.good_until is not None and live.good_until <= self.clock.now_us():
-                self.dispatcher.give_back(live)
-                self._expire(live)
+            if live.good_until is not None and live.good_until <= self.steps.now_us():
+                self._come_too_late(live)
                 continue
+            self.dispatcher.left_waiting(live)
             self.settlement.begin(live)
             if live.is_persisted:
                 self.writer.mark(live)
             if not live.is_persisted or self.writer.degraded_since is not None:
                 self.run(live)
         self.wants_more()
+
+    def _come_too_late(self, live: LiveTask) -> None:
+        """Its `good_until` has passed; or the clock was stepped, and it is seen again when the clock can be trusted."""
+        self.dispatcher.give_back(live)
+        if self.steps.holds_expiry:
+            self.dispatcher.add_delayed(live, self.steps.trusted_at_s)
+            self.alarm.set()
+            return
+        self.dispatcher.left_waiting(live)
+        self._expire(live)
 
     def wants_more(self) -> None:
         """Ask for free rows when a queue runs low."""
@@ -262,7 +273,8 @@ class Engine:
 
     def _wake_due(self) -> None:
         """Something may be due: let it be ready, and end what has waited too long."""
-        for live in self.dispatcher.wake_due(self.clock.elapsed_s(), self.clock.now_us()):
+        now_us = self.steps.now_us()
+        for live in self.dispatcher.wake_due(self.clock.elapsed_s(), now_us, holds_expiry=self.steps.holds_expiry):
             self.dispatcher.left_waiting(live)
             self.dispatcher.forget(live)
             self._expire(live)

@@ -197,7 +197,8 @@ class World:
         if elapsed_due is not None:
             found.append(elapsed_due - engine.clock.elapsed_s())
         if has_wall:
-            found.append(engine.dispatcher.next_wall_delay_s(engine.clock.now_us()))
+            now_us, is_held = engine.clock.now_us(), engine.steps.holds_expiry
+            found.append(engine.dispatcher.next_wall_delay_s(now_us, holds_expiry=is_held))
         found.extend(self.store.free_delays_s(self.clock.now_us(), engine.definitions))
         return max(0.0, min(found)) if found else None
 

@@ -1,0 +1,81 @@
+"""Notices that the wall clock was stepped: by an administrator, by NTP, or by a machine that woke with a wrong one.
+
+Wall and elapsed time advance together, suspend included, so their difference changes by a step only. It is looked at
+with every decision that wall time makes, and a decision that a step could have made is put off: whoever corrects the
+clock within a minute finds nothing expired, and nothing of the history deleted.
+"""
+
+import logging
+from typing import Final, NamedTuple
+
+from taskmanager.model.clock import Clock
+
+logger = logging.getLogger("taskmanager")
+
+STEP_US: Final = 1_000_000
+"""A smaller difference is a slewed clock, or one that was read slowly."""
+HOLD_S: Final = 60.0
+"""How long `good_until` expires nothing after a step."""
+_SLOW_READ_S: Final = 0.05
+_MAX_READS: Final = 3
+
+
+class Step(NamedTuple):
+    """One step of the wall clock: when it was noticed, in elapsed seconds, and by how many microseconds it went."""
+
+    noticed_s: float
+    by_us: int
+
+
+class StepWatch:
+    """The wall clock of one instance, read through here by those who decide by it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.count = 0
+        """Steps noticed so far: who keeps the number sees whether there was another one since."""
+        self.last: Step | None = None
+        _, self._offset_us = self._read()
+
+    def __repr__(self) -> str:
+        return f"<StepWatch {self.count} steps, last {self.last}>"
+
+    def now_us(self) -> int:
+        """Wall time, microseconds since 1970 UTC, with a look at whether it was stepped."""
+        now_us, offset_us = self._read()
+        by_us, self._offset_us = offset_us - self._offset_us, offset_us
+        if abs(by_us) >= STEP_US:
+            self.count += 1
+            self.last = Step(self._clock.elapsed_s(), by_us)
+            logger.warning(
+                "the wall clock was stepped by %+.1f s; nothing expires for %.0f s, and old records are kept for one "
+                "sweep of the retention",
+                by_us / 1_000_000,
+                HOLD_S,
+            )
+        return now_us
+
+    @property
+    def trusted_at_s(self) -> float:
+        """From when on, in elapsed seconds, the wall clock decides alone again."""
+        return float("-inf") if self.last is None else self.last.noticed_s + HOLD_S
+
+    @property
+    def holds_expiry(self) -> bool:
+        """Whether nothing may expire now. What is past its `good_until` does not start either: one of both is wrong."""
+        return self._clock.elapsed_s() < self.trusted_at_s
+
+    def _read(self) -> tuple[int, int]:
+        """Wall time, and its distance from elapsed time."""
+        now_us, offset_us, took_s = self._read_once()
+        for _ in range(_MAX_READS):
+            if took_s < _SLOW_READ_S:
+                break  # else the process was stopped between the two clocks, which is no step
+            now_us, offset_us, took_s = self._read_once()
+        return now_us, offset_us
+
+    def _read_once(self) -> tuple[int, int, float]:
+        before_s = self._clock.elapsed_s()
+        now_us = self._clock.now_us()
+        took_s = self._clock.elapsed_s() - before_s
+        return now_us, now_us - round((before_s + took_s / 2) * 1_000_000), took_s
