@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from taskmanager.duties.heartbeat import Heartbeat
+from taskmanager.duties.live_tasks import INTERVAL_S as LIVE_TASKS_INTERVAL_S
+from taskmanager.duties.live_tasks import LiveTasks
 from taskmanager.duties.reaper import Reaper
 from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.retention import Retention
@@ -30,6 +32,7 @@ class Rounds:
         self._reaper = Reaper(engine, recovery, self._heartbeat)
         self._retention = Retention(engine)
         self._worker_states = WorkerStates(engine)
+        self._live_tasks = LiveTasks(engine)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def recover(self) -> int:
@@ -46,6 +49,7 @@ class Rounds:
             self._begin("reaper", config.check_interval_ms / 1000, self._reaper.run_once)
         self._begin("retention", config.retention_sweep_interval_s, self._retention.run_once, at_once=True)
         self._begin("worker states", config.worker_state_snapshot_interval_ms / 1000, self._worker_states.run_once)
+        self._begin("live tasks", LIVE_TASKS_INTERVAL_S, self._live_tasks.run_once)
         self._begin("upkeep", UPKEEP_INTERVAL_S, self._upkeep)
         logger.info("heartbeat, reaper and retention have started")
 

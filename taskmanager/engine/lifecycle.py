@@ -16,10 +16,12 @@ from taskmanager.codec.values import loads
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.events import extra_of
 from taskmanager.engine.instance import InstanceLock
 from taskmanager.engine.live import Ending, LiveTask, Phase
 from taskmanager.engine.news import WriterNews
 from taskmanager.engine.records import Records
+from taskmanager.engine.report import live_text
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
@@ -233,6 +235,7 @@ class Lifecycle:
                 "task %s (%s) still executes after the stop; it is recorded as interrupted",
                 live.definition.name,
                 live.task_id,
+                extra=extra_of(live),
             )
         self._threads_left = sum(attempt.live.definition.lane == "thread" for attempt in self._leftover)
         engine.runner.threads.on_outlived = self._thread_outlived_loop
@@ -406,7 +409,8 @@ class Lifecycle:
             await engine.store.open()
             # Before anything else can fail: to the new file, what is thought to be committed is somebody else's row.
             engine.writer.lose_everything_committed([live for live in lives if live.is_persisted])
-            await engine.store.save_instance(engine.identity.row(engine.clock.now_us()))
+            row = engine.identity.row(engine.clock.now_us(), live_tasks=live_text(engine))
+            await engine.store.save_instance(row)
 
 
 def _carries(live: LiveTask, tags: dict[str, str]) -> bool:

@@ -1,8 +1,89 @@
-"""One instance at one moment, as frozen words for programs and for the console."""
+"""One instance at one moment, as frozen words for programs, and as the JSON that other processes see of it."""
 
+from itertools import islice
+from typing import Any, Final
+
+from taskmanager.codec.safe import dumps_safe
+from taskmanager.codec.values import loads
+from taskmanager.engine.attempt import Attempt
+from taskmanager.engine.dispatch import QueueState
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.live import Phase
 from taskmanager.model.clock import from_us
 from taskmanager.model.status import LaneStatus, ManagerStatus, QueueStatus
+
+MAX_SHOWN_TASKS: Final = 100
+"""Running tasks that other processes see of an instance; those that report progress go first, then the oldest."""
+MAX_SHOWN_QUEUES: Final = 50
+OLDEST_SEARCH: Final = 2_000
+"""Tasks in memory that are looked at, in the order of their arrival, for the oldest that waits in each queue."""
+UNSAVED_SHOWN_S: Final = 2.0
+"""A change that waits longer than this for its commit is worth a word; all others wait for some milliseconds."""
+
+
+def live_text(engine: Engine) -> str:
+    """`live_document` as the JSON of `taskmanager_instances.live_tasks`."""
+    return dumps_safe(live_document(engine))
+
+
+def live_document(engine: Engine) -> dict[str, Any]:
+    """What nobody can see in the file: running tasks and their progress, memory-only work, limits, the store's health.
+
+    Nothing in it changes by the mere passing of time, so that an idle instance has nothing to write. Instants are
+    microseconds since 1970 UTC.
+    """
+    queues = sorted(engine.dispatcher.queues.items())
+    running = engine.runner.running.values()
+    oldest_s = engine.writer.oldest_unsaved_s() or 0.0
+    shown = sorted(running, key=lambda each: (each.live.progress_text is None, each.started_at))[:MAX_SHOWN_TASKS]
+    return {
+        "is_stopping": engine.is_stopping,
+        "heartbeat_s": engine.settings.recovery.runner_heartbeat_interval_ms / 1000,
+        "lanes": {name: {"running": s.running, "limit": s.limit} for name, s in engine.dispatcher.lanes.items()},
+        "queues": {name: _queue_document(queue) for name, queue in queues[:MAX_SHOWN_QUEUES]},
+        "oldest_waiting": _oldest_waiting(engine),
+        "memory_only": {
+            "running": sum(not each.live.is_persisted for each in running),
+            "waiting": max(0, sum(queue.waiting - queue.stored_waiting for _, queue in queues)),
+        },
+        "running_count": len(running),
+        "stuck_count": len(engine.runner.abandoned),
+        "unsaved_count": engine.writer.unsaved_count if oldest_s > UNSAVED_SHOWN_S else 0,
+        "unsaved_since": _tenth(engine.clock.now_us() - oldest_s * 1_000_000) if oldest_s > UNSAVED_SHOWN_S else None,
+        "degraded_since": engine.writer.degraded_since,
+        "tasks": [_task_document(each) for each in shown],
+    }
+
+
+def _tenth(instant_us: float) -> int:
+    """To the tenth of a second: worked out again later, it is the same."""
+    return round(instant_us / 100_000) * 100_000
+
+
+def _queue_document(queue: QueueState) -> dict[str, Any]:
+    return {"waiting": queue.waiting, "running": queue.slots.running, "limit": queue.slots.limit}
+
+
+def _oldest_waiting(engine: Engine) -> dict[str, int]:
+    """Per queue, since when the oldest task waits for a slot. Tasks of memory stand in the order of their arrival."""
+    found: dict[str, int] = {}
+    for live in islice(engine.live.values(), OLDEST_SEARCH):
+        if live.phase is Phase.READY and live.enqueued_at < found.get(live.queue_name, live.enqueued_at + 1):
+            found[live.queue_name] = live.enqueued_at
+    return dict(islice(sorted(found.items()), MAX_SHOWN_QUEUES))
+
+
+def _task_document(attempt: Attempt) -> dict[str, Any]:
+    live = attempt.live
+    return {
+        "task_id": live.task_id,
+        "task_name": live.definition.name,
+        "queue_name": live.queue_name,
+        "attempt": attempt.number,
+        "started_at": attempt.started_at,
+        "is_persisted": live.is_persisted,
+        "progress": loads(live.progress_text) if live.progress_text else None,
+    }
 
 
 def status_of(engine: Engine, state: str) -> ManagerStatus:

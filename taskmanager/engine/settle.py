@@ -65,7 +65,7 @@ class Settlement:
         live.start_count += 1
         live.started_at = live.updated_at = now
         live.owner = who.instance_id
-        live.next_retry_at = None
+        live.next_retry_at = live.progress_text = None  # how far an earlier attempt came says nothing of this one
         live.worker_pid, live.worker_hostname, live.worker_process_name = who.pid, who.hostname, who.process_name
 
     def unbegin(self, live: LiveTask) -> None:

@@ -98,6 +98,9 @@ CREATE TABLE taskmanager_task_attempts (
 CREATE INDEX taskmanager_task_attempts_error_code ON taskmanager_task_attempts (error_code)
     WHERE error_code IS NOT NULL;
 CREATE INDEX taskmanager_task_attempts_finished_at ON taskmanager_task_attempts (finished_at DESC);
+-- The failures of the last hour, without a look at all that went well in it.
+CREATE INDEX taskmanager_task_attempts_failed ON taskmanager_task_attempts (finished_at DESC, outcome, error_code, task_id)
+    WHERE error_code IS NOT NULL;
 
 CREATE TABLE taskmanager_heartbeats (
     id INTEGER PRIMARY KEY,

@@ -1,0 +1,179 @@
+"""What the console asks of a file. Cheap whatever the length of the history: each query reads an index in a window.
+
+Only `counts` (in `queries`) reads an index from end to end, some 10 ms per million rows; who asks often asks it rarely.
+"""
+
+import sqlite3
+from typing import Final
+
+from taskmanager.store.protocol import InstanceRow
+from taskmanager.store.sqlite.claims import free_queues
+from taskmanager.store.sqlite.queries import paused_queues
+from taskmanager.store.sqlite.schema import version
+from taskmanager.store.sqlite.statements import LIVE_SQL
+from taskmanager.store.statistics import (
+    ENDED_CAP,
+    HOUR_US,
+    MAX_INSTANCES,
+    MAX_LINES,
+    MAX_OWNERS,
+    MINUTE_US,
+    OWNED_CAP,
+    SAMPLE,
+    Failure,
+    FileSize,
+    Pace,
+    ScheduleRow,
+    Statistics,
+    TaskFailures,
+    TaskPace,
+)
+
+_ENDED: Final = "taskmanager_task_attempts INDEXED BY taskmanager_task_attempts_finished_at"
+_FAILED: Final = "taskmanager_task_attempts INDEXED BY taskmanager_task_attempts_failed"
+_IS_FAILURE: Final = "error_code IS NOT NULL AND outcome IN ('FAILED', 'WORKER_FAILURE')"
+_OWNER: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_owner"
+_IS_OWNED: Final = f"claimed_by_worker_id IS NOT NULL AND status IN ({LIVE_SQL})"
+
+
+def statistics(connection: sqlite3.Connection, now: int) -> Statistics:
+    """Everything but the counts. Call it in a transaction, so that all parts tell of the same moment."""
+    instances = _instances(connection)
+    minute, hour = _pace(connection, now, MINUTE_US), _pace(connection, now, HOUR_US)
+    has_failures = hour.failed_count > 0
+    return Statistics(
+        taken_at=now,
+        instances=instances,
+        beats=_beats(connection, instances),
+        owned=_owned(connection),
+        free=tuple(free_queues(connection)),
+        paused=paused_queues(connection),
+        minute=minute,
+        hour=hour,
+        slowest=_slowest(connection, hour.since) if hour.ended_count else (),
+        most_failing=_most_failing(connection, hour.since) if has_failures else (),
+        failures=_failures(connection),
+        schedules=_schedules(connection),
+        last_activity_at=_last_activity(connection),
+        size=_size(connection),
+    )
+
+
+def _instances(connection: sqlite3.Connection) -> tuple[InstanceRow, ...]:
+    names = ", ".join(InstanceRow._fields)
+    rows = connection.execute(
+        f"SELECT {names} FROM taskmanager_instances ORDER BY started_at DESC, instance_id LIMIT ?", (MAX_INSTANCES,)
+    )
+    return tuple(InstanceRow._make(row) for row in rows.fetchall())
+
+
+def _beats(connection: sqlite3.Connection, instances: tuple[InstanceRow, ...]) -> dict[str, int]:
+    newest = """
+        SELECT max(sent_at) FROM taskmanager_heartbeats INDEXED BY taskmanager_heartbeats_sender_id
+        WHERE sender_id = ? AND role = 'runner'
+    """
+    found = ((row.instance_id, connection.execute(newest, (row.instance_id,)).fetchone()[0]) for row in instances)
+    return {instance_id: sent_at for instance_id, sent_at in found if sent_at is not None}
+
+
+def _owned(connection: sqlite3.Connection) -> dict[str, int]:
+    """Owners are few and their rows many, so the owners are hopped through."""
+    owners = connection.execute(
+        f"""
+        WITH RECURSIVE owner (id) AS (
+            SELECT min(claimed_by_worker_id) FROM {_OWNER} WHERE {_IS_OWNED}
+            UNION ALL
+            SELECT (SELECT min(claimed_by_worker_id) FROM {_OWNER} WHERE claimed_by_worker_id > owner.id AND {_IS_OWNED})
+            FROM owner WHERE owner.id IS NOT NULL
+        )
+        SELECT id, (
+            SELECT count(*) FROM (
+                SELECT 1 FROM {_OWNER} WHERE claimed_by_worker_id = owner.id AND {_IS_OWNED} LIMIT {OWNED_CAP}
+            )
+        ) FROM owner WHERE id IS NOT NULL LIMIT {MAX_OWNERS}
+        """
+    )
+    return dict(owners.fetchall())
+
+
+def _pace(connection: sqlite3.Connection, now: int, window_us: int) -> Pace:
+    since = now - window_us
+    counted = f"SELECT finished_at FROM {_ENDED} WHERE finished_at >= ? ORDER BY finished_at DESC LIMIT {ENDED_CAP}"
+    ended, oldest = connection.execute(f"SELECT count(*), min(finished_at) FROM ({counted})", (since,)).fetchone()
+    if ended >= ENDED_CAP:
+        since = oldest
+    failed = f"SELECT 1 FROM {_FAILED} WHERE finished_at >= ? AND {_IS_FAILURE} LIMIT {ENDED_CAP}"
+    (failed_count,) = connection.execute(f"SELECT count(*) FROM ({failed})", (since,)).fetchone()
+    return Pace(since, ended, failed_count)
+
+
+def _slowest(connection: sqlite3.Connection, since: int) -> tuple[TaskPace, ...]:
+    rows = connection.execute(
+        f"""
+        SELECT t.task_name, count(*), sum(a.outcome IN ('FAILED', 'WORKER_FAILURE')), CAST(avg(a.took) AS INTEGER),
+            max(a.took)
+        FROM (
+            SELECT task_id, outcome, max(0, finished_at - started_at) AS took FROM {_ENDED}
+            WHERE finished_at >= ? ORDER BY finished_at DESC LIMIT {SAMPLE}
+        ) AS a JOIN taskmanager_tasks AS t ON t.id = a.task_id
+        GROUP BY t.task_name ORDER BY avg(a.took) DESC, t.task_name LIMIT {MAX_LINES}
+        """,
+        (since,),
+    )
+    return tuple(TaskPace._make(row) for row in rows.fetchall())
+
+
+def _most_failing(connection: sqlite3.Connection, since: int) -> tuple[TaskFailures, ...]:
+    # Beside max(), SQLite takes the other columns from the row that has the maximum.
+    rows = connection.execute(
+        f"""
+        SELECT task_name, failed, error_code FROM (
+            SELECT t.task_name, count(*) AS failed, a.error_code, max(a.finished_at)
+            FROM (
+                SELECT task_id, error_code, finished_at FROM {_FAILED}
+                WHERE finished_at >= ? AND {_IS_FAILURE} ORDER BY finished_at DESC LIMIT {SAMPLE}
+            ) AS a JOIN taskmanager_tasks AS t ON t.id = a.task_id
+            GROUP BY t.task_name
+        ) ORDER BY failed DESC, task_name LIMIT {MAX_LINES}
+        """,
+        (since,),
+    )
+    return tuple(TaskFailures._make(row) for row in rows.fetchall())
+
+
+def _failures(connection: sqlite3.Connection) -> tuple[Failure, ...]:
+    rows = connection.execute(
+        f"""
+        SELECT a.task_id, t.task_name, a.attempt, a.outcome, a.error_code, a.error_message, a.finished_at, a.will_retry
+        FROM (
+            SELECT * FROM {_FAILED} WHERE error_code IS NOT NULL ORDER BY finished_at DESC LIMIT {SAMPLE}
+        ) AS a CROSS JOIN taskmanager_tasks AS t ON t.id = a.task_id
+        WHERE a.outcome IN ('FAILED', 'WORKER_FAILURE') LIMIT {MAX_LINES}
+        """
+    )
+    return tuple(Failure(*row[:-1], will_retry=bool(row[-1])) for row in rows.fetchall())
+
+
+def _schedules(connection: sqlite3.Connection) -> tuple[ScheduleRow, ...]:
+    rows = connection.execute(
+        """
+        SELECT schedule_name, next_run_at, last_run_at, paused_at IS NOT NULL FROM taskmanager_schedule_state
+        ORDER BY paused_at IS NOT NULL, next_run_at IS NULL, next_run_at, schedule_name LIMIT ?
+        """,
+        (MAX_LINES,),
+    )
+    return tuple(ScheduleRow(name, at, last, bool(paused)) for name, at, last, paused in rows.fetchall())
+
+
+def _last_activity(connection: sqlite3.Connection) -> int | None:
+    """When something was last sent or ended."""
+    (sent_at,) = connection.execute("SELECT max(sent_at) FROM taskmanager_tasks").fetchone()
+    (ended_at,) = connection.execute(f"SELECT max(finished_at) FROM {_ENDED}").fetchone()
+    return max((at for at in (sent_at, ended_at) if at is not None), default=None)
+
+
+def _size(connection: sqlite3.Connection) -> FileSize:
+    pages, page_bytes, free = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size", "freelist_count")
+    )
+    return FileSize(pages * page_bytes, free * page_bytes, version(connection))

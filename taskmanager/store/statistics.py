@@ -1,0 +1,101 @@
+"""What a store can say of itself at one moment: the words of the console, as they stand in the file.
+
+Instants are microseconds since 1970 UTC. Every list is bounded, and so is the work to make it: history is looked at
+through windows of time, newest first, and counts of what waits end at a cap.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from taskmanager.store.protocol import FreeQueue, InstanceRow
+
+MINUTE_US: Final = 60_000_000
+HOUR_US: Final = 60 * MINUTE_US
+ENDED_CAP: Final = 100_000
+"""Attempts of a window are counted up to here; with more, the window is cut to what these cover."""
+SAMPLE: Final = 1_000
+"""Attempts, newest first, from which durations and failures are told per task."""
+OWNED_CAP: Final = 1_000
+MAX_INSTANCES: Final = 50
+MAX_OWNERS: Final = 100
+MAX_LINES: Final = 20
+
+
+class Pace(NamedTuple):
+    """How many attempts ended in a window, and how many of them failed. `since` is where the window begins."""
+
+    since: int
+    ended_count: int
+    failed_count: int
+
+
+class TaskPace(NamedTuple):
+    """The attempts of one task in the sample of the last hour."""
+
+    task_name: str
+    ended_count: int
+    failed_count: int
+    mean_us: int
+    longest_us: int
+
+
+class TaskFailures(NamedTuple):
+    """The failed attempts of one task in the last hour, and the code of the newest."""
+
+    task_name: str
+    failed_count: int
+    last_error_code: str
+
+
+class Failure(NamedTuple):
+    """One attempt that failed."""
+
+    task_id: str
+    task_name: str
+    attempt: int
+    outcome: str
+    error_code: str
+    error_message: str | None
+    finished_at: int
+    will_retry: bool
+
+
+class ScheduleRow(NamedTuple):
+    """One schedule, as far as it says when it runs."""
+
+    schedule_name: str
+    next_run_at: int | None
+    last_run_at: int | None
+    is_paused: bool
+
+
+class FileSize(NamedTuple):
+    """Bytes of the file, and how many of them deleted rows have left unused; and its schema."""
+
+    total_bytes: int
+    free_bytes: int
+    schema_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """The file at `taken_at`, without the counts by status, which cost more.
+
+    `beats`: the newest heartbeat of each listed instance. `owned`: unfinished rows per owner, at most `OWNED_CAP`.
+    """
+
+    taken_at: int
+    instances: tuple[InstanceRow, ...] = ()
+    beats: Mapping[str, int]
+    owned: Mapping[str, int]
+    free: tuple[FreeQueue, ...] = ()
+    paused: frozenset[str] = frozenset()
+    minute: Pace
+    hour: Pace
+    slowest: tuple[TaskPace, ...] = ()
+    most_failing: tuple[TaskFailures, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    schedules: tuple[ScheduleRow, ...] = ()
+    last_activity_at: int | None = None
+    size: FileSize
