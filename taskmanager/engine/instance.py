@@ -66,8 +66,9 @@ def _boot_id() -> str | None:
 
 
 def lock_path(database: Path, instance_id: str) -> Path:
-    """`<db>.<instance id>.lock`"""
-    return database.with_name(f"{database.name}.{instance_id}.lock")
+    """`<db>.<instance id>.lock`, beside the file itself: whoever came through a symbolic link must find it too."""
+    file = database.resolve()
+    return file.with_name(f"{file.name}.{instance_id}.lock")
 
 
 _held: "weakref.WeakSet[InstanceLock]" = weakref.WeakSet()
@@ -117,17 +118,21 @@ if hasattr(os, "register_at_fork"):
 
 
 def is_dead(database: Path, instance_id: str) -> bool:
-    """Whether the lock of an instance can be taken (or is not there). On platforms without flock: False."""
+    """Whether the lock of an instance can be taken (or is not there). On platforms without flock: whether it is gone.
+
+    A shared lock is tried: two who ask at once do not take each other for the owner, and to ask it needs no permission
+    to write.
+    """
     if fcntl is None:
         return not lock_path(database, instance_id).exists()
     try:
-        fd = os.open(lock_path(database, instance_id), os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(lock_path(database, instance_id), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return True
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return False
     finally:
@@ -147,8 +152,9 @@ def remove_stray_lock_files(database: Path, known: Container[str]) -> None:
     """Remove the files of instances that died before they were registered: nobody else will ever ask for them."""
     if fcntl is None:
         return
-    prefix = f"{database.name}."
-    for path in database.parent.glob("*.lock"):
+    file = database.resolve()
+    prefix = f"{file.name}."
+    for path in file.parent.glob("*.lock"):
         instance_id = path.name.removeprefix(prefix).removesuffix(".lock")
         if not path.name.startswith(prefix) or instance_id in known:
             continue

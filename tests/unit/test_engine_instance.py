@@ -47,6 +47,19 @@ def test_an_instance_is_alive_exactly_while_its_lock_is_held(database: Path) -> 
 
 
 @needs_flock
+def test_a_file_reached_through_a_link_has_the_same_locks(database: Path, tmp_path: Path) -> None:
+    """SQLite's log lies beside the file itself too. Else whoever takes the other way takes a living instance's work."""
+    (tmp_path / "other").mkdir()
+    link = tmp_path / "other" / "link.db"
+    link.symlink_to(database)
+    lock = InstanceLock(link, "i1")
+    lock.take()
+    assert not is_dead(database, "i1")
+    assert not is_dead(link, "i1")
+    lock.drop()
+
+
+@needs_flock
 def test_looking_at_a_dead_instance_does_not_revive_it(database: Path) -> None:
     """The lock that the look takes is gone with it, and so it is for the next who looks."""
     lock = InstanceLock(database, "i1")
