@@ -83,7 +83,9 @@ def _owned(connection: sqlite3.Connection) -> dict[str, int]:
         WITH RECURSIVE owner (id) AS (
             SELECT min(claimed_by_worker_id) FROM {_OWNER} WHERE {_IS_OWNED}
             UNION ALL
-            SELECT (SELECT min(claimed_by_worker_id) FROM {_OWNER} WHERE claimed_by_worker_id > owner.id AND {_IS_OWNED})
+            SELECT (
+                SELECT min(claimed_by_worker_id) FROM {_OWNER} WHERE claimed_by_worker_id > owner.id AND {_IS_OWNED}
+            )
             FROM owner WHERE owner.id IS NOT NULL
         )
         SELECT id, (
@@ -151,7 +153,7 @@ def _failures(connection: sqlite3.Connection) -> tuple[Failure, ...]:
         WHERE a.outcome IN ('FAILED', 'WORKER_FAILURE') LIMIT {MAX_LINES}
         """
     )
-    return tuple(Failure(*row[:-1], will_retry=bool(row[-1])) for row in rows.fetchall())
+    return tuple(Failure._make(row)._replace(will_retry=bool(row[-1])) for row in rows.fetchall())
 
 
 def _schedules(connection: sqlite3.Connection) -> tuple[ScheduleRow, ...]:
