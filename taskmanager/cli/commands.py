@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import click
 
 from taskmanager import __version__
+from taskmanager.console.plain import escaped
 from taskmanager.model.errors import TaskManagerError
 
 USAGE_EXIT: Final = 2
@@ -22,6 +23,7 @@ Examples:
   taskmanager demo                     five minutes with your own Python's files
   taskmanager run app.jobs:manager     run a manager without an application around it
   taskmanager list --status FAILED     what went wrong lately
+  taskmanager show 4c1f3a              one task, by a part of its id
 
 --db PATH, or $TASKMANAGER_DB, names the file (default tasks.db). The commands work on the file alone, while the
 application runs and while it does not. Every command has its own --help.
@@ -45,6 +47,7 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
     ),
     "Look": (
         Entry("list", "listing:list_tasks", "List tasks, newest first."),
+        Entry("show", "showing:show", "Show one task: its record, every attempt, its log, what comes next."),
     ),
 }  # fmt: skip
 """A new command is a module beside this one, and a line here."""
@@ -114,5 +117,5 @@ def main() -> None:
 
 
 def _complain(message: str, code: int) -> int:
-    click.echo(f"taskmanager: {' '.join(message.split())}", err=True)
+    click.echo(f"taskmanager: {escaped(' '.join(message.split()))}", err=True)
     return code

@@ -8,8 +8,9 @@ from typing import Final
 
 import click
 
-from taskmanager.cli.demo_files import Listing, escaped, list_files
+from taskmanager.cli.demo_files import Listing, list_files
 from taskmanager.cli.demo_judge import Judge, contents_of, lock_files, side_files
+from taskmanager.console.plain import escaped
 from taskmanager.engine.instance import is_dead
 
 DEFAULT_DB: Final = "taskmanager-demo.db"

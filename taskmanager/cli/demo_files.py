@@ -61,10 +61,3 @@ def key_of(name: str) -> str:
     """The idempotency key of a file. Relative names never begin with a slash, so the two kinds cannot meet."""
     raw = raw_name(name)
     return name if raw is None else f"/{raw.hex()}"
-
-
-def escaped(name: str) -> str:
-    """A name that can be printed and stored: control characters and bytes that are no text become escapes."""
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode() for each in name
-    )

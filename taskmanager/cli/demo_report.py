@@ -8,8 +8,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from taskmanager.cli.demo_files import escaped
 from taskmanager.cli.demo_judge import Tally
+from taskmanager.console.plain import escaped
 from taskmanager.console.views import Fact, fact_table
 
 SHOWN_FAILURES: Final = 5

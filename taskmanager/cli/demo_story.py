@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Final
 
 from taskmanager.cli.demo_child import Program
-from taskmanager.cli.demo_files import Listing, escaped, key_of
+from taskmanager.cli.demo_files import Listing, key_of
 from taskmanager.cli.demo_judge import Judge
 from taskmanager.cli.demo_report import accounting, report
 from taskmanager.cli.demo_screen import Screen
+from taskmanager.console.plain import escaped
 
 POLL_S: Final = 0.1
 CLOSE_POLL_S: Final = 0.02

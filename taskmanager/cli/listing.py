@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import click
 
-from taskmanager.cli.answering import answer_json, screen
+from taskmanager.cli.answering import answer_json, draw, screen
 from taskmanager.cli.choosing import the_task
 from taskmanager.cli.filtering import filter_options, search_of
 from taskmanager.cli.opening import db_option, json_option, read
@@ -49,12 +49,11 @@ def list_tasks(limit: int, before: str | None, db: Path, as_json: bool, **filter
     if as_json:
         answer_json([record(row) for row in rows])
         return
+    if not rows:
+        click.echo("no tasks" if search.is_everything else "no such tasks")
+        return
     from taskmanager.console.listing import task_table
 
-    console = screen()
-    if not rows:
-        console.print("no tasks" if search.is_everything else "no such tasks")
-        return
-    console.print(task_table(rows, SystemClock().now_us(), console.width))
+    draw(task_table(rows, SystemClock().now_us(), screen().width))
     if len(rows) == limit:
-        console.print(f"\nOlder ones: --before {rows[-1].task_id}", style="dim", soft_wrap=True)
+        click.echo(f"\nolder ones: --before {rows[-1].task_id}")

@@ -39,6 +39,11 @@ def relative(instant_us: int, now_us: int) -> str:
     return f"in {short(instant_us - now_us)}" if instant_us > now_us else f"{short(now_us - instant_us)} ago"
 
 
+def precise(instant_us: int) -> str:
+    """`2026-11-28 04:41:40.123` in UTC."""
+    return f"{from_us(instant_us):%Y-%m-%d %H:%M:%S.%f}"[:-3]
+
+
 def clock(instant_us: int) -> str:
     """`2026-11-28 04:41:40` in UTC."""
     return f"{from_us(instant_us):%Y-%m-%d %H:%M:%S}"

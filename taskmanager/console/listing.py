@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from taskmanager.console.durations import relative
+from taskmanager.console.plain import cut_front, escaped
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
 
@@ -39,8 +40,8 @@ class _Column(NamedTuple):
         return min(self.most, max(len(self.title), *(len(self.text(row)) for row in rows)))
 
 
-_QUEUE: Final = _Column("queue", 16, lambda row: row.queue_name)
-_CODE: Final = _Column("error code", 24, lambda row: row.error_code or "")
+_QUEUE: Final = _Column("queue", 16, lambda row: escaped(row.queue_name))
+_CODE: Final = _Column("error code", 24, lambda row: escaped(row.error_code or ""))
 
 
 def task_table(rows: Sequence[TaskRow], now_us: int, width: int) -> Table:
@@ -57,7 +58,7 @@ def task_table(rows: Sequence[TaskRow], now_us: int, width: int) -> Table:
     table.add_column("when", justify="right", min_width=_WHEN_WIDTH, no_wrap=True)
     for row in rows:
         status = Text(row.status, style=STATUS_STYLES[TaskStatus(row.status)])
-        name = Text(cut_front(row.task_name, name_width))
+        name = Text(cut_front(escaped(row.task_name), name_width))
         more = (Text(each.text(row)) for each in extras)
         table.add_row(Text(row.task_id), status, name, *more, Text(when(row, now_us)))
     return table
@@ -68,8 +69,3 @@ def when(row: TaskRow, now_us: int) -> str:
     if row.status == TaskStatus.PENDING and row.enqueued_at > now_us:
         return relative(row.enqueued_at, now_us)
     return relative(row.updated_at, now_us)
-
-
-def cut_front(name: str, width: int) -> str:
-    """`…jobs:build_report`: of a long name the end says more than the beginning."""
-    return name if len(name) <= width else f"…{name[len(name) - width + 1 :]}"

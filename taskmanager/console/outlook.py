@@ -1,0 +1,94 @@
+"""What happens next with a task, and when: told from its row, and from what is known of its owner and its queue."""
+
+from typing import Final, NamedTuple
+
+from taskmanager.engine.definition import options_of, retry_facts, timeout_of
+from taskmanager.model.record import TaskRow
+from taskmanager.model.states import INTERRUPTION_NOTE, TaskStatus
+from taskmanager.rules.recovery import judge_orphan
+from taskmanager.store.protocol import InstanceRow
+
+_SECOND_US: Final = 1_000_000
+_SHORT_ID: Final = 8
+
+
+class Surroundings(NamedTuple):
+    """What a row alone does not say. `owner` is the instance that has the task; dead when its lock is free."""
+
+    now_us: int
+    owner: InstanceRow | None = None
+    is_owner_dead: bool = False
+    living_count: int = 0
+    is_queue_paused: bool = False
+
+
+class Outlook(NamedTuple):
+    """A sentence, and the instant it is about, if there is one."""
+
+    text: str
+    at: int | None = None
+
+
+def outlook(row: TaskRow, around: Surroundings) -> Outlook:
+    """What will become of the task if nobody does anything about it."""
+    status = TaskStatus(row.status)
+    if status.is_terminal:
+        return _ended(row, status)
+    if row.claimed_by_worker_id is not None and around.is_owner_dead:
+        return _orphaned(row, status, around)
+    if row.cancel_requested_at is not None:
+        return Outlook("a cancel was requested; its instance ends it")
+    return _running(row, around) if status is TaskStatus.RUNNING else _waiting(row, around)
+
+
+def _ended(row: TaskRow, status: TaskStatus) -> Outlook:
+    part = row.task_id[-_SHORT_ID:]
+    if row.args is None or row.kwargs is None:
+        return Outlook("nothing; its arguments could not be stored, so it cannot be run again")
+    if status is TaskStatus.COMPLETED:
+        return Outlook(f"nothing; `taskmanager retry --force {part}` runs it again")
+    return Outlook(f"nothing; `taskmanager retry {part}` runs it again")
+
+
+def _orphaned(row: TaskRow, status: TaskStatus, around: Surroundings) -> Outlook:
+    options = options_of(row.task_options)
+    verdict = judge_orphan(
+        status=status,
+        cancel_requested=row.cancel_requested_at is not None,
+        requeue_on_interrupt=bool(options.get("requeue_on_interrupt")),
+        rule=retry_facts(options),
+        retry_count=row.retry_count,
+        is_interruption_noted=row.failed_reason == INTERRUPTION_NOTE,
+        good_until=row.good_until,
+        now=around.now_us,
+        random_01=0.5,
+    )
+    what = "free again" if verdict.status is TaskStatus.PENDING else f"{verdict.status}, {verdict.error_code}"
+    return Outlook(f"its instance is gone; the next start, or `taskmanager recover`, makes it {what}: {verdict.reason}")
+
+
+def _running(row: TaskRow, around: Surroundings) -> Outlook:
+    where = _place(around.owner)
+    timeout_s = timeout_of(row.task_options)
+    if timeout_s is None or row.started_at is None:
+        return Outlook(f"it runs {where}")
+    return Outlook(f"it runs {where}, and times out", row.started_at + round(timeout_s * _SECOND_US))
+
+
+def _waiting(row: TaskRow, around: Surroundings) -> Outlook:
+    paused = f"; queue {row.queue_name} is paused" if around.is_queue_paused else ""
+    if row.good_until is not None and row.good_until <= max(around.now_us, row.enqueued_at):
+        return Outlook("it expires, because it cannot start in time", row.good_until)
+    if row.enqueued_at > around.now_us:
+        is_retry = row.next_retry_at == row.enqueued_at
+        what = f"retry {row.retry_count} of {row.max_retries} is due" if is_retry else "it is due"
+        return Outlook(f"{what}{paused}", row.enqueued_at)
+    if row.claimed_by_worker_id is not None:
+        return Outlook(f"it waits for a slot {_place(around.owner)}{paused}")
+    if not around.living_count:
+        return Outlook(f"it starts when the application does{paused}")
+    return Outlook(f"it starts when an instance that knows the function has room{paused}")
+
+
+def _place(owner: InstanceRow | None) -> str:
+    return "in an instance that is not registered" if owner is None else f"in process {owner.pid} on {owner.hostname}"
