@@ -107,9 +107,14 @@ class Intake:
         return self._make(definition, options, args, kwargs)
 
     def _check_process(self) -> None:
-        if self.is_forked or child.is_lane_child:
+        if child.is_lane_child or (self.is_forked and self.receiver is not None):
             raise WrongProcess(
                 "tasks cannot be enqueued in a child process; return the work to the parent and enqueue it there"
+            )
+        if self.is_forked:
+            raise WrongProcess(
+                "this process was forked and its manager is not started here; start it, or return the work to the "
+                "parent and enqueue it there"
             )
 
     def _make(
@@ -262,9 +267,21 @@ class Intake:
             return rest
 
     def reopen_for_start(self) -> None:
-        """A second start holds calls until it is open."""
+        """A second start holds calls until it is open; so does the first one of a forked child."""
         with self._lock:
+            self.is_forked = False
             self.door = Door.HELD
+
+    def forked(self) -> None:
+        """This is a child now. What ran in the parent stays the parent's, and so does what was held for its start.
+
+        A server that loads the application first and forks its workers then starts the manager in each of them.
+        """
+        self.is_forked = True
+        self._lock = threading.Lock()  # another thread of the parent may have held the old one
+        if self.receiver is None:
+            self.held = []
+            self.by_key.clear()
 
     def claimed(self, live: LiveTask) -> None:
         """A row was claimed: from now on its key is found here."""
@@ -327,10 +344,10 @@ class Intake:
             self._keyed_ended.clear()
 
 
-def _forbid_in_child() -> None:
+def _tell_forked() -> None:
     for intake in list(_intakes):
-        intake.is_forked = True
+        intake.forked()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forbid_in_child)
+    os.register_at_fork(after_in_child=_tell_forked)

@@ -1,6 +1,7 @@
-"""A program that forks while its manager runs: the child may do nothing with it, and must harm nothing by ending.
+"""A program that forks. While its manager runs, the child may do nothing with it, and must harm nothing by ending;
+before it was started, as under a server that loads the application first, each child may start it for itself.
 
-python -m tests.crash.forking '{"db": ..., "is_child_lasting": false}'
+python -m tests.crash.forking '{"db": ..., "is_child_lasting": false, "is_preloaded": false}'
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import multiprocessing
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any, NoReturn
 
 from taskmanager import TaskManager, WrongProcess
@@ -45,6 +47,31 @@ def fork_and_wait(manager: TaskManager) -> None:
     note(f"child ended {process.exitcode}")
 
 
+async def serve(manager: TaskManager, label: str) -> None:
+    """What one process does with the manager."""
+    async with manager:
+        await manager.get_task("once").enqueue(label, 0)
+        await manager.join(timeout=30)
+
+
+def preload(manager: TaskManager, database: Path) -> None:
+    """Hold a task, fork twice, and start the manager in each of the three processes."""
+    manager.get_task("once").enqueue("held by the parent", 0)
+    assert not database.exists(), "the constructor must open nothing"
+    children = []
+    for number in (1, 2):
+        pid = os.fork()
+        if pid == 0:
+            in_the_child(manager)
+            asyncio.run(serve(manager, f"child {number}"))
+            os._exit(0)
+        children.append(pid)
+    asyncio.run(serve(manager, "parent"))
+    for pid in children:
+        _, status = os.waitpid(pid, 0)
+        note(f"child ended {os.waitstatus_to_exitcode(status)}")
+
+
 async def main(manager: TaskManager, config: dict[str, Any]) -> None:
     """Work, fork, work."""
     async with manager:
@@ -61,4 +88,7 @@ async def main(manager: TaskManager, config: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    asyncio.run(main(make_manager(given), given))
+    if given.get("is_preloaded"):
+        preload(make_manager(given), Path(given["db"]))
+    else:
+        asyncio.run(main(make_manager(given), given))

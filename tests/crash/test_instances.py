@@ -125,6 +125,20 @@ def test_a_fork_of_a_running_manager_ends_cleanly_and_harms_nothing(tmp_path: Pa
     site.assert_sound()
 
 
+def test_a_manager_that_was_made_before_the_fork_is_started_in_each_process(tmp_path: Path) -> None:
+    """A server that loads the application before it forks: until its start a child refuses tasks rather than hold what
+    nobody would run, and what was held in the parent is the parent's alone."""
+    site = Site(tmp_path)
+    child = site.spawn(program="forking", is_preloaded=True)
+    with killed_at_the_end(child):
+        assert child.wait() == 0, child.errors()
+    assert len(site.lines("WrongProcess")) == len(site.lines("child ended 0")) == 2
+    assert site.starts() == {"held by the parent": 1, "parent": 1, "child 1": 1, "child 2": 1}
+    assert len({line.pid for line in site.lines("start")}) == 3
+    site.assert_sound()
+    site.assert_settled()
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 def test_a_forked_child_that_outlives_its_parent_does_not_keep_it_alive(tmp_path: Path) -> None:
     """The lock of a dead instance can be taken although a forked child of it still runs: its tasks are recovered."""
