@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
+from weakref import WeakKeyDictionary
 
 from taskmanager.codec.values import loads
 from taskmanager.engine.definition import CallOptions, Definition
@@ -209,14 +210,20 @@ class _WatchedIntake(Intake):
     def __init__(self, world: World, *, max_pending: int | None, queue_limits: dict[str, int]) -> None:
         super().__init__(world.clock, max_pending=max_pending, queue_limits=queue_limits)
         self._world = world
+        self._calls: WeakKeyDictionary[LiveTask, tuple[tuple[Any, ...], dict[str, Any]]] = WeakKeyDictionary()
 
-    def enqueue(
+    def make(
         self, definition: Definition, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[LiveTask, bool]:
-        live, was_there = super().enqueue(definition, options, args, kwargs)
+    ) -> LiveTask:
+        live = super().make(definition, options, args, kwargs)
+        self._calls[live] = args, kwargs
+        return live
+
+    def hand_over(self, live: LiveTask) -> tuple[LiveTask, bool]:
+        taken, was_there = super().hand_over(live)
         if not was_there:
-            self._world.note(live, args, kwargs)
-        return live, was_there
+            self._world.note(taken, *self._calls.pop(live))
+        return taken, was_there
 
 
 @asynccontextmanager
