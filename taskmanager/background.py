@@ -1,13 +1,14 @@
 """Tasks that are handed over when the code around them has succeeded: Starlette's `BackgroundTasks`, kept."""
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, final
 
 from taskmanager.engine.definition import CallOptions, Definition
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.live import LiveTask
-from taskmanager.model.errors import ConfigurationError
+from taskmanager.model.errors import ConfigurationError, TaskManagerError
 from taskmanager.task import Task, TaskCall
 
 P = ParamSpec("P")
@@ -18,37 +19,62 @@ logger = logging.getLogger("taskmanager")
 class Background:
     """Collects the tasks of one route or one block. Get it with `Depends(manager.background)`."""
 
-    __slots__ = ("_intake", "_made")
+    __slots__ = ("_has_succeeded", "_intake", "_lock", "_made")
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
         self._made: list[LiveTask] = []
+        self._has_succeeded: bool | None = None
+        # A synchronous route adds from its thread, and may have left a thread of its own behind.
+        self._lock = threading.Lock()
 
     def add_task(self, func: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> str:
-        """Check the call now and hand the task over later; returns its id.
+        """Check the call now and hand the task over later; returns its id. Safe from any thread.
 
         `func` is a task, or a task with options. Raises what `enqueue` raises for a wrong call, and
-        `ConfigurationError` for a plain function.
+        `ConfigurationError` for a plain function. When the code around has succeeded already (in the body of a
+        streaming response, say), the task is handed over at once; when it has failed, this raises.
         """
         definition, options = _bound(func)
         live = self._intake.make(definition, options, args, kwargs)
-        self._made.append(live)
+        with self._lock:
+            if self._has_succeeded is None:
+                self._made.append(live)
+                return live.task_id
+        if not self._has_succeeded:
+            raise ConfigurationError(
+                f"task {definition.name} is added after the code around it has failed; use its enqueue() instead"
+            )
+        self._intake.hand_over(live)
         return live.task_id
 
     def __repr__(self) -> str:
         return f"<Background {len(self._made)} tasks>"
 
     def hand_over(self) -> None:
-        """The code around them has succeeded."""
-        made, self._made = self._made, []
-        for live in made:
-            self._intake.hand_over(live)
+        """The code around them has succeeded. Raises the first refusal, when all the others are handed over."""
+        refusal: TaskManagerError | None = None
+        for live in self._settle(True):
+            try:
+                self._intake.hand_over(live)
+            except TaskManagerError as exc:
+                logger.error("background task %s (%s) is not accepted: %s", live.definition.name, live.task_id, exc)
+                refusal = refusal or exc
+        if refusal is not None:
+            raise refusal
 
     def drop(self) -> None:
         """The code around them has failed."""
-        if self._made:
-            logger.info("%d background tasks are dropped, because what added them failed", len(self._made))
-        self._made = []
+        dropped = self._settle(False)
+        if dropped:
+            names = ", ".join(f"{live.definition.name} ({live.task_id})" for live in dropped)
+            logger.info("%d background tasks are dropped, because what added them failed: %s", len(dropped), names)
+
+    def _settle(self, has_succeeded: bool) -> list[LiveTask]:
+        with self._lock:
+            self._has_succeeded = has_succeeded
+            made, self._made = self._made, []
+            return made
 
 
 def _bound(func: Any) -> tuple[Definition, CallOptions]:

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, cast, final, get_args, overload
 
+from taskmanager.calling import by_caller
 from taskmanager.codec.values import dumps
 from taskmanager.engine.context import await_detached, call_detached
 from taskmanager.engine.definition import NO_OPTIONS, CallOptions, Definition
@@ -188,8 +189,12 @@ class Task(TaskCall[P, C_co]):
         """The registered name: `module:qualname` unless one was given."""
         return self._name
 
+    @by_caller
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C_co:
-        """Run the function here and now, as if it were not decorated; `current_task()` inside is detached."""
+        """Run the function here and now, as if it were not decorated; `current_task()` inside is detached.
+
+        Only Starlette's `BackgroundTask`, which was given the task in the place of a function, enqueues it instead.
+        """
         if inspect.iscoroutinefunction(self.fn):
             return cast("C_co", await_detached(self.fn(*args, **kwargs), self._name))
         return cast("C_co", call_detached(self.fn, self._name, args, kwargs))

@@ -1,0 +1,97 @@
+"""What calling a task does: it runs the function, here and now; a `BackgroundTask` of Starlette enqueues it instead.
+
+A route keeps its `BackgroundTasks` and adds a task in the place of a function: `add_task(send_email, "ada@...")`.
+Starlette asks whether the function is asynchronous when it is added, and calls it when the response has been sent.
+Nothing but the caller tells these two from any other use of a task, so the caller is what is looked at: the module
+`starlette.background`. No framework is imported or changed for it, and a call from anywhere else, a plain function
+of the same `BackgroundTasks` included, runs the function as ever.
+
+When a framework asks elsewhere, the answer is true to the function: a task of an `async def` is a coroutine function,
+so a server that is not recognised would run it in the request, and not lose it.
+"""
+
+import asyncio
+import inspect
+import logging
+import sys
+from collections.abc import Callable
+from functools import wraps
+from types import FrameType, MethodType
+from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+logger = logging.getLogger("taskmanager")
+
+_FRAMEWORK: Final = "starlette."
+_BACKGROUND: Final = "starlette.background"
+
+
+class _Called(Protocol):
+    """What is needed of a task here."""
+
+    fn: Callable[..., Any]
+    name: str
+
+    def enqueue(self, *args: Any, **kwargs: Any) -> object: ...
+
+
+class _Call:
+    """The `__call__` of a task: what the task does when its caller calls it."""
+
+    __slots__ = ("_asynchronous", "_direct")
+
+    def __init__(self, direct: Callable[..., Any]) -> None:
+        self._direct = direct
+        self._asynchronous = _marked(direct)
+
+    def __get__(self, task: _Called | None, owner: type | None = None) -> Any:
+        if task is None:
+            return self._direct
+        # Also reached by `task(...)`: Python looks `__call__` up on the type and binds it for every call.
+        if _is_of_a_background_task(sys._getframe(1)):  # noqa: SLF001  # the only way to know who calls
+            return MethodType(_enqueue, task)
+        return MethodType(self._asynchronous if inspect.iscoroutinefunction(task.fn) else self._direct, task)
+
+
+def by_caller(direct: Callable[P, R]) -> Callable[P, R]:
+    """For `Task.__call__`: `direct` is what a call does, unless Starlette's `BackgroundTask` makes it."""
+    return cast("Callable[P, R]", _Call(direct))
+
+
+def _is_of_a_background_task(frame: FrameType | None) -> bool:
+    """Whether this is `BackgroundTask`: calling, or asking through a function of Starlette.
+
+    One frame further is not looked at: a plain function that a `BackgroundTask` calls may call a task directly.
+    """
+    name = _module_of(frame)
+    if frame is not None and name != _BACKGROUND and name.startswith(_FRAMEWORK):
+        name = _module_of(frame.f_back)
+    return name == _BACKGROUND
+
+
+def _module_of(frame: FrameType | None) -> str:
+    return "" if frame is None else str(frame.f_globals.get("__name__", ""))
+
+
+async def _enqueue(task: _Called, /, *args: Any, **kwargs: Any) -> None:
+    try:
+        task.enqueue(*args, **kwargs)
+    except Exception as exc:
+        # The response is gone; the server logs the traceback, this line says what is missing.
+        logger.error("task %s was added to a response and is not accepted: %s", task.name, exc)
+        raise
+
+
+def _marked(direct: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, which `iscoroutinefunction` takes for what it returns: a coroutine."""
+
+    @wraps(direct)
+    def asynchronous(*args: Any, **kwargs: Any) -> Any:
+        return direct(*args, **kwargs)
+
+    if sys.version_info >= (3, 12):
+        return inspect.markcoroutinefunction(asynchronous)
+    vars(asynchronous)["_is_coroutine"] = vars(asyncio.coroutines)["_is_coroutine"]
+    return asynchronous
