@@ -90,6 +90,7 @@ def status_of(engine: Engine, state: str) -> ManagerStatus:
     """What `manager.status()` says while it runs; `state` is what its door does with a call now."""
     dispatcher, writer = engine.dispatcher, engine.writer
     since = writer.degraded_since
+    oldest = min(_oldest_waiting(engine).values(), default=None)
     return ManagerStatus(
         state=state,
         instance_id=engine.identity.instance_id,
@@ -98,6 +99,7 @@ def status_of(engine: Engine, state: str) -> ManagerStatus:
         oldest_unsaved_s=writer.oldest_unsaved_s(),
         unsaved_count=writer.unsaved_count,
         waiting_count=sum(queue.waiting for queue in dispatcher.queues.values()),
+        oldest_waiting_s=None if oldest is None else max(0.0, (engine.clock.now_us() - oldest) / 1_000_000),
         running_count=len(engine.runner.running),
         abandoned_count=len(engine.runner.abandoned),
         lanes={name: LaneStatus(running=s.running, limit=s.limit or 0) for name, s in dispatcher.lanes.items()},

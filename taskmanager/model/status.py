@@ -43,7 +43,8 @@ class ManagerStatus:
 
     `storage_degraded_since` is None while the store takes writes; `oldest_unsaved_s` is the age of the oldest
     change of a
-    persisted task that is not committed. `abandoned_count` are threads and coroutines that outlived their time limit.
+    persisted task that is not committed, `oldest_waiting_s` how long the oldest task has been due that waits here for a
+    slot. `abandoned_count` are threads and coroutines that outlived their time limit.
     """
 
     state: str
@@ -54,6 +55,7 @@ class ManagerStatus:
     unsaved_count: int = 0
     held_count: int = 0
     waiting_count: int = 0
+    oldest_waiting_s: float | None = None
     running_count: int = 0
     abandoned_count: int = 0
     lanes: Mapping[str, LaneStatus] = field(default_factory=dict)

@@ -1,0 +1,386 @@
+"""A small HTTP API over a manager, for FastAPI: `app.include_router(router(manager, auth=...), prefix="/taskmanager")`.
+
+Running the manager needs nothing from here: `FastAPI(lifespan=manager.lifespan)`, `Depends(manager.background)`.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+try:
+    from fastapi import APIRouter, Depends, HTTPException, Query, Response, params
+    from pydantic import BaseModel, ConfigDict, TypeAdapter
+except ModuleNotFoundError as exc:
+    raise ModuleNotFoundError(
+        f"{exc.name} is not installed; install it with: pip install 'taskmanager[fastapi]'", name=exc.name
+    ) from exc
+
+from taskmanager.codec.safe import safe_value
+from taskmanager.manager import TaskManager
+from taskmanager.model.clock import from_us
+from taskmanager.model.errors import (
+    ConfigurationError,
+    ManagerStopped,
+    ManagerStopping,
+    QueueFull,
+    StoreUnavailable,
+    UnknownTask,
+)
+from taskmanager.model.record import AttemptInfo, TaskInfo
+from taskmanager.model.result import TaskResult
+from taskmanager.model.states import TaskStatus
+from taskmanager.model.status import ManagerStatus
+
+__all__ = ["Attempt", "Fault", "Health", "Page", "Schedule", "Task", "TaskDetail", "router"]
+
+MAX_PAGE: Final = 500
+_ANYTHING: Final[TypeAdapter[Any]] = TypeAdapter(
+    Any, config=ConfigDict(ser_json_inf_nan="strings", ser_json_bytes="base64")
+)
+
+
+class Fault(BaseModel):
+    """Why a task did not succeed."""
+
+    error_code: str
+    message: str
+    data: Any = None
+
+
+class Task(BaseModel):
+    """One task, without what the application put in or got out: arguments and results are in `TaskDetail`."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    task_id: str
+    task_name: str
+    queue_name: str
+    priority: int
+    status: TaskStatus
+    saved: bool
+    sent_at: datetime
+    enqueued_at: datetime
+    started_at: datetime | None
+    completed_at: datetime | None
+    failed_at: datetime | None
+    good_until: datetime | None
+    next_retry_at: datetime | None
+    scheduled_for: datetime | None
+    cancel_requested_at: datetime | None
+    retry_count: int
+    max_retries: int
+    start_count: int
+    crash_count: int
+    tags: dict[str, str]
+    idempotency_key: str | None
+    error_code: str | None
+    progress: dict[str, Any] | None
+
+
+class Attempt(BaseModel):
+    """One attempt that has ended. `traceback` is None unless the router was made with `tracebacks=True`."""
+
+    attempt: int
+    outcome: str
+    will_retry: bool
+    started_at: datetime
+    finished_at: datetime
+    error_code: str | None
+    error_message: str | None
+    traceback: str | None
+    worker_pid: int | None
+    worker_hostname: str | None
+
+
+class TaskDetail(Task):
+    """One task with its arguments, result, log and attempts.
+
+    Arguments that a `codec=` has sealed stay the text that is stored. A result, or a part of it, that JSON cannot hold
+    is a short text.
+    """
+
+    args: list[Any] | str | None
+    kwargs: dict[str, Any] | str | None
+    result: Any
+    error: Fault | None
+    traceback: str | None
+    log: list[dict[str, Any]]
+    attempts: list[Attempt]
+
+
+class Page(BaseModel):
+    """Tasks, newest first. `next_before` is the `before` of the next page, None when this one was not full."""
+
+    tasks: list[Task]
+    next_before: str | None
+
+
+class Schedule(BaseModel):
+    """One schedule."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    schedule_name: str
+    last_run_at: datetime | None
+    next_run_at: datetime | None
+    last_task_id: str | None
+    run_count: int
+    is_paused: bool
+
+
+class Health(BaseModel):
+    """This instance. `ok` comes with 200, everything else with 503. Durations are seconds.
+
+    `oldest_waiting_s`: how long the oldest task has been due that waits here for a slot. `oldest_unsaved_s`: what a
+    crash would lose now.
+    """
+
+    status: Literal["ok", "degraded", "stopping", "not running"]
+    storage_degraded_since: datetime | None
+    oldest_waiting_s: float | None
+    oldest_unsaved_s: float | None
+    waiting_count: int
+    running_count: int
+    abandoned_count: int
+
+
+class _Refusal(BaseModel):
+    detail: str
+
+
+def router(
+    manager: TaskManager,
+    *,
+    auth: Callable[..., Any] | params.Depends | None,
+    health_auth: Callable[..., Any] | params.Depends | Literal["same"] | None = "same",
+    tracebacks: bool = False,
+) -> APIRouter:
+    """The tasks of `manager` over HTTP: list, show, counts, retry, cancel, schedules, health.
+
+    `auth` is a dependency that every route requires, a function or `Depends(...)`; None means that everybody who
+    reaches the application may read and act, and has to be written out. `health_auth` is that of `/healthz`, by default
+    the same; None lets a probe in. `tracebacks` shows where user code failed, in the detail of a task.
+
+    Raises `ConfigurationError` when `auth` or `health_auth` is something else.
+    """
+    required = _required("auth", auth)
+    health_required = required if health_auth == "same" else _required("health_auth", health_auth)
+    made = APIRouter(tags=["tasks"], responses={503: _says("The manager or its file does not answer")})
+    _add_reading(made, manager, required, tracebacks)
+    _add_acting(made, manager, required)
+    _add_schedules(made, manager, required)
+    _add_health(made, manager, health_required)
+    return made
+
+
+def _required(name: str, auth: Any) -> list[params.Depends]:
+    if auth is None:
+        return []
+    if isinstance(auth, params.Depends):
+        return [auth]
+    if not callable(auth):
+        raise ConfigurationError(f"{name} must be a dependency (a function, or Depends(...)) or None, not {auth!r}")
+    return [Depends(auth)]
+
+
+def _says(text: str) -> dict[str, Any]:
+    return {"model": _Refusal, "description": text}
+
+
+_NOT_FOUND: Final[dict[int | str, dict[str, Any]]] = {404: _says("There is none of that id or name")}
+_NOT_NOW: Final[dict[int | str, dict[str, Any]]] = {**_NOT_FOUND, 409: _says("The task is in no state for it")}
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """The manager's errors as answers. Their messages are made for people, and hold no user data but names and ids."""
+    try:
+        yield
+    except UnknownTask as exc:
+        raise HTTPException(404, str(exc)) from exc
+    except (ManagerStopped, ManagerStopping, StoreUnavailable, QueueFull) as exc:
+        raise HTTPException(503, str(exc)) from exc
+
+
+def _add_reading(made: APIRouter, manager: TaskManager, required: list[params.Depends], tracebacks: bool) -> None:
+    @made.get("/tasks", dependencies=required, responses=_NOT_FOUND, summary="Tasks, newest first")
+    async def list_tasks(
+        status: TaskStatus | None = None,
+        task_name: str | None = None,
+        queue_name: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+        before: Annotated[str | None, Query(description="The id of the last task of the page before")] = None,
+    ) -> Page:
+        with _refusals():
+            found = await manager.list(
+                status=status, task_name=task_name, queue_name=queue_name, limit=limit, before=before
+            )
+        return Page(
+            tasks=[Task.model_validate(each) for each in found],
+            next_before=found[-1].task_id if len(found) == limit else None,
+        )
+
+    @made.get("/tasks/{task_id}", dependencies=required, responses=_NOT_FOUND, summary="One task, with its attempts")
+    async def show_task(task_id: str) -> TaskDetail:
+        with _refusals():
+            return _detail(await _existing(manager, task_id), tracebacks)
+
+    @made.get("/counts", dependencies=required, summary="How many tasks have each status")
+    async def count_tasks() -> dict[TaskStatus, int]:
+        with _refusals():
+            return await manager.counts()
+
+
+def _add_acting(made: APIRouter, manager: TaskManager, required: list[params.Depends]) -> None:
+    async def acted(task_id: str, act: Callable[[], Awaitable[bool]], word: str) -> Task:
+        with _refusals():
+            done = await act()
+            info = await _existing(manager, task_id)
+        if not done:
+            raise HTTPException(409, f"task {task_id} is {info.status} and cannot be {word} now")
+        return Task.model_validate(info)
+
+    @made.post("/tasks/{task_id}/retry", status_code=202, dependencies=required, responses=_NOT_NOW)
+    async def retry_task(
+        task_id: str,
+        force: Annotated[bool, Query(description="Repeat a task that was completed, too")] = False,
+    ) -> Task:
+        """Run an ended task again, with its stored arguments."""
+        return await acted(task_id, lambda: manager.retry(task_id, force=force), "retried")
+
+    @made.post("/tasks/{task_id}/cancel", status_code=202, dependencies=required, responses=_NOT_NOW)
+    async def cancel_task(task_id: str) -> Task:
+        """Ask a waiting or running task to end, wherever it is. Returns when the request is recorded."""
+        return await acted(task_id, lambda: manager.cancel(task_id), "cancelled")
+
+
+def _add_schedules(made: APIRouter, manager: TaskManager, required: list[params.Depends]) -> None:
+    @made.get("/schedules", dependencies=required, summary="All schedules, and when they fire next")
+    async def list_schedules() -> list[Schedule]:
+        with _refusals():
+            return [Schedule.model_validate(each) for each in await manager.schedules()]
+
+    @made.post("/schedules/{name:path}/pause", status_code=204, dependencies=required, responses=_NOT_FOUND)
+    async def pause_schedule(name: str) -> None:
+        """Fire no more until it is resumed."""
+        with _refusals():
+            await manager.pause_schedule(name)
+
+    @made.post("/schedules/{name:path}/resume", status_code=204, dependencies=required, responses=_NOT_FOUND)
+    async def resume_schedule(name: str) -> None:
+        """Fire again."""
+        with _refusals():
+            await manager.resume_schedule(name)
+
+    @made.post("/schedules/{name:path}/run", status_code=202, dependencies=required, responses=_NOT_FOUND)
+    async def run_schedule(name: str) -> Task:
+        """Fire once now, besides the times it has."""
+        with _refusals():
+            handle = await manager.run_schedule(name)
+            return Task.model_validate(await handle.info())
+
+
+def _add_health(made: APIRouter, manager: TaskManager, required: list[params.Depends]) -> None:
+    @made.get(
+        "/healthz",
+        dependencies=required,
+        responses={503: {"model": Health, "description": "The file cannot be written, or the manager does not run"}},
+    )
+    async def healthz(response: Response) -> Health:
+        """Whether this instance accepts and keeps tasks now. Awaits nothing: it answers while the file does not."""
+        found = _health(manager.status())
+        if found.status != "ok":
+            response.status_code = 503
+        return found
+
+
+async def _existing(manager: TaskManager, task_id: str) -> TaskInfo:
+    info = await manager.get(task_id, include_attempts=True)
+    if info is None:
+        raise UnknownTask(f"there is no task {task_id}")
+    return info
+
+
+def _health(status: ManagerStatus) -> Health:
+    word: Literal["ok", "degraded", "stopping", "not running"] = "not running"
+    if status.state == "draining":
+        word = "stopping"
+    elif status.state == "open":
+        word = "ok" if status.storage_degraded_since is None else "degraded"
+    return Health(
+        status=word,
+        storage_degraded_since=status.storage_degraded_since,
+        oldest_waiting_s=status.oldest_waiting_s,
+        oldest_unsaved_s=status.oldest_unsaved_s,
+        waiting_count=status.waiting_count,
+        running_count=status.running_count,
+        abandoned_count=status.abandoned_count,
+    )
+
+
+def _detail(info: TaskInfo, tracebacks: bool) -> TaskDetail:
+    value, fault = _sides(info.result)
+    return TaskDetail(
+        **Task.model_validate(info).model_dump(),
+        args=_stored(info.args, list),
+        kwargs=_stored(info.kwargs, dict),
+        result=value,
+        error=fault,
+        traceback=info.failed_reason if tracebacks else None,
+        log=[_log_line(each) for each in info.log],
+        attempts=[_attempt(each, tracebacks) for each in info.attempts or ()],
+    )
+
+
+def _attempt(info: AttemptInfo, tracebacks: bool) -> Attempt:
+    return Attempt(
+        attempt=info.attempt,
+        outcome=info.outcome.value,
+        will_retry=info.will_retry,
+        started_at=info.started_at,
+        finished_at=info.finished_at,
+        error_code=info.error_code,
+        error_message=info.error_message,
+        traceback=info.failed_reason if tracebacks else None,
+        worker_pid=info.worker_pid,
+        worker_hostname=info.worker_hostname,
+    )
+
+
+def _sides(result: TaskResult[Any] | None) -> tuple[Any, Fault | None]:
+    if result is None:
+        return None, None
+    if result.is_ok():
+        return _as_json(result.ok_value), None
+    error = result.err_value
+    return None, Fault(error_code=error.error_code, message=error.message, data=_as_json(error.data))
+
+
+def _as_json(value: Any) -> Any:
+    """A value of the application as JSON: its fields where it has some, else a short text in the place of what is not.
+
+    NaN and the infinities become texts too, bytes base64.
+    """
+    try:
+        value = _ANYTHING.dump_python(value, mode="json")
+    except Exception:  # noqa: BLE001  # an object of the application may raise anything when it is looked at
+        return safe_value(value)
+    return safe_value(value)
+
+
+def _stored(text: str | None, kind: type[Any]) -> Any:
+    """Stored arguments as JSON data; sealed ones stay text."""
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return text
+    return found if isinstance(found, kind) else text
+
+
+def _log_line(line: Mapping[str, Any]) -> dict[str, Any]:
+    at = line.get("at")
+    return {**line, "at": from_us(at).isoformat() if isinstance(at, int) else at}
