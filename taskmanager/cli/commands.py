@@ -24,6 +24,7 @@ Examples:
   taskmanager run app.jobs:manager     run a manager without an application around it
   taskmanager list --status FAILED     what went wrong lately
   taskmanager show 4c1f3a              one task, by a part of its id
+  taskmanager retry 4c1f3a             run it again
 
 --db PATH, or $TASKMANAGER_DB, names the file (default tasks.db). The commands work on the file alone, while the
 application runs and while it does not. Every command has its own --help.
@@ -48,6 +49,14 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
     "Look": (
         Entry("list", "listing:list_tasks", "List tasks, newest first."),
         Entry("show", "showing:show", "Show one task: its record, every attempt, its log, what comes next."),
+    ),
+    "Act": (
+        Entry("retry", "acting:retry", "Run ended tasks again, with their stored arguments."),
+        Entry("cancel", "acting:cancel", "Cancel tasks that have not ended."),
+        Entry("pause", "queues:pause", "Start nothing more of a queue, until it is resumed."),
+        Entry("resume", "queues:resume", "Start tasks of a queue again."),
+        Entry("purge", "purging:purge", "Delete the records of ended tasks."),
+        Entry("recover", "recovering:recover", "Give back the work of instances that have died."),
     ),
 }  # fmt: skip
 """A new command is a module beside this one, and a line here."""

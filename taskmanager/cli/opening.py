@@ -1,7 +1,8 @@
 """Which file is meant, and that file open: `--db`, `$TASKMANAGER_DB`, `tasks.db`. What all commands on a file share."""
 
+import asyncio
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -9,12 +10,18 @@ from typing import Any, Final, TypeVar
 import click
 
 from taskmanager.model.errors import StoreUnavailable
+from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.sqlite.reading import open_read_only
 
 DEFAULT_DB: Final = "tasks.db"
 DB_VARIABLE: Final = "TASKMANAGER_DB"
 
+WRITE_PATIENCE_S: Final = 10.0
+"""How long an action tries to get at a file that another program holds locked."""
+WRITE_PAUSE_S: Final = 0.1
+
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
 
 
 def db_option(command: F) -> F:
@@ -42,6 +49,35 @@ def read(db: Path) -> Iterator[sqlite3.Connection]:
     check_is_there(db)
     with open_read_only(db) as connection:
         yield connection
+
+
+def write(db: Path, work: Callable[[SqliteStore], Coroutine[Any, Any, R]]) -> R:
+    """What `work` makes of the file, opened as the application opens it. Never creates nor migrates one."""
+    with read(db):
+        pass  # it is there, is ours, and has our schema
+    return asyncio.run(_write(db, work))
+
+
+async def _write(db: Path, work: Callable[[SqliteStore], Coroutine[Any, Any, R]]) -> R:
+    store = SqliteStore(db)
+    try:
+        await store.open()
+        return await work(store)
+    finally:
+        await store.close()
+
+
+async def patiently(step: Callable[[], Awaitable[R]]) -> R:
+    """One transaction, tried again while another program holds the file, `WRITE_PATIENCE_S` at most."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + WRITE_PATIENCE_S
+    while True:
+        try:
+            return await step()
+        except StoreUnavailable:
+            if loop.time() >= deadline:
+                raise
+        await asyncio.sleep(WRITE_PAUSE_S)
 
 
 def check_is_there(db: Path) -> None:

@@ -63,8 +63,8 @@ def _orphaned(row: TaskRow, status: TaskStatus, around: Surroundings) -> Outlook
         now=around.now_us,
         random_01=0.5,
     )
-    what = "free again" if verdict.status is TaskStatus.PENDING else f"{verdict.status}, {verdict.error_code}"
-    return Outlook(f"its instance is gone; the next start, or `taskmanager recover`, makes it {what}: {verdict.reason}")
+    what = "lets it wait again" if verdict.status is TaskStatus.PENDING else f"makes it {verdict.status}"
+    return Outlook(f"its instance is dead; the next start, or `taskmanager recover`, {what} ({verdict.reason})")
 
 
 def _running(row: TaskRow, around: Surroundings) -> Outlook:

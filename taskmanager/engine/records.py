@@ -5,13 +5,14 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from taskmanager.codec.values import loads
+from taskmanager.engine.acting import CANCELLED_BEFORE_START, cancel_stored, is_free, retry_stored, why_not_again
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live import Ending, LiveTask, Phase
 from taskmanager.model.clock import from_us
 from taskmanager.model.errors import UnknownTask
-from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow, TaskWrite, expected_of
-from taskmanager.model.result import TaskError, TaskResult
-from taskmanager.model.states import TERMINAL, AttemptOutcome, BuiltInTaskCode, TaskStatus
+from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow
+from taskmanager.model.result import TaskResult
+from taskmanager.model.states import TERMINAL, AttemptOutcome, TaskStatus
 from taskmanager.store.protocol import TaskFilter
 
 PURGE_PAGE: Final = 1_000
@@ -121,31 +122,13 @@ class Records:
                 raise _unknown(task_id)
             if TaskStatus(row.status).is_terminal:
                 return False
-            if row.status == TaskStatus.PENDING and row.claimed_by_worker_id is None:
-                if await self._cancel_free(row):
-                    return True
-            elif await engine.store.request_cancel(task_id, engine.clock.now_us()):
+            if await cancel_stored(engine.store, engine.rows, [row], engine.clock.now_us()):
+                if is_free(row):
+                    # Our own writes do not change the version by which the store tells of others'.
+                    result: TaskResult[Any] = TaskResult(err=CANCELLED_BEFORE_START)
+                    engine.follower.notice(task_id, Ending(TaskStatus.CANCELLED, result))
                 return True
         return False
-
-    async def _cancel_free(self, row: TaskRow) -> bool:
-        now = self._engine.clock.now_us()
-        error = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
-        ended = row._replace(
-            status=TaskStatus.CANCELLED.value,
-            failed_at=now,
-            updated_at=now,
-            cancel_requested_at=now,
-            error_code=error.error_code,
-            failed_reason=error.message,
-            next_retry_at=None,
-            result=self._engine.rows.encode_error(row.task_name, error),
-        )
-        if not await self._write(ended, row):
-            return False
-        # Our own writes do not change the version by which the store tells of others'.
-        self._engine.follower.notice(row.task_id, Ending(TaskStatus.CANCELLED, TaskResult(err=error)))
-        return True
 
     async def retry(self, task_id: str, *, force: bool) -> bool:
         """Put an ended task back; False when it is in no state for it."""
@@ -157,21 +140,14 @@ class Records:
         row = await engine.store.fetch(task_id)
         if row is None:
             raise _unknown(task_id)
-        status = TaskStatus(row.status)
-        if not status.is_terminal or (status is TaskStatus.COMPLETED and not force):
+        if why_not_again(row, force=force) or engine.runner.is_still_executing(task_id):
             return False
-        if row.args is None or row.kwargs is None or engine.runner.is_still_executing(task_id):
+        if not await retry_stored(engine.store, engine.rows, [row], engine.clock.now_us()):
             return False
-        won = await self._write(again(row, engine.clock.now_us(), engine.rows.persisted_options(row)), row)
-        if won:
-            engine.intake.forget_key(task_id)
-            engine.dispatcher.queue(row.queue_name).has_backlog = True
-            engine.wants_claim.set()
-        return won
-
-    async def _write(self, row: TaskRow, read: TaskRow) -> bool:
-        report = await self._engine.store.commit([TaskWrite(row, expected_of(read))])
-        return not report.lost and not report.rejected
+        engine.intake.forget_key(task_id)
+        engine.dispatcher.queue(row.queue_name).has_backlog = True
+        engine.wants_claim.set()
+        return True
 
     async def purge(self, status: TaskStatus | None, older_than: timedelta | None) -> int:
         """Delete ended records, in pages; live ones are never touched."""
@@ -185,34 +161,6 @@ class Records:
                 break
         engine.intake.forget_ended_keys()
         return gone
-
-
-def again(row: TaskRow, now: int, options_text: str) -> TaskRow:
-    """An ended row as it stands when a person, or the same key, asks for it again: free, and due now."""
-    return row._replace(
-        status=TaskStatus.PENDING.value,
-        enqueued_at=now,
-        updated_at=now,
-        claimed_at=None,
-        claimed_by_worker_id=None,
-        started_at=None,
-        completed_at=None,
-        failed_at=None,
-        result=None,
-        failed_reason=None,
-        error_code=None,
-        good_until=None,
-        retry_count=0,
-        crash_count=0,
-        snooze_count=0,
-        next_retry_at=None,
-        cancel_requested_at=None,
-        progress=None,
-        worker_pid=None,
-        worker_hostname=None,
-        worker_process_name=None,
-        task_options=options_text,
-    )
 
 
 def _unknown(task_id: str) -> UnknownTask:

@@ -1,0 +1,61 @@
+"""`taskmanager purge`: deletes the records of ended tasks."""
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+from taskmanager.cli.answering import answer_json
+from taskmanager.cli.asking import confirm, yes_option
+from taskmanager.cli.filtering import Duration, Status
+from taskmanager.cli.opening import db_option, json_option, patiently, read, write
+from taskmanager.engine.records import PURGE_PAGE
+from taskmanager.model.clock import SystemClock
+from taskmanager.model.states import TERMINAL, TaskStatus
+from taskmanager.store.protocol import Store
+from taskmanager.store.sqlite.queries import counts
+
+EPILOG: Final = """
+\b
+Examples:
+  taskmanager purge --older-than 30d
+  taskmanager purge --status COMPLETED --older-than 1d
+  taskmanager purge
+
+Only ended tasks are deleted, with their attempts and their idempotency keys; what waits or runs is never touched.
+Without --status and --older-than all ended tasks go, so you are asked, unless --yes.
+"""
+
+_ENDED: Final = tuple(status for status in TaskStatus if status in TERMINAL)
+
+
+@click.command(epilog=EPILOG)
+@click.option("--status", type=Status(_ENDED), metavar="STATUS", help="Only tasks that ended like this.")
+@click.option("--older-than", type=Duration(), metavar="AGE", help="Only tasks that ended so long ago: 12h, 30d.")
+@yes_option
+@db_option
+@json_option
+def purge(status: TaskStatus | None, older_than: int | None, yes: bool, db: Path, as_json: bool) -> None:
+    """Delete the records of ended tasks."""
+    if status is None and older_than is None and not yes:
+        with read(db) as connection:
+            by_status = counts(connection)
+        if as_json:
+            raise click.UsageError("--json asks nothing; give --yes too, or --status or --older-than")
+        ended = sum(by_status[each] for each in _ENDED)
+        confirm(f"delete all {ended:,} records of ended tasks?")
+    cutoff = None if older_than is None else SystemClock().now_us() - older_than
+    gone = write(db, lambda store: _in_pages(store, status, cutoff))
+    if as_json:
+        answer_json({"deleted": gone})
+    else:
+        click.echo("1 record deleted" if gone == 1 else f"{gone:,} records deleted")
+
+
+async def _in_pages(store: Store, status: TaskStatus | None, cutoff: int | None) -> int:
+    gone = 0
+    while page := await patiently(lambda: store.purge(status, cutoff, PURGE_PAGE)):
+        gone += page
+    if gone:
+        await patiently(store.shrink)
+    return gone

@@ -1,0 +1,87 @@
+"""`taskmanager recover`: gives back what dead instances left, as the next start of the application would.
+
+Dead is decided by the lock files: an instance that lives holds its own, whatever its heartbeats say, and nothing of it
+is touched. What becomes of each task is decided from its row alone.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from taskmanager.cli.answering import answer_json
+from taskmanager.cli.opening import db_option, json_option, patiently, write
+from taskmanager.duties.recovery import PAGE, Recovery
+from taskmanager.engine.instance import is_dead, new_identity
+from taskmanager.model.clock import SystemClock
+from taskmanager.model.config import RecoveryConfig
+from taskmanager.model.record import TaskRow
+from taskmanager.store.protocol import Store
+
+EPILOG: Final = """
+\b
+Examples:
+  taskmanager recover
+  taskmanager recover --json
+
+A start of the application does the same; this is for when it does not start. Tasks that are safe to repeat, or had
+not started, wait again; the others are retried by their policy, or FAILED with WORKER_CRASHED.
+"""
+
+
+@click.command(epilog=EPILOG)
+@db_option
+@json_option
+def recover(db: Path, as_json: bool) -> None:
+    """Give back the work of instances that have died."""
+    database = db.absolute()
+    orphans, dead = write(db, lambda store: _recover(store, database))
+    if as_json:
+        tasks = [
+            {"task_id": row.task_id, "task_name": row.task_name, "status": row.status, "error_code": row.error_code}
+            for row in orphans
+        ]
+        answer_json({"dead_instances": dead, "recovered": len(orphans), "tasks": tasks})
+        return
+    if not orphans:
+        click.echo("nothing to recover" if not dead else f"nothing to recover; {_instances(dead)} cleared away")
+        return
+    by_end = Counter((row.status, row.error_code) for row in orphans)
+    click.echo(f"{_tasks(len(orphans))} of {_instances(dead)} recovered:")
+    for (status, code), number in sorted(by_end.items(), key=str):
+        click.echo(f"  {number:,} {status}{f' {code}' if code else ''}")
+
+
+async def _recover(store: Store, database: Path) -> tuple[list[TaskRow], int]:
+    """The rows that were moved as they are now, and how many instances were dead."""
+    clock = SystemClock()
+    identity = new_identity(None, clock.now_us())
+    known = [each.instance_id for each in await store.instances()]
+    dead = [each for each in known if is_dead(database, each)]
+    before = await _orphans(store, database, {*known} - {*dead})
+    recovery = Recovery(store, clock, identity, database, crash_budget=RecoveryConfig().crash_budget)
+    await patiently(recovery.run_once)
+    now: dict[str, Any] = {}
+    for start in range(0, len(before), PAGE):
+        now.update(await store.fetch_ids([row.task_id for row in before[start : start + PAGE]]))
+    moved = [now[row.task_id] for row in before if row.task_id in now and now[row.task_id] != row]
+    return moved, len({*dead, *(row.claimed_by_worker_id for row in before)})
+
+
+async def _orphans(store: Store, database: Path, alive: set[str]) -> list[TaskRow]:
+    found: list[TaskRow] = []
+    after = ""
+    while rows := await store.fetch_orphans(alive, limit=PAGE, after=after):
+        after = rows[-1].task_id
+        # Whoever has registered since the list was read holds its lock.
+        found += [row for row in rows if is_dead(database, row.claimed_by_worker_id or "")]
+    return found
+
+
+def _tasks(count: int) -> str:
+    return "1 task" if count == 1 else f"{count:,} tasks"
+
+
+def _instances(count: int) -> str:
+    return "1 dead instance" if count == 1 else f"{count} dead instances"

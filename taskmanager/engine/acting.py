@@ -1,0 +1,93 @@
+"""What a person may do to a task that stands in the store: end it before it runs, ask it to stop, run it again.
+
+The engine does it to tasks that are not in its memory, the command line to all of them. Nothing here knows who asks;
+each write repeats the state of the row that was read. Answers are the ids of those for which it still was so.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from taskmanager.engine.rows import Rows
+from taskmanager.model.record import TaskRow, TaskWrite, expected_of
+from taskmanager.model.result import TaskError
+from taskmanager.model.states import BuiltInTaskCode, TaskStatus
+from taskmanager.store.protocol import Store
+
+CANCELLED_BEFORE_START: Final = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
+
+
+def is_free(row: TaskRow) -> bool:
+    """Whether the task waits in the store, in nobody's memory."""
+    return row.status == TaskStatus.PENDING and row.claimed_by_worker_id is None
+
+
+async def cancel_stored(store: Store, rows: Rows, live: Sequence[TaskRow], now: int) -> frozenset[str]:
+    """End free tasks; of those that somebody has, record the request, which their instance or recovery honours."""
+    done = await _write(store, [(_cancelled(rows, row, now), row) for row in live if is_free(row)])
+    asked = [row.task_id for row in live if not is_free(row) and await store.request_cancel(row.task_id, now)]
+    return done.union(asked)
+
+
+def _cancelled(rows: Rows, row: TaskRow, now: int) -> TaskRow:
+    error = CANCELLED_BEFORE_START
+    return row._replace(
+        status=TaskStatus.CANCELLED.value,
+        failed_at=now,
+        updated_at=now,
+        cancel_requested_at=now,
+        error_code=error.error_code,
+        failed_reason=error.message,
+        next_retry_at=None,
+        result=rows.encode_error(row.task_name, error),
+    )
+
+
+def why_not_again(row: TaskRow, *, force: bool) -> str | None:
+    """Why an ended task cannot be run again, or None: "it is RUNNING and has not ended"."""
+    status = TaskStatus(row.status)
+    if not status.is_terminal:
+        return f"it is {status} and has not ended"
+    if status is TaskStatus.COMPLETED and not force:
+        return "it is COMPLETED, and runs again only by force"
+    if row.args is None or row.kwargs is None:
+        return "its arguments could not be stored"
+    return None
+
+
+async def retry_stored(store: Store, rows: Rows, ended: Sequence[TaskRow], now: int) -> frozenset[str]:
+    """Put ended tasks back, with their stored arguments, free and due now."""
+    return await _write(store, [(again(row, now, rows.persisted_options(row)), row) for row in ended])
+
+
+def again(row: TaskRow, now: int, options_text: str) -> TaskRow:
+    """An ended row as it stands when a person, or the same key, asks for it again: free, and due now."""
+    return row._replace(
+        status=TaskStatus.PENDING.value,
+        enqueued_at=now,
+        updated_at=now,
+        claimed_at=None,
+        claimed_by_worker_id=None,
+        started_at=None,
+        completed_at=None,
+        failed_at=None,
+        result=None,
+        failed_reason=None,
+        error_code=None,
+        good_until=None,
+        retry_count=0,
+        crash_count=0,
+        snooze_count=0,
+        next_retry_at=None,
+        cancel_requested_at=None,
+        progress=None,
+        worker_pid=None,
+        worker_hostname=None,
+        worker_process_name=None,
+        task_options=options_text,
+    )
+
+
+async def _write(store: Store, changes: Sequence[tuple[TaskRow, TaskRow]]) -> frozenset[str]:
+    """Rows as they shall be with the rows as they were read, in one transaction."""
+    report = await store.commit([TaskWrite(row, expected_of(read)) for row, read in changes])
+    return frozenset(row.task_id for row, _ in changes) - report.lost.keys() - report.rejected.keys()
