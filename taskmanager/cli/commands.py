@@ -47,6 +47,8 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
         Entry("run", "run:run", "Run the TaskManager of a module until told to stop."),
     ),
     "Look": (
+        Entry("status", "status:status", "Everything at one look: instances, queues, pace, failures, storage."),
+        Entry("watch", "watch:watch", "The same, live, with the progress of what runs. q quits."),
         Entry("list", "listing:list_tasks", "List tasks, newest first."),
         Entry("show", "showing:show", "Show one task: its record, every attempt, its log, what comes next."),
     ),

@@ -61,7 +61,8 @@ def _tenth(instant_us: float) -> int:
 
 
 def _queue_document(queue: QueueState) -> dict[str, Any]:
-    return {"waiting": queue.waiting, "running": queue.slots.running, "limit": queue.slots.limit}
+    running, limit = queue.slots.running, queue.slots.limit
+    return {"waiting": queue.waiting, "running": running, "limit": limit, "scope": queue.config.scope}
 
 
 def _oldest_waiting(engine: Engine) -> dict[str, int]:

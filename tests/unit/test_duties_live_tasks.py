@@ -86,7 +86,7 @@ async def test_a_hundred_running_tasks_are_shown_those_with_progress_first(tmp_p
         assert document["tasks"][0]["task_id"] == handles[119].task_id
         assert document["running_count"] == 120
         assert document["memory_only"] == {"running": 120, "waiting": 10}
-        assert document["queues"] == {"default": {"waiting": 10, "running": 120, "limit": None}}
+        assert document["queues"] == {"default": {"waiting": 10, "running": 120, "limit": None, "scope": "instance"}}
         assert set(document["oldest_waiting"]) == {"default"}
         go.set()
         await asyncio.gather(*handles)

@@ -1,0 +1,109 @@
+"""Waits for a key, a signal or a moment, with the terminal as it was when the block is left.
+
+Keys come one by one and are not echoed. Signals end nothing by themselves while the block runs: they are news like
+keys, so that no escape sequence is cut in two and the terminal is given back in order.
+"""
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from types import FrameType
+from typing import Any, Final
+
+try:
+    import termios
+    import tty
+except ImportError:  # Windows
+    termios = tty = None  # type: ignore[assignment]  # asked for before each use
+
+
+class News(Enum):
+    """What happened while waiting."""
+
+    NOTHING = "nothing"
+    QUIT = "quit"
+    RESIZED = "resized"
+    INTERRUPTED = "interrupted"
+    TERMINATED = "terminated"
+    SUSPENDED = "suspended"
+
+
+QUIT_KEYS: Final = frozenset("qQ")
+_SIGNALS: Final = {
+    name: news
+    for name, news in (
+        ("SIGWINCH", News.RESIZED),
+        ("SIGINT", News.INTERRUPTED),
+        ("SIGTERM", News.TERMINATED),
+        ("SIGHUP", News.TERMINATED),
+        ("SIGTSTP", News.SUSPENDED),
+    )
+    if hasattr(signal, name)
+}
+
+
+class Keyboard:
+    """Where keys and signals arrive. Made by `listening`."""
+
+    def __init__(self, wakeup_fd: int, keys_fd: int | None) -> None:
+        self._wakeup_fd = wakeup_fd
+        self._keys_fd = keys_fd
+        self._by_number = {int(getattr(signal, name)): news for name, news in _SIGNALS.items()}
+
+    def wait(self, timeout_s: float) -> News:
+        """The first news within the time, or NOTHING."""
+        fds = [self._wakeup_fd] if self._keys_fd is None else [self._wakeup_fd, self._keys_fd]
+        ready, _, _ = select.select(fds, [], [], timeout_s)
+        if self._wakeup_fd in ready:
+            told = {self._by_number.get(number, News.NOTHING) for number in os.read(self._wakeup_fd, 64)}
+            return min(told, key=_URGENCY.index)
+        if self._keys_fd in ready and self._keys_fd is not None:
+            keys = os.read(self._keys_fd, 64)
+            if not keys:
+                self._keys_fd = None  # its end: a terminal that is gone says SIGHUP
+            elif QUIT_KEYS & set(keys.decode("ascii", "replace")):
+                return News.QUIT
+        return News.NOTHING
+
+
+_URGENCY: Final = (News.TERMINATED, News.INTERRUPTED, News.QUIT, News.SUSPENDED, News.RESIZED, News.NOTHING)
+
+
+@contextmanager
+def listening() -> Iterator[Keyboard]:
+    """Keys of the terminal at stdin, if there is one, and signals, during the block."""
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    before = {name: signal.signal(getattr(signal, name), _ignore) for name in _SIGNALS}
+    wakeup_before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    try:
+        with _one_by_one() as keys_fd:
+            yield Keyboard(read_fd, keys_fd)
+    finally:
+        signal.set_wakeup_fd(wakeup_before)
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
+        os.close(read_fd)
+        os.close(write_fd)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """The number has been written to the pipe already."""
+
+
+@contextmanager
+def _one_by_one() -> Iterator[int | None]:
+    if termios is None or not sys.stdin.isatty():
+        yield None
+        return
+    fd = sys.stdin.fileno()
+    settings: list[Any] = termios.tcgetattr(fd)
+    tty.setcbreak(fd)
+    try:
+        yield fd
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, settings)

@@ -1,0 +1,38 @@
+"""`taskmanager status`: one look at everything."""
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+from taskmanager.cli.answering import answer_json, screen
+from taskmanager.cli.opening import db_option, json_option, read
+from taskmanager.console.looking import look
+from taskmanager.console.spelling import spelled
+from taskmanager.model.clock import SystemClock
+
+EPILOG: Final = """
+\b
+Examples:
+  taskmanager status
+  taskmanager status --db /srv/app/tasks.db
+  taskmanager status --json | jq .problems
+
+Works while the application runs, after it has stopped, and on what a crash has left. Memory-only tasks are counted
+while they wait and run; when they have ended, they are in the file up to a minute later.
+"""
+
+
+@click.command(epilog=EPILOG)
+@db_option
+@json_option
+def status(db: Path, as_json: bool) -> None:
+    """Show instances, queues, pace, failures, schedules and storage at one look."""
+    with read(db) as connection:
+        picture = look(db, connection, SystemClock())
+    if as_json:
+        answer_json(spelled(picture))
+        return
+    from taskmanager.console.screens import StatusScreen  # not for --json
+
+    screen().print(StatusScreen(picture))

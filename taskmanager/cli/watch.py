@@ -1,0 +1,93 @@
+"""`taskmanager watch`: the same as `status`, live, until somebody presses q."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from taskmanager.cli.answering import answer_json, screen
+from taskmanager.cli.keyboard import News, listening
+from taskmanager.cli.opening import db_option, json_option, read
+from taskmanager.console.looking import look
+from taskmanager.console.picture import Picture
+from taskmanager.console.screens import StatusScreen, fault_lines, group, watch_lines
+from taskmanager.console.spelling import spelled
+from taskmanager.console.watching import Watch
+from taskmanager.model.clock import SystemClock
+
+LOOK_S: Final = 0.5
+"""How often it is asked whether something has changed."""
+CTRL_C_EXIT: Final = 130
+TERMINATED_EXIT: Final = 143
+
+EPILOG: Final = """
+\b
+Examples:
+  taskmanager watch
+  taskmanager watch --db /srv/app/tasks.db
+
+q or Ctrl-C ends it. A task shows a bar when it calls current_task().progress(done, total, text). Where stdout is no
+terminal, and with --json, it answers once, as `taskmanager status` does.
+"""
+
+
+@click.command(epilog=EPILOG)
+@db_option
+@json_option
+def watch(db: Path, as_json: bool) -> int:
+    """Show what runs, waits and fails, live: progress, time left, last failures. q quits."""
+    clock = SystemClock()
+    with read(db) as connection:  # what is wrong with the file is said before the screen is taken
+        picture = look(db, connection, clock)
+    if as_json:
+        answer_json(spelled(picture))
+        return 0
+    console = screen()
+    if not console.is_terminal or console.is_dumb_terminal:
+        console.print(StatusScreen(picture))
+        return 0
+    return _keep_watching(console, db, Watch(db, clock, read))
+
+
+def _keep_watching(console: Console, db: Path, watched: Watch) -> int:
+    """Until a key or a signal ends it: the exit code."""
+    try:
+        while True:
+            news = _show(console, db, watched)
+            if news is not News.SUSPENDED:
+                break
+            os.kill(os.getpid(), signal.SIGSTOP)  # the terminal has been given back; here it goes on after `fg`
+    finally:
+        watched.close()
+    return {News.QUIT: 0, News.INTERRUPTED: CTRL_C_EXIT}.get(news, TERMINATED_EXIT)
+
+
+def _show(console: Console, db: Path, watched: Watch) -> News:
+    """The live screen, until there are news that end it."""
+    picture: Picture | None = None
+    drawn: list[Text] = []
+    news = News.RESIZED
+    with (
+        listening() as keyboard,
+        Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live,
+    ):
+        while news in (News.NOTHING, News.RESIZED):
+            picture = watched.look() or picture
+            lines = _lines(console, db, watched.fault, picture)
+            if lines != drawn or news is News.RESIZED:
+                live.update(group(lines), refresh=True)
+                drawn = lines
+            news = keyboard.wait(LOOK_S)
+    return news
+
+
+def _lines(console: Console, db: Path, fault: str | None, picture: Picture | None) -> list[Text]:
+    width, height = console.size
+    if fault is not None or picture is None:
+        return fault_lines(str(db), fault or "", width, height)
+    return watch_lines(picture, width, height, is_ascii=console.options.ascii_only)

@@ -1,0 +1,128 @@
+"""Reads what an instance says of itself in `taskmanager_instances.live_tasks`.
+
+The text was written by another version perhaps, or by somebody else: what is not as expected is left out, never an
+error.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from taskmanager.console.picture import LaneSight, RunningSight
+
+
+class QueueWord(NamedTuple):
+    """What one instance says of one queue."""
+
+    waiting_count: int
+    running_count: int
+    limit: int | None
+    is_shared_limit: bool
+    """The limit holds for all instances together."""
+    oldest_waiting_since: int | None
+
+
+class Document(NamedTuple):
+    """What one instance says of itself."""
+
+    heartbeat_s: float | None = None
+    is_stopping: bool = False
+    running_count: int = 0
+    stuck_count: int = 0
+    unsaved_count: int = 0
+    unsaved_since: int | None = None
+    degraded_since: int | None = None
+    memory_only_running: int = 0
+    memory_only_waiting: int = 0
+    lanes: Mapping[str, LaneSight] = {}
+    queues: Mapping[str, QueueWord] = {}
+    tasks: tuple[RunningSight, ...] = ()
+
+
+def parse(text: str | None, instance_id: str) -> Document:
+    """The document of one row; an empty one where there is none."""
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError:
+        found = {}
+    return read(found, instance_id)
+
+
+def read(found: object, instance_id: str) -> Document:
+    """The same from what is parsed already, or was never text."""
+    top = _mapping(found)
+    memory = _mapping(top.get("memory_only"))
+    oldest = _mapping(top.get("oldest_waiting"))
+    queues = _mapping(top.get("queues"))
+    lanes = _mapping(top.get("lanes"))
+    tasks = top.get("tasks")
+    return Document(
+        heartbeat_s=_number(top.get("heartbeat_s")),
+        is_stopping=top.get("is_stopping") is True,
+        running_count=_count(top.get("running_count")),
+        stuck_count=_count(top.get("stuck_count")),
+        unsaved_count=_count(top.get("unsaved_count")),
+        unsaved_since=_instant(top.get("unsaved_since")),
+        degraded_since=_instant(top.get("degraded_since")),
+        memory_only_running=_count(memory.get("running")),
+        memory_only_waiting=_count(memory.get("waiting")),
+        lanes={str(name): _lane(_mapping(each)) for name, each in lanes.items()},
+        queues={str(name): _queue(_mapping(each), oldest.get(name)) for name, each in queues.items()},
+        tasks=tuple(
+            task for each in (tasks if isinstance(tasks, list) else ()) for task in _task(_mapping(each), instance_id)
+        ),
+    )
+
+
+def _lane(found: Mapping[str, Any]) -> LaneSight:
+    return LaneSight(running_count=_count(found.get("running")), limit=_instant(found.get("limit")))
+
+
+def _queue(found: Mapping[str, Any], oldest: object) -> QueueWord:
+    return QueueWord(
+        waiting_count=_count(found.get("waiting")),
+        running_count=_count(found.get("running")),
+        limit=_instant(found.get("limit")),
+        is_shared_limit=found.get("scope") == "file",
+        oldest_waiting_since=_instant(oldest),
+    )
+
+
+def _task(found: Mapping[str, Any], instance_id: str) -> tuple[RunningSight, ...]:
+    task_id, name, started_at = found.get("task_id"), found.get("task_name"), _instant(found.get("started_at"))
+    if not isinstance(task_id, str) or not isinstance(name, str) or started_at is None:
+        return ()
+    progress = _mapping(found.get("progress"))
+    text = progress.get("text")
+    return (
+        RunningSight(
+            task_id=task_id,
+            task_name=name,
+            queue_name=str(found.get("queue_name", "")),
+            instance_id=instance_id,
+            attempt=_count(found.get("attempt")),
+            started_at=started_at,
+            is_persisted=found.get("is_persisted") is True,
+            done=_number(progress.get("done")),
+            total=_number(progress.get("total")),
+            text=text if isinstance(text, str) else "",
+        ),
+    )
+
+
+def _mapping(found: object) -> Mapping[str, Any]:
+    return found if isinstance(found, dict) else {}
+
+
+def _count(found: object) -> int:
+    return max(0, found) if isinstance(found, int) else 0
+
+
+def _instant(found: object) -> int | None:
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+def _number(found: object) -> float | None:
+    is_number = isinstance(found, int | float) and not isinstance(found, bool)
+    return found if is_number and math.isfinite(found) else None  # type: ignore[arg-type,return-value]  # it is one

@@ -1,0 +1,148 @@
+"""One grid for all tables of a screen: a name, four figures, a remark. So figures stand below one another everywhere.
+
+Lines are made here to the width and not by rich's tables: a screen has to know how many lines it takes, and a line that
+is printed to a file must end where its text ends.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from taskmanager.console.plain import escaped
+
+FIGURES: Final = 4
+WIDE_FROM: Final = 110
+"""Columns from which on there is room for more than the essential."""
+MARGIN: Final = " "
+GAP: Final = 2
+_LEAST_NAME: Final = 12
+HEAD_STYLE: Final = "dim"
+TITLE_STYLE: Final = "bold"
+
+
+class Cell(NamedTuple):
+    """Text with a style; `span` figures wide."""
+
+    text: str
+    style: str = ""
+    span: int = 1
+
+
+NOTHING: Final = Cell("")
+NOT_KNOWN: Final = Cell("-", "dim")
+
+
+class Row(NamedTuple):
+    """One line of a table. `drawn` stands in the place of the first two figures, and may reach into the name's."""
+
+    name: Cell
+    figures: Sequence[Cell] = ()
+    remark: Cell = NOTHING
+    drawn: Text | None = None
+
+
+class Section(NamedTuple):
+    """A table: its title, the heads of its figures, its rows the most important first."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Row]
+    remark_head: str = ""
+    least: int = 1
+    """Rows without which it is left out when room is short; all of them, if it has fewer."""
+
+
+class Grid(NamedTuple):
+    """The widths of the columns."""
+
+    width: int
+    name: int
+    figure: int
+    remark: int
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether there is room for more than the essential."""
+        return self.width >= WIDE_FROM
+
+    def drawn_width(self, name_width: int) -> int:
+        """Columns for what is drawn between names of that width and the third figure."""
+        return self.name + 2 * self.figure - 1 - min(name_width, self.name)
+
+    def head(self, section: Section, shown: int) -> Text:
+        """The line above a table. It says so when there are more rows than are shown."""
+        figures = [Cell(head, HEAD_STYLE) for head in section.heads]
+        line = self.line(Row(Cell(section.title), figures, Cell(section.remark_head, HEAD_STYLE)))
+        line.stylize(TITLE_STYLE, len(MARGIN), len(MARGIN) + len(section.title))
+        if shown < len(section.rows):
+            part = f"  {shown} of {len(section.rows)}"
+            start = len(MARGIN) + len(section.title)
+            line.plain = line.plain[:start] + part + line.plain[start + len(part) :]
+            line.stylize(HEAD_STYLE, start, start + len(part))
+        return line
+
+    def line(self, row: Row) -> Text:
+        """One row. Of a long name the end is kept, of a long remark the beginning."""
+        line = Text(MARGIN, no_wrap=True, overflow="ellipsis")
+        drawn = row.drawn
+        name_width = self.name if drawn is None else self.name + 2 * self.figure - 1 - drawn.cell_len
+        line.append(set_cell_size(cut_front(escaped(row.name.text), name_width), name_width), row.name.style)
+        if drawn is not None:
+            line.append(" ").append_text(drawn)
+        for cell in row.figures:
+            text = escaped(cell.text)
+            line.append(" " * max(1, self.figure - cell_len(text))).append(text, cell.style)
+        if row.remark.text:
+            used = FIGURES - (2 if drawn is not None else 0) - len(row.figures)
+            line.append(" " * (GAP + used * self.figure))
+            line.append(cut_end(escaped(row.remark.text), self.remark), row.remark.style)
+        line.rstrip()
+        return line
+
+
+def grid_of(width: int) -> Grid:
+    """The grid of a screen."""
+    figure, remark = (9, 44) if width >= WIDE_FROM else (8, 19)
+    name = max(_LEAST_NAME, width - len(MARGIN) - FIGURES * figure - GAP - remark)
+    return Grid(width, name, figure, remark)
+
+
+def cut_front(text: str, width: int) -> str:
+    """`…jobs:build_report`: of a long name the end says more than the beginning."""
+    if cell_len(text) <= width:
+        return text
+    while text and cell_len(text) > width - 1:
+        text = text[max(1, (cell_len(text) - width + 1) // 2) :]
+    return f"…{text}"
+
+
+def cut_end(text: str, width: int) -> str:
+    """`connection refu…`"""
+    if cell_len(text) <= width:
+        return text
+    return f"{set_cell_size(text, max(0, width - 1)).rstrip()}…"
+
+
+def fit(sections: Sequence[Section], lines: int | None) -> list[tuple[Section, int]]:
+    """Which sections are shown, and how many rows of each, when there are so many lines; None is no limit.
+
+    Each takes a blank line, its head and its least number of rows while there is room, the first ones first; what is
+    left is given out row by row.
+    """
+    filled = [section for section in sections if section.rows]
+    if lines is None:
+        return [(section, len(section.rows)) for section in filled]
+    shown: list[tuple[Section, int]] = []
+    for section in filled:
+        least = min(section.least, len(section.rows))
+        if lines >= 2 + least:
+            shown.append((section, least))
+            lines -= 2 + least
+    while lines > 0 and any(count < len(section.rows) for section, count in shown):
+        for number, (section, count) in enumerate(shown):
+            if lines > 0 and count < len(section.rows):
+                shown[number] = (section, count + 1)
+                lines -= 1
+    return shown

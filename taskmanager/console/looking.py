@@ -1,0 +1,220 @@
+"""Looks at a database, once or again and again, and puts together what there is to see.
+
+Who lives is told by the lock files, never by the database, and who is frozen by a heartbeat that does not move: at the
+first look by its age, from then on by the observer's own clock, so that a clock that jumps makes nobody look frozen.
+"""
+
+import shutil
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from taskmanager.console.document import Document, QueueWord, parse
+from taskmanager.console.picture import (
+    Health,
+    InstanceSight,
+    Picture,
+    QueueSight,
+    RunningSight,
+    StorageSight,
+)
+from taskmanager.console.problems import problems_of
+from taskmanager.engine.instance import is_dead
+from taskmanager.model.clock import Clock
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.protocol import FREE_COUNT_CAP, FreeQueue, InstanceRow
+from taskmanager.store.sqlite.queries import counts as count_all
+from taskmanager.store.sqlite.reading import snapshot
+from taskmanager.store.sqlite.statistics import statistics
+from taskmanager.store.statistics import Statistics
+
+DEFAULT_HEARTBEAT_S: Final = 30.0
+"""For an instance that has not said yet how often its heart beats."""
+MISSED_BEATS: Final = 2.5
+"""An instance is frozen when so many intervals have passed without a sign of life."""
+
+
+class _Sign(NamedTuple):
+    """The newest sign of life of one instance, and since when it has been the newest."""
+
+    at: int
+    since_s: float
+    has_moved: bool
+
+
+class Observer:
+    """Looks at one file; keep it for the next look."""
+
+    def __init__(self, database: Path, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._signs: dict[str, _Sign] = {}
+
+    def counts(self, connection: sqlite3.Connection) -> Mapping[TaskStatus, int]:
+        """Rows by status: the one question that costs by the length of the history, some 10 ms per million rows."""
+        return count_all(connection)
+
+    def statistics(self, connection: sqlite3.Connection) -> Statistics:
+        """All the rest, at one moment."""
+        with snapshot(connection):
+            return statistics(connection, self._clock.now_us())
+
+    def picture(
+        self,
+        found: Statistics,
+        counts: Mapping[TaskStatus, int],
+        own: Mapping[str, Document] | None = None,
+    ) -> Picture:
+        """What was found, with what the lock files, the disk and the instances say. `own` is newer than the file."""
+        documents = {row.instance_id: parse(row.live_tasks, row.instance_id) for row in found.instances} | dict(
+            own or {}
+        )
+        instances = tuple(self._instance(row, documents[row.instance_id], found) for row in found.instances)
+        self._forget({row.instance_id for row in found.instances})
+        alive = [each.instance_id for each in instances if each.health is not Health.DEAD]
+        words = [documents[instance_id] for instance_id in alive]
+        drawn = Picture(
+            taken_at=found.taken_at,
+            counts=_with_memory(counts, words),
+            instances=tuple(sorted(instances, key=_by_importance)),
+            queues=queues_of(words, found.free, found.paused, found.taken_at),
+            minute=found.minute,
+            hour=found.hour,
+            running=running_of(words),
+            slowest=found.slowest,
+            most_failing=found.most_failing,
+            failures=found.failures,
+            schedules=found.schedules,
+            storage=self._storage(found),
+            last_activity_at=found.last_activity_at,
+        )
+        return replace(drawn, problems=problems_of(drawn, found.owned))
+
+    def _instance(self, row: InstanceRow, document: Document, found: Statistics) -> InstanceSight:
+        seen_at = max(row.updated_at, found.beats.get(row.instance_id, 0))
+        silent_s = self._silent_s(row.instance_id, seen_at)
+        if is_dead(self._database, row.instance_id):
+            health = Health.DEAD
+        elif silent_s > MISSED_BEATS * (document.heartbeat_s or DEFAULT_HEARTBEAT_S):
+            health = Health.FROZEN
+        else:
+            health = Health.ALIVE
+        is_dead_now = health is Health.DEAD
+        return InstanceSight(
+            instance_id=row.instance_id,
+            instance_name=row.instance_name,
+            hostname=row.hostname,
+            pid=row.pid,
+            health=health,
+            started_at=row.started_at,
+            seen_at=seen_at,
+            silent_s=silent_s,
+            held_count=found.owned.get(row.instance_id, 0),
+            running_count=0 if is_dead_now else document.running_count,
+            waiting_count=0 if is_dead_now else sum(each.waiting_count for each in document.queues.values()),
+            stuck_count=0 if is_dead_now else document.stuck_count,
+            unsaved_count=0 if is_dead_now else document.unsaved_count,
+            unsaved_since=None if is_dead_now else document.unsaved_since,
+            degraded_since=None if is_dead_now else document.degraded_since,
+            is_stopping=document.is_stopping,
+            lanes={} if is_dead_now else document.lanes,
+        )
+
+    def _silent_s(self, instance_id: str, seen_at: int) -> float:
+        now_s = self._clock.elapsed_s()
+        sign = self._signs.get(instance_id)
+        if sign is None or sign.at != seen_at:
+            sign = self._signs[instance_id] = _Sign(seen_at, now_s, has_moved=sign is not None)
+        observed_s = now_s - sign.since_s
+        if sign.has_moved:
+            return observed_s
+        return max(observed_s, (self._clock.now_us() - seen_at) / 1_000_000)
+
+    def _forget(self, known: set[str]) -> None:
+        for instance_id in set(self._signs) - known:
+            del self._signs[instance_id]
+
+    def _storage(self, found: Statistics) -> StorageSight:
+        return StorageSight(
+            path=str(self._database),
+            file_bytes=found.size.total_bytes,
+            unused_bytes=found.size.free_bytes,
+            log_bytes=_log_size(self._database),
+            disk_free_bytes=_disk_free(self._database),
+            schema_version=found.size.schema_version,
+        )
+
+
+def look(database: Path, connection: sqlite3.Connection, clock: Clock) -> Picture:
+    """One look at a file."""
+    observer = Observer(database, clock)
+    return observer.picture(observer.statistics(connection), observer.counts(connection))
+
+
+def _by_importance(instance: InstanceSight) -> tuple[int, int]:
+    return (Health.DEAD, Health.FROZEN, Health.ALIVE).index(instance.health), -instance.started_at
+
+
+def _with_memory(counts: Mapping[TaskStatus, int], words: Iterable[Document]) -> Mapping[TaskStatus, int]:
+    """The rows of the file, and what living instances have in memory only."""
+    together = dict(counts)
+    for word in words:
+        together[TaskStatus.RUNNING] += word.memory_only_running
+        together[TaskStatus.PENDING] += word.memory_only_waiting
+    return together
+
+
+def queues_of(
+    words: Sequence[Document], free: Iterable[FreeQueue], paused: frozenset[str], now: int
+) -> tuple[QueueSight, ...]:
+    """Every queue that an instance has, that something waits in, or that is paused; the fullest first."""
+    rows: dict[str, list[FreeQueue]] = {}
+    for row in free:
+        rows.setdefault(row.queue_name, []).append(row)
+    names = {name for word in words for name in word.queues} | rows.keys() | paused
+    found = [
+        _queue(name, [word.queues[name] for word in words if name in word.queues], rows.get(name, []), paused, now)
+        for name in names
+    ]
+    return tuple(sorted(found, key=lambda each: (-each.waiting_count - each.running_count, each.queue_name)))
+
+
+def _queue(
+    name: str, words: Sequence[QueueWord], free: Sequence[FreeQueue], paused: frozenset[str], now: int
+) -> QueueSight:
+    limits = [word.limit for word in words if word.limit is not None]
+    is_shared = any(word.is_shared_limit for word in words)
+    oldest = [word.oldest_waiting_since for word in words if word.oldest_waiting_since is not None]
+    oldest += [row.next_due_at for row in free if row.next_due_at <= now]
+    return QueueSight(
+        queue_name=name,
+        running_count=sum(word.running_count for word in words),
+        waiting_count=sum(word.waiting_count for word in words) + sum(row.count for row in free),
+        is_waiting_capped=any(row.count >= FREE_COUNT_CAP for row in free),
+        limit=(max(limits) if is_shared else sum(limits)) if limits else None,
+        oldest_waiting_since=min(oldest, default=None),
+        is_paused=name in paused,
+    )
+
+
+def running_of(words: Iterable[Document]) -> tuple[RunningSight, ...]:
+    """What runs, those that report progress first, then the longest."""
+    running = [task for word in words for task in word.tasks]
+    return tuple(sorted(running, key=lambda task: (task.done is None, task.started_at, task.task_id)))
+
+
+def _log_size(database: Path) -> int:
+    try:
+        file = database.resolve()
+        return file.with_name(f"{file.name}-wal").stat().st_size
+    except OSError:
+        return 0
+
+
+def _disk_free(database: Path) -> int | None:
+    try:
+        return shutil.disk_usage(database.parent).free
+    except OSError:
+        return None

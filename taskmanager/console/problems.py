@@ -1,0 +1,126 @@
+"""What a person should know before anything else, and what to do about it. Decided from what is seen, nothing more."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from taskmanager.console.durations import short
+from taskmanager.console.figures import plural, size
+from taskmanager.console.picture import Health, InstanceSight, Picture, Problem
+from taskmanager.store.statistics import OWNED_CAP
+
+LOG_WARNING_BYTES: Final = 256 * 1024 * 1024
+DISK_WARNING_BYTES: Final = 100 * 1000 * 1000
+FAILING_SHARE: Final = 0.5
+FAILING_LEAST: Final = 10
+
+
+def named(instance: InstanceSight) -> str:
+    """`web (pid 812)`."""
+    return f"{instance.instance_name or instance.hostname} (pid {instance.pid})"
+
+
+def problems_of(picture: Picture, owned: Mapping[str, int]) -> tuple[Problem, ...]:
+    """The worst first: what is at risk, then what stands still, then what may become a problem."""
+    return (
+        *_degraded(picture),
+        *_dead(picture),
+        *_orphans(picture, owned),
+        *_frozen(picture),
+        *_unsaved(picture),
+        *_stuck(picture),
+        *_nobody_works(picture),
+        *_failing(picture),
+        *_storage(picture),
+    )
+
+
+def _degraded(picture: Picture) -> Iterator[Problem]:
+    for each in picture.instances:
+        if each.degraded_since is not None:
+            text = f"{named(each)} cannot write the file since {short(picture.taken_at - each.degraded_since)}"
+            unsaved = f", {plural(each.unsaved_count, 'record')} unsaved" if each.unsaved_count else ""
+            yield Problem(severity="error", text=text + unsaved, advice="why: taskmanager doctor")
+
+
+def _dead(picture: Picture) -> Iterator[Problem]:
+    for each in picture.with_health(Health.DEAD):
+        if each.held_count:
+            held = plural(each.held_count, "unfinished task", is_capped=each.held_count >= OWNED_CAP)
+            text = f"{named(each)} died {short(round(each.silent_s * 1_000_000))} ago and holds {held}"
+            yield Problem(severity="error", text=text, advice=_take_over(picture))
+
+
+def _take_over(picture: Picture) -> str:
+    if picture.with_health(Health.ALIVE):
+        return "a living instance takes over at its next check; at once: taskmanager recover"
+    return "the next start takes over; without one: taskmanager recover"
+
+
+def _orphans(picture: Picture, owned: Mapping[str, int]) -> Iterator[Problem]:
+    count = sum(owned[owner] for owner in owned.keys() - {each.instance_id for each in picture.instances})
+    if count:
+        held = plural(count, "unfinished task", is_capped=count >= OWNED_CAP)
+        verb = "belongs" if count == 1 else "belong"
+        text = f"{held} {verb} to instances that are gone"
+        yield Problem(severity="error", text=text, advice=_take_over(picture))
+
+
+def _frozen(picture: Picture) -> Iterator[Problem]:
+    for each in picture.with_health(Health.FROZEN):
+        silent = short(round(each.silent_s * 1_000_000))
+        yield Problem(
+            severity="error",
+            text=f"{named(each)} is frozen: its process lives, but no heartbeat for {silent}",
+            advice=f"stopped or swapping? once process {each.pid} has ended, its work is taken over",
+        )
+
+
+def _unsaved(picture: Picture) -> Iterator[Problem]:
+    for each in picture.instances:
+        if each.unsaved_since is not None and each.degraded_since is None:
+            age = short(picture.taken_at - each.unsaved_since)
+            text = f"the oldest change of {named(each)} has waited {age} for its commit"
+            yield Problem(severity="warning", text=text, advice="a blocked loop or a slow disk: taskmanager doctor")
+
+
+def _stuck(picture: Picture) -> Iterator[Problem]:
+    for each in picture.instances:
+        if each.stuck_count:
+            text = f"{plural(each.stuck_count, 'task')} of {named(each)} still runs after its time limit"
+            yield Problem(
+                severity="warning",
+                text=text,
+                advice="threads cannot be killed: let it look at current_task().is_cancelled",
+            )
+
+
+def _nobody_works(picture: Picture) -> Iterator[Problem]:
+    waiting = picture.waiting_count
+    is_anybody_there = picture.with_health(Health.ALIVE) or picture.with_health(Health.FROZEN)
+    if waiting and not is_anybody_there:
+        verb = "waits" if waiting == 1 else "wait"
+        yield Problem(
+            severity="warning",
+            text=f"{plural(waiting, 'task')} {verb}, and no instance is running",
+            advice="start your application, or: taskmanager run MODULE:MANAGER",
+        )
+
+
+def _failing(picture: Picture) -> Iterator[Problem]:
+    hour = picture.hour
+    if hour.failed_count >= FAILING_LEAST and hour.failed_count > FAILING_SHARE * hour.ended_count:
+        yield Problem(
+            severity="warning",
+            text=f"{hour.failed_count:,} of {plural(hour.ended_count, 'attempt')} of the last hour failed",
+            advice="the newest: taskmanager list --status FAILED",
+        )
+
+
+def _storage(picture: Picture) -> Iterator[Problem]:
+    storage = picture.storage
+    if storage.log_bytes >= LOG_WARNING_BYTES:
+        text = f"the log beside the file has grown to {size(storage.log_bytes)}"
+        yield Problem(severity="warning", text=text, advice="somebody keeps a reading transaction: taskmanager doctor")
+    if storage.disk_free_bytes is not None and storage.disk_free_bytes < DISK_WARNING_BYTES:
+        text = f"only {size(storage.disk_free_bytes)} left on the disk"
+        yield Problem(severity="error", text=text, advice="free some space, or purge: taskmanager purge --help")

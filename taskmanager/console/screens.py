@@ -1,0 +1,222 @@
+"""The two screens: `status` for one look, `watch` for many. The most important first, as many lines as there is room.
+
+A screen is a list of lines that are as wide as the terminal at most. Where the height is not known (a pipe, a file),
+everything is shown.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.text import Text
+
+from taskmanager.console import sections
+from taskmanager.console.durations import clock, short
+from taskmanager.console.figures import compact, plural, rate, share, size
+from taskmanager.console.grid import GAP, MARGIN, Grid, Section, cut_end, cut_front, fit, grid_of
+from taskmanager.console.picture import Health, Picture, Problem
+from taskmanager.console.plain import escaped
+from taskmanager.console.sections import FAILED_STYLE, RUNNING_STYLE
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.statistics import HOUR_US, Pace
+
+MAX_PROBLEMS: Final = 3
+SEVERITY_STYLES: Final = {"error": "bold red", "warning": "bold yellow"}
+FOOTER: Final = "q quits"
+FIRST_STEPS: Final = (
+    "No tasks yet. A first one:",
+    "",
+    "    from taskmanager import TaskManager",
+    "",
+    '    manager = TaskManager("{path}")',
+    "",
+    "    @manager.task(persist=True)",
+    "    async def greet(name: str) -> str:",
+    '        return f"Hello, {{name}}"',
+    "",
+    "    async def main() -> None:",
+    '        print(await greet.enqueue("world"))',
+    "",
+    "    manager.run(main)",
+    "",
+    "Or see what it can do, on your own files: taskmanager demo",
+)
+
+
+class StatusScreen:
+    """A picture as a rich renderable: it fits the terminal it is printed to."""
+
+    def __init__(self, picture: Picture) -> None:
+        self.picture = picture
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        height = options.height or (console.height - 1 if console.is_terminal else None)  # one line for the prompt
+        yield Group(*status_lines(self.picture, options.max_width, height, is_ascii=options.ascii_only))
+
+
+def status_lines(picture: Picture, width: int, height: int | None, *, is_ascii: bool = False) -> list[Text]:
+    """One look."""
+    grid = grid_of(width)
+    top = [*_head(picture, grid), *_problems(picture.problems, grid), *_overview(picture)]
+    bottom: list[Text | str] = ["", _storage(picture, grid)]
+    if picture.is_empty:
+        return _joined(top, _first_steps(picture), bottom)
+    tables = (
+        sections.instances(picture, grid)._replace(least=2),
+        sections.queues(picture)._replace(least=3),
+        sections.troubles(picture)._replace(least=2),
+        sections.schedules(picture),
+        sections.running(picture, grid, is_ascii=is_ascii),
+    )
+    room = None if height is None else height - len(top) - len(bottom)
+    return _joined(top, _tables(tables, grid, room), bottom)
+
+
+def watch_lines(picture: Picture, width: int, height: int, *, is_ascii: bool = False) -> list[Text]:
+    """The same, with what runs at the top; as high as the terminal, the footer in its last line."""
+    grid = grid_of(width)
+    top = [*_head(picture, grid), *_problems(picture.problems, grid), *_overview(picture)]
+    footer = _sides(Text(FOOTER, "dim"), _storage(picture, grid), grid)
+    tables = (
+        sections.running(picture, grid, is_ascii=is_ascii)._replace(least=5),
+        sections.failures(picture, grid)._replace(least=3),
+        sections.queues(picture)._replace(least=2),
+        sections.instances(picture, grid),
+        sections.troubles(picture),
+        sections.schedules(picture),
+    )
+    room = height - len(top) - 2
+    middle = _first_steps(picture) if picture.is_empty else _tables(tables, grid, room)
+    lines = _joined(top, middle[: max(0, room)])[: max(0, height - 1)]
+    return [*lines, *[Text()] * (height - 1 - len(lines)), footer]
+
+
+def fault_lines(path: str, fault: str, width: int, height: int) -> list[Text]:
+    """While there is nothing to show: why, and that it is tried again."""
+    grid = grid_of(width)
+    head = Text.assemble(MARGIN, (cut_front(escaped(path), width - 2), "bold"))
+    said = Text(MARGIN).append(cut_end(escaped(fault), width - 2), SEVERITY_STYLES["error"])
+    lines = [head, Text(), said, Text(f"{MARGIN}looking again every second")][: height - 1]
+    return [*lines, *[Text()] * (height - 1 - len(lines)), _sides(Text(FOOTER, "dim"), Text(), grid)]
+
+
+def group(lines: Iterable[Text]) -> RenderableType:
+    """Lines as one renderable."""
+    return Group(*lines)
+
+
+def _joined(*parts: Iterable[Text | str]) -> list[Text]:
+    return [Text(line) if isinstance(line, str) else line for part in parts for line in part]
+
+
+def _tables(tables: Sequence[Section], grid: Grid, room: int | None) -> list[Text | str]:
+    lines: list[Text | str] = []
+    for section, shown in fit(tables, room):
+        lines += ["", grid.head(section, shown), *(grid.line(row) for row in section.rows[:shown])]
+    return lines
+
+
+# The parts.
+
+
+def _head(picture: Picture, grid: Grid) -> Iterator[Text | str]:
+    """Which file, who works on it, and when this was seen."""
+    when = f"{clock(picture.taken_at)} UTC"
+    state, style = _state(picture)
+    path = escaped(picture.storage.path or "in memory")
+    room = grid.width - len(MARGIN) - len(state) - len(when) - 2 * GAP
+    left = Text.assemble((cut_front(path, max(12, room)), "bold"), " " * GAP, (state, style))
+    yield _sides(left, Text(when, "dim"), grid)
+
+
+def _state(picture: Picture) -> tuple[str, str]:
+    parts, style = [], "green"
+    for health, each_style in ((Health.ALIVE, "green"), (Health.FROZEN, "yellow"), (Health.DEAD, "red")):
+        count = len(picture.with_health(health))
+        if count:
+            parts.append(f"{count} {health}")
+            style = each_style
+    if not parts:
+        return "no instance is running", "yellow" if picture.waiting_count else "dim"
+    if len(parts) == 1:
+        return f"{plural(len(picture.instances), 'instance')} {picture.instances[0].health}", style
+    return f"{len(picture.instances)} instances: {', '.join(parts)}", style
+
+
+def _sides(left: Text, right: Text, grid: Grid) -> Text:
+    """Something at the left edge and something at the right one, if both have room."""
+    line = Text(MARGIN, no_wrap=True, overflow="ellipsis").append_text(left)
+    gap = grid.width - line.cell_len - right.cell_len
+    return line if gap < GAP else line.append(" " * gap).append_text(right)
+
+
+def _problems(problems: Sequence[Problem], grid: Grid) -> Iterator[Text | str]:
+    if problems:
+        yield ""
+    for problem in problems[:MAX_PROBLEMS]:
+        style = SEVERITY_STYLES[problem.severity]
+        yield Text.assemble(MARGIN, ("! ", style), (cut_end(escaped(problem.text), grid.width - 3), style))
+        yield Text.assemble(MARGIN, "  ", cut_end(escaped(problem.advice), grid.width - 3))
+    if len(problems) > MAX_PROBLEMS:
+        yield Text(f"{MARGIN}  and {plural(len(problems) - MAX_PROBLEMS, 'more problem')}: taskmanager doctor")
+
+
+def _overview(picture: Picture) -> Iterator[Text | str]:
+    """How many tasks there are of each kind, and how fast they go."""
+    counts = picture.counts
+    shown = [
+        ("running", picture.running_count, RUNNING_STYLE),
+        ("waiting", picture.waiting_count, ""),
+        ("completed", counts[TaskStatus.COMPLETED], "green"),
+        ("failed", counts[TaskStatus.FAILED], FAILED_STYLE),
+    ]
+    others = (TaskStatus.CANCELLED, TaskStatus.EXPIRED, TaskStatus.INTERRUPTED)
+    shown += [(status.lower(), counts[status], "") for status in others if counts[status]]
+    line = Text(MARGIN)
+    for word, number, style in shown:
+        line.append(compact(number), f"bold {style}".strip() if number else "dim")
+        line.append(f" {word}   ", "" if number else "dim")
+    line.rstrip()
+    yield ""
+    yield line
+    if not picture.is_empty:
+        yield from _paces(picture)
+
+
+def _paces(picture: Picture) -> Iterator[Text]:
+    if picture.hour.ended_count == 0:
+        last = picture.last_activity_at
+        when = f"; last activity {short(picture.taken_at - last)} ago" if last is not None else ""
+        yield Text(f"{MARGIN}nothing has ended in the last hour{when}", "dim")
+        return
+    window_us = picture.taken_at - picture.hour.since
+    name = "last hour" if window_us >= HOUR_US else f"last {short(window_us)}"
+    yield _pace("last minute", picture.minute, picture.taken_at)
+    yield _pace(name, picture.hour, picture.taken_at)
+
+
+def _pace(name: str, pace: Pace, now_us: int) -> Text:
+    line = Text.assemble(MARGIN, (f"{name:<13}", "dim"), f"{rate(pace.ended_count, now_us - pace.since):>8}   ")
+    line.append(f"{pace.ended_count:,} ended, ")
+    if not pace.failed_count:
+        return line.append("none failed", "dim")
+    return line.append(f"{pace.failed_count:,} failed ({share(pace.failed_count, pace.ended_count)})", FAILED_STYLE)
+
+
+def _storage(picture: Picture, grid: Grid) -> Text:
+    storage = picture.storage
+    if storage.path is None:
+        return Text(f"{MARGIN}nothing is kept: the manager has no file", "dim")
+    parts = [f"file {size(storage.file_bytes)}", f"log {size(storage.log_bytes)}"]
+    if storage.unused_bytes > storage.file_bytes // 4:
+        parts.append(f"{size(storage.unused_bytes)} unused")
+    if storage.disk_free_bytes is not None:
+        parts.append(f"disk {size(storage.disk_free_bytes)} free")
+    if grid.is_wide:
+        parts.append(f"schema {storage.schema_version}")
+    return Text(MARGIN + "   ".join(parts), "dim")
+
+
+def _first_steps(picture: Picture) -> list[Text | str]:
+    path = picture.storage.path or "tasks.db"
+    return ["", *(Text((MARGIN + line.format(path=path)).rstrip()) for line in FIRST_STEPS)]

@@ -1,0 +1,172 @@
+"""The tables of the console, each from a picture: instances, queues, tasks of the last hour, schedules, failures."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from taskmanager.console.durations import relative, short
+from taskmanager.console.figures import amount, compact, counted, stopwatch, took
+from taskmanager.console.grid import NOT_KNOWN, NOTHING, Cell, Grid, Row, Section
+from taskmanager.console.picture import Health, InstanceSight, Picture, QueueSight, RunningSight
+from taskmanager.store.statistics import OWNED_CAP, SAMPLE, Failure, ScheduleRow, TaskPace
+
+HEALTH_STYLES: Final = {Health.ALIVE: "green", Health.FROZEN: "yellow", Health.DEAD: "red"}
+RUNNING_STYLE: Final = "cyan"
+FAILED_STYLE: Final = "red"
+PAUSED_STYLE: Final = "yellow"
+MAX_BAR: Final = 45
+"""Columns of a progress bar with its percentage; a longer one says no more."""
+_DRAWN: Final = ("━", "╸", "─")
+_ASCII: Final = ("#", "#", "-")
+
+
+def _number(number: int, style: str = "", *, is_capped: bool = False) -> Cell:
+    return Cell(compact(number, is_capped=is_capped), style if number else "dim")
+
+
+def _ago(instant_us: int | None, now_us: int) -> Cell:
+    return NOT_KNOWN if instant_us is None else Cell(short(max(0, now_us - instant_us)))
+
+
+def instances(picture: Picture, grid: Grid) -> Section:
+    """Who works on the file, or did until it died."""
+    rows = [_instance(each, picture.taken_at, grid) for each in picture.instances]
+    return Section("Instances", ("running", "waiting", "unsaved", "up"), rows)
+
+
+def _instance(each: InstanceSight, now_us: int, grid: Grid) -> Row:
+    name = Cell(f"{each.instance_name or each.hostname} {each.pid}")
+    style = HEALTH_STYLES[each.health]
+    silent_us = round(each.silent_s * 1_000_000)
+    if each.health is Health.DEAD:
+        held = counted(each.held_count, is_capped=each.held_count >= OWNED_CAP)
+        remark = f"dead, holds {held}" if each.held_count else "dead"
+        figures = (NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN)
+        return Row(name, figures, Cell(f"{remark} ({short(silent_us)} ago)" if grid.is_wide else remark, style))
+    remark = each.health.value
+    if each.health is Health.FROZEN:
+        remark = f"frozen for {short(silent_us)}"
+    elif each.is_stopping:
+        remark, style = "stopping", "yellow"
+    elif each.degraded_since is not None:
+        remark, style = "storage degraded", "red"
+    elif grid.is_wide:
+        lanes = (f"{lane} {s.running_count}/{s.limit or '-'}" for lane, s in each.lanes.items() if s.running_count)
+        remark = ", ".join((remark, *lanes))
+    figures = (
+        _number(each.running_count, RUNNING_STYLE),
+        _number(each.waiting_count),
+        _number(each.unsaved_count, "yellow"),
+        _ago(each.started_at, now_us),
+    )
+    return Row(name, figures, Cell(remark, style))
+
+
+def queues(picture: Picture) -> Section:
+    """What waits where, for how long, and how much of it may run."""
+    rows = [_queue(each, picture.taken_at) for each in picture.queues]
+    return Section("Queues", ("running", "waiting", "oldest", "limit"), rows)
+
+
+def _queue(each: QueueSight, now_us: int) -> Row:
+    figures = (
+        _number(each.running_count, RUNNING_STYLE),
+        _number(each.waiting_count, is_capped=each.is_waiting_capped),
+        _ago(each.oldest_waiting_since, now_us),
+        NOT_KNOWN if each.limit is None else Cell(compact(each.limit)),
+    )
+    return Row(Cell(each.queue_name), figures, Cell("paused", PAUSED_STYLE) if each.is_paused else NOTHING)
+
+
+def troubles(picture: Picture) -> Section:
+    """The tasks of the last hour that fail most, and those that take longest, in turns."""
+    paces = {each.task_name: each for each in picture.slowest}
+    failing = {each.task_name: each for each in picture.most_failing}
+    is_sample = picture.hour.ended_count > SAMPLE
+    rows = []
+    for name in _in_turns(list(failing), list(paces)):
+        pace, failures = paces.get(name), failing.get(name)
+        failed = failures.failed_count if failures else 0
+        ended = NOT_KNOWN if pace is None or is_sample else _number(pace.ended_count)
+        figures = (ended, _number(failed, FAILED_STYLE), *_durations(pace))
+        code = Cell(failures.last_error_code, FAILED_STYLE) if failures else NOTHING
+        rows.append(Row(Cell(name), figures, code))
+    return Section("Failing and slow", ("ended", "failed", "mean", "longest"), rows, "last error code")
+
+
+def _durations(pace: TaskPace | None) -> tuple[Cell, Cell]:
+    if pace is None:
+        return NOT_KNOWN, NOT_KNOWN
+    return Cell(took(pace.mean_us)), Cell(took(pace.longest_us))
+
+
+def _in_turns(one: list[str], other: list[str]) -> Iterator[str]:
+    """Of both lists in their order, each name once."""
+    seen = set()
+    for number in range(max(len(one), len(other))):
+        for names in (one, other):
+            if number < len(names) and names[number] not in seen:
+                seen.add(names[number])
+                yield names[number]
+
+
+def schedules(picture: Picture) -> Section:
+    """What runs by itself, the next first."""
+    rows = [_schedule(each, picture.taken_at) for each in picture.schedules]
+    return Section("Next schedules", ("", "", "last", "next"), rows)
+
+
+def _schedule(each: ScheduleRow, now_us: int) -> Row:
+    due = NOT_KNOWN if each.next_run_at is None or each.is_paused else Cell(relative(each.next_run_at, now_us))
+    figures = (NOTHING, NOTHING, _ago(each.last_run_at, now_us), due)
+    return Row(Cell(each.schedule_name), figures, Cell("paused", PAUSED_STYLE) if each.is_paused else NOTHING)
+
+
+def failures(picture: Picture, grid: Grid) -> Section:
+    """The last attempts that failed."""
+    rows = [_failure(each, picture.taken_at, grid) for each in picture.failures]
+    return Section("Last failures", ("", "attempt", "retries", "ago"), rows, "error code")
+
+
+def _failure(each: Failure, now_us: int, grid: Grid) -> Row:
+    again = Cell("yes") if each.will_retry else Cell("no", "dim")
+    figures = (NOTHING, Cell(str(each.attempt)), again, _ago(each.finished_at, now_us))
+    message = f"  {each.error_message}" if grid.is_wide and each.error_message else ""
+    return Row(Cell(each.task_name), figures, Cell(f"{each.error_code}{message}", FAILED_STYLE))
+
+
+def running(picture: Picture, grid: Grid, *, is_ascii: bool) -> Section:
+    """What runs now: those that report progress with a bar, then the ones that run longest."""
+    longest = max((cell_len(each.task_name) for each in picture.running), default=0)
+    width = min(MAX_BAR, grid.drawn_width(longest))
+    rows = [_running(each, picture.taken_at, width, is_ascii) for each in picture.running]
+    return Section("Running", ("", "", "elapsed", "left"), rows)
+
+
+def _running(each: RunningSight, now_us: int, width: int, is_ascii: bool) -> Row:
+    left_us = each.left_us(now_us)
+    figures = (
+        Cell(stopwatch(now_us - each.started_at)),
+        NOTHING if left_us is None else Cell(stopwatch(left_us), RUNNING_STYLE),
+    )
+    return Row(Cell(each.task_name), figures, Cell(each.text, "dim"), _progress(each, width, is_ascii))
+
+
+def _progress(each: RunningSight, width: int, is_ascii: bool) -> Text:
+    """A bar with its percentage; only how much was done where nobody knows of how much."""
+    fraction = each.fraction
+    if fraction is None:
+        return Text("" if each.done is None else f"{amount(each.done)} done".rjust(width))
+    percent = f" {int(fraction * 100):3}%"
+    return bar(fraction, width - len(percent), is_ascii).append(percent)
+
+
+def bar(fraction: float, width: int, is_ascii: bool) -> Text:
+    """How much of the whole is done, to half a column."""
+    full, half, rest = _ASCII if is_ascii else _DRAWN
+    halves = int(fraction * width * 2)
+    done = full * (halves // 2) + half * (halves % 2)
+    style = "green" if fraction >= 1 else RUNNING_STYLE
+    return Text.assemble((done, style), (rest * (width - len(done)), "dim"))

@@ -1,0 +1,31 @@
+"""A picture as plain data for `--json`: instants as ISO 8601 in UTC, what is not known as null."""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from taskmanager.console.picture import Picture
+from taskmanager.model.clock import from_us
+
+
+def spelled(picture: Picture) -> dict[str, Any]:
+    """The object of `taskmanager status --json`."""
+    found: dict[str, Any] = _spelled("", picture)
+    return found
+
+
+def _spelled(name: str, value: Any) -> Any:
+    if value is None or isinstance(value, bool | str):
+        return value.value if isinstance(value, Enum) else value
+    if is_dataclass(value):
+        return {each.name: _spelled(each.name, getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {key: _spelled(key, each) for key, each in zip(value._fields, value, strict=True)}
+    if isinstance(value, Mapping):
+        return {str(key): _spelled(str(key), each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [_spelled(name, each) for each in value]
+    if name.endswith(("_at", "since")):
+        return f"{from_us(value):%Y-%m-%dT%H:%M:%S.%f}Z"
+    return value

@@ -1,0 +1,164 @@
+"""Pictures to be drawn: a busy file, a file on a bad day, one that stands still, an empty one."""
+
+from typing import Final
+
+from taskmanager.console.picture import (
+    NO_COUNTS,
+    Health,
+    InstanceSight,
+    LaneSight,
+    Picture,
+    Problem,
+    QueueSight,
+    RunningSight,
+    StorageSight,
+)
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.statistics import HOUR_US, MINUTE_US, Failure, Pace, ScheduleRow, TaskFailures, TaskPace
+
+SECOND: Final = 1_000_000
+NOW: Final = 1_772_370_000 * SECOND  # 2026-03-01 13:00:00 UTC
+
+
+def instance(name: str, pid: int, health: Health = Health.ALIVE, **more: object) -> InstanceSight:
+    facts: dict[str, object] = {
+        "instance_id": f"{name}-{pid}",
+        "instance_name": name,
+        "hostname": "host-1",
+        "pid": pid,
+        "health": health,
+        "started_at": NOW - 3 * HOUR_US,
+        "seen_at": NOW - SECOND,
+        "silent_s": 1.0,
+        "held_count": 0,
+    }
+    return InstanceSight(**{**facts, **more})  # type: ignore[arg-type]
+
+
+def queue(name: str, running: int, waiting: int, **more: object) -> QueueSight:
+    facts: dict[str, object] = {
+        "queue_name": name,
+        "running_count": running,
+        "waiting_count": waiting,
+        "is_waiting_capped": False,
+        "limit": None,
+        "oldest_waiting_since": None,
+        "is_paused": False,
+    }
+    return QueueSight(**{**facts, **more})  # type: ignore[arg-type]
+
+
+def task(
+    name: str, age_s: float, done: float | None = None, total: float | None = None, text: str = ""
+) -> RunningSight:
+    return RunningSight(
+        task_id=f"id-{name}-{age_s}",
+        task_name=name,
+        queue_name="default",
+        instance_id="web-812",
+        attempt=1,
+        started_at=NOW - round(age_s * SECOND),
+        is_persisted=True,
+        done=done,
+        total=total,
+        text=text,
+    )
+
+
+def failure(name: str, code: str, ago_s: int, *, attempt: int = 1, again: bool = False) -> Failure:
+    message = "ConnectionRefusedError: smtp.example.org refused the connection"
+    return Failure(f"id-{ago_s}", name, attempt, "FAILED", code, message, NOW - ago_s * SECOND, again)
+
+
+EMPTY: Final = Picture(
+    taken_at=NOW,
+    counts=NO_COUNTS,
+    minute=Pace(NOW - MINUTE_US, 0, 0),
+    hour=Pace(NOW - HOUR_US, 0, 0),
+    storage=StorageSight(path="tasks.db", file_bytes=102_400, disk_free_bytes=120_000_000_000, schema_version=2),
+)
+
+BUSY: Final = Picture(
+    taken_at=NOW,
+    counts={
+        **NO_COUNTS,
+        TaskStatus.PENDING: 12_300,
+        TaskStatus.RUNNING: 9,
+        TaskStatus.COMPLETED: 1_204_332,
+        TaskStatus.FAILED: 27,
+        TaskStatus.CANCELLED: 3,
+    },
+    instances=(
+        instance("web", 812, running_count=7, waiting_count=40, lanes={"async": LaneSight(running_count=7, limit=100)}),
+        instance("worker", 9013, running_count=2, waiting_count=300, is_stopping=True),
+    ),
+    queues=(
+        queue("default", 7, 12_260, is_waiting_capped=True, oldest_waiting_since=NOW - 4 * SECOND),
+        queue("mail", 2, 40, limit=5, oldest_waiting_since=NOW - 7200 * SECOND),
+        queue("reports", 0, 0, limit=2, is_paused=True),
+    ),
+    minute=Pace(NOW - MINUTE_US, 738, 0),
+    hour=Pace(NOW - HOUR_US, 29_160, 27),
+    running=(
+        task("reports:build_report", 63, 62, 100, "page 62 of 100"),
+        task("shop.jobs.images.thumbnails:resize_every_image", 3, 0, 40),
+        task("crawler:crawl", 700, 1204, None, "https://example.org/a/very/long/path"),
+        task("shop.jobs:reindex", 4000),
+        task("bad\x1b[2Jname\ntwo", 1, 3, 3, "line\ntwo\x07"),
+    ),
+    slowest=(
+        TaskPace("reports:build_report", 8, 0, 30_080_000, 40_100_000),
+        TaskPace("mail:send_mail", 473, 83, 968_000, 1_990_000),
+        TaskPace("shop.jobs:resize_image", 97, 0, 340, 950),
+    ),
+    most_failing=(
+        TaskFailures("mail:send_mail", 83, "SMTP_REFUSED"),
+        TaskFailures("crawler:crawl", 2, "UNHANDLED_EXCEPTION"),
+    ),
+    failures=(
+        failure("mail:send_mail", "SMTP_REFUSED", 3, again=True),
+        failure("mail:send_mail", "SMTP_REFUSED", 61, attempt=3),
+        failure("crawler:crawl", "UNHANDLED_EXCEPTION", 4000),
+    ),
+    schedules=(
+        ScheduleRow("nightly-report", NOW + 3 * HOUR_US, NOW - 21 * HOUR_US, is_paused=False),
+        ScheduleRow("cleanup", NOW + 24 * HOUR_US, None, is_paused=False),
+        ScheduleRow("weekly", None, NOW - 200 * HOUR_US, is_paused=True),
+    ),
+    storage=StorageSight(
+        path="/srv/app/data/tasks.db",
+        file_bytes=412_000_000,
+        unused_bytes=200_000_000,
+        log_bytes=4_120_000,
+        disk_free_bytes=120_000_000_000,
+        schema_version=2,
+    ),
+    last_activity_at=NOW - SECOND,
+)
+
+BAD_DAY: Final = Picture(
+    taken_at=NOW,
+    problems=(
+        Problem(
+            severity="error",
+            text="web (pid 812) died 3m ago and holds 4 unfinished tasks",
+            advice="a living instance takes over at its next check; at once: taskmanager recover",
+        ),
+        Problem(
+            severity="error",
+            text="worker (pid 9013) is frozen: its process lives, but no heartbeat for 2m",
+            advice="stopped or swapping? once process 9013 has ended, its work is taken over",
+        ),
+    ),
+    counts={**NO_COUNTS, TaskStatus.PENDING: 3, TaskStatus.RUNNING: 4, TaskStatus.FAILED: 1},
+    instances=(
+        instance("web", 812, Health.DEAD, silent_s=185.0, held_count=4),
+        instance("worker", 9013, Health.FROZEN, silent_s=130.0, running_count=1),
+        instance("api", 77, degraded_since=NOW - 5 * SECOND, unsaved_count=120),
+    ),
+    queues=(queue("default", 1, 3, oldest_waiting_since=NOW - 180 * SECOND),),
+    minute=Pace(NOW - MINUTE_US, 0, 0),
+    hour=Pace(NOW - HOUR_US, 0, 0),
+    storage=StorageSight(path="tasks.db", file_bytes=102_400, log_bytes=1_000, schema_version=2),
+    last_activity_at=NOW - 26 * HOUR_US,
+)

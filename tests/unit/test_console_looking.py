@@ -1,0 +1,319 @@
+"""What is seen of a file: who lives, what waits where, what goes wrong; and when it is looked at again."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from taskmanager import QueueConfig, TaskManager, TaskStatus
+from taskmanager.console.document import Document, parse
+from taskmanager.console.looking import Observer, look
+from taskmanager.console.picture import Health, Picture
+from taskmanager.console.spelling import spelled
+from taskmanager.console.watching import SLOW_S, TICK_S, Watch
+from taskmanager.engine.instance import InstanceLock
+from taskmanager.model.clock import SystemClock
+from taskmanager.store.sqlite.reading import open_read_only
+
+pytestmark = pytest.mark.anyio
+SECOND = 1_000_000
+
+
+class SetClock:
+    """Both times of the observer, moved by the test."""
+
+    def __init__(self) -> None:
+        self.wall = SystemClock().now_us()
+        self.elapsed = 100.0
+
+    def now_us(self) -> int:
+        return self.wall
+
+    def elapsed_s(self) -> float:
+        return self.elapsed
+
+    def advance(self, seconds: float) -> None:
+        self.wall += round(seconds * SECOND)
+        self.elapsed += seconds
+
+
+async def make_file(path: Path, **options: Any) -> Path:
+    """A file with history: 3 completed, 2 failed attempts of which one was retried."""
+    manager = TaskManager(path, **options)
+    fails = iter([True, False, True])
+
+    @manager.task(persist=True, name="good")
+    async def good() -> None: ...
+
+    @manager.task(persist=True, name="bad", retries=1, retry_delay=0.0, retry_policy=None)
+    async def bad() -> None:
+        if next(fails):
+            raise RuntimeError("once")
+
+    @manager.task(persist=True, name="never", retries=0)
+    async def never() -> None:
+        raise RuntimeError("always")
+
+    async with manager:
+        for handle in [good.enqueue(), good.enqueue(), bad.enqueue(), never.enqueue()]:
+            await handle.result()
+        good.with_options(delay=3600).enqueue()
+        await manager.flush()
+    return path
+
+
+def seen(path: Path) -> Picture:
+    with open_read_only(path) as connection:
+        return look(path, connection, SystemClock())
+
+
+def write(path: Path, sql: str, *values: object) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(sql, values)
+
+
+def register(path: Path, clock: SetClock, live_tasks: object = None, instance_id: str = "i1") -> None:
+    text = None if live_tasks is None else json.dumps(live_tasks)
+    write(
+        path,
+        "INSERT OR REPLACE INTO taskmanager_instances VALUES (?, 'web', 'host', 7, 'main', NULL, ?, NULL, ?, ?)",
+        instance_id, clock.wall, text, clock.wall,
+    )  # fmt: skip
+
+
+def beat(path: Path, clock: SetClock) -> None:
+    sql = "INSERT INTO taskmanager_heartbeats (sender_id, role, sent_at) VALUES ('i1', 'runner', ?)"
+    write(path, sql, clock.wall)
+
+
+async def test_history_is_told_in_windows(tmp_path: Path) -> None:
+    """Pace, failures with their code, and which tasks fail or take long; nobody runs."""
+    picture = seen(await make_file(tmp_path / "tasks.db"))
+    assert picture.counts[TaskStatus.COMPLETED] == 3
+    assert (picture.counts[TaskStatus.FAILED], picture.waiting_count) == (1, 1)
+    assert (picture.hour.ended_count, picture.hour.failed_count) == (5, 2)
+    assert (picture.minute.ended_count, picture.minute.failed_count) == (5, 2)
+    assert [(each.task_name, each.failed_count) for each in picture.most_failing] == [("bad", 1), ("never", 1)]
+    assert {each.task_name: each.ended_count for each in picture.slowest} == {"good": 2, "bad": 2, "never": 1}
+    assert {(each.task_name, each.will_retry) for each in picture.failures} == {("bad", True), ("never", False)}
+    assert {each.error_code for each in picture.failures} == {"UNHANDLED_EXCEPTION"}
+    (queue,) = picture.queues
+    assert (queue.queue_name, queue.waiting_count, queue.oldest_waiting_since) == ("default", 1, None)
+    assert picture.instances == ()
+    assert [problem.text for problem in picture.problems] == ["1 task waits, and no instance is running"]
+
+
+async def test_a_running_instance_is_seen_with_its_memory(tmp_path: Path) -> None:
+    """Limits, memory-only tasks and pauses of a living instance."""
+    path = tmp_path / "tasks.db"
+    manager = TaskManager(path, instance_name="web", queues=[QueueConfig("mail", max_concurrency=1)])
+
+    @manager.task(queue_name="mail")
+    async def wait() -> None: ...
+
+    async with manager:
+        await manager.pause("mail")
+        wait.enqueue()
+        from taskmanager.duties.live_tasks import LiveTasks
+
+        assert manager._lifecycle is not None
+        await LiveTasks(manager._lifecycle.engine).run_once()
+        picture = seen(path)
+        await manager.resume("mail")
+        await manager.join()
+    (instance,) = picture.instances
+    assert (instance.instance_name, instance.health, instance.waiting_count) == ("web", Health.ALIVE, 1)
+    (queue,) = picture.queues
+    assert (queue.queue_name, queue.waiting_count, queue.limit, queue.is_paused) == ("mail", 1, 1, True)
+    assert queue.oldest_waiting_since is not None
+    assert picture.counts[TaskStatus.PENDING] == 1
+    assert picture.problems == ()
+
+
+async def test_dead_alive_and_frozen_are_told_apart(tmp_path: Path) -> None:
+    """By the lock file, and by a heartbeat that does not move on the observer's own clock."""
+    path, clock = await make_file(tmp_path / "tasks.db"), SetClock()
+    register(path, clock, {"heartbeat_s": 10})
+    observer = Observer(path, clock)
+
+    def health() -> Health:
+        with open_read_only(path) as connection:
+            (instance,) = observer.picture(observer.statistics(connection), observer.counts(connection)).instances
+        return instance.health
+
+    assert health() is Health.DEAD
+    lock = InstanceLock(path, "i1")
+    lock.take()
+    assert health() is Health.ALIVE
+    clock.advance(24)
+    assert health() is Health.ALIVE
+    clock.advance(2)
+    assert health() is Health.FROZEN
+    beat(path, clock)
+    assert health() is Health.ALIVE
+    clock.wall += 3600 * SECOND  # a clock that jumps makes nobody look frozen
+    assert health() is Health.ALIVE
+    clock.elapsed += 26
+    assert health() is Health.FROZEN
+    lock.drop()
+    assert health() is Health.DEAD
+
+
+async def test_what_the_dead_hold_is_a_problem(tmp_path: Path) -> None:
+    """Of an instance that is registered, and of one that nobody knows any more."""
+    path, clock = await make_file(tmp_path / "tasks.db"), SetClock()
+    register(path, clock)
+    own = "UPDATE taskmanager_tasks SET claimed_by_worker_id = ? WHERE status = 'PENDING'"
+    write(path, own, "i1")
+    texts = [problem.text for problem in seen(path).problems]
+    assert texts[0].startswith("web (pid 7) died")
+    assert texts[0].endswith("holds 1 unfinished task")
+    write(path, own, "nobody")
+    assert seen(path).problems[0].text == "1 unfinished task belongs to instances that are gone"
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "{", "[1]", '"x"', '{"tasks": [1, {}, {"task_id": 1}], "queues": [], "lanes": {"async": 1}}']
+)
+def test_a_document_of_another_shape_says_nothing(text: str | None) -> None:
+    """It was written by another version, or by hand: the console shows the rest."""
+    document = parse(text, "i1")
+    assert (document.tasks, document.running_count) == ((), 0)
+    assert isinstance(document, Document)
+
+
+def test_a_document_with_strange_numbers_is_read() -> None:
+    """Progress comes from users."""
+    task = {"task_id": "a", "task_name": "n", "started_at": 5, "progress": {"done": "x", "total": 0, "text": 3}}
+    (running,) = parse(json.dumps({"tasks": [task]}), "i1").tasks
+    assert (running.done, running.fraction, running.left_us(100), running.text) == (None, None, None, "")
+
+
+class _Instance(msgspec.Struct, forbid_unknown_fields=True):
+    instance_id: str
+    instance_name: str | None
+    hostname: str
+    pid: int
+    health: str
+    started_at: str
+    seen_at: str
+    silent_s: float
+    held_count: int
+    running_count: int
+    waiting_count: int
+    stuck_count: int
+    unsaved_count: int
+    unsaved_since: str | None
+    degraded_since: str | None
+    is_stopping: bool
+    lanes: dict[str, dict[str, int | None]]
+
+
+class _Pace(msgspec.Struct, forbid_unknown_fields=True):
+    since: str
+    ended_count: int
+    failed_count: int
+
+
+class _Status(msgspec.Struct, forbid_unknown_fields=True):
+    taken_at: str
+    problems: list[dict[str, str]]
+    counts: dict[str, int]
+    instances: list[_Instance]
+    queues: list[dict[str, Any]]
+    minute: _Pace
+    hour: _Pace
+    running: list[dict[str, Any]]
+    slowest: list[dict[str, Any]]
+    most_failing: list[dict[str, Any]]
+    failures: list[dict[str, Any]]
+    schedules: list[dict[str, Any]]
+    storage: dict[str, Any]
+    last_activity_at: str | None
+
+
+async def test_json_has_this_shape(tmp_path: Path) -> None:
+    """Names as in the tables, instants as ISO 8601 in UTC, every status counted."""
+    path, clock = await make_file(tmp_path / "tasks.db"), SetClock()
+    register(path, clock)
+    text = json.dumps(spelled(seen(path)))
+    status = msgspec.json.decode(text, type=_Status)
+    assert set(status.counts) == {each.value for each in TaskStatus}
+    assert status.taken_at.endswith("Z")
+    assert status.instances[0].health == "dead"
+    assert set(status.failures[0]) >= {"task_id", "task_name", "error_code", "finished_at", "will_retry"}
+    assert status.failures[0]["finished_at"].endswith("Z")
+
+
+class Counted:
+    """Opens a file, and counts how often."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @contextmanager
+    def __call__(self, path: Path) -> Iterator[sqlite3.Connection]:
+        self.count += 1
+        with open_read_only(path) as connection:
+            yield connection
+
+
+async def test_nothing_is_asked_or_drawn_while_nothing_changes(tmp_path: Path) -> None:
+    """One pragma tells; only now and then the file is opened anew, for the ages on the screen."""
+    path, clock, opener = await make_file(tmp_path / "tasks.db"), SetClock(), Counted()
+    watch = Watch(path, clock, opener)
+    assert watch.look() is not None
+    for _ in range(3):
+        clock.advance(1.5)
+        assert watch.look() is None
+    register(path, clock)
+    assert watch.look() is not None
+    assert watch.look() is None
+    register(path, clock, {"tasks": []})
+    assert watch.look() is None  # a second must pass between two looks
+    clock.advance(1.5)
+    assert watch.look() is not None
+    assert opener.count == 1
+    clock.advance(SLOW_S)
+    assert watch.look() is not None
+    assert opener.count == 2
+    watch.close()
+
+
+async def test_what_runs_is_drawn_anew_every_second(tmp_path: Path) -> None:
+    """Its elapsed time moves although nobody writes."""
+    path, clock = await make_file(tmp_path / "tasks.db"), SetClock()
+    register(path, clock, {"tasks": [{"task_id": "a", "task_name": "n", "started_at": clock.wall}]})
+    lock = InstanceLock(path, "i1")
+    lock.take()
+    watch = Watch(path, clock, open_read_only)
+    assert watch.look() is not None
+    clock.advance(TICK_S / 2)
+    assert watch.look() is None
+    clock.advance(TICK_S)
+    picture = watch.look()
+    assert picture is not None
+    assert picture.taken_at - picture.running[0].started_at == round(1.5 * TICK_S * SECOND)
+    watch.close()
+    lock.drop()
+
+
+async def test_a_file_that_goes_away_is_waited_for(tmp_path: Path) -> None:
+    """The screen says why it is empty, and fills when the file is back."""
+    path, clock = await make_file(tmp_path / "tasks.db"), SetClock()
+    watch = Watch(path, clock, open_read_only)
+    assert watch.look() is not None
+    away = path.rename(tmp_path / "away.db")
+    clock.advance(SLOW_S)
+    assert watch.look() is None
+    assert watch.fault is not None
+    assert "tasks.db" in watch.fault
+    away.rename(path)
+    assert watch.look() is not None
+    assert watch.fault is None
+    watch.close()

@@ -1,0 +1,97 @@
+"""What a person sees, compared with stored screens: at 80 and 120 columns, on a terminal and in a file.
+
+After a change that is meant: `UPDATE_SCREENS=1 pytest tests/unit/test_console_screens.py`, then look at what differs.
+"""
+
+import io
+import os
+from pathlib import Path
+from typing import Final
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from taskmanager.console.picture import Picture
+from taskmanager.console.screens import StatusScreen, fault_lines, status_lines, watch_lines
+from tests.unit.console_pictures import BAD_DAY, BUSY, EMPTY
+
+STORED: Final = Path(__file__).parent / "screens"
+PICTURES: Final = {"busy": BUSY, "bad-day": BAD_DAY, "empty": EMPTY}
+SIZES: Final = ((80, 24), (120, 40))
+
+
+def drawn(lines: list[Text], width: int) -> str:
+    """As a terminal without colours shows it."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
+    for line in lines:
+        console.print(line, soft_wrap=True)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def compare(name: str, screen: str) -> None:
+    path = STORED / f"{name}.txt"
+    if os.environ.get("UPDATE_SCREENS"):
+        path.write_text(screen, encoding="utf-8")
+    assert screen == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+@pytest.mark.parametrize("name", PICTURES)
+def test_status_looks_like_this(name: str, width: int, height: int) -> None:
+    """One screen, with a line left for the prompt, and no line beyond the right edge."""
+    screen = drawn(status_lines(PICTURES[name], width, height - 1), width)
+    assert len(screen.splitlines()) <= height - 1
+    assert max(len(line) for line in screen.splitlines()) <= width
+    compare(f"status-{name}-{width}x{height}", screen)
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+@pytest.mark.parametrize("name", PICTURES)
+def test_watch_looks_like_this(name: str, width: int, height: int) -> None:
+    """As high as the terminal; the last line says how to leave."""
+    screen = drawn(watch_lines(PICTURES[name], width, height), width)
+    assert len(screen.splitlines()) == height
+    assert max(len(line) for line in screen.splitlines()) <= width
+    assert screen.splitlines()[-1].startswith(" q quits")
+    compare(f"watch-{name}-{width}x{height}", screen)
+
+
+def test_in_a_file_everything_is_shown_and_lines_end_where_their_text_ends() -> None:
+    """What `grep` and `diff` want: no colours, no boxes, no trailing blanks, every row."""
+    screen = drawn(status_lines(BUSY, 120, None), 120)
+    assert all(line == line.rstrip() for line in screen.splitlines())
+    assert not set(screen) & set("│┃┏┓┗┛├┤┌┐└┘")
+    assert "\x1b" not in screen
+    assert " of " not in next(line for line in screen.splitlines() if line.startswith(" Queues"))
+    compare("status-busy-plain", screen)
+
+
+@pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)
+@pytest.mark.parametrize("width", [20, 40, 79, 200])
+@pytest.mark.parametrize("height", [1, 5, 12])
+def test_every_terminal_is_large_enough(picture: Picture, width: int, height: int) -> None:
+    """A small one shows less; nothing fails, and the live screen never scrolls."""
+    assert len(watch_lines(picture, width, height)) == height
+    status_lines(picture, width, height)
+    assert len(fault_lines("tasks.db", "gone " * 20, width, height)) == height
+
+
+@pytest.mark.parametrize(("colours", "is_coloured"), [(None, False), ("truecolor", True)])
+def test_colours_are_for_terminals_that_want_them(colours: str | None, is_coloured: bool) -> None:
+    """rich decides: NO_COLOR, dumb terminals and pipes get none. Nothing is told by colour alone."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=80, height=24, color_system=colours)  # type: ignore[arg-type]
+    console.print(StatusScreen(BAD_DAY))
+    assert ("\x1b[1;31m" in file.getvalue()) == is_coloured
+    plain = Text.from_ansi(file.getvalue()).plain
+    assert "! web (pid 812) died 3m ago" in plain
+    assert "frozen for 2m" in plain
+
+
+def test_bars_are_plain_signs_where_the_encoding_has_no_others() -> None:
+    """A Latin-1 terminal cannot show lines; half a sign would break the screen."""
+    bars = [line.plain for line in watch_lines(BUSY, 80, 24, is_ascii=True)]
+    assert any("####" in line and "---" in line for line in bars)
+    assert not any("━" in line for line in bars)
