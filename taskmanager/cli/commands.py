@@ -57,8 +57,11 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
         Entry("cancel", "acting:cancel", "Cancel tasks that have not ended."),
         Entry("pause", "queues:pause", "Start nothing more of a queue, until it is resumed."),
         Entry("resume", "queues:resume", "Start tasks of a queue again."),
-        Entry("purge", "purging:purge", "Delete the records of ended tasks."),
+    ),
+    "Operate": (
+        Entry("doctor", "doctor:doctor", "Check the file and its surroundings, and say what to do."),
         Entry("recover", "recovering:recover", "Give back the work of instances that have died."),
+        Entry("purge", "purging:purge", "Delete the records of ended tasks."),
     ),
 }  # fmt: skip
 """A new command is a module beside this one, and a line here."""

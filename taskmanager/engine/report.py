@@ -15,6 +15,8 @@ from taskmanager.model.status import LaneStatus, ManagerStatus, QueueStatus
 MAX_SHOWN_TASKS: Final = 100
 """Running tasks that other processes see of an instance; those that report progress go first, then the oldest."""
 MAX_SHOWN_QUEUES: Final = 50
+MAX_SHOWN_NAMES: Final = 500
+"""An instance that knows more functions does not say which: the text is written whenever something in it changes."""
 OLDEST_SEARCH: Final = 2_000
 """Tasks in memory that are looked at, in the order of their arrival, for the oldest that waits in each queue."""
 UNSAVED_SHOWN_S: Final = 2.0
@@ -39,6 +41,7 @@ def live_document(engine: Engine) -> dict[str, Any]:
     return {
         "is_stopping": engine.is_stopping,
         "heartbeat_s": engine.settings.recovery.runner_heartbeat_interval_ms / 1000,
+        "task_names": sorted(engine.definitions) if len(engine.definitions) <= MAX_SHOWN_NAMES else None,
         "lanes": {name: {"running": s.running, "limit": s.limit} for name, s in engine.dispatcher.lanes.items()},
         "queues": {name: _queue_document(queue) for name, queue in queues[:MAX_SHOWN_QUEUES]},
         "oldest_waiting": _oldest_waiting(engine),

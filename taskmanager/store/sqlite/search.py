@@ -65,15 +65,14 @@ def ids_like(connection: sqlite3.Connection, part: str, limit: int) -> list[str]
 def queue_names(connection: sqlite3.Connection) -> frozenset[str]:
     """Every queue that a task, a pause or an instance has named."""
     rows = connection.execute(
-        "SELECT queue_name FROM taskmanager_tasks UNION SELECT queue_name FROM taskmanager_queues"
-    ).fetchall()
-    found = {name for (name,) in rows}
-    for (text,) in connection.execute(
-        "SELECT queues FROM taskmanager_worker_states WHERE id IN"
-        " (SELECT max(id) FROM taskmanager_worker_states GROUP BY worker_id)"
-    ):
-        found.update(json.loads(text or "[]"))
-    return frozenset(found)
+        """
+        SELECT queue_name FROM taskmanager_tasks
+        UNION SELECT queue_name FROM taskmanager_queues
+        UNION SELECT queue.key FROM taskmanager_instances AS i, json_each(i.live_tasks, '$.queues') AS queue
+        WHERE json_valid(i.live_tasks)
+        """
+    )
+    return frozenset(name for (name,) in rows)
 
 
 def _conditions(search: Search) -> tuple[str, dict[str, Any]]:

@@ -1,0 +1,242 @@
+"""What `taskmanager doctor` looks at, each as one finding: what was found, whether it is well, and what to do."""
+
+import os
+import shutil
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from taskmanager.cli.records import parsed
+from taskmanager.console.durations import relative, short
+from taskmanager.engine.instance import is_dead
+from taskmanager.model.clock import SystemClock
+from taskmanager.store.protocol import FreeQueue, InstanceRow
+from taskmanager.store.sqlite.beat import heartbeats
+from taskmanager.store.sqlite.claims import free_queues
+from taskmanager.store.sqlite.connection import WAL_LIMIT_BYTES
+from taskmanager.store.sqlite.health import Owned, faults, newest_stamp, owned
+from taskmanager.store.sqlite.log import Log, Reader, log_of
+from taskmanager.store.sqlite.queries import instances
+from taskmanager.store.sqlite.reading import snapshot
+from taskmanager.store.sqlite.schema import version
+
+MB: Final = 1_000_000
+SKEW_US: Final = 5_000_000
+"""A stamp that lies further in the future was written by another clock, or before this one was set back."""
+SILENT_BEATS: Final = 4
+DEFAULT_BEAT_S: Final = 30.0
+PIN_LOOK_S: Final = 1.0
+"""A reader that stands at the same place for so long is no passer-by."""
+PINNED_BYTES: Final = 4 * MB
+"""A pinned log below this size is nobody's trouble yet."""
+NETWORK_TYPES: Final = frozenset(
+    {"9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "drvfs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs"}
+    | {"nfs4", "smb3", "smbfs"}
+    | {f"fuse.{name}" for name in ("ceph-fuse", "gcsfuse", "glusterfs", "rclone", "s3fs", "sshfs")}
+)
+_SHOWN: Final = 3
+
+
+class Finding(NamedTuple):
+    """One look. `advice` is empty where all is well."""
+
+    name: str
+    is_well: bool
+    found: str
+    advice: str = ""
+
+
+def around_the_file(db: Path, min_free_mb: int) -> Iterator[Finding]:
+    """What can be said without opening it. Must run while this process has no connection to it."""
+    yield permissions(db)
+    yield mount(db.resolve(), _mounts())
+    yield disk(db, shutil.disk_usage(db.resolve().parent).free, min_free_mb)
+    yield log(db)
+
+
+def permissions(db: Path) -> Finding:
+    """Arguments and results are in the file, so nobody else should read it; SQLite gives its side files its mode."""
+    files = [db.resolve().with_name(db.resolve().name + ending) for ending in ("", "-wal", "-shm")]
+    modes = {path.name: path.stat().st_mode & 0o777 for path in files if path.exists()}
+    open_to_others = [f"{name} has mode {mode:04o}" for name, mode in modes.items() if mode & 0o077]
+    if open_to_others and os.name == "posix":
+        return Finding(
+            "permissions", False, ", ".join(open_to_others),
+            f"other users may read what tasks are given: chmod 600 {db}*",
+        )  # fmt: skip
+    return Finding("permissions", True, "only its owner can read it")
+
+
+def _mounts() -> list[tuple[str, str]]:
+    """Where what is mounted: (mount point, type of file system); nothing where the system does not say."""
+    try:
+        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    words = [line.split(" ") for line in lines]
+    return [(each[1].replace("\\040", " "), each[2]) for each in words if len(each) > 2]
+
+
+def mount(file: Path, mounts: Sequence[tuple[str, str]]) -> Finding:
+    """SQLite's log needs memory that all its users share, and locks that hold: a network file system has neither."""
+    below = [(point, kind) for point, kind in mounts if file.is_relative_to(point)]
+    if not below:
+        return Finding("file system", True, "unknown; it must be a local one")
+    point, kind = max(reversed(below), key=lambda each: len(Path(each[0]).parts))
+    if kind in NETWORK_TYPES:
+        return Finding(
+            "file system", False, f"{point} is a network mount ({kind})",
+            "the file may be damaged when two hosts use it; move it to a local disk",
+        )  # fmt: skip
+    return Finding("file system", True, f"{kind} at {point}")
+
+
+def disk(db: Path, free_bytes: int, min_free_mb: int) -> Finding:
+    """A full disk keeps tasks from being saved."""
+    found = f"{free_bytes / MB:,.0f} MB free"
+    if free_bytes < min_free_mb * MB:
+        return Finding(
+            "disk", False, f"{found}, less than {min_free_mb:,} MB",
+            f"free some space on the volume of {db}, or `taskmanager purge --older-than 7d`",
+        )  # fmt: skip
+    return Finding("disk", True, found)
+
+
+def log(db: Path) -> Finding:
+    """How large the log is, and who keeps it from being moved into the file."""
+    first = log_of(db)
+    if not first.pinned_by:
+        return judge_log(first, ())
+    time.sleep(PIN_LOOK_S)
+    second = log_of(db)
+    return judge_log(second, [reader for reader in second.pinned_by if reader in first.readers])
+
+
+def judge_log(now: Log, pinning: Collection[Reader]) -> Finding:
+    """A log is cut when it has been moved, and it is moved up to where the oldest reader stands."""
+    found = f"{now.size_bytes / MB:,.1f} MB"
+    if pinning and now.size_bytes > PINNED_BYTES:
+        who = ", ".join(sorted({process_name(reader.pid) for reader in pinning}))
+        return Finding(
+            "log", False, f"{found}, pinned by {who}",
+            "that program keeps a read transaction open, so the log only grows; end its transaction, or the program",
+        )  # fmt: skip
+    if now.size_bytes > WAL_LIMIT_BYTES:
+        return Finding(
+            "log", False, found,
+            "it should have been cut; the application does it when it is idle, and when it stops",
+        )  # fmt: skip
+    return Finding("log", True, found)
+
+
+def process_name(pid: int) -> str:
+    """`process 123 (python report.py)`, as far as the system tells."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        words = []
+    line = " ".join(word.decode("utf-8", "replace") for word in words if word)
+    return f"process {pid} ({line[:60]})" if line else f"process {pid}"
+
+
+# Inside the file.
+
+
+def inside_the_file(connection: sqlite3.Connection, db: Path) -> Iterator[Finding]:
+    """What its pages and rows say."""
+    yield Finding("schema", True, f"version {version(connection)}")
+    broken = faults(connection)
+    if broken:
+        yield Finding(
+            "integrity", False, "; ".join(broken),
+            f"stop the application, keep a copy of {db}*, and restore a backup, or save what can be read: "
+            f"sqlite3 {db} .recover | sqlite3 new.db",
+        )  # fmt: skip
+        return
+    yield Finding("integrity", True, "every page and index is sound")
+    now = SystemClock().now_us()
+    with snapshot(connection):
+        known, beats, has = instances(connection), heartbeats(connection), owned(connection)
+        free, newest = free_queues(connection), newest_stamp(connection)
+    database = db.absolute()
+    alive = [each for each in known if not is_dead(database, each.instance_id)]
+    yield claims([each for each in has if is_dead(database, each.owner)])
+    yield living(alive, {sender: at for sender, _, at in sorted(beats, key=lambda beat: beat[2])}, now)
+    yield functions(free, alive)
+    yield clocks(newest, now)
+
+
+def claims(stale: Sequence[Owned]) -> Finding:
+    """Tasks that a dead instance has: nobody runs them until they are given back."""
+    if not stale:
+        return Finding("claims", True, "no task is held by a dead instance")
+    by_status = Counter[str]()
+    for each in stale:
+        by_status[each.status] += each.number
+    what = ", ".join(f"{number:,} {status}" for status, number in sorted(by_status.items()))
+    dead = len({each.owner for each in stale})
+    return Finding(
+        "claims", False, f"{what} held by {dead} dead {'instance' if dead == 1 else 'instances'}",
+        "start the application, or `taskmanager recover`",
+    )  # fmt: skip
+
+
+def living(alive: Sequence[InstanceRow], beats: Mapping[str, int], now: int) -> Finding:
+    """Instances that hold their lock and have stopped giving signs of life."""
+    silent = []
+    for each in alive:
+        since = now - max(beats.get(each.instance_id, 0), each.started_at)
+        beat_s = live_document(each).get("heartbeat_s")
+        limit_s = SILENT_BEATS * (beat_s if isinstance(beat_s, int | float) else DEFAULT_BEAT_S)
+        if since > limit_s * 1_000_000:
+            silent.append(f"{process_name(each.pid)} on {each.hostname} for {short(since)}")
+    if silent:
+        return Finding(
+            "instances", False, f"no sign of life of {', '.join(silent[:_SHOWN])}",
+            "it is frozen, or cannot write; look at it, or end it, and its tasks are recovered",
+        )  # fmt: skip
+    count = len(alive)
+    return Finding("instances", True, f"{count or 'none'} alive" if count != 1 else "1 alive")
+
+
+def functions(free: Sequence[FreeQueue], alive: Sequence[InstanceRow]) -> Finding:
+    """Tasks that wait although instances run, because none of them knows the function."""
+    if not alive:
+        return Finding("functions", True, "no instance runs that could know any")
+    known: set[str] = set()
+    for each in alive:
+        names = live_document(each).get("task_names")
+        if not isinstance(names, list):
+            return Finding("functions", True, f"process {each.pid} does not say which it knows")
+        known.update(names)
+    unknown = Counter[str]()
+    for queue in free:
+        if queue.task_name not in known:
+            unknown[queue.task_name] += queue.count
+    if not unknown:
+        return Finding("functions", True, "every waiting task has an instance that knows its function")
+    what = ", ".join(f"{name} ({number:,} waiting)" for name, number in unknown.most_common(_SHOWN))
+    more = f", and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
+    return Finding(
+        "functions", False, f"known to no running instance: {what}{more}",
+        "register the function under that name, or cancel its tasks: taskmanager cancel --task NAME",
+    )  # fmt: skip
+
+
+def live_document(instance: InstanceRow) -> Mapping[str, Any]:
+    """What an instance says of itself; nothing where it cannot be read."""
+    document = parsed(instance.live_tasks) if instance.live_tasks else None
+    return document if isinstance(document, dict) else {}
+
+
+def clocks(newest: int | None, now: int) -> Finding:
+    """Stamps from the future: delays and thresholds are off by as much."""
+    if newest is None or newest <= now + SKEW_US:
+        return Finding("clocks", True, "no stamp lies in the future")
+    return Finding(
+        "clocks", False, f"the newest stamp in the file lies {relative(newest, now).removeprefix('in ')} in the future",
+        "this clock is behind, or was set back, or another host's is ahead; let all hosts keep time with NTP",
+    )  # fmt: skip

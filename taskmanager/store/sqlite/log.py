@@ -1,0 +1,88 @@
+"""The write-ahead log from outside: how much of it is still to be moved into the file, and which process holds it back.
+
+Read from the log's index, `FILE-shm`, whose layout SQLite documents (https://sqlite.org/walformat.html): a header with
+the number of frames, then how many are moved, then the marks of up to five readers, then one lock byte for each.
+
+Call it only in a process that has no connection to the file: closing the index drops this process's locks on it.
+"""
+
+import os
+import struct
+import sys
+from pathlib import Path
+from typing import Final, NamedTuple
+
+try:
+    import fcntl
+except ImportError:  # Windows has other locks, and keeps to itself who holds them
+    fcntl = None  # type: ignore[assignment]  # asked for before each use
+
+_FRAMES_AT: Final = 16
+_MOVED_AT: Final = 96
+_MARKS_AT: Final = 100
+_READER_LOCKS_AT: Final = 123
+_READERS: Final = 5
+_INDEX_HEADER_BYTES: Final = 136
+
+# `struct flock`: type, whence, start, length, pid; in another order where BSD comes from.
+_IS_BSD: Final = sys.platform == "darwin" or "bsd" in sys.platform
+_FLOCK: Final = struct.Struct("qqihh" if _IS_BSD else "hhqqi4x")
+
+
+class Reader(NamedTuple):
+    """A process in a read transaction that began when the log had `mark` frames; later ones cannot be reused."""
+
+    pid: int
+    mark: int
+
+
+class Log(NamedTuple):
+    """The log at one moment. `frames` are all pages in it, `moved` those that are in the file already."""
+
+    size_bytes: int
+    frames: int = 0
+    moved: int = 0
+    readers: tuple[Reader, ...] = ()
+
+    @property
+    def pinned_by(self) -> tuple[Reader, ...]:
+        """Readers of an older state: while they last, the log only grows."""
+        return tuple(reader for reader in self.readers if reader.mark < self.frames)
+
+
+def log_of(path: Path) -> Log:
+    """The log of a database file; an empty one where there is none."""
+    real = path.resolve()
+    try:
+        size = real.with_name(real.name + "-wal").stat().st_size
+    except FileNotFoundError:
+        return Log(0)
+    try:
+        fd = os.open(real.with_name(real.name + "-shm"), os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    except OSError:
+        return Log(size)
+    try:
+        header = os.read(fd, _INDEX_HEADER_BYTES)
+        if len(header) < _INDEX_HEADER_BYTES:
+            return Log(size)
+        (frames,) = struct.unpack_from("=I", header, _FRAMES_AT)
+        (moved,) = struct.unpack_from("=I", header, _MOVED_AT)
+        marks = struct.unpack_from(f"={_READERS}I", header, _MARKS_AT)
+        held = ((_holder(fd, _READER_LOCKS_AT + slot), mark) for slot, mark in enumerate(marks))
+        return Log(size, frames, moved, tuple(Reader(pid, mark) for pid, mark in held if pid is not None))
+    finally:
+        os.close(fd)
+
+
+def _holder(fd: int, byte: int) -> int | None:
+    """A process with a lock on that byte; this one is never among them."""
+    if fcntl is None:
+        return None
+    wanted = (byte, 1, 0, fcntl.F_WRLCK, os.SEEK_SET) if _IS_BSD else (fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+    try:
+        answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(*wanted))
+    except OSError:
+        return None
+    fields = _FLOCK.unpack(answer)
+    kind, pid = (fields[3], fields[2]) if _IS_BSD else (fields[0], fields[4])
+    return None if kind == fcntl.F_UNLCK else int(pid)
