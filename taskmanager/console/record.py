@@ -109,8 +109,8 @@ def _fact_lines(record: Record) -> Iterator[tuple[str, str]]:
     if row.claimed_by_worker_id is not None:
         yield "instance", _instance(row, record.owner)
     progress = _parsed(row.progress)
-    if isinstance(progress, Mapping):
-        yield "progress", _progress(progress)
+    if isinstance(progress, Mapping) and (shown := _progress(progress)):
+        yield "progress", shown
     counts = (
         (row.start_count, "start", "starts"),
         (row.retry_count, "retry", "retries"),
@@ -239,5 +239,5 @@ def _log(entries: Sequence[Any]) -> Table:
         at, attempt = entry.get("at"), entry.get("attempt")
         fields = (f"{key}={_value(each)}" for key, each in entry.items() if key not in ("at", "attempt", "text"))
         text = "  ".join([escaped_lines(str(entry.get("text", ""))), *fields])
-        table.add_row(precise(at) if isinstance(at, int) else "", f"#{attempt}", Text(text))
+        table.add_row(precise(at) if isinstance(at, int) else "", "" if attempt is None else f"#{attempt}", Text(text))
     return table

@@ -1,7 +1,6 @@
 """Opening a file only to look at it: in every state it can be in, without leaving a trace on it."""
 
 import asyncio
-import hashlib
 import sqlite3
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.sqlite.reading import open_read_only, snapshot
 from taskmanager.store.sqlite.search import Search, find, find_ids, ids_like
+from tests.unit.command_line import digest
 
 NOBODY: Final = 65534
 # Runs tasks, and dies without closing anything: a log is left beside the file.
@@ -58,15 +58,6 @@ try:
 except StoreError as exc:
     print(exc)
 """.replace("NOBODY", str(NOBODY))
-
-
-def digest(folder: Path) -> dict[str, str]:
-    """What is in every file but the index of the log, which every reader keeps its marks in."""
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.iterdir()
-        if not path.name.endswith("-shm") and path.stat().st_size
-    }
 
 
 def run_python(program: str, database: Path) -> str:
