@@ -109,7 +109,7 @@ def has_processes(site: Site, count: int) -> bool:
 
 
 def test_a_server_that_is_restarted_under_load_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
-    """SIGTERM again and again; routes that wait for `saved()`, synchronous ones, `Background`, plain `BackgroundTasks`."""
+    """SIGTERM again and again; with `saved()`, synchronous, with `Background`, with plain `BackgroundTasks`."""
     site, port = Site(tmp_path), free_port()
     accepted = serve_under_load(site, port, *[Round(uvicorn(port))] * 3, requests=300)
     assert {kind(each) for each in accepted} == set(KINDS)
