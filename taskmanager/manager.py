@@ -427,6 +427,9 @@ class TaskManager:
         """Return when everything accepted or ended so far is committed, memory-only history included."""
         await self._running().engine.flush()
 
+    def _engine(self) -> Engine | None:
+        return None if self._lifecycle is None else self._lifecycle.engine
+
     def _current(self) -> Running | None:
         if self._lifecycle is None or self._records is None:
             return None
@@ -544,22 +547,20 @@ class TaskManager:
     # Looking.
 
     def console(self) -> "RenderableType":
-        """This instance as a rich renderable: `rich.print(manager.console())`."""
+        """What `taskmanager status` shows, as a renderable for `rich.print`; reads the file here and now."""
         from taskmanager.console.instance import instance_view
 
-        return instance_view(self.status())
+        return instance_view(self._engine(), self.status())
 
     def live(self) -> AbstractAsyncContextManager[None]:
-        """Show this instance on the terminal while the block runs: `async with manager.live(): ...`."""
+        """Show the same on the terminal while the block runs: `async with manager.live(): ...`."""
         from taskmanager.console.instance import live_view
 
-        return live_view(self.status)
+        return live_view(self._engine)
 
     def status(self) -> ManagerStatus:
         """This instance as it is now; costs nothing, awaits nothing."""
-        if self._lifecycle is None:
-            return ManagerStatus(state=self._intake.door.value, held_count=len(self._intake.held))
-        return status_of(self._lifecycle.engine, self._intake.door.value)
+        return status_of(self._engine(), self._intake)
 
 
 def _no_schedule(name: str) -> UnknownTask:
@@ -572,6 +573,5 @@ _managers: "weakref.WeakSet[TaskManager]" = weakref.WeakSet()
 @atexit.register
 def _warn_of_held_tasks() -> None:
     for manager in list(_managers):
-        held = manager.status().held_count
-        if held:
+        if held := manager.status().held_count:
             logger.warning("%d tasks were enqueued to a manager that was never started; they are lost", held)

@@ -32,6 +32,7 @@ class Document(NamedTuple):
     stuck_count: int = 0
     unsaved_count: int = 0
     unsaved_since: int | None = None
+    unwritten_count: int = 0
     degraded_since: int | None = None
     memory_only_running: int = 0
     memory_only_waiting: int = 0
@@ -64,6 +65,7 @@ def read(found: object, instance_id: str) -> Document:
         stuck_count=_count(top.get("stuck_count")),
         unsaved_count=_count(top.get("unsaved_count")),
         unsaved_since=_instant(top.get("unsaved_since")),
+        unwritten_count=_count(top.get("unwritten_count")),
         degraded_since=_instant(top.get("degraded_since")),
         memory_only_running=_count(memory.get("running")),
         memory_only_waiting=_count(memory.get("waiting")),

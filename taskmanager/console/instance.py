@@ -1,57 +1,183 @@
-"""One instance as a rich table, and the same kept up to date on the terminal."""
+"""A manager looks at itself: its own memory, which is newer than any file, and through its store at everybody else.
+
+Memory is looked at on the loop, the store in a thread where there is time for it: `console()` is a plain call and reads
+the file here and now, for some milliseconds; `live()` leaves the loop alone.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
+from taskmanager.console.document import Document, read
+from taskmanager.console.figures import plural
+from taskmanager.console.looking import Observer, Own
+from taskmanager.console.picture import NO_COUNTS, Picture, Problem
+from taskmanager.console.screens import LiveScreen, StatusScreen
+from taskmanager.engine.engine import Engine
+from taskmanager.engine.report import live_document
+from taskmanager.model.errors import StoreError
+from taskmanager.model.record import AttemptRow
+from taskmanager.model.states import AttemptOutcome, TaskStatus
 from taskmanager.model.status import ManagerStatus
+from taskmanager.store.protocol import InstanceRow
+from taskmanager.store.statistics import HOUR_US, MAX_LINES, MINUTE_US, Failure, FileSize, Glance, Pace, Statistics
 
 REFRESH_S: Final = 0.5
+READ_S: Final = 1.0
+"""The least time between two looks at the file."""
+COST_FACTOR: Final = 50.0
+"""A look at the file that took so long is made again after so many times as long."""
+
+Running = Callable[[], Engine | None]
+"""Gives the engine of the start that runs now, or None."""
 
 
-def instance_view(status: ManagerStatus) -> RenderableType:
-    """The state of one instance: its lanes, its queues, its store."""
-    lanes = Table("lane", "running", "limit", title="Lanes", title_justify="left")
-    for name, lane in status.lanes.items():
-        lanes.add_row(name, str(lane.running), str(lane.limit))
-    queues = Table("queue", "waiting", "running", "limit", "", title="Queues", title_justify="left")
-    for name, queue in sorted(status.queues.items()):
-        limit = "-" if queue.limit is None else str(queue.limit)
-        queues.add_row(name, str(queue.waiting), str(queue.running), limit, "paused" if queue.is_paused else "")
-    return Group(_headline(status), lanes, queues) if status.instance_id else _headline(status)
+def instance_view(engine: Engine | None, status: ManagerStatus) -> RenderableType:
+    """The manager as it is now."""
+    if engine is None:
+        return Text(f"not running, {plural(status.held_count, 'task')} held for the start")
+    return StatusScreen(SelfPortrait(engine).picture())
 
 
-def _headline(status: ManagerStatus) -> Text:
-    if status.instance_id is None:
-        return Text(f"not running, {status.held_count} tasks held for the start")
-    text = Text(f"{status.running_count} running, {status.waiting_count} waiting, {status.unsaved_count} unsaved")
-    if status.abandoned_count:
-        text.append(f", {status.abandoned_count} stuck", style="yellow")
-    if status.storage_degraded_since is not None:
-        text.append(f", storage degraded since {status.storage_degraded_since:%H:%M:%S} UTC", style="bold red")
-    return text
+class SelfPortrait:
+    """One engine in pictures; what the store said is kept for a while."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._observer = Observer(engine.settings.database, engine.clock)
+        self._glance: Glance | None = None
+        self._fault: str | None = None
+        self._next_look_s = 0.0
+
+    def picture(self) -> Picture:
+        """Here and now."""
+        memory = self._memory()
+        self.look()
+        return self._drawn(memory)
+
+    async def picture_aside(self) -> Picture:
+        """The same, with the file read in a thread."""
+        if self._engine.settings.database is None:
+            return self.picture()
+        await asyncio.to_thread(self.look)
+        return self._drawn(self._memory())
+
+    def look(self) -> None:
+        """Read the store, unless that was done a moment ago."""
+        clock = self._engine.clock
+        began_s = clock.elapsed_s()
+        if began_s < self._next_look_s:
+            return
+        try:
+            self._glance, self._fault = self._engine.store.glance(clock.now_us()), None
+        except StoreError as exc:
+            self._fault = str(exc)
+        took_s = clock.elapsed_s() - began_s
+        self._next_look_s = began_s + max(READ_S, took_s * COST_FACTOR)
+
+    def _memory(self) -> "_Memory":
+        engine = self._engine
+        identity, now = engine.identity, engine.clock.now_us()
+        differences: Counter[TaskStatus] = Counter()
+        ended: list[Failure] = []
+        for live in {**engine.writer.unsaved_ids, **engine.live}.values():
+            if live.committed is not None:
+                differences[TaskStatus(live.committed.status)] -= 1
+            differences[live.status] += 1
+            for each in live.attempts_due:
+                ended.append(_as_failure(each, live.definition.name))
+        document = read(live_document(engine), identity.instance_id)
+        return _Memory(identity.row(now), document._replace(unwritten_count=0), differences, ended)
+
+    def _drawn(self, memory: "_Memory") -> Picture:
+        now = memory.row.updated_at
+        found, counts = self._glance or (_nothing(now), NO_COUNTS)
+        # A commit between the two looks may count a task twice, or not at all, until the next one.
+        together = {status: max(0, number + memory.differences[status]) for status, number in counts.items()}
+        own = Own(memory.row, memory.document, together)
+        picture = self._observer.picture(_with_ended(found, memory.ended, now), counts, own)
+        if self._fault is None:
+            return picture
+        problem = Problem(severity="error", text=self._fault, advice="shown is what memory knows")
+        return replace(picture, problems=(problem, *picture.problems))
+
+
+class _Memory(NamedTuple):
+    """What is in memory. `differences`: what the counts of the store lack for it; `ended`: attempts not stored yet."""
+
+    row: InstanceRow
+    document: Document
+    differences: Counter[TaskStatus]
+    ended: Sequence[Failure]
+
+
+def _as_failure(row: AttemptRow, task_name: str) -> Failure:
+    code, message = row.error_code or "", row.error_message
+    return Failure(
+        row.task_id, task_name, row.attempt, row.outcome, code, message, row.finished_at, bool(row.will_retry)
+    )
+
+
+def _with_ended(found: Statistics, ended: Sequence[Failure], now: int) -> Statistics:
+    """The statistics with attempts that no store has seen."""
+    failed = [each for each in ended if each.outcome in (AttemptOutcome.FAILED, AttemptOutcome.WORKER_FAILURE)]
+
+    def more(pace: Pace) -> Pace:
+        new = sum(each.finished_at >= pace.since for each in ended)
+        new_failed = sum(each.finished_at >= pace.since for each in failed)
+        return Pace(pace.since, pace.ended_count + new, pace.failed_count + new_failed)
+
+    newest = sorted([*failed, *found.failures], key=lambda each: each.finished_at, reverse=True)
+    return replace(
+        found, taken_at=now, minute=more(found.minute), hour=more(found.hour), failures=tuple(newest[:MAX_LINES])
+    )
+
+
+def _nothing(now: int) -> Statistics:
+    minute, hour = Pace(now - MINUTE_US, 0, 0), Pace(now - HOUR_US, 0, 0)
+    return Statistics(taken_at=now, beats={}, owned={}, minute=minute, hour=hour, size=FileSize(0, 0, 0))
 
 
 @asynccontextmanager
-async def live_view(status: Callable[[], ManagerStatus]) -> AsyncIterator[None]:
-    """Show the instance while the block runs."""
-    with Live(instance_view(status()), auto_refresh=False) as live:
-        showing = asyncio.get_running_loop().create_task(_keep_showing(live, status), name="taskmanager-live")
+async def live_view(running: Running) -> AsyncIterator[None]:
+    """Show the manager while the block runs."""
+    ended = asyncio.Event()
+    with Live(auto_refresh=False, vertical_overflow="crop") as live:
+        showing = asyncio.get_running_loop().create_task(_keep_showing(live, running, ended), name="taskmanager-live")
         try:
             yield
         finally:
-            showing.cancel()
+            ended.set()
             await asyncio.wait([showing])
-            live.update(instance_view(status()), refresh=True)
 
 
-async def _keep_showing(live: Live, status: Callable[[], ManagerStatus]) -> None:
-    while True:
-        live.update(instance_view(status()), refresh=True)
-        await asyncio.sleep(REFRESH_S)
+async def _keep_showing(live: Live, running: Running, ended: asyncio.Event) -> None:
+    """Until the block has ended, and then once more."""
+    portrait: SelfPortrait | None = None
+    engine: Engine | None = None
+    is_last = False
+    while not is_last:
+        is_last = ended.is_set()
+        if running() is not engine:
+            engine = running()
+            portrait = None if engine is None else SelfPortrait(engine)
+        view: RenderableType = Text("not running")
+        if portrait is not None:
+            view = LiveScreen(await portrait.picture_aside())
+        await asyncio.to_thread(live.update, view, refresh=True)
+        if not is_last:
+            await _either(ended, REFRESH_S)
+
+
+async def _either(event: asyncio.Event, timeout_s: float) -> None:
+    """Until the event, or for so long."""
+    waiting = asyncio.ensure_future(event.wait())
+    await asyncio.wait([waiting], timeout=timeout_s)
+    waiting.cancel()

@@ -44,10 +44,18 @@ class _Sign(NamedTuple):
     has_moved: bool
 
 
-class Observer:
-    """Looks at one file; keep it for the next look."""
+class Own(NamedTuple):
+    """What an instance knows of itself, newer than its row. `counts` are all tasks by status, memory included."""
 
-    def __init__(self, database: Path, clock: Clock) -> None:
+    row: InstanceRow
+    document: Document
+    counts: Mapping[TaskStatus, int]
+
+
+class Observer:
+    """Looks at one file; keep it for the next look. Without one, there is nobody but the instance itself."""
+
+    def __init__(self, database: Path | None, clock: Clock) -> None:
         self._database = database
         self._clock = clock
         self._signs: dict[str, _Sign] = {}
@@ -61,23 +69,21 @@ class Observer:
         with snapshot(connection):
             return statistics(connection, self._clock.now_us())
 
-    def picture(
-        self,
-        found: Statistics,
-        counts: Mapping[TaskStatus, int],
-        own: Mapping[str, Document] | None = None,
-    ) -> Picture:
-        """What was found, with what the lock files, the disk and the instances say. `own` is newer than the file."""
-        documents = {row.instance_id: parse(row.live_tasks, row.instance_id) for row in found.instances} | dict(
-            own or {}
-        )
+    def picture(self, found: Statistics, counts: Mapping[TaskStatus, int], own: Own | None = None) -> Picture:
+        """What was found, with what the lock files, the disk and the instances say of themselves."""
+        documents = {row.instance_id: parse(row.live_tasks, row.instance_id) for row in found.instances}
+        if own is not None:
+            others = tuple(row for row in found.instances if row.instance_id != own.row.instance_id)
+            found = replace(found, instances=(own.row, *others))
+            documents[own.row.instance_id] = own.document
         instances = tuple(self._instance(row, documents[row.instance_id], found) for row in found.instances)
         self._forget({row.instance_id for row in found.instances})
         alive = [each.instance_id for each in instances if each.health is not Health.DEAD]
         words = [documents[instance_id] for instance_id in alive]
+        of_others = [word for word in words if own is None or word is not own.document]
         drawn = Picture(
             taken_at=found.taken_at,
-            counts=_with_memory(counts, words),
+            counts=_with_memory(counts if own is None else own.counts, of_others),
             instances=tuple(sorted(instances, key=_by_importance)),
             queues=queues_of(words, found.free, found.paused, found.taken_at),
             minute=found.minute,
@@ -95,7 +101,7 @@ class Observer:
     def _instance(self, row: InstanceRow, document: Document, found: Statistics) -> InstanceSight:
         seen_at = max(row.updated_at, found.beats.get(row.instance_id, 0))
         silent_s = self._silent_s(row.instance_id, seen_at)
-        if is_dead(self._database, row.instance_id):
+        if self._database is not None and is_dead(self._database, row.instance_id):
             health = Health.DEAD
         elif silent_s > MISSED_BEATS * (document.heartbeat_s or DEFAULT_HEARTBEAT_S):
             health = Health.FROZEN
@@ -115,6 +121,7 @@ class Observer:
             running_count=0 if is_dead_now else document.running_count,
             waiting_count=0 if is_dead_now else sum(each.waiting_count for each in document.queues.values()),
             stuck_count=0 if is_dead_now else document.stuck_count,
+            unwritten_count=0 if is_dead_now else document.unwritten_count,
             unsaved_count=0 if is_dead_now else document.unsaved_count,
             unsaved_since=None if is_dead_now else document.unsaved_since,
             degraded_since=None if is_dead_now else document.degraded_since,
@@ -137,6 +144,8 @@ class Observer:
             del self._signs[instance_id]
 
     def _storage(self, found: Statistics) -> StorageSight:
+        if self._database is None:
+            return StorageSight(path=None)
         return StorageSight(
             path=str(self._database),
             file_bytes=found.size.total_bytes,

@@ -46,6 +46,8 @@ class InstanceSight:
     running_count: int = 0
     waiting_count: int = 0
     stuck_count: int = 0
+    unwritten_count: int = 0
+    """Memory-only tasks that have ended and are not in the file yet."""
     unsaved_count: int = 0
     unsaved_since: int | None = None
     degraded_since: int | None = None
@@ -147,9 +149,14 @@ class Picture:
         return self.counts[TaskStatus.RUNNING]
 
     @property
+    def unwritten_count(self) -> int:
+        """Memory-only tasks that have ended in a living instance and are in no count yet."""
+        return sum(each.unwritten_count for each in self.instances)
+
+    @property
     def is_empty(self) -> bool:
         """No task yet, in the file or in memory."""
-        return not any(self.counts.values())
+        return not any(self.counts.values()) and not self.unwritten_count
 
     def with_health(self, health: Health) -> tuple[InstanceSight, ...]:
         """The instances that are like that."""

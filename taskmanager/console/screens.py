@@ -18,7 +18,7 @@ from taskmanager.console.picture import Health, Picture, Problem
 from taskmanager.console.plain import escaped
 from taskmanager.console.sections import FAILED_STYLE, RUNNING_STYLE
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.statistics import HOUR_US, Pace
+from taskmanager.store.statistics import HOUR_US, MINUTE_US, Pace
 
 MAX_PROBLEMS: Final = 3
 SEVERITY_STYLES: Final = {"error": "bold red", "warning": "bold yellow"}
@@ -54,6 +54,14 @@ class StatusScreen:
         yield Group(*status_lines(self.picture, options.max_width, height, is_ascii=options.ascii_only))
 
 
+class LiveScreen(StatusScreen):
+    """The same with what runs at the top, for a view that is drawn again and again."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        height = options.height or console.height - 1
+        yield Group(*live_lines(self.picture, options.max_width, height, is_ascii=options.ascii_only))
+
+
 def status_lines(picture: Picture, width: int, height: int | None, *, is_ascii: bool = False) -> list[Text]:
     """One look."""
     grid = grid_of(width)
@@ -72,12 +80,29 @@ def status_lines(picture: Picture, width: int, height: int | None, *, is_ascii: 
     return _joined(top, _tables(tables, grid, room), bottom)
 
 
+def live_lines(picture: Picture, width: int, height: int, *, is_ascii: bool = False) -> list[Text]:
+    """What runs at the top; as many lines as there is something to say."""
+    grid = grid_of(width)
+    top = [*_head(picture, grid), *_problems(picture.problems, grid), *_overview(picture)]
+    bottom: list[Text | str] = ["", _storage(picture, grid)]
+    tables = _watched(picture, grid, is_ascii)
+    return _joined(top, _tables(tables, grid, height - len(top) - len(bottom)), bottom)[: max(0, height)]
+
+
 def watch_lines(picture: Picture, width: int, height: int, *, is_ascii: bool = False) -> list[Text]:
     """The same, with what runs at the top; as high as the terminal, the footer in its last line."""
     grid = grid_of(width)
     top = [*_head(picture, grid), *_problems(picture.problems, grid), *_overview(picture)]
     footer = _sides(Text(FOOTER, "dim"), _storage(picture, grid), grid)
-    tables = (
+    tables = _watched(picture, grid, is_ascii)
+    room = height - len(top) - 2
+    middle = _first_steps(picture) if picture.is_empty else _tables(tables, grid, room)
+    lines = _joined(top, middle[: max(0, room)])[: max(0, height - 1)]
+    return [*lines, *[Text()] * (height - 1 - len(lines)), footer]
+
+
+def _watched(picture: Picture, grid: Grid, is_ascii: bool) -> tuple[Section, ...]:
+    return (
         sections.running(picture, grid, is_ascii=is_ascii)._replace(least=5),
         sections.failures(picture, grid)._replace(least=3),
         sections.queues(picture)._replace(least=2),
@@ -85,10 +110,6 @@ def watch_lines(picture: Picture, width: int, height: int, *, is_ascii: bool = F
         sections.troubles(picture),
         sections.schedules(picture),
     )
-    room = height - len(top) - 2
-    middle = _first_steps(picture) if picture.is_empty else _tables(tables, grid, room)
-    lines = _joined(top, middle[: max(0, room)])[: max(0, height - 1)]
-    return [*lines, *[Text()] * (height - 1 - len(lines)), footer]
 
 
 def fault_lines(path: str, fault: str, width: int, height: int) -> list[Text]:
@@ -179,18 +200,22 @@ def _overview(picture: Picture) -> Iterator[Text | str]:
     line.rstrip()
     yield ""
     yield line
+    if picture.unwritten_count:
+        yield Text(f"{MARGIN}{picture.unwritten_count:,} more ended, in the file within a minute (memory-only)", "dim")
     if not picture.is_empty:
         yield from _paces(picture)
 
 
 def _paces(picture: Picture) -> Iterator[Text]:
+    if picture.hour.ended_count == 0 and picture.unwritten_count:
+        return
     if picture.hour.ended_count == 0:
         last = picture.last_activity_at
         when = f"; last activity {short(picture.taken_at - last)} ago" if last is not None else ""
         yield Text(f"{MARGIN}nothing has ended in the last hour{when}", "dim")
         return
     window_us = picture.taken_at - picture.hour.since
-    name = "last hour" if window_us >= HOUR_US else f"last {short(window_us)}"
+    name = "last hour" if window_us >= HOUR_US - MINUTE_US else f"last {short(window_us)}"
     yield _pace("last minute", picture.minute, picture.taken_at)
     yield _pace(name, picture.hour, picture.taken_at)
 
@@ -206,7 +231,7 @@ def _pace(name: str, pace: Pace, now_us: int) -> Text:
 def _storage(picture: Picture, grid: Grid) -> Text:
     storage = picture.storage
     if storage.path is None:
-        return Text(f"{MARGIN}nothing is kept: the manager has no file", "dim")
+        return Text(f"{MARGIN}in memory only, nothing is kept", "dim")
     parts = [f"file {size(storage.file_bytes)}", f"log {size(storage.log_bytes)}"]
     if storage.unused_bytes > storage.file_bytes // 4:
         parts.append(f"{size(storage.unused_bytes)} unused")

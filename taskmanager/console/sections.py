@@ -52,7 +52,7 @@ def _instance(each: InstanceSight, now_us: int, grid: Grid) -> Row:
         remark, style = "stopping", "yellow"
     elif each.degraded_since is not None:
         remark, style = "storage degraded", "red"
-    elif grid.is_wide:
+    else:
         lanes = (f"{lane} {s.running_count}/{s.limit or '-'}" for lane, s in each.lanes.items() if s.running_count)
         remark = ", ".join((remark, *lanes))
     figures = (

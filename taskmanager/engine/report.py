@@ -8,6 +8,7 @@ from taskmanager.codec.values import loads
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.dispatch import QueueState
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.intake import Intake
 from taskmanager.engine.live import Phase
 from taskmanager.model.clock import from_us
 from taskmanager.model.status import LaneStatus, ManagerStatus, QueueStatus
@@ -53,6 +54,7 @@ def live_document(engine: Engine) -> dict[str, Any]:
         "stuck_count": len(engine.runner.abandoned),
         "unsaved_count": engine.writer.unsaved_count if oldest_s > UNSAVED_SHOWN_S else 0,
         "unsaved_since": _tenth(engine.clock.now_us() - oldest_s * 1_000_000) if oldest_s > UNSAVED_SHOWN_S else None,
+        "unwritten_count": len(engine.writer.outbox.unsaved_history),
         "degraded_since": engine.writer.degraded_since,
         "tasks": [_task_document(each) for each in shown],
     }
@@ -90,13 +92,15 @@ def _task_document(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def status_of(engine: Engine, state: str) -> ManagerStatus:
-    """What `manager.status()` says while it runs; `state` is what its door does with a call now."""
+def status_of(engine: Engine | None, intake: Intake) -> ManagerStatus:
+    """What `manager.status()` says; `engine` is the start that runs now, or None."""
+    if engine is None:
+        return ManagerStatus(state=intake.door.value, held_count=len(intake.held))
     dispatcher, writer = engine.dispatcher, engine.writer
     since = writer.degraded_since
     oldest = min(_oldest_waiting(engine).values(), default=None)
     return ManagerStatus(
-        state=state,
+        state=intake.door.value,
         instance_id=engine.identity.instance_id,
         started_at=from_us(engine.identity.started_at),
         storage_degraded_since=None if since is None else from_us(since),

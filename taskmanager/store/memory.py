@@ -10,6 +10,7 @@ from typing import Final
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
 from taskmanager.model.states import TERMINAL, WAITING, TaskStatus
 from taskmanager.store.constraints import encodable_write, is_memory_only, write_fault
+from taskmanager.store.memory_statistics import glance_at
 from taskmanager.store.protocol import (
     FREE_COUNT_CAP,
     ClaimRequest,
@@ -19,6 +20,7 @@ from taskmanager.store.protocol import (
     TaskFilter,
     WorkerState,
 )
+from taskmanager.store.statistics import Glance
 
 MAX_HISTORY: Final = 10_000
 MAX_WORKER_STATES: Final = 1_000
@@ -148,6 +150,9 @@ class MemoryStore:
         return len(waiting)
 
     async def free_queues(self) -> list[FreeQueue]:
+        return self._free_queues()
+
+    def _free_queues(self) -> list[FreeQueue]:
         found: dict[tuple[str, str], list[int]] = {}
         for row in self.free_rows():
             found.setdefault((row.task_name, row.queue_name), []).append(row.enqueued_at)
@@ -267,6 +272,14 @@ class MemoryStore:
 
     async def is_same_file(self) -> bool:
         return True
+
+    def glance(self, now: int) -> Glance:
+        """Not from another thread while tasks run: unlike a file, it has no snapshots."""
+        rows = {**self._live, **self._ended}
+        attempts = (each for task_id, found in self._attempts.items() if task_id in rows for each in found.values())
+        return glance_at(
+            now, rows, attempts, list(self._instances.values()), self._free_queues(), frozenset(self._paused)
+        )
 
 
 def _wins(write: TaskWrite, current: TaskRow | None) -> bool:

@@ -8,10 +8,13 @@ call may succeed later; `StoreError` when it never will.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
 from taskmanager.model.states import TaskStatus
+
+if TYPE_CHECKING:
+    from taskmanager.store.statistics import Glance
 
 FREE_COUNT_CAP: Final = 10_000
 """Free rows of one function in one queue are counted up to here."""
@@ -247,4 +250,11 @@ class Store(Protocol):
 
     async def is_same_file(self) -> bool:
         """Whether the path still leads to the file that was opened (always True in memory). Never opens the file."""
+        ...
+
+    def glance(self, now: int) -> "Glance":
+        """What the console shows, here and now: the one verb that blocks, for some milliseconds, in any thread.
+
+        A file is read through a connection of its own. Raises `StoreError` when it cannot be.
+        """
         ...

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import FreeQueue, InstanceRow
 
 MINUTE_US: Final = 60_000_000
@@ -99,3 +100,10 @@ class Statistics:
     schedules: tuple[ScheduleRow, ...] = ()
     last_activity_at: int | None = None
     size: FileSize
+
+
+class Glance(NamedTuple):
+    """All that the console asks of a store, and the rows by status, zeros included."""
+
+    statistics: Statistics
+    counts: Mapping[TaskStatus, int]

@@ -207,6 +207,7 @@ class _Instance(msgspec.Struct, forbid_unknown_fields=True):
     running_count: int
     waiting_count: int
     stuck_count: int
+    unwritten_count: int
     unsaved_count: int
     unsaved_since: str | None
     degraded_since: str | None

@@ -23,7 +23,10 @@ from taskmanager.store.sqlite.connection import (
     create_private,
     raise_not_open,
 )
+from taskmanager.store.sqlite.reading import open_read_only, snapshot
 from taskmanager.store.sqlite.schema import migrate
+from taskmanager.store.sqlite.statistics import statistics
+from taskmanager.store.statistics import Glance
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -163,6 +166,12 @@ class SqliteStore:
 
     async def is_same_file(self) -> bool:
         return self._file == _identity(self.path)
+
+    def glance(self, now: int) -> Glance:
+        with open_read_only(self.path) as connection:
+            with snapshot(connection):
+                found = statistics(connection, now)
+            return Glance(found, queries.counts(connection))
 
     async def checkpoint(self) -> bool:
         """Move the log into the file, and cut it where it is above 64 MB; False when a reader kept part of it back.

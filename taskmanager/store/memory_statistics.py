@@ -1,0 +1,98 @@
+"""The statistics of a store in memory: the same answers as from a file, from rows and attempts that are all at hand."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from taskmanager.model.record import AttemptRow, TaskRow
+from taskmanager.model.states import LIVE, AttemptOutcome, TaskStatus
+from taskmanager.store.protocol import FreeQueue, InstanceRow
+from taskmanager.store.statistics import (
+    HOUR_US,
+    MAX_INSTANCES,
+    MAX_LINES,
+    MINUTE_US,
+    SAMPLE,
+    Failure,
+    FileSize,
+    Glance,
+    Pace,
+    Statistics,
+    TaskFailures,
+    TaskPace,
+)
+
+_FAILURES = (AttemptOutcome.FAILED, AttemptOutcome.WORKER_FAILURE)
+
+
+def glance_at(
+    now: int,
+    rows: Mapping[str, TaskRow],
+    attempts: Iterable[AttemptRow],
+    instances: Sequence[InstanceRow],
+    free: Sequence[FreeQueue],
+    paused: frozenset[str],
+) -> Glance:
+    """See `Store.glance`."""
+    ended = sorted(attempts, key=lambda each: each.finished_at, reverse=True)
+    hour = [each for each in ended if each.finished_at >= now - HOUR_US]
+    failed = [each for each in ended if each.outcome in _FAILURES and each.error_code is not None]
+    found = Statistics(
+        taken_at=now,
+        instances=tuple(sorted(instances, key=lambda row: (-row.started_at, row.instance_id)))[:MAX_INSTANCES],
+        beats={},
+        owned=_owned(rows.values()),
+        free=tuple(free),
+        paused=paused,
+        minute=_pace(hour, now - MINUTE_US),
+        hour=_pace(hour, now - HOUR_US),
+        slowest=_slowest(hour[:SAMPLE], rows),
+        most_failing=_most_failing([each for each in failed if each.finished_at >= now - HOUR_US][:SAMPLE], rows),
+        failures=tuple(_failure(each, rows[each.task_id].task_name) for each in failed[:MAX_LINES]),
+        last_activity_at=max(
+            [row.sent_at for row in rows.values()] + [each.finished_at for each in ended[:1]], default=None
+        ),
+        size=FileSize(0, 0, 0),
+    )
+    counts = Counter(row.status for row in rows.values())
+    return Glance(found, {status: counts[status] for status in TaskStatus})
+
+
+def _owned(rows: Iterable[TaskRow]) -> dict[str, int]:
+    return dict(Counter(row.claimed_by_worker_id for row in rows if row.claimed_by_worker_id and row.status in LIVE))
+
+
+def _pace(ended: Iterable[AttemptRow], since: int) -> Pace:
+    found = [each for each in ended if each.finished_at >= since]
+    return Pace(since, len(found), sum(each.outcome in _FAILURES for each in found))
+
+
+def _slowest(sample: Iterable[AttemptRow], rows: Mapping[str, TaskRow]) -> tuple[TaskPace, ...]:
+    by_name: dict[str, list[AttemptRow]] = {}
+    for each in sample:
+        by_name.setdefault(rows[each.task_id].task_name, []).append(each)
+    paces = []
+    for name, each_of in by_name.items():
+        took = [max(0, each.finished_at - each.started_at) for each in each_of]
+        failed = sum(each.outcome in _FAILURES for each in each_of)
+        paces.append(TaskPace(name, len(each_of), failed, sum(took) // len(took), max(took)))
+    return tuple(sorted(paces, key=lambda pace: (-pace.mean_us, pace.task_name))[:MAX_LINES])
+
+
+def _most_failing(failed: Sequence[AttemptRow], rows: Mapping[str, TaskRow]) -> tuple[TaskFailures, ...]:
+    counts = Counter(rows[each.task_id].task_name for each in failed)
+    newest = {rows[each.task_id].task_name: str(each.error_code) for each in reversed(failed)}
+    found = (TaskFailures(name, count, newest[name]) for name, count in counts.items())
+    return tuple(sorted(found, key=lambda each: (-each.failed_count, each.task_name))[:MAX_LINES])
+
+
+def _failure(each: AttemptRow, task_name: str) -> Failure:
+    return Failure(
+        each.task_id,
+        task_name,
+        each.attempt,
+        each.outcome,
+        str(each.error_code),
+        each.error_message,
+        each.finished_at,
+        bool(each.will_retry),
+    )

@@ -1,0 +1,166 @@
+"""A manager looks at itself: `console()` and `live()`, with a file and without one."""
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from taskmanager import TaskManager, TaskStatus, current_task
+from taskmanager.console.instance import SelfPortrait
+from taskmanager.console.picture import Picture
+from taskmanager.model.record import TaskWrite
+from taskmanager.store.memory import MemoryStore
+from taskmanager.store.protocol import Store
+from taskmanager.store.sqlite import SqliteStore
+from taskmanager.store.statistics import HOUR_US, Glance
+from tests.contract.test_store_contract import OTHER, attempt, task
+
+pytestmark = pytest.mark.anyio
+
+
+def shown(view: Any) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(view)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def portrait(manager: TaskManager) -> Picture:
+    engine = manager._engine()
+    assert engine is not None
+    return SelfPortrait(engine).picture()
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+@pytest.mark.parametrize("persist", [True, False])
+async def test_it_knows_at_once_what_has_ended(tmp_path: Path, has_file: bool, persist: bool) -> None:
+    """Memory is newer than the file: memory-only history gets there once a minute, the console does not wait for it."""
+    if persist and not has_file:
+        return
+    manager = TaskManager(tmp_path / "tasks.db" if has_file else None)
+    go = asyncio.Event()
+
+    @manager.task(name="job", persist=persist)
+    async def job(number: int) -> None:
+        current_task().progress(number, 4, "halfway")
+        if number == 1:
+            raise ValueError("one")
+        if number == 2:
+            await go.wait()
+
+    assert "not running" in shown(manager.console())
+    async with manager:
+        ended = [job.enqueue(0), job.enqueue(1)]
+        running, waiting = job.enqueue(2), job.with_options(delay=3600).enqueue(3)
+        await asyncio.gather(*(handle.result() for handle in ended))
+        for _ in range(2):  # before and after it is in the store
+            picture = portrait(manager)
+            assert {status: count for status, count in picture.counts.items() if count} == {
+                TaskStatus.COMPLETED: 1,
+                TaskStatus.FAILED: 1,
+                TaskStatus.RUNNING: 1,
+                TaskStatus.PENDING: 1,
+            }
+            assert (picture.hour.ended_count, picture.hour.failed_count) == (2, 1)
+            assert [(each.task_name, each.error_code) for each in picture.failures] == [("job", "UNHANDLED_EXCEPTION")]
+            assert [(each.task_id, each.fraction) for each in picture.running] == [(running.task_id, 0.5)]
+            assert picture.unwritten_count == 0
+            await manager.flush()
+        text = shown(manager.console())
+        assert " 50%" in text
+        assert "1 running   1 waiting   1 completed   1 failed" in text
+        go.set()
+        waiting.cancel()
+        await running
+
+
+async def test_a_file_that_cannot_be_read_is_a_problem_and_memory_is_shown(tmp_path: Path) -> None:
+    """What runs is worth more on a bad day than on a good one."""
+    manager = TaskManager(tmp_path / "tasks.db")
+    go = asyncio.Event()
+
+    @manager.task(name="job")
+    async def job() -> None:
+        await go.wait()
+
+    async with manager:
+        handle = job.enqueue()
+        (tmp_path / "tasks.db").rename(tmp_path / "away.db")
+        picture = portrait(manager)
+        (tmp_path / "away.db").rename(tmp_path / "tasks.db")
+        assert picture.problems[0].severity == "error"
+        assert "tasks.db" in picture.problems[0].text
+        assert picture.queues[0].waiting_count + picture.queues[0].running_count == 1
+        go.set()
+        await handle
+
+
+async def test_live_shows_the_end_and_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where stdout is no terminal, the last picture is printed, and that is all."""
+    manager = TaskManager(tmp_path / "tasks.db")
+
+    @manager.task(name="job")
+    async def job() -> None: ...
+
+    async with manager:
+        assert capsys.readouterr() == ("", "")
+        async with manager.live():
+            await job.enqueue()
+        out, err = capsys.readouterr()
+        assert "1 completed" in out
+        assert err == ""
+
+
+NOW = 10 * HOUR_US
+
+
+async def glance_of(store: Store) -> Glance:
+    await store.open()
+    done = {"status": "COMPLETED", "claimed_by_worker_id": OTHER, "start_count": 1}
+    failed = {**done, "status": "FAILED", "error_code": "BOOM"}
+    writes = [
+        TaskWrite(task("free", enqueued_at=NOW - 5), None),
+        TaskWrite(task("owned", status="RUNNING"), None),
+        TaskWrite(task("old", **done, completed_at=5, sent_at=1), None, (attempt("old", 1, finished_at=5),)),
+        TaskWrite(
+            task("new", **done, completed_at=NOW - 9),
+            None,
+            (attempt("new", 1, started_at=NOW - 19, finished_at=NOW - 9),),
+        ),
+        TaskWrite(
+            task("bad", **failed, failed_at=NOW - 7),
+            None,
+            tuple(
+                attempt("bad", n, outcome="FAILED", error_code=code, started_at=NOW - 99, finished_at=NOW - 9 + n)
+                for n, code in [(1, "FIRST"), (2, "BOOM")]
+            ),
+        ),
+        TaskWrite(
+            task("stopped", **{**failed, "status": "INTERRUPTED", "error_code": "TASK_INTERRUPTED"}, failed_at=NOW - 1),
+            None,
+            (attempt("stopped", 1, outcome="INTERRUPTED", error_code="TASK_INTERRUPTED", finished_at=NOW - 1),),
+        ),
+    ]
+    report = await store.commit(writes)
+    assert report == ({}, {})
+    await store.set_paused("mail", True, NOW)
+    found = store.glance(NOW)
+    await store.close()
+    return found
+
+
+async def test_both_stores_tell_the_same(tmp_path: Path) -> None:
+    """Windows, failures (an interruption is none), what is free and what is owned."""
+    memory, file = await glance_of(MemoryStore()), await glance_of(SqliteStore(tmp_path / "tasks.db"))
+    size = file.statistics.size
+    assert size.schema_version >= 1
+    assert file.counts == memory.counts
+    for name in type(memory.statistics).__slots__:
+        if name != "size":
+            assert getattr(file.statistics, name) == getattr(memory.statistics, name), name
+    assert file.statistics.hour[1:] == (4, 2)
+    assert [each.error_code for each in file.statistics.failures] == ["BOOM", "FIRST"]
+    assert [each[1:] for each in file.statistics.most_failing] == [(2, "BOOM")]
