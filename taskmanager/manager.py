@@ -149,14 +149,14 @@ class TaskManager:
         return SqliteStore(database, synchronous=self._settings.synchronous)
 
     def _new_intake(self) -> Intake:
-        return Intake(self._clock, max_pending=self._settings.max_pending, queue_limits=self._settings.queue_limits())
+        return Intake(self._clock, max_pending=self._settings.max_pending, queues=self._settings.queues)
 
     @contextmanager
     def _isolated(
         self,
         clock: Clock,
         make_store: Callable[[], Store],
-        make_intake: Callable[[int | None, dict[str, int]], Intake],
+        make_intake: Callable[[int | None, tuple[QueueConfig, ...]], Intake],
     ) -> Iterator[None]:
         """The seam of `taskmanager.testing`: no file, another store, clock and door; all put back at the end."""
         if self._lifecycle is not None:
@@ -164,7 +164,7 @@ class TaskManager:
         kept = self._clock, self._make_store, self._intake, self._settings, self._registry.defaults
         self._clock, self._make_store, self._is_isolated = clock, make_store, True
         self._settings = replace(self._settings, database=None)
-        self._intake = make_intake(self._settings.max_pending, self._settings.queue_limits())
+        self._intake = make_intake(self._settings.max_pending, self._settings.queues)
         self._registry.defaults = replace(self._registry.defaults, has_store=True)
         try:
             yield

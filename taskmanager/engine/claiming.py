@@ -12,8 +12,10 @@ from contextvars import Context
 from typing import Any, Final
 
 from taskmanager.engine.definition import timeout_of
+from taskmanager.engine.dispatch import QueueState
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live import LiveTask, Phase
+from taskmanager.engine.places import Places
 from taskmanager.model.errors import StoreError
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
@@ -123,7 +125,9 @@ class Claimer:
                 names_by_queue.setdefault(each.queue_name, []).append(each.task_name)
         claimed = 0
         for queue_name, names in names_by_queue.items():
-            claimed += await self._fill(queue_name, names)
+            queue = engine.dispatcher.queue(queue_name)
+            fill = self._fill if queue.places is None else self._fill_places
+            claimed += await fill(queue, names)
         return claimed > 0
 
     async def has_free_rows(self) -> bool:
@@ -143,10 +147,10 @@ class Claimer:
                 if row.status == TaskStatus.CLAIMED and not is_here and row.task_name in engine.definitions:
                     self._take(row)
 
-    async def _fill(self, queue_name: str, names: list[str]) -> int:
+    async def _fill(self, queue: QueueState, names: list[str]) -> int:
         """Claim for one queue, and note when rows are left for want of room; how many were claimed."""
         engine = self._engine
-        queue = engine.dispatcher.queue(queue_name)
+        queue_name = queue.config.name
         claimed = 0
         while not engine.is_stopping:
             room = engine.settings.max_in_memory - queue.stored_waiting
@@ -170,8 +174,50 @@ class Claimer:
         queue.has_backlog = True
         return claimed
 
-    def _take(self, row: TaskRow) -> None:
+    async def _fill_places(self, queue: QueueState, names: list[str]) -> int:
+        """Claim for a queue whose limit holds for all instances: no more than can start here at once.
+
+        Whether rows are left nobody says, so there may be some, until a look finds none.
+        """
+        engine, places = self._engine, queue.places
+        assert places is not None
+        queue.has_backlog = True
+        if queue.is_paused or engine.is_stopping:
+            places.is_owed = True
+            return 0
+        places.is_owed = False
+        places.short_lanes.clear()
+        claimed = 0
+        for lane, slots in engine.dispatcher.lanes.items():
+            known = [name for name in names if engine.definitions[name].lane == lane]
+            room = slots.free - places.waiting_in(lane, engine.live)
+            if known and room <= 0:
+                places.short_lanes.add(lane)
+            elif known:
+                claimed += await self._claim_places(queue, places, known, min(room, CLAIM_PAGE))
+        return claimed
+
+    async def _claim_places(self, queue: QueueState, places: Places, names: list[str], limit: int) -> int:
         engine = self._engine
+        stuck = places.count(engine.live, engine.runner.abandoned)
+        lenders = places.lenders(engine.live)
+        now, me = engine.clock.now_us(), engine.identity.instance_id
+        request = ClaimRequest(me, names, queue.config.name, limit, now)._replace(
+            file_limit=max(0, places.limit - stuck), lenders=lenders, borrowed=places.borrowed
+        )
+        rows = await engine.store.claim(request)
+        # What was committed before the claim is known here by now: memory says what the claim has seen.
+        places.count(engine.live, engine.runner.abandoned)
+        lent = max(0, places.held_of(lenders) - places.borrowed)
+        for number, row in enumerate(rows):
+            self._take(row, is_granted=number >= lent)
+        return len(rows)
+
+    def _take(self, row: TaskRow, *, is_granted: bool = True) -> None:
+        engine = self._engine
+        places = engine.dispatcher.queue(row.queue_name).places
+        if places is not None:
+            places.hold(row.task_id, is_granted=is_granted)
         here = engine.live.get(row.task_id)
         if here is not None and not here.awaits_row and not here.is_spilled:
             # It was taken from us as if we were dead, and is free again.

@@ -12,8 +12,9 @@ from typing import Final
 
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.live import LiveTask, Phase
+from taskmanager.engine.places import Places
 from taskmanager.model.config import QueueConfig
-from taskmanager.model.states import Lane
+from taskmanager.model.states import Lane, TaskStatus
 from taskmanager.rules.limits import Slots
 from taskmanager.rules.ready import DelayedQueue, ReadyQueue
 
@@ -24,11 +25,12 @@ STALE_CLEANUP_AT: Final = 1_000
 class QueueState:
     """One named queue: its configuration, who runs, and how many wait."""
 
-    __slots__ = ("config", "entered", "has_backlog", "is_paused", "left", "slots", "stored_waiting")
+    __slots__ = ("config", "entered", "has_backlog", "is_paused", "left", "places", "slots", "stored_waiting")
 
     def __init__(self, config: QueueConfig) -> None:
         self.config = config
-        self.slots = Slots(config.max_concurrency)
+        self.places = Places(config.max_concurrency or 0) if config.is_limited_in_file else None
+        self.slots = Slots(config.max_concurrency) if self.places is None else self.places.slots
         self.is_paused = False
         self.has_backlog = False
         """Whether rows that could run now were left in the store for want of room."""
@@ -80,6 +82,8 @@ class Dispatcher:
     def __init__(self, lanes: dict[Lane, int], queues: Iterable[QueueConfig]) -> None:
         self.lanes: dict[Lane, Slots] = {lane: Slots(limit) for lane, limit in lanes.items()}
         self.queues: dict[str, QueueState] = {config.name: QueueState(config) for config in queues}
+        self.has_places = any(queue.places is not None for queue in self.queues.values())
+        """Whether the limit of any queue holds for all instances."""
         self._sources: dict[tuple[str, Lane, bool, bool], _Source] = {}
         self._suspect: LiveTask | None = None
         self._ordered: list[_Source] = []
@@ -107,6 +111,11 @@ class Dispatcher:
         if state is None:
             state = self.queues[name] = QueueState(QueueConfig(name))
         return state
+
+    def needs_place(self, live: LiveTask) -> bool:
+        """Whether the file says when this task may start, and has not said it yet."""
+        is_limited = self.queue(live.queue_name).places is not None
+        return is_limited and live.is_persisted and live.status is TaskStatus.PENDING
 
     def add_ready(self, live: LiveTask) -> None:
         """`live` may start as soon as a slot is free."""
@@ -246,7 +255,10 @@ class Dispatcher:
 
     def _free_slot(self, live: LiveTask) -> None:
         self.lanes[live.definition.lane].give_back()
-        self.queue(live.queue_name).slots.give_back()
+        queue = self.queue(live.queue_name)
+        queue.slots.give_back()
+        if queue.places is not None:
+            queue.places.gave_back(live.task_id)
         self.wants_take()
 
     # Leaving the waiting, and room for more.

@@ -130,7 +130,9 @@ class Engine:
         queue = self.dispatcher.queue(live.queue_name)
         queue.stored_waiting += 1
         if live.idempotency_key is None:
-            if queue.stored_waiting > self.settings.max_in_memory and self._spills(live, queue):
+            if queue.places is not None or (
+                queue.stored_waiting > self.settings.max_in_memory and self._spills(live, queue)
+            ):
                 self._spill(live)
                 return
             live.owner = self.identity.instance_id
@@ -178,6 +180,9 @@ class Engine:
         dispatcher = self.dispatcher
         if self.is_stopping:
             self._release_late(live)
+            return
+        if dispatcher.has_places and dispatcher.needs_place(live):
+            self._spill(live)
             return
         if live.good_until is not None:
             dispatcher.watch_expiry(live)
@@ -250,6 +255,9 @@ class Engine:
             self.wants_claim.set()
 
     def _is_low(self, queue: QueueState) -> bool:
+        if queue.places is not None:
+            may_take = queue.has_backlog and not queue.is_paused
+            return may_take and queue.places.is_worth_a_claim(self.live, self.dispatcher.lanes)
         most, held = self.settings.max_in_memory, queue.stored_waiting
         if not queue.has_backlog or held >= 2 * most:
             return False

@@ -9,6 +9,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from contextvars import copy_context
 from enum import Enum
 from typing import Any, Final, Protocol
@@ -19,7 +20,15 @@ from taskmanager.engine.dispatch import QueueState
 from taskmanager.engine.events import tell
 from taskmanager.engine.live import Ending, LiveTask, Phase
 from taskmanager.model.clock import Clock
-from taskmanager.model.errors import ManagerStopped, ManagerStopping, NotPersisted, QueueFull, WrongProcess
+from taskmanager.model.config import QueueConfig
+from taskmanager.model.errors import (
+    ConfigurationError,
+    ManagerStopped,
+    ManagerStopping,
+    NotPersisted,
+    QueueFull,
+    WrongProcess,
+)
 from taskmanager.model.ids import keyed_task_id, new_task_id
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
@@ -58,7 +67,7 @@ _intakes: "weakref.WeakSet[Intake]" = weakref.WeakSet()
 class Intake:
     """One per manager, for all its starts."""
 
-    def __init__(self, clock: Clock, *, max_pending: int | None, queue_limits: dict[str, int]) -> None:
+    def __init__(self, clock: Clock, *, max_pending: int | None, queues: Sequence[QueueConfig]) -> None:
         self.clock = clock
         self.door = Door.HELD
         self.held: list[LiveTask] = []
@@ -67,7 +76,8 @@ class Intake:
         self.by_key: dict[str, LiveTask] = {}
         self._keyed_ended: OrderedDict[str, LiveTask] = OrderedDict()
         self._max_pending = max_pending
-        self._queue_limits = queue_limits
+        self._queue_limits = {each.name: each.max_pending for each in queues if each.max_pending is not None}
+        self._limited_in_file = frozenset(each.name for each in queues if each.is_limited_in_file)
         self._lock = threading.Lock()
         self.is_forked = False
         _intakes.add(self)
@@ -124,6 +134,11 @@ class Intake:
         key = options.idempotency_key
         task_id = new_task_id() if key is None else keyed_task_id(definition.name, key)
         queue_name = options.queue_name or definition.queue_name
+        if self._limited_in_file and not definition.is_persisted and queue_name in self._limited_in_file:
+            raise ConfigurationError(
+                f'queue {queue_name!r} has a limit for the whole file (scope="file"), which counts what stands there; '
+                f"{definition.name} is memory-only: give it persist=True, or another queue"
+            )
         priority = options.priority if options.priority is not None else definition.priority
         live = LiveTask(definition, task_id, now, definition.options_text, queue_name, priority)
         live.timeout_s = definition.timeout_s

@@ -58,7 +58,10 @@ class WriterNews:
         if live.waiters:
             self._engine.follow(live)
         self._engine.intake.forget_live(live)
-        self._engine.dispatcher.queue(live.queue_name).has_backlog = True  # a claim under way may not have seen it
+        queue = self._engine.dispatcher.queue(live.queue_name)
+        queue.has_backlog = True  # a claim under way may not have seen it
+        if queue.places is not None:
+            queue.places.is_owed = True
         self._engine.wants_more()
 
     def _enter(self, live: LiveTask) -> None:
@@ -192,6 +195,9 @@ class WriterNews:
             self._engine.publish(live)
         elif live.phase is Phase.STARTING:
             self._start(live)
+        elif (live.awaits_row or live.is_spilled) and self._engine.dispatcher.needs_place(live):
+            words = "its record cannot be stored, and its queue runs only what stands in the file"
+            self._engine.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, words)
         elif live.awaits_row or live.is_spilled:
             self._enter(live)
 
@@ -215,6 +221,8 @@ class WriterNews:
     def written(self) -> None:
         """A batch is done: there may be room."""
         self._engine.dispatcher.wake_room_waiters()
+        if self._engine.dispatcher.has_places:
+            self._engine.wants_more()
 
     def restored(self) -> None:
         """The store is back."""

@@ -35,10 +35,6 @@ class Settings:
         """The limit of each lane."""
         return {"async": self.concurrency, "thread": self.threads, "process": self.processes}
 
-    def queue_limits(self) -> dict[str, int]:
-        """`max_pending` of the queues that have one."""
-        return {queue.name: queue.max_pending for queue in self.queues if queue.max_pending is not None}
-
     def __post_init__(self) -> None:
         faults = []
         for name in ("concurrency", "threads", "processes", "max_in_memory"):

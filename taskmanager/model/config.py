@@ -172,7 +172,12 @@ class QueueConfig:
     """One named queue: tasks of the queue with the smallest `priority` (1 to 100) start first.
 
     `max_concurrency` bounds the tasks of the queue that run at once, in each instance (`scope="instance"`) or in all
-    instances on the file together (`scope="file"`); None is no bound. `max_pending` bounds its waiting tasks.
+    instances on the file together (`scope="file"`); None is no bound. `max_pending` bounds its waiting tasks in memory,
+    in each instance.
+
+    A limit for the whole file is one for persisted tasks: what waits stands in the file until there is a place for it,
+    so it is no concern of `max_pending`, and a delay is kept to within the store poll. Every instance must give the
+    same limit.
     """
 
     name: str
@@ -200,6 +205,11 @@ class QueueConfig:
         if scope not in ("instance", "file"):
             found.append(f"scope must be 'instance' or 'file', not {scope!r}")
         raise_faults(f"QueueConfig({name!r})", [fault for fault in found if fault])
+
+    @property
+    def is_limited_in_file(self) -> bool:
+        """Whether `max_concurrency` holds for all instances on the file together."""
+        return self.scope == "file" and self.max_concurrency is not None
 
 
 def queue_name_fault(name: object) -> str | None:

@@ -24,6 +24,7 @@ from taskmanager.store.statistics import Glance
 
 MAX_HISTORY: Final = 10_000
 MAX_WORKER_STATES: Final = 1_000
+_TAKEN: Final = (TaskStatus.CLAIMED, TaskStatus.RUNNING)
 
 
 class MemoryStore:
@@ -115,7 +116,10 @@ class MemoryStore:
             and row.enqueued_at <= request.now
             and (request.better_than is None or row.priority < request.better_than)
         ]
-        best = sorted(free, key=lambda row: (row.priority, row.enqueued_at, row.task_id))[: max(0, request.limit)]
+        limit = max(0, request.limit)
+        if request.file_limit is not None:
+            limit = min(limit, self._places(request, request.file_limit))
+        best = sorted(free, key=lambda row: (row.priority, row.enqueued_at, row.task_id))[:limit]
         claimed = [
             row._replace(
                 status=TaskStatus.CLAIMED.value,
@@ -128,6 +132,15 @@ class MemoryStore:
         for row in claimed:
             self._put(row)
         return claimed
+
+    def _places(self, request: ClaimRequest, file_limit: int) -> int:
+        taken = [row for row in self._live.values() if row.queue_name == request.queue_name and row.status in _TAKEN]
+        lenders = frozenset(request.lenders)
+        lent = sum(
+            row.task_id in lenders and row.status == TaskStatus.RUNNING and row.claimed_by_worker_id == request.owner
+            for row in taken
+        )
+        return max(0, lent - request.borrowed) + max(0, file_limit - len(taken))
 
     def free_rows(self) -> Iterator[TaskRow]:
         """What waits unowned; the testing kit reads from it when the next one is due."""

@@ -50,6 +50,10 @@ class ClaimRequest(NamedTuple):
     """Which free rows to take: of these functions, in one queue, due at `now`, at most `limit`, best first.
 
     Best is (priority, enqueued_at, id). With `better_than`, only rows with a smaller priority number than that.
+
+    With `file_limit`, a claim takes a place: the CLAIMED and RUNNING rows of the queue, whoever owns them, are counted
+    in the same transaction, and only so many are taken that they come to no more than that. Beside it, the places of
+    `lenders` may be used, RUNNING tasks of the owner that wait for others, except for `borrowed` that are in use.
     """
 
     owner: str
@@ -58,6 +62,9 @@ class ClaimRequest(NamedTuple):
     limit: int
     now: int
     better_than: int | None = None
+    file_limit: int | None = None
+    lenders: Collection[str] = ()
+    borrowed: int = 0
 
 
 class FreeQueue(NamedTuple):

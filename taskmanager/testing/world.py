@@ -14,6 +14,7 @@ from taskmanager.engine.engine import Engine
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.live import LiveTask
 from taskmanager.model.clock import from_us
+from taskmanager.model.config import QueueConfig
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.result import Seconds
 from taskmanager.model.states import TaskStatus
@@ -87,9 +88,9 @@ class World:
                 return newest.status
         return self.store.statuses.get(live.task_id, live.status)
 
-    def make_intake(self, max_pending: int | None, queue_limits: dict[str, int]) -> Intake:
+    def make_intake(self, max_pending: int | None, queues: tuple[QueueConfig, ...]) -> Intake:
         """The door of the manager while it is in this world."""
-        return _WatchedIntake(self, max_pending=max_pending, queue_limits=queue_limits)
+        return _WatchedIntake(self, max_pending=max_pending, queues=queues)
 
     def note(self, live: LiveTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What the intake calls for every task it takes."""
@@ -207,8 +208,8 @@ class World:
 class _WatchedIntake(Intake):
     """The door of a world: as the manager's own, and every task that it takes is noted."""
 
-    def __init__(self, world: World, *, max_pending: int | None, queue_limits: dict[str, int]) -> None:
-        super().__init__(world.clock, max_pending=max_pending, queue_limits=queue_limits)
+    def __init__(self, world: World, *, max_pending: int | None, queues: tuple[QueueConfig, ...]) -> None:
+        super().__init__(world.clock, max_pending=max_pending, queues=queues)
         self._world = world
         self._calls: WeakKeyDictionary[LiveTask, tuple[tuple[Any, ...], dict[str, Any]]] = WeakKeyDictionary()
 

@@ -595,3 +595,43 @@ async def test_what_was_stored_is_there_after_closing_and_opening(store: Store) 
     await store.close()
     await store.open()
     assert await store.fetch("t1") == task()
+
+
+# A limit for all instances.
+
+
+def _places(owner: str, limit: int, **changes: Any) -> ClaimRequest:
+    return ClaimRequest(owner, ["app:job"], "gpu", 100, 200, file_limit=limit, **changes)
+
+
+async def test_a_claim_counts_what_every_owner_holds_of_the_queue(store: Store) -> None:
+    """The count and the claim are one: no two instances together take more than the limit."""
+    await put(store, *(task(f"t{number}", queue_name="gpu") for number in range(6)))
+    await put(store, task("elsewhere", status="RUNNING"), task("waits", queue_name="gpu", claimed_by_worker_id=ME))
+    first = await store.claim(_places(ME, 3)._replace(limit=2))
+    assert [row.task_id for row in first] == ["t0", "t1"]
+    running = first[0]._replace(status="RUNNING", started_at=210, start_count=1)
+    assert await store.commit([TaskWrite(running, expected(first[0]))]) == ({}, {})
+    second = await store.claim(_places(OTHER, 3))
+    assert [row.task_id for row in second] == ["t2"]
+    assert await store.claim(_places(ME, 3)) == []
+    assert await store.claim(_places(OTHER, 2)) == [], "a lower limit than what runs takes nothing"
+    done = running._replace(status="COMPLETED", completed_at=220)
+    assert await store.commit([TaskWrite(done, expected(running))]) == ({}, {})
+    assert [row.task_id for row in await store.claim(_places(OTHER, 3))] == ["t3"]
+
+
+async def test_a_task_that_waits_lends_its_place_to_its_own_instance(store: Store) -> None:
+    """To nobody else, not twice, and only as long as its row says that it runs."""
+    await put(store, task("parent", queue_name="gpu", status="RUNNING"), *(task(n, queue_name="gpu") for n in "abcd"))
+    lent: dict[str, Any] = {"lenders": ["parent"]}
+    assert await store.claim(_places(OTHER, 1)) == []
+    assert await store.claim(_places(OTHER, 1, **lent)) == []
+    assert await store.claim(_places(ME, 1, **lent, borrowed=1)) == []
+    assert [row.task_id for row in await store.claim(_places(ME, 1, **lent))] == ["a"]
+    assert [row.task_id for row in await store.claim(_places(ME, 3, **lent))] == ["b", "c"]
+    parent = await store.fetch("parent")
+    assert parent is not None
+    done = parent._replace(status="COMPLETED", completed_at=220)
+    assert await store.commit([TaskWrite(done, expected(parent))]) == ({}, {})
+    assert await store.claim(_places(ME, 3, **lent)) == []

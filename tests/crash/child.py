@@ -30,7 +30,10 @@ def make_manager(config: dict[str, Any]) -> TaskManager:
     manager = TaskManager(
         config["db"],
         recovery=replace(FAST_RECOVERY, crash_budget=config.get("crash_budget", FAST_RECOVERY.crash_budget)),
-        queues=[QueueConfig("narrow", max_concurrency=1)],
+        queues=[
+            QueueConfig("narrow", max_concurrency=1),
+            QueueConfig("shared", max_concurrency=2, scope="file"),
+        ],
         store_poll=0.05,
         **config.get("manager", {}),
     )

@@ -2,12 +2,13 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.crash.harness import Site, is_alive, killed_at_the_end, wait_for
+from tests.crash.harness import Line, Site, is_alive, killed_at_the_end, wait_for
 
 LONG_S = 30
 
@@ -111,6 +112,49 @@ def test_a_frozen_instance_that_wakes_up_does_not_overwrite_its_heirs(tmp_path: 
         frozen.stop()
     assert site.starts() == {"a": 1, "b": 1}
     site.assert_sound()
+
+
+def test_a_limit_for_the_whole_file_outlasts_a_kill_and_a_freeze(tmp_path: Path) -> None:
+    """What a dead instance held counts until it is recovered, what a frozen one holds as long as it is frozen."""
+    site = Site(tmp_path)
+    shared = {"queue_name": "shared"}
+    doomed = site.spawn(enqueue=[["safe", f"doomed{number}", 0.7, shared] for number in range(4)])
+    with killed_at_the_end(doomed):
+        doomed.until_starts(2)
+        tasks = {name: [["safe", f"{name}{number}", 0.1, shared] for number in range(8)] for name in "ab"}
+        others = [site.spawn(enqueue=tasks[name]) for name in tasks]
+        with killed_at_the_end(*others):
+            for child in others:
+                child.until("ready")
+            doomed.kill()
+            killed_at = len(site.lines())
+            wait_for(lambda: site.lines("start")[-1].pid != doomed.pid, others[0].errors)
+            # Whoever runs the tasks now holds the places, until it wakes up.
+            frozen = next(each for each in others if each.pid == site.lines("start")[-1].pid)
+            frozen.send(signal.SIGSTOP)
+            time.sleep(0.5)
+            frozen.send(signal.SIGCONT)
+            wait_for(lambda: set(site.statuses().values()) == {"COMPLETED"}, others[1].errors)
+            for child in others:
+                child.stop()
+    assert len(site.statuses()) == 20
+    assert _most_at_once(site.lines(), doomed.pid, killed_at) == 2
+    site.assert_sound()
+
+
+def _most_at_once(lines: list[Line], dead: int, killed_at: int) -> int:
+    """By the order of the journal, which is that of the events."""
+    running: dict[str, int] = {}
+    most = 0
+    for number, line in enumerate(lines):
+        if number == killed_at:
+            running = {task_id: pid for task_id, pid in running.items() if pid != dead}
+        if line.event == "start":
+            running[line.task_id] = line.pid
+        elif line.event == "finish":
+            running.pop(line.task_id, None)
+        most = max(most, len(running))
+    return most
 
 
 def test_a_fork_of_a_running_manager_ends_cleanly_and_harms_nothing(tmp_path: Path) -> None:

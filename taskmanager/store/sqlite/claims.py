@@ -61,12 +61,39 @@ def claim(connection: sqlite3.Connection, request: ClaimRequest) -> list[TaskRow
         "better_than": _ABOVE_ALL_PRIORITIES if request.better_than is None else request.better_than,
     }
     with transaction(connection):
+        if request.file_limit is not None:
+            parameters["limit"] = min(request.limit, _places(connection, request, request.file_limit))
         (rows,) = connection.execute(CANDIDATES, parameters).fetchone()
         if rows == "[]":
             return []
         connection.execute(_TAKE, {"rows": rows, "owner": request.owner, "now": request.now})
         claimed = task_rows(connection, _TAKEN, (rows,))
     return sorted(claimed, key=lambda row: (row.priority, row.enqueued_at, row.task_id))
+
+
+_COUNT_TAKEN: Final = """
+SELECT (
+    SELECT count(*) FROM taskmanager_tasks INDEXED BY taskmanager_tasks_claimed WHERE claimed = 1 AND queue_name = :name
+) + (
+    SELECT count(*) FROM taskmanager_tasks INDEXED BY taskmanager_tasks_status
+    WHERE status = 'RUNNING' AND status <> 'COMPLETED' AND queue_name = :name
+)
+"""
+
+
+_COUNT_LENT: Final = """
+SELECT count(*) FROM json_each(?) AS v JOIN taskmanager_tasks AS t ON t.id = v.value
+WHERE t.status = 'RUNNING' AND t.claimed_by_worker_id = ?
+"""
+
+
+def _places(connection: sqlite3.Connection, request: ClaimRequest, file_limit: int) -> int:
+    """How many may be claimed. The write lock is held, so it stays true until the commit."""
+    (taken,) = connection.execute(_COUNT_TAKEN, {"name": request.queue_name}).fetchone()
+    lent = 0
+    if request.lenders:
+        (lent,) = connection.execute(_COUNT_LENT, (json.dumps(list(request.lenders)), request.owner)).fetchone()
+    return max(0, int(lent) - request.borrowed) + max(0, file_limit - int(taken))
 
 
 def release(connection: sqlite3.Connection, owner: str, now: int) -> int:

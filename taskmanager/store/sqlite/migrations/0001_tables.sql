@@ -63,7 +63,8 @@ CREATE INDEX taskmanager_tasks_sent_at ON taskmanager_tasks (sent_at);
 CREATE INDEX taskmanager_tasks_status ON taskmanager_tasks (status, sent_at) WHERE status <> 'COMPLETED';
 CREATE INDEX taskmanager_tasks_queue_name ON taskmanager_tasks (queue_name)
     WHERE claimed_by_worker_id IS NULL AND status = 'PENDING';
-CREATE INDEX taskmanager_tasks_claimed ON taskmanager_tasks (claimed) WHERE claimed = 1;
+-- The queue's name is there for limits that hold for all instances: they count what is claimed, by queue.
+CREATE INDEX taskmanager_tasks_claimed ON taskmanager_tasks (claimed, queue_name) WHERE claimed = 1;
 -- Every condition is evaluated twice per changed row: a test for NULL is the cheapest, so it stands alone or first.
 CREATE INDEX taskmanager_tasks_good_until ON taskmanager_tasks (good_until) WHERE good_until IS NOT NULL;
 CREATE INDEX taskmanager_tasks_next_retry_at ON taskmanager_tasks (next_retry_at) WHERE next_retry_at IS NOT NULL;
