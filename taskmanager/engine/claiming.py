@@ -91,6 +91,9 @@ class Claimer:
 
     async def _hear_others(self) -> None:
         engine = self._engine
+        was_shared, engine.window.is_shared = engine.window.is_shared, len(await engine.store.instances()) > 1
+        if engine.window.is_shared and not was_shared and not engine.is_stopping:
+            self._share()
         paused = await engine.store.paused_queues()
         for name in paused:
             engine.dispatcher.queue(name)
@@ -103,6 +106,13 @@ class Claimer:
         if len(engine.follower):
             await engine.follower.look_at_all()
         engine.kick()
+
+    def _share(self) -> None:
+        """Somebody else works on the file now: what was claimed for later is free for whoever can start it first."""
+        for live in self._engine.window.surplus():
+            live.phase, live.status, live.claimed_at = Phase.ACCEPTED, TaskStatus.PENDING, None
+            self._engine.dispatcher.forget(live)
+            self._engine.spill(live)
 
     async def claim(self) -> None:
         """Fill memory from the store, as far as there is room."""
@@ -153,10 +163,11 @@ class Claimer:
         queue_name = queue.config.name
         claimed = 0
         while not engine.is_stopping:
-            room = engine.settings.max_in_memory - queue.stored_waiting
+            most = engine.window.claimable
+            room = most - queue.stored_waiting
             better_than = None
             if room <= 0:
-                room = 2 * engine.settings.max_in_memory - queue.stored_waiting
+                room = 2 * most - queue.stored_waiting
                 better_than = engine.dispatcher.worst_priority(queue_name)
                 if room <= 0:
                     break

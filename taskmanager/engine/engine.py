@@ -31,6 +31,7 @@ from taskmanager.engine.settings import Settings
 from taskmanager.engine.settle import Outcome, Settlement
 from taskmanager.engine.stall import StallWatch
 from taskmanager.engine.steps import StepWatch
+from taskmanager.engine.window import Window
 from taskmanager.engine.writer import Writer
 from taskmanager.model.clock import Clock
 from taskmanager.model.result import TaskError
@@ -73,6 +74,7 @@ class Engine:
         self.stall = StallWatch(self.loop)
         self.dispatcher = Dispatcher(settings.lanes(), settings.queues)
         self.dispatcher.wants_take = self.kick
+        self.window = Window(settings.max_in_memory, self.dispatcher)
         self.steps = StepWatch(clock)
         self.alarm = Alarm(self.loop, clock, self.steps, self.dispatcher, self._wake_due)
         self.runner = Runner(settings.processes, self.report, self.stall.lost_s)
@@ -131,9 +133,9 @@ class Engine:
         queue.stored_waiting += 1
         if live.idempotency_key is None:
             if queue.places is not None or (
-                queue.stored_waiting > self.settings.max_in_memory and self._spills(live, queue)
+                queue.stored_waiting > self.window.most and self.window.spills(live, queue, self.clock.now_us())
             ):
-                self._spill(live)
+                self.spill(live)
                 return
             live.owner = self.identity.instance_id
             self._accept_to_write(live)
@@ -158,17 +160,7 @@ class Engine:
         else:
             self.writer.accept(live)
 
-    def _spills(self, live: LiveTask, queue: QueueState) -> bool:
-        """Whether memory is full for this task: better ones than the worst held may use as much again."""
-        if queue.stored_waiting > 2 * self.settings.max_in_memory:
-            return True
-        if live.due or live.enqueued_at > self.clock.now_us():
-            return True
-        # Where nothing waits for a slot, what fills the memory waits for its time, and must not hold up what can start.
-        worst = self.dispatcher.worst_priority(live.queue_name)
-        return worst is not None and live.priority >= worst
-
-    def _spill(self, live: LiveTask) -> None:
+    def spill(self, live: LiveTask) -> None:
         """Too much to hold: the row goes to the store as a free one, and is claimed when there is room."""
         live.is_spilled, live.owner = True, None
         self.dispatcher.queue(live.queue_name).has_backlog = True
@@ -182,14 +174,14 @@ class Engine:
             self._release_late(live)
             return
         if dispatcher.has_places and dispatcher.needs_place(live):
-            self._spill(live)
+            self.spill(live)
             return
         if live.good_until is not None:
             dispatcher.watch_expiry(live)
             self.alarm.set()
         if live.due:
-            if live.is_persisted and dispatcher.queue(live.queue_name).stored_waiting > self.settings.max_in_memory:
-                self._spill(live)  # retries too must leave memory to what can start
+            if live.is_persisted and dispatcher.queue(live.queue_name).stored_waiting > self.window.most:
+                self.spill(live)  # retries too must leave memory to what can start
                 return
             dispatcher.add_delayed(live, live.due)
             self.alarm.set()
@@ -258,10 +250,7 @@ class Engine:
         if queue.places is not None:
             may_take = queue.has_backlog and not queue.is_paused
             return may_take and queue.places.is_worth_a_claim(self.live, self.dispatcher.lanes)
-        most, held = self.settings.max_in_memory, queue.stored_waiting
-        if not queue.has_backlog or held >= 2 * most:
-            return False
-        return held <= most // 2 or self.dispatcher.worst_priority(queue.config.name) is None
+        return self.window.is_low(queue)
 
     @property
     def has_backlog(self) -> bool:

@@ -66,7 +66,7 @@ def _tenth(instant_us: float) -> int:
 
 
 def _queue_document(queue: QueueState) -> dict[str, Any]:
-    running, limit = queue.slots.running, queue.slots.limit
+    running, limit = queue.slots.running, queue.config.max_concurrency
     return {"waiting": queue.waiting, "running": running, "limit": limit, "scope": queue.config.scope}
 
 
@@ -114,7 +114,7 @@ def status_of(engine: Engine | None, intake: Intake) -> ManagerStatus:
         queues={
             name: QueueStatus(
                 running=queue.slots.running,
-                limit=queue.slots.limit,
+                limit=queue.config.max_concurrency,
                 waiting=queue.waiting,
                 is_paused=queue.is_paused,
             )

@@ -1,0 +1,59 @@
+"""How much of what waits is held in memory, queue by queue. The rest is free in the store, and costs nothing there."""
+
+from taskmanager.engine.dispatch import Dispatcher, QueueState
+from taskmanager.engine.live import LiveTask, Phase
+from taskmanager.model.states import TaskStatus
+
+
+class Window:
+    """The memory window of one instance: `most` waiting persisted tasks per queue, and as many again of better ones."""
+
+    def __init__(self, most: int, dispatcher: Dispatcher) -> None:
+        self.most = most
+        self._dispatcher = dispatcher
+        self.is_shared = False
+        """Whether other instances work on the file: what is claimed here and waits, an idle one cannot take."""
+
+    def __repr__(self) -> str:
+        return f"<Window of {self.claimable} per queue>"
+
+    @property
+    def claimable(self) -> int:
+        """Up to how many waiting tasks claims may fill a queue: for one who is not alone, what can start now, and what
+        follows it.
+        """
+        if not self.is_shared:
+            return self.most
+        lanes = self._dispatcher.lanes.values()
+        return min(self.most, sum((each.limit or 0) + each.free for each in lanes))
+
+    def spills(self, live: LiveTask, queue: QueueState, now_us: int) -> bool:
+        """Whether memory is full for this new task: better ones than the worst held may use as much again."""
+        if queue.stored_waiting > 2 * self.most:
+            return True
+        if live.due or live.enqueued_at > now_us:
+            return True
+        # Where nothing waits for a slot, what fills the memory waits for its time, and must not hold up what can start.
+        worst = self._dispatcher.worst_priority(live.queue_name)
+        return worst is not None and live.priority >= worst
+
+    def is_low(self, queue: QueueState) -> bool:
+        """Whether it is time to claim more of a queue that was left in the store."""
+        most, held = self.claimable, queue.stored_waiting
+        if not queue.has_backlog or held >= 2 * most:
+            return False
+        return held <= most // 2 or self._dispatcher.worst_priority(queue.config.name) is None
+
+    def surplus(self) -> list[LiveTask]:
+        """Tasks that were claimed and cannot start soon, the last in line: for others who can start them."""
+        found: dict[str, list[LiveTask]] = {}
+        for live in self._dispatcher.waiting():
+            if live.status is TaskStatus.CLAIMED and live.phase is Phase.READY and not live.is_dirty:
+                found.setdefault(live.queue_name, []).append(live)
+        most = self.claimable
+        return [
+            live
+            for name, lives in found.items()
+            if self._dispatcher.queue(name).places is None
+            for live in sorted(lives, key=lambda each: (each.priority, each.enqueued_at))[most:]
+        ]

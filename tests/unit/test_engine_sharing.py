@@ -1,0 +1,57 @@
+"""Several instances on one file: who takes what, and who waits for whom."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskmanager import TaskManager
+
+pytestmark = pytest.mark.anyio
+
+
+def held_until(gate: asyncio.Event, db: Path, **options: Any) -> tuple[TaskManager, Any]:
+    """A manager with a task `work` that ends when the gate opens."""
+    manager = TaskManager(db, store_poll=0.02, **options)
+
+    async def work(number: int) -> int:
+        await gate.wait()
+        return number
+
+    return manager, manager.task(name="work", persist=True, requeue_on_interrupt=True)(work)
+
+
+def owners(db: Path) -> dict[str, int]:
+    """How many CLAIMED and RUNNING rows each instance has."""
+    with closing(sqlite3.connect(db)) as connection:
+        sql = "SELECT claimed_by_worker_id, count(*) FROM taskmanager_tasks WHERE status IN ('CLAIMED', 'RUNNING')"
+        return dict(connection.execute(f"{sql} GROUP BY 1").fetchall())
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110  # what another instance does in the file has no event
+            await asyncio.sleep(0.005)
+
+
+async def test_what_one_instance_claimed_for_later_is_shared_with_one_that_comes(tmp_path: Path) -> None:
+    """Alone, memory is filled for speed; beside another one, nobody holds what an idle one could start."""
+    db, gate = tmp_path / "tasks.db", asyncio.Event()
+    left, task = held_until(gate, db, drain_timeout=0)
+    async with left:
+        for number in range(50):
+            task.enqueue(number)
+    (a, _), (b, _) = (held_until(gate, db, concurrency=2, threads=1, processes=1) for _ in "ab")
+    async with a:
+        assert list(owners(db).values()) == [50]
+        async with b:
+            await until(lambda: len(owners(db)) == 2 and sum(owners(db).values()) < 50)
+            await until(lambda: max(owners(db).values()) <= 2 + 2 * 4)
+            gate.set()
+            await until(lambda: not owners(db))
+        counts = await a.counts()
+    assert {status: number for status, number in counts.items() if number} == {"COMPLETED": 50}
