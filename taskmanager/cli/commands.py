@@ -9,6 +9,7 @@ import sys
 from typing import Final, NamedTuple
 
 import click
+from click.shell_completion import CompletionItem
 
 from taskmanager import __version__
 from taskmanager.console.plain import escaped
@@ -27,7 +28,7 @@ Examples:
   taskmanager retry 4c1f3a             run it again
 
 --db PATH, or $TASKMANAGER_DB, names the file (default tasks.db). The commands work on the file alone, while the
-application runs and while it does not. Every command has its own --help.
+application runs and while it does not. Every command has its own --help; docs/command-line.md has the rest.
 Exit codes: 0 done, 1 not found or refused, 2 wrong usage, 130 Ctrl-C.
 """
 
@@ -84,6 +85,12 @@ class LazyGroup(click.Group):
         module, _, attribute = entry.place.partition(":")
         command: click.Command = getattr(importlib.import_module(f"taskmanager.cli.{module}"), attribute)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """What the shell offers: names from the table, which costs no import, and options as ever."""
+        names = [CompletionItem(each.name, help=each.line) for each in _ENTRIES.values()]
+        fitting = [item for item in names if item.value.startswith(incomplete)]
+        return fitting + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """What `--help` lists."""

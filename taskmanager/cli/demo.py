@@ -10,6 +10,7 @@ import click
 
 from taskmanager.cli.demo_files import Listing, list_files
 from taskmanager.cli.demo_judge import Judge, contents_of, lock_files, side_files
+from taskmanager.cli.opening import json_option
 from taskmanager.console.plain import escaped
 from taskmanager.engine.instance import is_dead
 
@@ -23,6 +24,7 @@ Examples:
   taskmanager demo                        the standard library of this Python
   taskmanager demo ~/projects --limit 500
   taskmanager demo --resume               go on after Ctrl-C
+  taskmanager demo --json >count.json     the tour on stderr, the count as JSON
 
 Nothing is changed below DIR. The database stays, to look at; the next demo starts it anew. Ends with 0 exactly
 when every file has one task that is completed or failed.
@@ -41,7 +43,8 @@ when every file has one task that is completed or failed.
     metavar="N",
     help="Take at most so many files.",
 )
-def demo(directory: str | None, db: str, resume: bool, limit: int) -> int:
+@json_option
+def demo(directory: str | None, db: str, resume: bool, limit: int, as_json: bool) -> int:
     """Watch a program survive its own restart, on your own files.
 
     One task per file below DIR (by default Python's standard library): hash it, count its lines, and parse it if it is
@@ -53,7 +56,7 @@ def demo(directory: str | None, db: str, resume: bool, limit: int) -> int:
     root = _directory(directory, database, resume)
     listing = _list(root, database, limit)
     options = [*([str(root)] if directory is not None else []), *(["--db", db] if db != DEFAULT_DB else [])]
-    story = Story(database, root, listing, escaped(shlex.join(options)))
+    story = Story(database, root, listing, escaped(shlex.join(options)), as_json=as_json)
     try:
         return story.resume() if resume else story.tell(is_anew=_start_anew(database))
     except KeyboardInterrupt:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -43,6 +43,24 @@ def report(
         yield Text()
         yield Text("   Failed for good, after their retries:")
         yield _failures(tally.failures)
+
+
+def document(
+    tally: Tally, missing: Sequence[str], *, files: int, per_s: float | None, database: Path
+) -> dict[str, Any]:
+    """The same for `--json`."""
+    return {
+        "db": escaped(str(database)),
+        "files": files,
+        "unaccounted": [escaped(name) for name in missing],
+        "completed": tally.by_status["COMPLETED"],
+        "failed": tally.by_status["FAILED"],
+        "error_codes": dict(tally.causes),
+        "interrupted": tally.interrupted,
+        "run_once": tally.once,
+        "run_more_than_once": tally.more_than_once,
+        "tasks_per_s": None if per_s is None else round(per_s, 1),
+    }
 
 
 def _failures(failures: Sequence[tuple[str, str]]) -> Table:

@@ -24,8 +24,8 @@ RATE_WINDOW_S: Final = 3.0
 class Screen:
     """Paragraphs, steps and progress. Colours, width and liveness are what the terminal and NO_COLOR allow."""
 
-    def __init__(self) -> None:
-        self._console = Console(highlight=False)
+    def __init__(self, *, is_on_stderr: bool) -> None:
+        self._console = Console(highlight=False, stderr=is_on_stderr)
         self._console.width = min(self._console.width, MAX_WIDTH)
         self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
 

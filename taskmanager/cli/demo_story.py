@@ -1,13 +1,15 @@
 """What the demo does, step by step, and the sentences that say why each step matters."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from taskmanager.cli.answering import answer_json
 from taskmanager.cli.demo_child import Program
 from taskmanager.cli.demo_files import Listing, key_of
-from taskmanager.cli.demo_judge import Judge
-from taskmanager.cli.demo_report import accounting, report
+from taskmanager.cli.demo_judge import Judge, Tally
+from taskmanager.cli.demo_report import accounting, document, report
 from taskmanager.cli.demo_screen import Screen
 from taskmanager.console.plain import escaped
 
@@ -35,15 +37,19 @@ WHY_COUNT: Final = "Not the program's own words: these are the rows of the datab
 
 
 class Story:
-    """One demo. `options` is what a command line needs to go on with it."""
+    """One demo. `options` is what a command line needs to go on with it.
 
-    def __init__(self, database: Path, root: Path, listing: Listing, options: str) -> None:
+    Told on stderr where the count goes to stdout as JSON.
+    """
+
+    def __init__(self, database: Path, root: Path, listing: Listing, options: str, *, as_json: bool) -> None:
         self._database = database
         self._root = root
         self._listing = listing
         self._options = options
         self._judge = Judge(database)
-        self._screen = Screen()
+        self._as_json = as_json
+        self._screen = Screen(is_on_stderr=as_json)
         self._program: Program | None = None
         self._worked_s = 0.0
 
@@ -52,6 +58,7 @@ class Story:
     def tell(self, *, is_anew: bool) -> int:
         """Start, SIGTERM in the middle, start again, count. Returns the exit code."""
         if not self._introduce(is_anew):
+            self._answer(self._judge.tally(), (), None)
             return 0
         self._screen.step(1, "Start.", WHY_START)
         self._start()
@@ -139,7 +146,14 @@ class Story:
         self._screen.show()
         for line in accounting(tally, missing, files):
             self._screen.say(line)
+        self._answer(tally, missing, per_s)
         return 1 if missing else 0
+
+    def _answer(self, tally: Tally, missing: Sequence[str], per_s: float | None) -> None:
+        """The count once more, for a program."""
+        if self._as_json:
+            files = len(self._listing.names)
+            answer_json(document(tally, missing, files=files, per_s=per_s, database=self._database))
 
     # Watching.
 

@@ -1,5 +1,6 @@
 """`taskmanager demo`, from outside: real processes, and plain `sqlite3` as the judge of what they left behind."""
 
+import json
 import os
 import signal
 import sqlite3
@@ -187,8 +188,9 @@ def test_an_earlier_demo_is_started_anew_after_saying_so(tmp_path: Path) -> None
     (tmp_path / "files" / "one.txt").write_text("1\n")
     assert run(tmp_path, "demo", "files").returncode == 0
     first = query(tmp_path / DB, "SELECT created_at FROM taskmanager_tasks")
-    again = run(tmp_path, "demo", "files")
-    assert "started anew" in again.stdout
+    again = run(tmp_path, "demo", "files", "--json")
+    assert "started anew" in again.stderr
+    assert json.loads(again.stdout)["completed"] == 1
     second = query(tmp_path / DB, "SELECT created_at FROM taskmanager_tasks")
     assert len(second) == 1
     assert second > first
