@@ -65,8 +65,7 @@ class Rounds:
         self._heartbeat.stop()
 
     async def _upkeep(self) -> None:
-        if not self._engine.writer.unsaved_count:
-            await self._engine.store.upkeep()
+        await self._engine.store.upkeep(is_idle=not self._engine.writer.unsaved_count)
 
     def _begin(
         self, name: str, interval_s: float, work: Callable[[], Awaitable[Any]], *, at_once: bool = False

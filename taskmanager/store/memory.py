@@ -267,7 +267,7 @@ class MemoryStore:
     async def shrink(self) -> None:
         return None
 
-    async def upkeep(self) -> None:
+    async def upkeep(self, *, is_idle: bool) -> None:
         return None
 
     async def set_paused(self, queue_name: str, paused: bool, now: int) -> None:

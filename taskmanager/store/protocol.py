@@ -239,8 +239,8 @@ class Store(Protocol):
         """Give space that deleted rows have left back to the file system, a little at a time."""
         ...
 
-    async def upkeep(self) -> None:
-        """What a store does when nothing else is to be done: moving its log into the file."""
+    async def upkeep(self, *, is_idle: bool) -> None:
+        """What a store does for itself now and then: moving its log into the file. `is_idle`: nothing waits for it."""
         ...
 
     async def set_paused(self, queue_name: str, paused: bool, now: int) -> None:

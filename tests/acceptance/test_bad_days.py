@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from taskmanager import StoreError, StoreUnavailable, Task, TaskHandle, TaskInterrupted, TaskManager, TaskStatus
+from taskmanager.duties import rounds
+from taskmanager.store.sqlite import SqliteStore
+from taskmanager.store.sqlite.wal import WalLimits
 from tests.crash.harness import Site, killed_at_the_end
 
 pytestmark = pytest.mark.anyio
@@ -332,6 +335,32 @@ async def test_a_reader_that_pins_the_log_holds_up_no_stop(tmp_path: Path) -> No
             await manager.stop()
             assert time.monotonic() - began < 2
     assert list(world.statuses().values()) == ["COMPLETED"] * 301
+    world.assert_whole()
+
+
+async def test_a_log_that_a_reader_pins_beyond_its_limit_is_a_degraded_store_until_the_reader_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Like a full disk, which it is not to become: what may go on goes on, the rest waits, and all of it is written."""
+    monkeypatch.setattr(rounds, "UPKEEP_INTERVAL_S", 0.02)
+    world = World(tmp_path / "tasks.db")
+    world.manager._make_store = lambda: SqliteStore(world.db, wal_limits=WalLimits(50_000, 100_000, 300_000))
+    async with world.manager as manager:
+        with closing(sqlite3.connect(world.db, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM taskmanager_tasks").fetchone()
+            number = 0
+            async with asyncio.timeout(20):
+                while manager.status().storage_degraded_since is None:
+                    await world.safe.enqueue(f"{number}" + "x" * 20_000)
+                    number += 1
+            waits = world.once.enqueue("waits")
+            assert await world.memory.enqueue("m") == "m"
+            with pytest.raises(StoreUnavailable, match="another connection reads an old state"):
+                await waits.saved(timeout=0.1)
+        assert await waits == "waits"
+        assert manager.status().storage_degraded_since is None
+    assert list(world.statuses().values()).count("COMPLETED") >= number + 1
     world.assert_whole()
 
 

@@ -19,6 +19,7 @@ from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
 from taskmanager.model.states import AttemptOutcome, TaskStatus
 from taskmanager.store.protocol import ClaimRequest, TaskFilter
 from taskmanager.store.sqlite import SqliteStore, claims, connection, queries, schema, statements
+from taskmanager.store.sqlite.wal import WalLimits
 
 pytestmark = pytest.mark.anyio
 # ruff: noqa: ASYNC240  # a test has its loop to itself
@@ -309,19 +310,46 @@ async def test_a_replaced_or_removed_file_is_noticed(path: Path) -> None:
     await store.close()
 
 
-async def test_the_log_is_moved_into_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_log_is_moved_into_the_file(path: Path) -> None:
     """A checkpoint empties the log for reuse, and cuts the file when it is large."""
-    store = SqliteStore(path)
+    store = SqliteStore(path, wal_limits=WalLimits(truncate_bytes=1_000_000))
     await store.open()
     await store.commit([TaskWrite(task(f"t{i}"), None) for i in range(100)])
     assert store.wal_size() > 0
     assert await store.checkpoint()
     assert store.wal_size() > 0
-    monkeypatch.setattr("taskmanager.store.sqlite.store.WAL_LIMIT_BYTES", 10)
-    assert await store.checkpoint()
+    await store.upkeep(is_idle=False)
+    assert store.wal_size() > 0
+    await store.commit([TaskWrite(task(f"u{i}", args="x" * 10_000), None) for i in range(200)])
+    await store.upkeep(is_idle=False)
     assert store.wal_size() == 0
     await store.close()
     assert store.wal_size() == 0
+
+
+async def test_a_reader_that_pins_the_log_is_reported_once_and_at_the_limit_nothing_more_is_written(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it holds back only grows: better a store that waits than a full disk. When the reader ends, it goes on."""
+    store = SqliteStore(path, wal_limits=WalLimits(50_000, 200_000, 600_000))
+    await store.open()
+    with plain(path) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM taskmanager_tasks").fetchone()
+        written = 0
+        while store.wal_size() < 600_000:
+            await store.commit([TaskWrite(task(f"t{written}", args="x" * 20_000), None)])
+            await store.upkeep(is_idle=True)
+            written += 1
+        assert 600_000 <= store.wal_size() < 700_000
+        assert caplog.text.count("it grows until that reader ends") == 1
+        with pytest.raises(StoreUnavailable, match=r"another connection reads an old state.* end that program"):
+            await store.commit([TaskWrite(task("more"), None)])
+        reader.execute("COMMIT")
+    assert await store.commit([TaskWrite(task("more"), None)]) == ({}, {})
+    assert store.wal_size() < 50_000
+    assert (await store.counts())[TaskStatus.PENDING] == written + 1
+    await store.close()
 
 
 def plan(path: Path, query: str, parameters: Any) -> str:

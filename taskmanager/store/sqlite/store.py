@@ -3,7 +3,6 @@
 import os
 import sqlite3
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
@@ -13,7 +12,6 @@ from taskmanager.store.protocol import ClaimRequest, CommitReport, FreeQueue, In
 from taskmanager.store.sqlite import beat, claims, queries, transitions, upkeep
 from taskmanager.store.sqlite.beat import SqliteBeater
 from taskmanager.store.sqlite.connection import (
-    WAL_LIMIT_BYTES,
     Connection,
     Synchronous,
     check_sqlite_version,
@@ -26,6 +24,7 @@ from taskmanager.store.sqlite.connection import (
 from taskmanager.store.sqlite.reading import open_read_only, snapshot
 from taskmanager.store.sqlite.schema import migrate
 from taskmanager.store.sqlite.statistics import statistics
+from taskmanager.store.sqlite.wal import WAL_LIMITS, Wal, WalLimits
 from taskmanager.store.statistics import Glance
 
 R = TypeVar("R")
@@ -33,14 +32,20 @@ Ts = TypeVarTuple("Ts")
 
 
 class SqliteStore:
-    """Tasks in one SQLite file. `synchronous="full"` survives a power cut, `"normal"` may lose the last commits."""
+    """Tasks in one SQLite file. `synchronous="full"` survives a power cut, `"normal"` may lose the last commits.
 
-    def __init__(self, path: str | os.PathLike[str], *, synchronous: Synchronous = "full") -> None:
+    `wal_limits`: what is done about a log that grows.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, synchronous: Synchronous = "full", wal_limits: WalLimits = WAL_LIMITS
+    ) -> None:
         self.path = str(Path(path).absolute())
         self._synchronous: Synchronous = synchronous
         self._writer: Connection | None = None
         self._reader: Connection | None = None
         self._file: tuple[int, int] | None = None
+        self._wal = Wal(Path(self.path), wal_limits)
 
     def __repr__(self) -> str:
         return f"<SqliteStore {self.path} {'closed' if self._writer is None else 'open'}>"
@@ -84,6 +89,10 @@ class SqliteStore:
         return await self._reader.hop(work, *args)
 
     async def commit(self, writes: Sequence[TaskWrite]) -> CommitReport:
+        if self._wal.is_full:
+            await self.checkpoint()
+            if self._wal.is_full:
+                raise self._wal.refusal()
         return await self._write(transitions.commit, writes)
 
     async def claim(self, request: ClaimRequest) -> list[TaskRow]:
@@ -152,8 +161,9 @@ class SqliteStore:
     async def shrink(self) -> None:
         await self._write(beat.shrink)
 
-    async def upkeep(self) -> None:
-        await self.checkpoint()
+    async def upkeep(self, *, is_idle: bool) -> None:
+        if is_idle or self._wal.is_large:
+            await self.checkpoint()
 
     async def set_paused(self, queue_name: str, paused: bool, now: int) -> None:
         await self._write(upkeep.set_paused, queue_name, paused, now)
@@ -174,18 +184,14 @@ class SqliteStore:
             return Glance(found, queries.counts(connection))
 
     async def checkpoint(self) -> bool:
-        """Move the log into the file, and cut it where it is above 64 MB; False when a reader kept part of it back.
-
-        For the writer's idle moments: nothing is lost without it, the log only grows.
-        """
-        return await self._write(partial(upkeep.checkpoint, truncate=self.wal_size() > WAL_LIMIT_BYTES))
+        """Move the log into the file, and cut it where it is large; False when a reader kept part of it back."""
+        is_moved = await self._write(upkeep.checkpoint, self._wal.is_large)
+        self._wal.note(is_moved)
+        return is_moved
 
     def wal_size(self) -> int:
         """Bytes of the log beside the file, 0 when there is none."""
-        try:
-            return Path(self.path + "-wal").stat().st_size
-        except FileNotFoundError:
-            return 0
+        return self._wal.size()
 
 
 def _identity(path: str) -> tuple[int, int] | None:

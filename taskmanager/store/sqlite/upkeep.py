@@ -8,7 +8,7 @@ from typing import Final
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.constraints import encodable
 from taskmanager.store.protocol import InstanceRow
-from taskmanager.store.sqlite.connection import transaction
+from taskmanager.store.sqlite.connection import BUSY_TIMEOUT_S, transaction
 from taskmanager.store.sqlite.statements import LIVE_SQL, TERMINAL_SQL, quoted
 
 _INSTANCE: Final = ", ".join(InstanceRow._fields)
@@ -81,8 +81,20 @@ def set_paused(connection: sqlite3.Connection, queue_name: str, paused: bool, no
             connection.execute("DELETE FROM taskmanager_queues WHERE queue_name = ?", (queue_name,))
 
 
-def checkpoint(connection: sqlite3.Connection, truncate: bool) -> bool:
-    """Move the log into the file; False when a reader kept part of it back."""
-    mode = "TRUNCATE" if truncate else "PASSIVE"
-    blocked, in_log, moved = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
-    return not blocked and in_log == moved
+def checkpoint(connection: sqlite3.Connection, is_cut: bool) -> bool:
+    """Move the log into the file, and with `is_cut` make it empty; False when a reader kept part of it back.
+
+    PASSIVE waits for nobody, and when another instance is at it, that one does it. TRUNCATE would wait for readers as
+    long as for a lock, so it is not tried while one is known to be there, and does not wait for one that comes.
+    """
+    blocked, in_log, moved = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    if blocked:
+        return True
+    is_moved = in_log == moved
+    if is_moved and is_cut:
+        connection.execute("PRAGMA busy_timeout = 0").fetchone()
+        try:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {round(BUSY_TIMEOUT_S * 1000)}").fetchone()
+    return bool(is_moved)
