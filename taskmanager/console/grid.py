@@ -103,8 +103,8 @@ class Grid(NamedTuple):
 
 
 def grid_of(width: int) -> Grid:
-    """The grid of a screen."""
-    figure, remark = (9, 44) if width >= WIDE_FROM else (8, 19)
+    """The grid of a screen. What is left beyond the wide one's needs is shared by names and remarks."""
+    figure, remark = (9, 44 + max(0, width - 120) // 2) if width >= WIDE_FROM else (8, 19)
     name = max(_LEAST_NAME, width - len(MARGIN) - FIGURES * figure - GAP - remark)
     return Grid(width, name, figure, remark)
 
