@@ -8,6 +8,7 @@ from typing import Any, ParamSpec, final
 from taskmanager.engine.definition import CallOptions, Definition
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.live import LiveTask
+from taskmanager.engine.log_fields import extra_of
 from taskmanager.model.errors import ConfigurationError, TaskManagerError
 from taskmanager.task import Task, TaskCall
 
@@ -58,7 +59,8 @@ class Background:
             try:
                 self._intake.hand_over(live)
             except TaskManagerError as exc:
-                logger.error("background task %s (%s) is not accepted: %s", live.definition.name, live.task_id, exc)
+                text = "background task %s (%s) is not accepted: %s"
+                logger.error(text, live.definition.name, live.task_id, exc, extra=extra_of(live))
                 refusal = refusal or exc
         if refusal is not None:
             raise refusal

@@ -17,13 +17,14 @@ from taskmanager.engine.alarm import Alarm
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.dispatch import Dispatcher, QueueState
-from taskmanager.engine.events import extra_of, log_again, log_end, pass_on, resolve, wait_in
+from taskmanager.engine.events import log_again, log_end, pass_on, resolve, wait_in
 from taskmanager.engine.execution import Runner
 from taskmanager.engine.follow import Follower
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.keys import becomes_successor, merge_waiters
 from taskmanager.engine.live import LiveTask, Phase
+from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.outbox import HISTORY_BATCH
 from taskmanager.engine.progress import ProgressSaver
 from taskmanager.engine.rows import Rows

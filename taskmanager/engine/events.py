@@ -6,15 +6,11 @@ import logging
 from typing import Any
 
 from taskmanager.engine.live import Ending, LiveTask
+from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.settle import Next, Outcome
 from taskmanager.model.states import TaskStatus
 
 logger = logging.getLogger("taskmanager")
-
-
-def extra_of(live: LiveTask) -> dict[str, str]:
-    """The fields every log record about a task carries."""
-    return {"task_id": live.task_id, "task_name": live.definition.name}
 
 
 async def wait_in(waiters: "list[asyncio.Future[Any]]") -> Any:

@@ -15,9 +15,9 @@ from typing import Any
 
 from taskmanager.engine.attempt import Attempt, StopReason, current, drive
 from taskmanager.engine.child import ChildCall
-from taskmanager.engine.events import extra_of
 from taskmanager.engine.lanes import BrokenProcess, ProcessLane, ThreadLane
 from taskmanager.engine.live import LiveTask
+from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.settle import Outcome, failure_of
 from taskmanager.model.result import RESERVED_CODES, Snooze, TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode

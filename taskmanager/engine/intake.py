@@ -19,6 +19,7 @@ from taskmanager.engine.definition import CallOptions, Definition
 from taskmanager.engine.dispatch import QueueState
 from taskmanager.engine.events import tell
 from taskmanager.engine.live import Ending, LiveTask, Phase
+from taskmanager.engine.log_fields import extra_of
 from taskmanager.model.clock import Clock
 from taskmanager.model.config import QueueConfig
 from taskmanager.model.errors import (
@@ -250,6 +251,7 @@ class Intake:
                 live.idempotency_key,
                 live.definition.name,
                 existing.task_id,
+                extra=extra_of(live),
             )
         return existing
 

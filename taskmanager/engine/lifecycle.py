@@ -10,15 +10,16 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 from taskmanager.codec.values import loads
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.events import extra_of
 from taskmanager.engine.instance import InstanceLock
 from taskmanager.engine.live import Ending, LiveTask, Phase
+from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.news import WriterNews
 from taskmanager.engine.records import Records
 from taskmanager.engine.report import live_text
@@ -368,13 +369,14 @@ class Lifecycle:
             return engine.cancel(live)
         task = engine.loop.create_task(records.cancel(task_id))
         self._background.add(task)
-        task.add_done_callback(self._forget_background)
+        task.add_done_callback(partial(self._forget_background, task_id))
         return True
 
-    def _forget_background(self, task: "asyncio.Task[Any]") -> None:
+    def _forget_background(self, task_id: str, task: "asyncio.Task[Any]") -> None:
         self._background.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.warning("a cancel request could not be recorded: %s", task.exception())
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            text = "the cancel request for task %s could not be recorded: %s"
+            logger.warning(text, task_id, exc, extra={"task_id": task_id})
 
     def look_again(self) -> None:
         """A function became known: rows that wait for it may be claimed now. From any thread."""

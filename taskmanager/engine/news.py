@@ -9,8 +9,9 @@ import logging
 
 from taskmanager.engine.attempt import StopReason
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.events import extra_of, resolve, resolve_error
+from taskmanager.engine.events import resolve, resolve_error
 from taskmanager.engine.live import LiveTask, Phase
+from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.writer import log_rejected
 from taskmanager.model.errors import StoreError
 from taskmanager.model.record import TaskRow, expected_of
@@ -168,7 +169,9 @@ class WriterNews:
             try:
                 await store.request_cancel(task_id, now)
             except StoreError as exc:
-                logger.warning("the cancel request for task %s could not be recorded: %s", task_id, exc)
+                logger.warning(
+                    "the cancel request for task %s could not be recorded: %s", task_id, exc, extra={"task_id": task_id}
+                )
 
         task = self._engine.loop.create_task(ask())
         self._asking.add(task)

@@ -1,0 +1,97 @@
+"""What the library logs, and what it leaves to the application: no handler, nothing printed, ids on every record."""
+
+import asyncio
+import io
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from taskmanager import TaskManager
+
+pytestmark = pytest.mark.anyio
+LOGGER = logging.getLogger("taskmanager")
+
+
+@pytest.fixture
+def formatted() -> Iterator[io.StringIO]:
+    """What an application gets whose format names the fields."""
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    handler.setFormatter(logging.Formatter("%(levelname)s|%(task_name)s|%(task_id)s|%(message)s"))
+    level = LOGGER.level
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel("DEBUG")
+    yield text
+    LOGGER.removeHandler(handler)
+    LOGGER.setLevel(level)
+
+
+async def test_every_record_says_which_task_it_is_about(tmp_path: Path, formatted: io.StringIO) -> None:
+    """One ERROR with the traceback for a final failure, a WARNING for a retry, the rest is quieter."""
+    manager = TaskManager(tmp_path / "tasks.db", drain_timeout=0.0)
+    began = asyncio.Event()
+
+    @manager.task(name="fails", retries=1, retry_delay=0.0)
+    async def fails() -> None:
+        raise ValueError("no")
+
+    @manager.task(name="waits")
+    async def waits() -> None:
+        began.set()
+        await asyncio.sleep(3600)
+
+    async with manager:
+        failed, interrupted = fails.enqueue(), waits.enqueue()
+        await failed.result()
+        await began.wait()
+    lines = formatted.getvalue().splitlines()
+    records = [line.split("|", 3) for line in lines if line.count("|") >= 3]
+    about = {(level, name, task_id) for level, name, task_id, _ in records if name != "None"}
+    assert about == {
+        ("WARNING", "fails", failed.task_id),
+        ("ERROR", "fails", failed.task_id),
+        ("WARNING", "waits", interrupted.task_id),
+    }
+    assert [level for level, *_ in records].count("ERROR") == 1
+    assert lines.count("ValueError: no") == 1
+    assert all(task_id == "None" for _, name, task_id, _ in records if name == "None")
+
+
+async def test_a_record_logged_inside_a_task_is_about_it(tmp_path: Path, formatted: io.StringIO) -> None:
+    """What the library has to say while a task runs belongs to that task."""
+    manager = TaskManager(None)
+
+    @manager.task(name="talks")
+    async def talks() -> None:
+        LOGGER.warning("hello")
+
+    async with manager:
+        handle = talks.enqueue()
+        await handle
+    assert f"WARNING|talks|{handle.task_id}|hello" in formatted.getvalue()
+
+
+def test_no_handler_is_installed_and_nothing_is_printed(tmp_path: Path) -> None:
+    """A library that prints spoils its host's output."""
+    program = """
+import asyncio, logging
+from taskmanager import TaskManager
+manager = TaskManager("tasks.db")
+
+@manager.task
+async def job() -> None: ...
+
+async def main() -> None:
+    async with manager:
+        await job.enqueue()
+
+asyncio.run(main())
+assert logging.getLogger("taskmanager").handlers == []
+assert logging.getLogger().handlers == []
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, check=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "")
