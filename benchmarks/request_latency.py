@@ -1,0 +1,203 @@
+"""What do 500 tasks per second in the background do to the latency of a trivial route?
+
+A FastAPI application under uvicorn, in a process of its own; requests come over sockets from another one, at a fixed
+rate on keep-alive connections. A latency counts from the moment when the request was due, so that a server that stalls
+does not slow the measurement down with it.
+"""
+
+import asyncio
+import json
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+from _harness import Options, Sheet, database, finish_child, interleaved, parse_options, percentile, start_child
+from fastapi import FastAPI
+
+from taskmanager import TaskManager
+
+TASKS_PER_S = 500
+REQUESTS_PER_S = 200
+CONNECTIONS = 10
+WARM_UP_S = 1.0
+START_S = 60.0
+
+NOTHING = "no manager"
+IDLE = "an idle manager"
+MEMORY = "500 memory-only tasks/s"
+PERSISTED = "500 persisted tasks/s"
+KINDS = (NOTHING, IDLE, MEMORY, PERSISTED)
+
+
+# The server.
+
+
+async def pace(enqueue: Callable[[], Any]) -> None:
+    """One task every 2 ms, by the clock; what is late is made up for."""
+    began, sent = time.perf_counter(), 0
+    while True:
+        due = int((time.perf_counter() - began) * TASKS_PER_S)
+        for _ in range(due - sent):
+            enqueue()
+        sent = due
+        await asyncio.sleep(1 / TASKS_PER_S)
+
+
+def make_app(kind: str, path: str) -> FastAPI:
+    """The application, with what goes on in its background."""
+    manager = TaskManager(path)
+    ended = 0
+
+    async def count(number: int) -> None:
+        nonlocal ended
+        ended += 1
+
+    task = manager.task(name="count", persist=kind == PERSISTED)(count)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if kind == NOTHING:
+            yield
+            return
+        async with manager.lifespan(app):
+            if kind == IDLE:
+                yield
+                return
+            pacer = asyncio.create_task(pace(lambda: task.enqueue(1)))
+            yield
+            pacer.cancel()
+
+    app = FastAPI(lifespan=lifespan)
+
+    @app.get("/")
+    async def trivial() -> dict[str, str]:
+        return {"hello": "world"}
+
+    @app.get("/ended")
+    async def how_many() -> int:
+        return ended
+
+    return app
+
+
+def serve(kind: str, port: int, path: str) -> None:
+    """What the server's process does, until SIGTERM."""
+    uvicorn.run(make_app(kind, path), port=port, log_level="error", access_log=False)
+
+
+# The load.
+
+
+class Connection:
+    """One keep-alive connection, one request at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, port: int) -> "Connection":
+        """Connect."""
+        return cls(*await asyncio.open_connection("127.0.0.1", port))
+
+    async def get(self, path: str) -> bytes:
+        """The body of the answer, which has to be 200."""
+        self._writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), head
+        length = next(line for line in head.lower().splitlines() if line.startswith(b"content-length"))
+        return await self._reader.readexactly(int(length.partition(b":")[2]))
+
+
+async def load(port: int, duration_s: float) -> dict[str, Any]:
+    """Requests at the fixed rate, each on the next connection that is free; latencies in ms, and tasks per second."""
+    free: asyncio.Queue[Connection] = asyncio.Queue()
+    for _ in range(CONNECTIONS):
+        free.put_nowait(await Connection.open(port))
+    side = await Connection.open(port)
+    latencies_ms: list[float] = []
+
+    async def one(due: float, is_counted: bool) -> None:
+        connection = await free.get()
+        await connection.get("/")
+        if is_counted:
+            latencies_ms.append((time.perf_counter() - due) * 1000)
+        free.put_nowait(connection)
+
+    ended_before, counted_from = 0, 0.0
+    began = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for number in range(int((WARM_UP_S + duration_s) * REQUESTS_PER_S)):
+            due = began + number / REQUESTS_PER_S
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            is_counted = number >= WARM_UP_S * REQUESTS_PER_S
+            if is_counted and not counted_from:
+                ended_before, counted_from = int(await side.get("/ended")), time.perf_counter()
+            group.create_task(one(due, is_counted))
+    ended = int(await side.get("/ended")) - ended_before
+    return {"latencies_ms": latencies_ms, "tasks_per_s": ended / (time.perf_counter() - counted_from)}
+
+
+# One run.
+
+
+def wait_until_it_listens(port: int) -> None:
+    """The server imports and starts meanwhile."""
+    end = time.monotonic() + START_S
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        if time.monotonic() > end:
+            raise SystemExit("the server did not start")
+        time.sleep(0.05)
+
+
+def measure(options: Options, kind: str) -> dict[str, Any]:
+    """Serve, load, stop."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    with database(options) as path:
+        server = start_child(__file__, options, json.dumps(["serve", kind, port, str(path)]))
+        try:
+            wait_until_it_listens(port)
+            return finish_child(start_child(__file__, options, json.dumps(["load", port])))
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def main() -> None:
+    """Print the table, or be one of the two processes."""
+    options = parse_options(__doc__)
+    if options.child is not None:
+        role, *given = json.loads(options.child)
+        if role == "serve":
+            serve(*given)
+        else:
+            print(json.dumps(asyncio.run(load(*given, duration_s=options.size(10, 2)))))
+        return
+    found = interleaved(
+        {kind: (lambda kind=kind: measure(options, kind)) for kind in KINDS},  # type: ignore[misc]  # bound at once
+        options.repetitions,
+    )
+    sheet = Sheet(__doc__, options)
+    for percent in (50, 99):
+        bare = [percentile(run["latencies_ms"], percent) for run in found[NOTHING]]
+        for kind in KINDS:
+            samples = [percentile(run["latencies_ms"], percent) for run in found[kind]]
+            target = "+20 % or +1 ms" if percent == 99 and kind in (MEMORY, PERSISTED) else ""
+            sheet.add(f"p{percent}, {kind}", samples, "ms", target=target, bare=bare)
+    for kind in (MEMORY, PERSISTED):
+        sheet.add(f"tasks ended, {kind}", [run["tasks_per_s"] for run in found[kind]], "per s", target="500")
+    sheet.note(f"{REQUESTS_PER_S} requests per second over {CONNECTIONS} connections, uvicorn {uvicorn.__version__}")
+    sheet.print()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
