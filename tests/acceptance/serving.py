@@ -67,11 +67,11 @@ class Server:
         with urllib.request.urlopen(call, timeout=timeout) as answer:
             return json.loads(answer.read() or b"null")
 
-    def is_ready(self) -> bool:
+    def is_ready(self, probe: str = "/healthz") -> bool:
         """Whether it answers."""
         assert self.process.poll() is None, f"ended before it was ready:\n{self.log()}"
         with contextlib.suppress(OSError):
-            self.request("GET", "/healthz", timeout=5)
+            self.request("GET", probe, timeout=5)
             return True
         return False
 
