@@ -1,5 +1,6 @@
 """`taskmanager list`: the records of the file, newest first."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,8 +11,11 @@ from taskmanager.cli.choosing import the_task
 from taskmanager.cli.filtering import filter_options, search_of
 from taskmanager.cli.opening import db_option, json_option, read
 from taskmanager.cli.records import record
+from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
-from taskmanager.store.sqlite.search import find
+from taskmanager.model.record import TaskRow
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.sqlite.search import Search, find, memory_only
 
 DEFAULT_LIMIT: Final = 20
 
@@ -34,7 +38,7 @@ A memory-only task is in the file when it has ended, up to a minute later.
     default=DEFAULT_LIMIT,
     show_default=True,
     metavar="N",
-    help="At most.",
+    help="At most so many.",
 )
 @click.option("--before", metavar="ID", help="Only tasks older than this one: the last of the page before.")
 @db_option
@@ -46,9 +50,18 @@ def list_tasks(limit: int, before: str | None, db: Path, as_json: bool, **filter
         if before is not None:
             search = search._replace(before=the_task(connection, before))
         rows = find(connection, search, limit)
+        database = db.absolute()
+        unseen = [each for each in memory_only(connection) if not is_dead(database, each.instance_id)]
     if as_json:
         answer_json([record(row) for row in rows])
         return
+    _show(rows, search, limit)
+    if unseen and search in (Search(), Search(statuses=(TaskStatus.RUNNING,))):
+        what = "1 memory-only task" if len(unseen) == 1 else f"{len(unseen)} memory-only tasks"
+        click.echo(f"\nrunning, and not in the file: {what}; `taskmanager status` shows more")
+
+
+def _show(rows: Sequence[TaskRow], search: Search, limit: int) -> None:
     if not rows:
         click.echo("no tasks" if search.is_everything else "no such tasks")
         return

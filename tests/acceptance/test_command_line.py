@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import pytest
 
+from tests.unit.command_line import digest, write_tasks
+
 PATIENCE_S: Final = 30.0
 PROGRAM: Final = """
 import asyncio
@@ -59,6 +61,24 @@ def test_run_hosts_a_manager_until_a_signal(jobs: Path, number: signal.Signals, 
     assert process.returncode == code, errors
     assert "Traceback" not in errors
     assert not list(jobs.glob("*.lock"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_ctrl_c_at_a_question_is_no_answer(tmp_path: Path) -> None:
+    """Exit code 130, no traceback, and nothing is changed."""
+    database = tmp_path / "tasks.db"
+    write_tasks(database)
+    before = digest(tmp_path)
+    with subprocess.Popen(
+        **command(tmp_path, "purge"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        question = process.stderr.read(len("delete all 3 records"))
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=PATIENCE_S)
+    assert (question, process.returncode) == ("delete all 3 records", 130)
+    assert "Traceback" not in rest
+    assert digest(tmp_path) == before
 
 
 @pytest.mark.parametrize(

@@ -56,10 +56,15 @@ async def deliver(name: str) -> str:
 async def count(name: str) -> str:
     return await deliver(name)
 
+@manager.task(name="jobs:in_memory")
+async def in_memory() -> None:
+    await asyncio.sleep(600)
+
 async def main() -> None:
     async with manager:
         if "first" in sys.argv:
             handles = [wait.enqueue(1), wait.enqueue(2), wait_safely.enqueue(3), watch_thread.enqueue(), spin.enqueue()]
+            handles.append(in_memory.enqueue())
             failing = [deliver.enqueue("ann"), count.enqueue("bob")]
             for handle in failing:
                 await handle.result()
@@ -68,7 +73,7 @@ async def main() -> None:
         while not all(handle.status == "RUNNING" for handle in handles):
             await asyncio.sleep(0.01)
         await manager.flush()
-        print("ready", flush=True)
+        print("ready", handles[-1].task_id, flush=True)
         await asyncio.sleep(600)
 
 if __name__ == "__main__":
@@ -77,8 +82,8 @@ if __name__ == "__main__":
 
 
 @contextmanager
-def application(folder: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    """The program, from when its tasks run until the end of the block, which kills it if nobody has."""
+def application(folder: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """The program and the id of its last task, from when its tasks run until the block ends, which kills it."""
     (folder / "program.py").write_text(PROGRAM)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen(
@@ -86,8 +91,9 @@ def application(folder: Path, *arguments: str) -> Iterator["subprocess.Popen[str
     ) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            yield process
+            word, _, last_id = process.stdout.readline().partition(" ")
+            assert word == "ready"
+            yield process, last_id.strip()
         finally:
             process.kill()
 
@@ -127,13 +133,25 @@ def ended_as(status: str) -> Callable[[dict[str, Any]], bool]:
 def test_commands_reach_a_running_application(tmp_path: Path) -> None:
     """Cancel in every lane, retry, pause and resume, each within moments; and looking leaves no trace."""
     terminal = Terminal(tmp_path)
-    with application(tmp_path, "first"):
+    with application(tmp_path, "first") as (_, in_memory_id):
+        _memory_only_tasks_are_told_apart(terminal, in_memory_id)
         _looking_leaves_no_trace(terminal)
         _cancel_reaches_every_lane(terminal)
         _retry_runs_at_once(terminal)
         _a_paused_queue_starts_nothing(terminal)
         _doctor_finds_a_function_that_nobody_knows(terminal)
         _doctor_names_who_pins_the_log(terminal)
+
+
+def _memory_only_tasks_are_told_apart(terminal: Terminal, task_id: str) -> None:
+    """They are in no row; the instance shows them within a second, and acting on one is refused with a reason."""
+    deadline = time.monotonic() + PATIENCE_S
+    while "not in the file: 1 memory-only task;" not in taskmanager("list", "--db", terminal.database).out:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    refused = taskmanager("cancel", task_id[-8:], "--db", terminal.database)
+    assert refused.code == 1
+    assert "is memory-only and runs in process" in refused.err
 
 
 def _looking_leaves_no_trace(terminal: Terminal) -> None:
@@ -235,7 +253,7 @@ def _doctor_names_who_pins_the_log(terminal: Terminal) -> None:
 def test_commands_find_what_an_application_leaves_when_it_dies(tmp_path: Path) -> None:
     """`doctor` sees it, `show` says what is to come, `recover` does it, and who lives is left alone."""
     terminal = Terminal(tmp_path)
-    with application(tmp_path) as living, application(tmp_path, "first") as dying:
+    with application(tmp_path) as (living, _), application(tmp_path, "first") as (dying, _):
         dying.send_signal(signal.SIGKILL)
         dying.wait()
         assert not checks(terminal)["claims"]["ok"]
@@ -257,7 +275,7 @@ def test_commands_find_what_an_application_leaves_when_it_dies(tmp_path: Path) -
 def test_commands_work_on_the_file_of_a_crash(tmp_path: Path) -> None:
     """Nobody runs, and the log is not in the file yet: looking leaves both as they are, acting goes through it."""
     terminal = Terminal(tmp_path)
-    with application(tmp_path) as dying:
+    with application(tmp_path) as (dying, _):
         dying.send_signal(signal.SIGKILL)
         dying.wait()
         before = digest(tmp_path)

@@ -84,8 +84,9 @@ def _open(uri: str) -> sqlite3.Connection:
 
 
 def _log_size(path: Path) -> int:
+    file = path.resolve()  # the log lies beside the file itself, whatever link has led there
     try:
-        return path.with_name(path.name + "-wal").stat().st_size
+        return file.with_name(file.name + "-wal").stat().st_size
     except FileNotFoundError:
         return 0
 

@@ -62,6 +62,28 @@ def ids_like(connection: sqlite3.Connection, part: str, limit: int) -> list[str]
     return [task_id for (task_id,) in rows]
 
 
+class Elsewhere(NamedTuple):
+    """A task that runs in the memory of an instance and is not in the file."""
+
+    task_id: str
+    task_name: str
+    instance_id: str
+    pid: int
+    hostname: str
+
+
+def memory_only(connection: sqlite3.Connection) -> list[Elsewhere]:
+    """Tasks that run and are not in the file, as far as their instances show them; those of dead instances too."""
+    rows = connection.execute(
+        """
+        SELECT task.value ->> 'task_id', task.value ->> 'task_name', i.instance_id, i.pid, i.hostname
+        FROM taskmanager_instances AS i, json_each(i.live_tasks, '$.tasks') AS task
+        WHERE json_valid(i.live_tasks) AND i.stopped_at IS NULL AND NOT task.value ->> 'is_persisted'
+        """
+    )
+    return [Elsewhere._make(row) for row in rows]
+
+
 def queue_names(connection: sqlite3.Connection) -> frozenset[str]:
     """Every queue that a task, a pause or an instance has named."""
     rows = connection.execute(
