@@ -1,7 +1,9 @@
 """Tasks that are handed over when the code around them has succeeded: Starlette's `BackgroundTasks`, kept."""
 
+import contextlib
 import logging
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any, ParamSpec, final
 
@@ -65,8 +67,16 @@ class Background:
         if refusal is not None:
             raise refusal
 
-    def drop(self) -> None:
-        """The code around them has failed."""
+    def broken_off(self, exc: BaseException) -> None:
+        """An exception came through the code around them: their route has failed, or sending its response has."""
+        if not came_from_sending(exc):
+            self._drop()
+            return
+        # What is refused is logged; the exception that is on its way is the one to be raised.
+        with contextlib.suppress(TaskManagerError):
+            self.hand_over()
+
+    def _drop(self) -> None:
         dropped = self._settle(False)
         if dropped:
             names = ", ".join(f"{live.definition.name} ({live.task_id})" for live in dropped)
@@ -77,6 +87,22 @@ class Background:
             self._has_succeeded = has_succeeded
             made, self._made = self._made, []
             return made
+
+
+def came_from_sending(exc: BaseException) -> bool:
+    """Whether the response was being sent, so that the route had succeeded.
+
+    FastAPI ends a dependency of scope "request" after the response, and throws in what went wrong there: a client that
+    is gone, a body or a plain background function that raised, a server that cancels. Only the way of the exception
+    tells this from a failure of the route: it came out of a response that FastAPI itself had called.
+    """
+    caller = ""
+    for frame, _ in traceback.walk_tb(exc.__traceback__):
+        name = str(frame.f_globals.get("__name__", ""))
+        if caller == "fastapi.routing" and name == "starlette.responses":
+            return True
+        caller = name
+    return False
 
 
 def _bound(func: Any) -> tuple[Definition, CallOptions]:

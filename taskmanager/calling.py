@@ -80,7 +80,8 @@ async def _enqueue(task: _Called, /, *args: Any, **kwargs: Any) -> None:
         task.enqueue(*args, **kwargs)
     except Exception as exc:
         # The response is gone; the server logs the traceback, this line says what is missing.
-        logger.error("task %s was added to a response and is not accepted: %s", task.name, exc)
+        text = "task %s was added to a response and is not accepted: %s"
+        logger.error(text, task.name, exc, extra={"task_name": task.name})
         raise
 
 

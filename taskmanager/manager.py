@@ -539,8 +539,8 @@ class TaskManager:
         background = Background(self._intake)
         try:
             yield background
-        except BaseException:
-            background.drop()
+        except BaseException as exc:
+            background.broken_off(exc)
             raise
         background.hand_over()
 

@@ -262,21 +262,84 @@ def test_when_a_task_starts_against_the_response(office: Office, scope: Any) -> 
     assert order == (["task", "response"] if scope == "function" else ["response", "task"])
 
 
-def test_before_the_response_means_that_a_failing_response_drops_nothing(
-    app: FastAPI, client: TestClient, office: Office
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("what", ["body", "plain"])
+def test_a_response_that_fails_drops_nothing(
+    app: FastAPI, client: TestClient, office: Office, scope: str, what: str
 ) -> None:
-    """The route has succeeded; a plain background function that raises afterwards changes nothing about that."""
+    """The route has succeeded: a body or a plain background function that raises afterwards changes nothing about it.
 
-    @app.get("/")
-    def route(
-        background: Annotated[Background, Depends(office.manager.background, scope="function")],
-        plain: BackgroundTasks,
-    ) -> None:
+    (The framework throws both into dependencies that end after the response.)
+    """
+
+    def route(background, plain: BackgroundTasks) -> Response:  # type: ignore[no-untyped-def]
         background.add_task(office.send, "ada")
-        plain.add_task(dict.fromkeys)  # needs an argument
 
+        def body() -> Iterator[bytes]:
+            yield b"x"
+            if what == "body":
+                raise RuntimeError("the body")
+
+        plain.add_task(dict.fromkeys)  # needs an argument
+        return StreamingResponse(body(), background=plain)
+
+    route.__annotations__["background"] = tasks_of(office, scope)
+    app.get("/")(route)
     client.get("/")
     assert office.finish(client) == [("send", "ada")]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("scope", SCOPES)
+async def test_a_request_that_is_cancelled_while_its_response_is_sent_drops_nothing(
+    app: FastAPI, office: Office, scope: str
+) -> None:
+    """A server does that at the end of its patience, and some when the client is gone."""
+    began = asyncio.Event()
+
+    async def route(background) -> Response:  # type: ignore[no-untyped-def]
+        background.add_task(office.send, "ada")
+
+        async def body() -> AsyncIterator[bytes]:
+            began.set()
+            await asyncio.Event().wait()
+            yield b""
+
+        return StreamingResponse(body())
+
+    route.__annotations__["background"] = tasks_of(office, scope)
+    app.get("/")(route)
+    transport = httpx.ASGITransport(app)
+    async with isolated(office.manager) as world, httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+        request = asyncio.create_task(client.get("/"))
+        await began.wait()
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        await world.drain()
+    assert office.done == [("send", "ada")]
+
+
+def test_a_dependency_or_a_result_that_fails_is_a_route_that_failed(
+    app: FastAPI, client: TestClient, office: Office
+) -> None:
+    """The route has succeeded when there is a response to send, and not before."""
+    Tasks = Annotated[Background, Depends(office.manager.background)]  # noqa: N806  # a type
+
+    def refuses() -> None:
+        raise HTTPException(403)
+
+    @app.get("/dependency")
+    def dependency(background: Tasks, nothing: Annotated[None, Depends(refuses)]) -> None:
+        background.add_task(office.send, "dependency")
+
+    @app.get("/result", response_model=int)
+    def result(background: Tasks) -> str:
+        background.add_task(office.send, "result")
+        return "no number"
+
+    assert [client.get(path).status_code for path in ("/dependency", "/result")] == [403, 500]
+    assert office.finish(client) == []
 
 
 def test_what_a_streaming_body_adds_late_is_handed_over_at_once(
