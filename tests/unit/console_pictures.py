@@ -162,3 +162,61 @@ BAD_DAY: Final = Picture(
     storage=StorageSight(path="tasks.db", file_bytes=102_400, log_bytes=1_000, schema_version=2),
     last_activity_at=NOW - 26 * HOUR_US,
 )
+
+SHOWCASE: Final = Picture(
+    taken_at=NOW,
+    counts={
+        **NO_COUNTS,
+        TaskStatus.PENDING: 343,
+        TaskStatus.RUNNING: 9,
+        TaskStatus.COMPLETED: 18_332,
+        TaskStatus.FAILED: 27,
+    },
+    instances=(
+        instance(
+            "web", 812, running_count=7, waiting_count=343, lanes={"async": LaneSight(running_count=7, limit=100)}
+        ),
+        instance(
+            "worker",
+            9013,
+            running_count=2,
+            started_at=NOW - 26 * HOUR_US,
+            lanes={"process": LaneSight(running_count=2, limit=2)},
+        ),
+    ),
+    queues=(
+        queue("mail", 5, 331, limit=5, oldest_waiting_since=NOW - 42 * SECOND),
+        queue("default", 2, 12),
+        queue("reports", 2, 0, limit=2),
+    ),
+    minute=Pace(NOW - MINUTE_US, 738, 2),
+    hour=Pace(NOW - HOUR_US, 29_160, 104),
+    running=(
+        task("reports:build", 63, 62, 100, "page 62 of 100"),
+        task("reports:build", 12, 9, 100, "page 9 of 100"),
+        task("images:resize", 7, 1204, 1300, "photos/beach.jpg"),
+        task("crawler:crawl", 700, 1204, None, "example.org/news"),
+        task("mail:send", 2),
+        task("mail:send", 1),
+        task("mail:send", 1),
+        task("mail:send", 1),
+        task("mail:send", 0),
+    ),
+    slowest=(
+        TaskPace("reports:build", 8, 0, 90_080_000, 141_100_000),
+        TaskPace("mail:send", 900, 3, 968_000, 1_990_000),
+    ),
+    most_failing=(TaskFailures("mail:send", 102, "SMTP_REFUSED"),),
+    failures=(
+        failure("mail:send", "SMTP_REFUSED", 3, again=True),
+        failure("mail:send", "SMTP_REFUSED", 44, again=True),
+        failure("mail:send", "SMTP_REFUSED", 61, attempt=3),
+        failure("crawler:crawl", "TASK_TIMEOUT", 700, again=True),
+    ),
+    schedules=(ScheduleRow("nightly-report", NOW + 3 * HOUR_US, NOW - 21 * HOUR_US, is_paused=False),),
+    storage=StorageSight(
+        path="tasks.db", file_bytes=9_400_000, log_bytes=4_120_000, disk_free_bytes=120_000_000_000, schema_version=2
+    ),
+    last_activity_at=NOW - SECOND,
+)
+"""For the pictures in the documents."""

@@ -3,8 +3,10 @@
 After a change that is meant: `UPDATE_SCREENS=1 pytest tests/unit/test_console_screens.py`, then look at what differs.
 """
 
+import html
 import io
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +16,7 @@ from rich.text import Text
 
 from taskmanager.console.picture import Picture
 from taskmanager.console.screens import StatusScreen, fault_lines, status_lines, watch_lines
+from tests.screenshots import DOCS, SCREENS
 from tests.unit.console_pictures import BAD_DAY, BUSY, EMPTY
 
 STORED: Final = Path(__file__).parent / "screens"
@@ -95,3 +98,13 @@ def test_bars_are_plain_signs_where_the_encoding_has_no_others() -> None:
     bars = [line.plain for line in watch_lines(BUSY, 80, 24, is_ascii=True)]
     assert any("####" in line and "---" in line for line in bars)
     assert not any("━" in line for line in bars)
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_the_screenshots_of_the_documents_show_what_is_drawn_today(name: str) -> None:
+    """`python -m tests.screenshots` draws them anew. Only their words are compared: rich may change the frame."""
+    image = (DOCS / f"{name}.svg").read_text(encoding="utf-8")
+    words = html.unescape(re.sub(r"<[^>]+>", " ", image)).split()
+    drawn_words = [word for line in SCREENS[name] for word in line.plain.split() if "─" not in word]
+    missing = [word for word in drawn_words if word not in words]
+    assert missing == []
