@@ -4,6 +4,7 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,21 @@ import pytest
 from taskmanager import QueueConfig, TaskManager, TaskStatus
 from taskmanager.console.document import Document, parse
 from taskmanager.console.looking import Observer, look
-from taskmanager.console.picture import Health, Picture
+from taskmanager.console.picture import (
+    Health,
+    InstanceSight,
+    Picture,
+    Problem,
+    QueueSight,
+    RunningSight,
+    StorageSight,
+)
 from taskmanager.console.spelling import spelled
 from taskmanager.console.watching import SLOW_S, TICK_S, Watch
 from taskmanager.engine.instance import InstanceLock
 from taskmanager.model.clock import SystemClock
 from taskmanager.store.sqlite.reading import open_read_only
+from taskmanager.store.statistics import Failure, Pace, ScheduleRow, TaskFailures, TaskPace
 
 pytestmark = pytest.mark.anyio
 SECOND = 1_000_000
@@ -318,3 +328,13 @@ async def test_a_file_that_goes_away_is_waited_for(tmp_path: Path) -> None:
     assert watch.look() is not None
     assert watch.fault is None
     watch.close()
+
+
+def test_the_page_has_every_key_of_the_object() -> None:
+    """A key that is in no document is found by accident only."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "console.md").read_text(encoding="utf-8")
+    words = (Picture, InstanceSight, QueueSight, RunningSight, StorageSight, Problem)
+    names = {field.name for word in words for field in fields(word)}
+    for row in (Failure, Pace, ScheduleRow, TaskFailures, TaskPace):
+        names |= set(row._fields)
+    assert [name for name in sorted(names) if f"`{name}`" not in page] == []
