@@ -1,0 +1,89 @@
+"""Judgements of `taskmanager doctor` on what a test cannot bring about: mounts, silence, logs of many megabytes."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from taskmanager.cli.diagnosis import clocks, functions, judge_log, living, mount
+from taskmanager.store.protocol import FreeQueue, InstanceRow
+from taskmanager.store.sqlite.log import Log, Reader, log_of
+
+SECOND: Final = 1_000_000
+NOW: Final = 1_000_000 * SECOND
+
+
+def instance(name: str = "i1", **document: Any) -> InstanceRow:
+    """A living one that started a thousand seconds ago."""
+    return InstanceRow(
+        name, None, "host", os.getpid(), "main", None, NOW - 1_000 * SECOND, None, json.dumps(document), NOW
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "is_well", "found"),
+    [
+        ("/srv/tasks.db", True, "ext4 at /"),
+        ("/srv/share/tasks.db", False, "/srv/share is a network mount (nfs4)"),
+        ("/srv/share/local/tasks.db", True, "xfs at /srv/share/local"),
+        ("/srv/shared/tasks.db", True, "ext4 at /"),
+        ("/mnt/x/tasks.db", False, "/mnt/x is a network mount (fuse.sshfs)"),
+    ],
+)
+def test_the_innermost_mount_says_what_kind_of_file_system_it_is(file: str, is_well: bool, found: str) -> None:
+    """A name that begins alike is no parent; what is mounted later on the same point hides what was there."""
+    mounts = [("/", "overlay"), ("/", "ext4"), ("/srv/share", "nfs4"), ("/srv/share/local", "xfs")]
+    finding = mount(Path(file), [*mounts, ("/mnt/x", "fuse.sshfs")])
+    assert (finding.is_well, finding.found) == (is_well, found)
+    assert mount(Path(file), []).is_well
+
+
+def test_an_instance_is_silent_after_four_missed_beats() -> None:
+    """By its own interval; one that has just started has not missed any."""
+    fast, slow = instance(heartbeat_s=1), instance(heartbeat_s=300)
+    assert living([fast], {"i1": NOW - 4 * SECOND}, NOW).is_well
+    assert "no sign of life of process" in living([fast], {"i1": NOW - 5 * SECOND}, NOW).found
+    assert living([slow], {"i1": NOW - 1_000 * SECOND}, NOW).is_well
+    assert living([fast._replace(started_at=NOW - SECOND)], {}, NOW).is_well
+    assert not living([instance()], {}, NOW).is_well, "without an interval, the default"
+    assert living([], {}, NOW).found == "none alive"
+
+
+def test_functions_are_judged_only_when_every_instance_tells_its_own() -> None:
+    """One that does not may know them all."""
+    waiting = [FreeQueue("a:known", "q", 3, NOW), FreeQueue("a:lost", "q", 2, NOW), FreeQueue("a:lost", "r", 1, NOW)]
+    told = instance(task_names=["a:known"])
+    finding = functions(waiting, [told])
+    assert (finding.is_well, finding.found) == (False, "known to no running instance: a:lost (3 waiting)")
+    assert functions(waiting, [told, instance("i2", task_names=["a:lost"])]).is_well
+    assert functions(waiting, [told, instance("i2", task_names=None)]).is_well
+    assert functions(waiting, [told, told._replace(live_tasks="{broken")]).is_well
+    assert functions(waiting, []).is_well
+
+
+def test_a_log_is_a_finding_when_it_is_large_or_pinned_while_it_grows() -> None:
+    """A reader of a small log is in nobody's way."""
+    reader = Reader(os.getpid(), 10)
+    assert judge_log(Log(0), ()).is_well
+    assert judge_log(Log(1_000_000, 200, 10, (reader,)), [reader]).is_well
+    assert f"pinned by process {os.getpid()}" in judge_log(Log(5_000_000, 1_000, 10, (reader,)), [reader]).found
+    assert not judge_log(Log(70_000_000, 20_000, 20_000), ()).is_well
+
+
+def test_a_log_without_an_index_is_only_as_large_as_it_is(tmp_path: Path) -> None:
+    """A copy of a file, or one that another system has written."""
+    database = tmp_path / "tasks.db"
+    assert log_of(database) == Log(0)
+    (tmp_path / "tasks.db-wal").write_bytes(b"x" * 5)
+    assert log_of(database) == Log(5)
+    (tmp_path / "tasks.db-shm").write_bytes(b"x" * 5)
+    assert log_of(database) == Log(5)
+
+
+def test_a_stamp_of_some_seconds_ahead_is_no_skew() -> None:
+    """Two hosts with NTP differ by less."""
+    assert clocks(None, NOW).is_well
+    assert clocks(NOW + 5 * SECOND, NOW).is_well
+    assert clocks(NOW + 90 * SECOND, NOW).found == "the newest stamp in the file lies 1m in the future"

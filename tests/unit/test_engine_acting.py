@@ -1,0 +1,93 @@
+"""Acting on stored tasks: each write repeats what was read, so who comes too late changes nothing."""
+
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from taskmanager.engine.acting import cancel_stored, retry_stored, why_not_again
+from taskmanager.engine.rows import Rows
+from taskmanager.model.record import TaskRow, TaskWrite, expected_of
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.memory import MemoryStore
+from taskmanager.store.protocol import Store
+from taskmanager.store.sqlite import SqliteStore
+from tests.unit.engine_lives import new_live
+
+pytestmark = pytest.mark.anyio
+ROWS: Final = Rows({})
+
+
+def waiting(task_id: str, **values: Any) -> TaskRow:
+    return new_live(task_id=task_id).row()._replace(claimed_by_worker_id=None, **values)
+
+
+def failed(task_id: str, **values: Any) -> TaskRow:
+    return waiting(task_id, status="FAILED", failed_at=2_000, error_code="X", start_count=3, retry_count=2, **values)
+
+
+@pytest.fixture(params=[MemoryStore, SqliteStore])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    made: Store = SqliteStore(tmp_path / "tasks.db") if request.param is SqliteStore else MemoryStore()
+    await made.open()
+    yield made
+    await made.close()
+
+
+async def moved_on(store: Store, row: TaskRow) -> None:
+    """Somebody else has run the task since `row` was read."""
+    changed = row._replace(status="RUNNING", claimed_by_worker_id="other", started_at=3_000, start_count=9)
+    changed = changed._replace(failed_at=None, error_code=None)
+    assert not (await store.commit([TaskWrite(changed, expected_of(row))])).lost
+
+
+async def test_a_free_task_is_ended_and_one_that_somebody_has_is_asked(store: Store) -> None:
+    """A free row nobody else will end; of an owned one only the request is written."""
+    free = waiting("free")
+    owned = waiting("owned")._replace(claimed_by_worker_id="other")
+    await store.commit([TaskWrite(row, None) for row in (free, owned)])
+    assert await cancel_stored(store, ROWS, [free, owned], 5_000) == {"free", "owned"}
+    rows = await store.fetch_ids(["free", "owned"])
+    assert (rows["free"].status, rows["free"].error_code) == ("CANCELLED", "TASK_CANCELLED")
+    assert (rows["owned"].status, rows["owned"].cancel_requested_at) == ("PENDING", 5_000)
+
+
+async def test_a_retry_keeps_the_fence_and_clears_the_rest(store: Store) -> None:
+    """`start_count` is never reset: what an old attempt still writes must be refused."""
+    row = failed("t", good_until=1, next_retry_at=2_500, cancel_requested_at=2_600)
+    await store.commit([TaskWrite(row, None)])
+    assert await retry_stored(store, ROWS, [row], 5_000) == {"t"}
+    again = await store.fetch("t")
+    assert again is not None
+    assert (again.status, again.start_count, again.retry_count, again.enqueued_at) == ("PENDING", 3, 0, 5_000)
+    assert (again.good_until, again.next_retry_at, again.cancel_requested_at, again.error_code) == (None,) * 4
+
+
+@pytest.mark.parametrize(
+    ("act", "row"), [(cancel_stored, waiting("t")), (retry_stored, failed("t"))], ids=["cancel", "retry"]
+)
+async def test_who_comes_too_late_changes_nothing(
+    store: Store,
+    act: Callable[[Store, Rows, list[TaskRow], int], Coroutine[Any, Any, frozenset[str]]],
+    row: TaskRow,
+) -> None:
+    """The row has moved on between the look and the write; the rest of the batch is done."""
+    other = row._replace(task_id="other")
+    await store.commit([TaskWrite(each, None) for each in (row, other)])
+    await moved_on(store, row)
+    assert await act(store, ROWS, [row, other], 5_000) == {"other"}
+    now = await store.fetch("t")
+    assert now is not None
+    assert (now.status, now.start_count, now.cancel_requested_at) == ("RUNNING", 9, None)
+
+
+def test_what_cannot_be_run_again_says_why() -> None:
+    """Live, COMPLETED without force, and arguments that are nowhere."""
+    completed = waiting("t", status="COMPLETED", completed_at=2_000)
+    assert why_not_again(failed("t"), force=False) is None
+    assert why_not_again(completed, force=True) is None
+    assert "by force" in (why_not_again(completed, force=False) or "")
+    assert "arguments" in (why_not_again(failed("t")._replace(args=None), force=False) or "")
+    for status in (TaskStatus.PENDING, TaskStatus.CLAIMED, TaskStatus.RUNNING):
+        assert "has not ended" in (why_not_again(waiting("t")._replace(status=status), force=True) or "")
