@@ -1,0 +1,164 @@
+"""What becomes of a schedule at a moment: it waits, it fires, a fire is dropped, or held until an earlier run ended.
+
+Pure, and the only place that knows `catch_up` and `overlap`. A fire that came due while nobody watched (the application
+was down, the machine slept, the clock was stepped) is *missed*; one that came due while this instance watched is not,
+however late a slow loop gets to it. Times move forwards only: every answer is later than the fire it follows.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+from taskmanager.rules.cron import Cron
+
+CatchUp = Literal["skip", "latest", "all"]
+Overlap = Literal["skip", "queue", "allow"]
+
+NEVER_US: Final = 253_402_300_799_000_000
+"""The last second that a datetime can hold stands for "not again"."""
+GRACE_US: Final = 1_000_000
+"""A fire this late counts as on time, and never one later than a tenth of the time to the next."""
+_SECOND_US: Final = 1_000_000
+
+
+class Timing:
+    """When a schedule fires: by a cron expression, or every so many microseconds; and how much later it may start."""
+
+    __slots__ = ("_cron", "_every_us", "_name", "jitter_us")
+
+    def __init__(self, name: str, *, cron: Cron | None, every_us: int | None, jitter_us: int = 0) -> None:
+        self._name = name
+        self._cron = cron
+        self._every_us = every_us
+        self.jitter_us = jitter_us
+
+    def __repr__(self) -> str:
+        return f"<Timing {self}>"
+
+    def __str__(self) -> str:
+        if self._every_us is not None:
+            text = f"every {self._every_us / _SECOND_US:g} s"
+        else:
+            assert self._cron is not None
+            text = f"{self._cron.expression} {self._cron.timezone}"
+        return f"{text}, jitter {self.jitter_us / _SECOND_US:g} s" if self.jitter_us else text
+
+    def after(self, instant_us: int, anchor_us: int | None = None) -> int:
+        """The first fire later than this instant. Intervals count from `anchor_us`, an earlier fire of theirs."""
+        if self._every_us is not None:
+            anchor = instant_us if anchor_us is None else anchor_us
+            return anchor + ((instant_us - anchor) // self._every_us + 1) * self._every_us
+        assert self._cron is not None
+        found = self._cron.after(instant_us)
+        return NEVER_US if found is None else found
+
+    def due(self, fire_us: int) -> int:
+        """When this fire starts: at its time, or within the jitter behind it, at the same moment for every instance."""
+        if not self.jitter_us:
+            return fire_us
+        digest = hashlib.sha256(f"{self._name}@{fire_us}".encode("utf-8", "surrogatepass")).digest()
+        return fire_us + int.from_bytes(digest[:8], "big") % self.jitter_us
+
+    def grace_us(self, fire_us: int) -> int:
+        """How late this fire may be and still be on time."""
+        return min(GRACE_US, (self.after(fire_us, fire_us) - fire_us) // 10)
+
+    def newest(self, fire_us: int, until_us: int, count: int) -> int:
+        """The first of the newest `count` fires from `fire_us` on that are not later than `until_us`."""
+        if self._every_us is not None:
+            behind = max(0, until_us - fire_us) // self._every_us
+            return fire_us + max(0, behind - count + 1) * self._every_us
+        found = fire_us
+        for _ in range(count):
+            found = self.after(found)
+            if found > until_us:
+                return fire_us
+        width = max(_SECOND_US, found - fire_us)
+        found = self._latest(fire_us, until_us, width)
+        for _ in range(count - 1):
+            earlier = self._latest(fire_us, found - 1, width)
+            found, width = earlier, max(_SECOND_US, found - earlier)
+        return found
+
+    def _latest(self, first_us: int, until_us: int, width_us: int) -> int:
+        """The last fire from `first_us` (a fire) to `until_us`, searched for backwards in windows that grow."""
+        low, high = first_us, until_us
+        while until_us - width_us > first_us:
+            found = self.after(until_us - width_us)
+            if found <= until_us:
+                low = found
+                break
+            high = until_us - width_us
+            width_us *= 2
+        while high - low >= _SECOND_US:
+            middle = (low + high) // 2
+            found = self.after(middle)
+            low, high = (found, high) if found <= high else (low, middle)
+        return low
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """When a schedule fires, and what is done about fires that were missed or come while an earlier run goes on."""
+
+    timing: Timing
+    catch_up: CatchUp
+    max_catch_up_runs: int
+    overlap: Overlap
+
+
+class Wait(NamedTuple):
+    """Nothing is due before this instant."""
+
+    until_us: int
+
+
+class Hold(NamedTuple):
+    """A fire waits for the end of an earlier run."""
+
+
+class Move(NamedTuple):
+    """Run the fire of `fire_at` (None: none of them), and go on with `next_run_at`. `reason`: why fires are dropped."""
+
+    fire_at: int | None
+    next_run_at: int
+    reason: str | None = None
+
+
+def judge(plan: Plan, next_run_at: int | None, now: int, watched_since: int, is_busy: bool) -> Wait | Hold | Move:
+    """What is to be done with a schedule whose next fire is `next_run_at` (None: reckon it from now).
+
+    `watched_since`: since when this instance has looked without a gap, on a wall clock that was not stepped. `is_busy`:
+    a run of the schedule has not ended.
+    """
+    timing = plan.timing
+    if next_run_at is None:
+        return Move(None, timing.after(now))
+    if timing.due(next_run_at) > now:
+        return Wait(timing.due(next_run_at))
+    on_time_from = watched_since - timing.grace_us(next_run_at)
+    fire = next_run_at
+    if plan.catch_up == "skip":
+        fire = _first_due_from(timing, fire, on_time_from)
+        if timing.due(fire) > now:
+            return Move(None, fire, "missed")
+    fire = timing.newest(fire, now - timing.jitter_us, plan.max_catch_up_runs if plan.catch_up == "all" else 1)
+    is_missed = timing.due(fire) < on_time_from
+    behind_all_due = timing.after(max(fire, now - timing.jitter_us), fire)
+    if is_busy and plan.overlap != "allow":
+        if is_missed or plan.overlap == "queue":
+            return Hold()
+        return Move(None, behind_all_due, "an earlier run has not ended")
+    # What is made up is made up one by one; of what came due behind a run that was waited for, one waits, not more.
+    following = behind_all_due if plan.overlap == "queue" and not is_missed else timing.after(fire, fire)
+    return Move(fire, following, None if fire == next_run_at else "missed")
+
+
+def _first_due_from(timing: Timing, fire_us: int, instant_us: int) -> int:
+    """The first fire from `fire_us` on that does not start before `instant_us`."""
+    if timing.due(fire_us) >= instant_us:
+        return fire_us
+    fire_us = timing.after(max(fire_us, instant_us - timing.jitter_us - 1), fire_us)
+    while timing.due(fire_us) < instant_us:
+        fire_us = timing.after(fire_us, fire_us)
+    return fire_us
