@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
+from taskmanager.duties.schedule_actions import ScheduleActions
 from taskmanager.engine.events import wait_in
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
@@ -18,6 +19,7 @@ class Running(NamedTuple):
 
     lifecycle: Lifecycle
     records: Records
+    schedules: ScheduleActions
 
 
 class Keeper:

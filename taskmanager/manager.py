@@ -1,10 +1,8 @@
 """`TaskManager`: wiring and one-line delegations. What it does is done in `engine/`, where it is kept in `store/`."""
 
 import asyncio
-import atexit
 import logging
 import sqlite3
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -18,6 +16,7 @@ from taskmanager.background import Background
 from taskmanager.codec.values import Codec
 from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.rounds import Rounds
+from taskmanager.duties.schedule_actions import ScheduleActions
 from taskmanager.duties.stale import StaleTasks
 from taskmanager.engine.attempt import Attempt, current
 from taskmanager.engine.definition import CallOptions, Definition
@@ -28,6 +27,7 @@ from taskmanager.engine.lifecycle import Lifecycle
 from taskmanager.engine.live import LiveTask
 from taskmanager.engine.records import Records
 from taskmanager.engine.report import status_of
+from taskmanager.engine.schedule import ScheduleOptions
 from taskmanager.engine.settings import Settings, default_processes, default_threads
 from taskmanager.handle import TaskHandle
 from taskmanager.hosting import host, shielded
@@ -42,7 +42,7 @@ from taskmanager.model.config import (
     own_code_fault,
     raise_faults,
 )
-from taskmanager.model.errors import ConfigurationError, StoreUnavailable, UnknownTask
+from taskmanager.model.errors import ConfigurationError, StoreUnavailable
 from taskmanager.model.record import TaskInfo
 from taskmanager.model.result import Seconds
 from taskmanager.model.states import Lane, TaskStatus
@@ -135,10 +135,9 @@ class TaskManager:
         self._make_store: Callable[[], Store] = self._default_store
         self._intake = self._new_intake()
         self._lifecycle: Lifecycle | None = None
-        self._records: Records | None = None
-        self._keeper = Keeper(self._current, lambda: self._intake)
+        self._current: Running | None = None
+        self._keeper = Keeper(lambda: self._current, lambda: self._intake)
         self._is_isolated = False
-        _managers.add(self)
 
     def _default_store(self) -> Store:
         database = self._settings.database
@@ -235,8 +234,25 @@ class TaskManager:
         run_on_startup: bool = False,
         jitter: Seconds = 0.0,
     ) -> TaskDecorator:
-        """Recurring tasks are not in this release; raises `ConfigurationError`."""
-        raise ConfigurationError("schedules are not in this release; enqueue with with_options(run_at=...) instead")
+        """Run a task again and again: by a cron expression in a time zone (UTC if None), or every so many seconds.
+
+        Stands above `@manager.task(...)`, or on a plain function. Its runs are persisted, and free for every instance
+        on the file; each fire runs once. `catch_up`: what becomes of fires that were missed; `overlap`: of one that
+        comes before the last run has ended. Raises `ConfigurationError` with everything that is wrong.
+        """
+        options = ScheduleOptions(
+            cron=cron, every=every, timezone=timezone, name=name, args=args, kwargs=kwargs, catch_up=catch_up,
+            max_catch_up_runs=max_catch_up_runs, overlap=overlap, run_on_startup=run_on_startup, jitter=jitter,
+        )  # fmt: skip
+        return TaskDecorator(lambda fn: self._schedule(fn, options))
+
+    def _schedule(self, fn: Callable[..., Any], options: ScheduleOptions) -> Task[..., Any]:
+        task = fn if isinstance(fn, Task) else Task(fn, TaskOptions())
+        self._bind(task)
+        schedule = self._registry.schedule(task, options)
+        if self._current is not None:
+            self._current.schedules.add(schedule)
+        return task
 
     def register(self, *tasks: Task[..., Any]) -> None:
         """Bind tasks that were declared with the free `@task`."""
@@ -341,7 +357,7 @@ class TaskManager:
         except BaseException:
             self._lifecycle = None
             raise
-        self._records = Records(engine)
+        self._current = Running(self._lifecycle, Records(engine), ScheduleActions(engine, rounds.schedules))
 
     async def stop(self, *, timeout: float | None = None) -> None:
         """Drain for `timeout` seconds (default `drain_timeout`), cancel what is left, record, release, close.
@@ -359,7 +375,7 @@ class TaskManager:
             # A waiter that is cancelled must not leave the file open and every handle hanging.
             await shielded(lifecycle.stop(self._settings.drain_timeout_s if timeout is None else timeout))
         finally:
-            self._lifecycle = self._records = None
+            self._lifecycle = self._current = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -430,11 +446,6 @@ class TaskManager:
     def _engine(self) -> Engine | None:
         return None if self._lifecycle is None else self._lifecycle.engine
 
-    def _current(self) -> Running | None:
-        if self._lifecycle is None or self._records is None:
-            return None
-        return Running(self._lifecycle, self._records)
-
     def _running(self) -> Lifecycle:
         return self._keeper.needed().lifecycle
 
@@ -446,7 +457,8 @@ class TaskManager:
         return Recovery(store, self._clock, identity, settings.database, crash_budget=settings.recovery.crash_budget)
 
     def _rounds(self, engine: Engine, recovery: Recovery) -> Rounds:
-        return Rounds(engine, recovery, is_alone=self._is_isolated or self._settings.database is None)
+        is_alone = self._is_isolated or self._settings.database is None
+        return Rounds(engine, recovery, self._registry.schedules.values(), is_alone=is_alone)
 
     def _stale_tasks(self) -> StaleTasks:
         engine = self._running().engine
@@ -519,20 +531,20 @@ class TaskManager:
         await self._running().set_paused(queue_name, False)
 
     async def schedules(self) -> tuple[ScheduleInfo, ...]:
-        """Schedules are not in this release, so there are none."""
-        return ()
+        """Every schedule in the file, also of other instances, by its next fire."""
+        return await self._keeper.needed().schedules.list()
 
     async def pause_schedule(self, name: str, /) -> None:
-        """Schedules are not in this release; raises `UnknownTask`."""
-        raise _no_schedule(name)
+        """Fire it no more, in every instance; what comes due meanwhile is dropped. Raises `UnknownTask`."""
+        await self._keeper.needed().schedules.pause(name)
 
     async def resume_schedule(self, name: str, /) -> None:
-        """Schedules are not in this release; raises `UnknownTask`."""
-        raise _no_schedule(name)
+        """Fire it again, from now on. Raises `UnknownTask`."""
+        await self._keeper.needed().schedules.resume(name)
 
     async def run_schedule(self, name: str, /) -> TaskHandle[Any]:
-        """Schedules are not in this release; raises `UnknownTask`."""
-        raise _no_schedule(name)
+        """Run it once now, paused or not, whatever runs already; its fires stay as they are. Raises `UnknownTask`."""
+        return self.handle(await self._keeper.needed().schedules.run(name))
 
     async def background(self) -> AsyncIterator[Background]:
         """For `Depends(manager.background)`: tasks added are handed over when the route has succeeded, else dropped."""
@@ -560,18 +572,5 @@ class TaskManager:
 
     def status(self) -> ManagerStatus:
         """This instance as it is now; costs nothing, awaits nothing."""
-        return status_of(self._engine(), self._intake)
-
-
-def _no_schedule(name: str) -> UnknownTask:
-    return UnknownTask(f"there is no schedule {name!r}: schedules are not in this release")
-
-
-_managers: "weakref.WeakSet[TaskManager]" = weakref.WeakSet()
-
-
-@atexit.register
-def _warn_of_held_tasks() -> None:
-    for manager in list(_managers):
-        if held := manager.status().held_count:
-            logger.warning("%d tasks were enqueued to a manager that was never started; they are lost", held)
+        upcoming = () if self._current is None else self._current.schedules.upcoming()
+        return status_of(self._engine(), self._intake, upcoming)

@@ -14,6 +14,7 @@ from taskmanager.codec.arguments import ArgumentCodec
 from taskmanager.codec.results import ResultCodec
 from taskmanager.codec.values import Codec
 from taskmanager.engine.definition import Definition
+from taskmanager.engine.schedule import Schedule, ScheduleOptions, make_schedule
 from taskmanager.model.config import ExceptionMapper, RetryPolicy
 from taskmanager.model.errors import ConfigurationError, UnknownTask
 from taskmanager.model.result import seconds_of
@@ -43,6 +44,8 @@ class Registry:
         self.defaults = defaults
         self.tasks: dict[str, Task[..., Any]] = {}
         self.definitions: dict[str, Definition] = {}
+        self.schedules: dict[str, Schedule] = {}
+        self._scheduled: dict[str, Task[..., Any]] = {}
 
     def __repr__(self) -> str:
         return f"<Registry of {len(self.tasks)} tasks>"
@@ -64,6 +67,18 @@ class Registry:
         self.tasks[task.name] = task
         self.definitions[task.name] = definition
         task.binding = Binding(definition, submitter)
+
+    def schedule(self, task: Task[..., Any], options: ScheduleOptions) -> Schedule:
+        """Add a schedule of a bound task. Raises `ConfigurationError` for a second one of the same name, and for
+        arguments that do not fit the function.
+        """
+        name = options.name or task.name
+        known = self._scheduled.get(name)
+        if known is not None and (known is task or not _is_same_function(known, task)):
+            raise ConfigurationError(f"there is a schedule {name!r} already, of {known.name}; give one of them a name=")
+        self.schedules[name] = schedule = make_schedule(name, self.definitions[task.name], options)
+        self._scheduled[name] = task
+        return schedule
 
     def get(self, name: str) -> Task[..., Any]:
         """The task of that name; `UnknownTask` when there is none."""

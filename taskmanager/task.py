@@ -320,7 +320,11 @@ def import_name(module: str) -> str:
 
 
 def _function_faults(fn: Any) -> list[str]:
-    if not callable(fn) or isinstance(fn, Task):
+    if isinstance(fn, Task):
+        return [
+            f"a task is made from a function, not from {fn!r}; @manager.schedule(...) stands above @manager.task(...)"
+        ]
+    if not callable(fn):
         return [f"a task is made from a function, not from {fn!r}"]
     if not hasattr(fn, "__qualname__") or not hasattr(fn, "__module__"):
         return [f"{fn!r} has no name to be known by; wrap it in a function"]

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from taskmanager.duties.heartbeat import Heartbeat
@@ -11,8 +11,10 @@ from taskmanager.duties.live_tasks import LiveTasks
 from taskmanager.duties.reaper import Reaper
 from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.retention import Retention
+from taskmanager.duties.schedules import Schedules
 from taskmanager.duties.worker_states import WorkerStates
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.schedule import Schedule
 from taskmanager.model.errors import StoreError, StoreUnavailable
 
 logger = logging.getLogger("taskmanager")
@@ -25,7 +27,9 @@ UPKEEP_INTERVAL_S: Final = 5.0
 class Rounds:
     """Starts with the instance, and stops last."""
 
-    def __init__(self, engine: Engine, recovery: Recovery, *, is_alone: bool) -> None:
+    def __init__(
+        self, engine: Engine, recovery: Recovery, schedules: Iterable[Schedule] = (), *, is_alone: bool
+    ) -> None:
         self._engine = engine
         self._is_alone = is_alone
         self._heartbeat = Heartbeat(engine)
@@ -33,14 +37,18 @@ class Rounds:
         self._retention = Retention(engine)
         self._worker_states = WorkerStates(engine)
         self._live_tasks = LiveTasks(engine)
+        self.schedules = Schedules(engine, schedules)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def recover(self) -> int:
-        """What a start does before it claims: give back what dead instances left."""
-        return await self._reaper.recover_dead()
+        """What a start does before it claims: give back what dead instances left, and declare its schedules."""
+        moved = await self._reaper.recover_dead()
+        await self.schedules.open()
+        return moved
 
     def start(self) -> None:
-        """Begin every duty; none for an instance whose store nobody else can see and which ends with it."""
+        """Begin every duty; only the schedules where nobody else can see the store, and it ends with the instance."""
+        self._tasks.append(self._engine.loop.create_task(self.schedules.run(), name="taskmanager-schedules"))
         if self._is_alone:
             return
         config = self._engine.settings.recovery

@@ -4,6 +4,7 @@ Everything that can be wrong with a call is found here, at the call, before anyt
 last, short part only: it makes "is there room, is the key free, is the door open" one decision with the entry itself.
 """
 
+import atexit
 import logging
 import os
 import threading
@@ -364,6 +365,16 @@ class Intake:
 def _tell_forked() -> None:
     for intake in list(_intakes):
         intake.forked()
+
+
+@atexit.register
+def warn_of_held_tasks() -> None:
+    """At the end of the process: what was held for a start that never came is lost, and said."""
+    for intake in list(_intakes):
+        if intake.held:
+            logger.warning(
+                "%d tasks were enqueued to a manager that was never started; they are lost", len(intake.held)
+            )
 
 
 if hasattr(os, "register_at_fork"):

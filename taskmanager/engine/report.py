@@ -11,7 +11,7 @@ from taskmanager.engine.engine import Engine
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.live import Phase
 from taskmanager.model.clock import from_us
-from taskmanager.model.status import LaneStatus, ManagerStatus, QueueStatus
+from taskmanager.model.status import LaneStatus, ManagerStatus, QueueStatus, ScheduleInfo
 
 MAX_SHOWN_TASKS: Final = 100
 """Running tasks that other processes see of an instance; those that report progress go first, then the oldest."""
@@ -92,7 +92,7 @@ def _task_document(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def status_of(engine: Engine | None, intake: Intake) -> ManagerStatus:
+def status_of(engine: Engine | None, intake: Intake, schedules: tuple[ScheduleInfo, ...] = ()) -> ManagerStatus:
     """What `manager.status()` says; `engine` is the start that runs now, or None."""
     if engine is None:
         return ManagerStatus(state=intake.door.value, held_count=len(intake.held))
@@ -120,4 +120,5 @@ def status_of(engine: Engine | None, intake: Intake) -> ManagerStatus:
             )
             for name, queue in dispatcher.queues.items()
         },
+        schedules=schedules,
     )

@@ -25,15 +25,22 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleInfo:
-    """One schedule. Instants are aware UTC."""
+    """One schedule. Instants are aware UTC; `definition` is its timing in words.
+
+    `next_run_at` is None while it is not known: after a resume, until the application has looked. `is_declared` is
+    False when no instance that runs defines the schedule any more; it does not fire, and its row is kept.
+    """
 
     schedule_name: str
+    task_name: str
+    definition: str
     last_run_at: datetime | None
     next_run_at: datetime | None
     last_task_id: str | None
     run_count: int
     config_hash: str | None
     is_paused: bool
+    is_declared: bool
     updated_at: datetime
 
 
@@ -60,3 +67,4 @@ class ManagerStatus:
     abandoned_count: int = 0
     lanes: Mapping[str, LaneStatus] = field(default_factory=dict)
     queues: Mapping[str, QueueStatus] = field(default_factory=dict)
+    schedules: tuple[ScheduleInfo, ...] = ()

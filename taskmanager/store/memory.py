@@ -3,11 +3,14 @@
 Ended tasks are kept in the order of their end, and the oldest leave when there are more than `max_history`.
 """
 
+import json
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
+from taskmanager.model.errors import StoreError
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
+from taskmanager.model.schedule import SCHEDULE_TAG, ScheduleDeclaration, ScheduleFire, ScheduleRow
 from taskmanager.model.states import TERMINAL, WAITING, TaskStatus
 from taskmanager.store.constraints import encodable_write, is_memory_only, write_fault
 from taskmanager.store.memory_statistics import glance_at
@@ -37,6 +40,7 @@ class MemoryStore:
         self._attempts: dict[str, dict[int, AttemptRow]] = {}
         self._instances: dict[str, InstanceRow] = {}
         self._paused: dict[str, int] = {}
+        self._schedules: dict[str, ScheduleRow] = {}
         self.worker_states: deque[WorkerState] = deque(maxlen=MAX_WORKER_STATES)
 
     def __repr__(self) -> str:
@@ -278,6 +282,59 @@ class MemoryStore:
 
     async def paused_queues(self) -> frozenset[str]:
         return frozenset(self._paused)
+
+    def _schedule(self, name: str) -> ScheduleRow | None:
+        row = self._schedules.get(name)
+        return None if row is None else row._replace(is_declared=row.owner_id in self._instances)
+
+    async def declare_schedules(self, declared: Sequence[ScheduleDeclaration], owner: str, now: int) -> frozenset[str]:
+        owned = set()
+        for each in declared:
+            row = each.onto(self._schedule(each.schedule_name), owner, now)
+            if row is not None:
+                self._schedules[row.schedule_name] = row
+                owned.add(row.schedule_name)
+        return frozenset(owned)
+
+    async def fire_schedules(self, fires: Sequence[ScheduleFire]) -> frozenset[str]:
+        writes = {each.schedule_name: encodable_write(TaskWrite(each.task, None)) for each in fires if each.task}
+        for write in writes.values():
+            fault = write_fault(write)
+            if fault is not None:
+                raise StoreError(f"the run of a schedule cannot be stored: {fault}")
+        lost = set()
+        for each in fires:
+            row = self._schedules.get(each.schedule_name)
+            if row is None or not each.wins(row):
+                lost.add(each.schedule_name)
+                continue
+            row = row._replace(next_run_at=each.next_run_at, updated_at=each.now)
+            task = each.task and writes[each.schedule_name].row
+            if task is not None and self._row(task.task_id) is None:
+                self._put(task)
+                row = row._replace(last_run_at=each.now, last_task_id=task.task_id, run_count=row.run_count + 1)
+            self._schedules[each.schedule_name] = row
+        return frozenset(lost)
+
+    async def schedules(self, names: Collection[str] | None = None, limit: int | None = None) -> list[ScheduleRow]:
+        found = [row for name in (self._schedules if names is None else names) if (row := self._schedule(name))]
+        found.sort(key=lambda row: (row.next_run_at is None, row.next_run_at or 0, row.schedule_name))
+        return found if limit is None else found[:limit]
+
+    async def busy_schedules(self) -> frozenset[str]:
+        tags = (row.tags for row in self._live.values() if row.scheduled_for is not None)
+        return frozenset(name for each in tags if each and (name := json.loads(each).get(SCHEDULE_TAG)))
+
+    async def set_schedule_paused(self, name: str, paused: bool, now: int) -> bool:
+        row = self._schedules.get(name)
+        if row is None:
+            return False
+        if paused:
+            row = row._replace(paused_at=now if row.paused_at is None else row.paused_at)
+        elif row.paused_at is not None:
+            row = row._replace(paused_at=None, next_run_at=None)
+        self._schedules[name] = row._replace(updated_at=now)
+        return True
 
     async def data_version(self) -> int:
         """Nobody else can write here."""

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
+from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow
 from taskmanager.model.states import TaskStatus
 
 if TYPE_CHECKING:
@@ -249,6 +250,32 @@ class Store(Protocol):
 
     async def paused_queues(self) -> frozenset[str]:
         """The queues that are paused."""
+        ...
+
+    async def declare_schedules(self, declared: Sequence[ScheduleDeclaration], owner: str, now: int) -> frozenset[str]:
+        """Let `owner` own what nobody who is there owns, or owns with another definition and an earlier start.
+
+        One transaction; the names that are its own by this call. See `ScheduleDeclaration.onto`.
+        """
+        ...
+
+    async def fire_schedules(self, fires: Sequence[ScheduleFire]) -> frozenset[str]:
+        """Move schedules on and insert the tasks of their fires, free, in one transaction; the names that lost.
+
+        A task whose id exists was run before: the schedule moves on without it. Every name at most once.
+        """
+        ...
+
+    async def schedules(self, names: Collection[str] | None = None, limit: int | None = None) -> list[ScheduleRow]:
+        """All of them, or these, by their next fire; those without one last."""
+        ...
+
+    async def busy_schedules(self) -> frozenset[str]:
+        """The schedules with a run that has not ended, wherever it is and whatever it waits for."""
+        ...
+
+    async def set_schedule_paused(self, name: str, paused: bool, now: int) -> bool:
+        """Pause, or go on from now: the next fire is reckoned anew. False when there is no such schedule."""
         ...
 
     async def data_version(self) -> int:

@@ -202,6 +202,10 @@ class World:
             now_us, is_held = engine.clock.now_us(), engine.steps.holds_expiry
             found.append(engine.dispatcher.next_wall_delay_s(now_us, holds_expiry=is_held))
         found.extend(self.store.free_delays_s(self.clock.now_us(), engine.definitions))
+        running = self.manager._current
+        next_fire_s = None if running is None else running.schedules.next_due_in_s()
+        if next_fire_s is not None:
+            found.append(next_fire_s)
         return max(0.0, min(found)) if found else None
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
+from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import ClaimRequest, CommitReport, FreeQueue, InstanceRow, TaskFilter, WorkerState
-from taskmanager.store.sqlite import beat, claims, queries, transitions, upkeep
+from taskmanager.store.sqlite import beat, claims, queries, schedules, transitions, upkeep
 from taskmanager.store.sqlite.beat import SqliteBeater
 from taskmanager.store.sqlite.connection import (
     Connection,
@@ -170,6 +171,21 @@ class SqliteStore:
 
     async def paused_queues(self) -> frozenset[str]:
         return await self._read(queries.paused_queues)
+
+    async def declare_schedules(self, declared: Sequence[ScheduleDeclaration], owner: str, now: int) -> frozenset[str]:
+        return await self._write(schedules.declare, declared, owner, now)
+
+    async def fire_schedules(self, fires: Sequence[ScheduleFire]) -> frozenset[str]:
+        return await self._write(schedules.fire, fires)
+
+    async def schedules(self, names: Collection[str] | None = None, limit: int | None = None) -> list[ScheduleRow]:
+        return await self._read(schedules.fetch, names, limit)
+
+    async def busy_schedules(self) -> frozenset[str]:
+        return await self._read(schedules.busy)
+
+    async def set_schedule_paused(self, name: str, paused: bool, now: int) -> bool:
+        return await self._write(schedules.set_paused, name, paused, now)
 
     async def data_version(self) -> int:
         return await self._write(queries.data_version)

@@ -57,6 +57,11 @@ def commit(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -> Commi
         return _commit_with_care(connection, writes)
 
 
+def insert(connection: sqlite3.Connection, rows: Sequence[TaskRow]) -> None:
+    """Insert tasks whose ids are known to be free, inside a transaction of the caller's."""
+    _execute(connection, sql.insert_tasks, rows, sql.TASK)
+
+
 def _apply(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -> None:
     inserts = [write.row for write in writes if write.expected is None]
     starts: list[tuple[Any, ...]] = []

@@ -74,6 +74,9 @@ CREATE INDEX taskmanager_tasks_free ON taskmanager_tasks (task_name, queue_name,
     WHERE claimed_by_worker_id IS NULL AND status = 'PENDING';
 CREATE INDEX taskmanager_tasks_owner ON taskmanager_tasks (claimed_by_worker_id, id)
     WHERE claimed_by_worker_id IS NOT NULL AND status IN ('PENDING', 'CLAIMED', 'RUNNING');
+-- Which schedules have a run that has not ended.
+CREATE INDEX taskmanager_tasks_scheduled ON taskmanager_tasks (scheduled_for)
+    WHERE scheduled_for IS NOT NULL AND status IN ('PENDING', 'CLAIMED', 'RUNNING');
 CREATE INDEX taskmanager_tasks_cancel ON taskmanager_tasks (claimed_by_worker_id)
     WHERE cancel_requested_at IS NOT NULL;
 
@@ -148,9 +151,13 @@ CREATE TABLE taskmanager_schedule_state (
     next_run_at INTEGER,
     last_task_id TEXT,
     run_count INTEGER NOT NULL DEFAULT 0 CHECK (run_count >= 0),
-    config_hash TEXT,
+    config_hash TEXT NOT NULL,
     paused_at INTEGER,
-    updated_at INTEGER NOT NULL
+    updated_at INTEGER NOT NULL,
+    owner_id TEXT NOT NULL,
+    task_name TEXT NOT NULL,
+    definition TEXT NOT NULL,
+    template TEXT NOT NULL
 ) STRICT;
 
 CREATE TABLE taskmanager_instances (

@@ -1,0 +1,316 @@
+"""Fires the schedules of one instance, together with all others on the same store: each fire once.
+
+A fire is one verb of the store: the schedule moves on, and the task stands there as a free row for whoever has room.
+Who loses that race reads what the winner has written; it is a normal answer. A store that does not answer, a full
+queue, or one schedule that raises holds up nothing else: it is said, and tried again.
+
+The instance that started last owns a definition. One that defines a schedule otherwise does not fire it while the owner
+is there; when the owner is gone, whoever still declares the schedule takes it over.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from taskmanager.duties.schedule_book import ScheduleBook
+from taskmanager.engine.engine import Engine
+from taskmanager.engine.schedule import Schedule, task_of
+from taskmanager.model.clock import from_us
+from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.model.ids import new_task_id
+from taskmanager.model.schedule import ScheduleFire, ScheduleRow
+from taskmanager.rules.schedule import Hold, Wait, judge
+
+logger = logging.getLogger("taskmanager")
+
+PAGE: Final = 500
+"""Fires per transaction: bounds how long one holds the store."""
+RECHECK_S: Final = 5.0
+"""How often the wall clock, and what others wrote, is looked at while nothing is due."""
+RETRY_S: Final = 1.0
+"""How soon what could not be done now is tried again."""
+UNWATCHED_S: Final = 10.0
+"""After this long without a look the machine slept, or the process was stopped: what came due meanwhile was missed."""
+_US: Final = 1_000_000
+
+
+class Schedules:
+    """One per start of a manager."""
+
+    def __init__(self, engine: Engine, schedules: Iterable[Schedule]) -> None:
+        self._engine = engine
+        self.book = ScheduleBook()
+        self._new: deque[Schedule] = deque(schedules)
+        self._orphans: set[str] = set()
+        self._startup: set[str] = set()
+        self._changed = asyncio.Event()
+        self._version: int | None = None
+        self._watched_since = 0
+        self._looked_s: float | None = None
+        self._heard_s = 0.0
+        self._steps_seen = 0
+        self._full_queues: set[str] = set()
+        self._is_store_silent = False
+
+    def __repr__(self) -> str:
+        return f"<Schedules {self.book!r}>"
+
+    def add(self, schedule: Schedule) -> None:
+        """A schedule was declared while the manager runs. From any thread."""
+        self._new.append(schedule)
+        self._engine.loop.call_soon_threadsafe(self._changed.set)
+
+    def next_due_in_s(self) -> float | None:
+        """Seconds until something happens here by itself, None when nothing will."""
+        if self._new:
+            return 0.0
+        at_us = self.book.next_look()
+        return None if at_us is None else max(0.0, (at_us - self._engine.clock.now_us()) / _US)
+
+    # The loop.
+
+    async def run(self) -> None:
+        """A round whenever something is due, until cancelled."""
+        while True:
+            pause_s = RETRY_S
+            try:
+                await self.run_once()
+                due_in_s = self.next_due_in_s()
+                pause_s = RECHECK_S if due_in_s is None else min(RECHECK_S, due_in_s)
+            except StoreError as exc:
+                if not self._is_store_silent:
+                    logger.warning("the schedules wait for the store, and try again: %s", exc)
+                self._is_store_silent = True
+            except Exception:  # a mistake of ours in one round must not end all schedules for ever
+                logger.exception("a round of the schedules failed, and is tried again")
+            if pause_s > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await self._changed.wait()
+            else:
+                await asyncio.sleep(0)
+            self._changed.clear()
+
+    async def open(self) -> None:
+        """What a start does before anything runs: declare everything. Raises `StoreError`."""
+        self._watch()
+        await self.declare()
+
+    async def run_once(self) -> None:
+        """Declare what is new, hear what others did, and fire what is due."""
+        await self.declare()
+        await self._hear_others()
+        while not self._engine.is_stopping:
+            now = self._watch()
+            due = self.book.pop_due(now, PAGE)
+            if not due:
+                break
+            try:
+                await self._fire_page(due, now)
+            except BaseException:
+                for name in due:
+                    self.book.plan(name, now)
+                raise
+            self._is_store_silent = False
+
+    def _watch(self) -> int:
+        """The wall time; and notice that nobody looked for a while, or that the wall clock was stepped."""
+        engine = self._engine
+        now, now_s = engine.steps.now_us(), engine.clock.elapsed_s()
+        if self._looked_s is None or now_s - self._looked_s > UNWATCHED_S or engine.steps.count != self._steps_seen:
+            self._watched_since = now
+        self._looked_s, self._steps_seen = now_s, engine.steps.count
+        return now
+
+    # Declaring, and hearing what others did.
+
+    async def declare(self) -> None:
+        """Tell the store what is new here, and take over what nobody else declares any more."""
+        fresh, orphans = list(self._new), self._orphans
+        if not fresh and not orphans:
+            return
+        self._new.clear()
+        self._orphans = set()
+        engine, book = self._engine, self.book
+        book.declared.update((each.name, each) for each in fresh)
+        names = [*orphans, *(each.name for each in fresh)]
+        try:
+            before = {row.schedule_name: row for row in await engine.store.schedules(names)}
+            now = engine.steps.now_us()
+            declared = [book.declared[name].declaration(before.get(name), now) for name in dict.fromkeys(names)]
+            owned = await engine.store.declare_schedules(declared, engine.identity.instance_id, now)
+            rows = await engine.store.schedules(names)
+        except BaseException:
+            self._new.extendleft(reversed(fresh))
+            self._orphans |= orphans
+            raise
+        self._startup.update(each.name for each in fresh if each.run_on_startup and each.name in owned)
+        for row in rows:
+            _log_change(before.get(row.schedule_name), row)
+        self._take(rows)
+
+    async def _hear_others(self) -> None:
+        engine, now_s = self._engine, self._engine.clock.elapsed_s()
+        if not self.book.declared or now_s - self._heard_s < RECHECK_S:
+            return
+        self._heard_s = now_s
+        version = await engine.store.data_version()
+        if version != self._version:
+            await self.refresh()
+            self._version = version
+
+    async def refresh(self, names: Sequence[str] | None = None) -> None:
+        """Read what the store says of these schedules, or of all; one that is not there any more is declared again."""
+        wanted = list(self.book.declared) if names is None else names
+        rows = await self._engine.store.schedules(wanted)
+        self._take(rows)
+        self._orphans |= {name for name in wanted if name in self.book.declared} - {row.schedule_name for row in rows}
+        self._changed.set()
+
+    def _take(self, rows: Iterable[ScheduleRow]) -> None:
+        """What the store says counts from now on."""
+        foreign = []
+        for row in rows:
+            name = row.schedule_name
+            schedule = self.book.declared.get(name)
+            if schedule is None:
+                continue
+            before = self.book.rows.get(name)
+            self.book.rows[name] = row
+            if not row.is_declared:
+                self._orphans.add(name)
+            if row.config_hash != schedule.config_hash:
+                self.book.park(name)
+                if row.is_declared and (before is None or before.config_hash != row.config_hash):
+                    foreign.append(f"{name} ({row.definition})")
+            elif row.paused_at is not None:
+                self.book.park(name)
+            elif row.next_run_at is None or name in self._startup:
+                self.book.plan(name, 0)
+            else:
+                self.book.plan(name, schedule.plan.timing.due(row.next_run_at))
+        if foreign:
+            logger.warning(
+                "%d schedules are defined otherwise by an instance that started later, and are not fired here: %s",
+                len(foreign),
+                ", ".join(foreign[:5]),
+            )
+
+    # Firing.
+
+    async def _fire_page(self, names: Sequence[str], now: int) -> None:
+        """One transaction for all that is due, or as many as must be told apart."""
+        declared, busy = self.book.declared, frozenset[str]()
+        if any(declared[name].plan.overlap != "allow" for name in names):
+            busy = await self._engine.store.busy_schedules()
+        fires = []
+        for name in names:
+            try:
+                fire = self._decide(name, now, name in busy)
+            except Exception:  # one schedule that cannot be reckoned must not hold up the others
+                logger.exception("schedule %s could not be fired, and is tried again", name)
+                self.book.plan(name, now + int(UNWATCHED_S * _US))
+                continue
+            if fire is not None:
+                fires.append(fire)
+        if fires:
+            await self._fire(fires)
+
+    def _decide(self, name: str, now: int, is_busy: bool) -> ScheduleFire | None:
+        """The step to be written, or None where it is planned to look again."""
+        schedule, row = self.book.declared[name], self.book.rows[name]
+        soon = now + int(self._engine.settings.store_poll_s * _US)
+        if name in self._startup:
+            if not is_busy or schedule.plan.overlap == "allow":
+                return self._run_now(schedule, row, now)
+            if schedule.plan.overlap == "skip":
+                self._startup.discard(name)
+        step = judge(schedule.plan, row.next_run_at, now, self._watched_since, is_busy)
+        if isinstance(step, Wait):
+            self.book.plan(name, min(soon, step.until_us) if name in self._startup else step.until_us)
+            return None
+        if isinstance(step, Hold):
+            self.book.plan(name, soon)
+            return None
+        task = None
+        if step.fire_at is not None:
+            if self._is_full(schedule):
+                self.book.plan(name, now + int(RETRY_S * _US))
+                return None
+            task = task_of(schedule.template, schedule.fire_id(step.fire_at), step.fire_at, now)
+        if step.reason is not None and row.next_run_at is not None:
+            logger.info("schedule %s: fires from %s on are dropped (%s)", name, from_us(row.next_run_at), step.reason)
+        return ScheduleFire(name, schedule.config_hash, row.next_run_at, step.next_run_at, task, now)
+
+    @staticmethod
+    def _run_now(schedule: Schedule, row: ScheduleRow, now: int) -> ScheduleFire:
+        """The run at the start of the owner; the fires that are planned stay as they are."""
+        task = task_of(schedule.template, new_task_id(), now, now)
+        return ScheduleFire(schedule.name, schedule.config_hash, row.next_run_at, row.next_run_at, task, now)
+
+    def _is_full(self, schedule: Schedule) -> bool:
+        queue = schedule.queue_name
+        if not self._engine.intake.is_full(queue):
+            self._full_queues.discard(queue)
+            return False
+        if queue not in self._full_queues:
+            self._full_queues.add(queue)
+            logger.warning("queue %r is full: schedule %s and others fire when there is room", queue, schedule.name)
+        return True
+
+    async def _fire(self, fires: Sequence[ScheduleFire]) -> None:
+        engine = self._engine
+        if engine.is_stopping:
+            for each in fires:
+                self.book.plan(each.schedule_name, each.now)
+            return
+        try:
+            lost = await engine.store.fire_schedules(fires)
+        except StoreUnavailable:
+            raise
+        except StoreError as exc:
+            await self._fire_apart(fires, exc)
+            return
+        for each in fires:
+            if each.schedule_name not in lost:
+                self._moved(each)
+        if any(each.task is not None for each in fires):
+            engine.wants_claim.set()
+        if lost:
+            await self.refresh(list(lost))
+
+    async def _fire_apart(self, fires: Sequence[ScheduleFire], exc: StoreError) -> None:
+        """The store will never take one of them: find out which, and try that one again at its next fire."""
+        if len(fires) > 1:
+            for each in fires:
+                await self._fire([each])
+            return
+        (guilty,) = fires
+        name = guilty.schedule_name
+        logger.error("schedule %s could not be fired, and is tried again at its next fire: %s", name, exc)
+        self.book.plan(name, self.book.declared[name].plan.timing.after(guilty.now, guilty.expected_next))
+
+    def _moved(self, fire: ScheduleFire) -> None:
+        """The step is in the store."""
+        name, book = fire.schedule_name, self.book
+        row = book.rows[name]._replace(next_run_at=fire.next_run_at, updated_at=fire.now)
+        if fire.task is not None:
+            row = row._replace(last_run_at=fire.now, last_task_id=fire.task.task_id, run_count=row.run_count + 1)
+            logger.debug("schedule %s fired for %s", name, from_us(fire.task.scheduled_for or fire.now))
+        book.rows[name] = row
+        self._startup.discard(name)
+        book.plan(name, 0 if row.next_run_at is None else book.declared[name].plan.timing.due(row.next_run_at))
+
+
+def _log_change(before: ScheduleRow | None, row: ScheduleRow) -> None:
+    if before is not None and before.definition != row.definition and row.next_run_at is not None:
+        logger.info(
+            "schedule %s is %s now, not %s any more; it fires next at %s",
+            row.schedule_name,
+            row.definition,
+            before.definition,
+            from_us(row.next_run_at),
+        )

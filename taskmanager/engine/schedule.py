@@ -1,0 +1,194 @@
+"""A schedule as it is declared: checked at once, and turned into what the store keeps and what every fire runs.
+
+The task of a fire is made from a *template*, the columns of its row that do not depend on the fire. It stands in the
+store too, so that a schedule can be run by hand from another process, which need not know the function.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, get_args
+
+from taskmanager.codec.values import dumps, loads
+from taskmanager.engine.definition import Definition
+from taskmanager.model.config import MAX_NAME_LENGTH, is_int, raise_faults
+from taskmanager.model.errors import ArgumentError, ConfigurationError
+from taskmanager.model.ids import keyed_task_id
+from taskmanager.model.record import TaskRow
+from taskmanager.model.result import Seconds, seconds_of
+from taskmanager.model.schedule import SCHEDULE_TAG, ScheduleDeclaration, ScheduleRow
+from taskmanager.model.states import TaskStatus
+from taskmanager.rules.cron import Cron
+from taskmanager.rules.schedule import CatchUp, Overlap, Plan, Timing
+
+MIN_INTERVAL_S: Final = 0.01
+"""A fire is a transaction; more than a hundred a second are a loop in the task, not a schedule."""
+_US: Final = 1_000_000
+_TEMPLATE: Final = ("task_name", "queue_name", "priority", "args", "kwargs", "max_retries", "task_options", "tags")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleOptions:
+    """What `manager.schedule` was given. Raises `ConfigurationError` with everything that is wrong."""
+
+    cron: str | None = None
+    every: Seconds | None = None
+    timezone: str | None = None
+    name: str | None = None
+    args: tuple[object, ...] = ()
+    kwargs: Mapping[str, object] | None = None
+    catch_up: CatchUp = "latest"
+    max_catch_up_runs: int = 100
+    overlap: Overlap = "skip"
+    run_on_startup: bool = False
+    jitter: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        found = [*self._timing_faults(), self._jitter_fault(), _name_fault(self.name)]
+        if self.catch_up not in get_args(CatchUp):
+            found.append(f"catch_up must be 'skip', 'latest' or 'all', not {self.catch_up!r}")
+        if not is_int(self.max_catch_up_runs) or not 1 <= self.max_catch_up_runs <= 10_000:
+            found.append(f"max_catch_up_runs must be a whole number from 1 to 10000, not {self.max_catch_up_runs!r}")
+        if self.overlap not in get_args(Overlap):
+            found.append(f"overlap must be 'skip', 'queue' or 'allow', not {self.overlap!r}")
+        if not isinstance(self.run_on_startup, bool):
+            found.append(f"run_on_startup must be True or False, not {self.run_on_startup!r}")
+        if not isinstance(self.args, tuple):
+            found.append(f"args must be a tuple, not {self.args!r}")
+        if self.kwargs is not None and not isinstance(self.kwargs, Mapping):
+            found.append(f"kwargs must be a mapping of names, not {self.kwargs!r}")
+        raise_faults("schedule", [fault for fault in found if fault])
+
+    def _timing_faults(self) -> list[str]:
+        if (self.cron is None) == (self.every is None):
+            return ["give cron= or every=, one of them"]
+        try:
+            if self.cron is not None:
+                Cron(self.cron, self.timezone)
+            elif self.every is not None and seconds_of(self.every, "every") < MIN_INTERVAL_S:
+                return [f"every must be at least {MIN_INTERVAL_S} seconds, not {self.every!r}"]
+        except ConfigurationError as exc:
+            return [str(exc)]
+        if self.cron is None and self.timezone is not None:
+            return ["timezone goes with cron=; an interval is the same in every zone"]
+        return []
+
+    def _jitter_fault(self) -> str | None:
+        try:
+            jitter_s = seconds_of(self.jitter, "jitter")
+            if jitter_s and self.every is not None and jitter_s >= seconds_of(self.every, "every"):
+                return "jitter must be shorter than every"
+        except ConfigurationError as exc:
+            return str(exc)
+        return None
+
+    def timing(self, name: str) -> Timing:
+        """When the schedule of that name fires."""
+        return Timing(
+            name,
+            cron=None if self.cron is None else Cron(self.cron, self.timezone),
+            every_us=None if self.every is None else round(seconds_of(self.every, "every") * _US),
+            jitter_us=round(seconds_of(self.jitter, "jitter") * _US),
+        )
+
+
+def _name_fault(name: object) -> str | None:
+    if name is None:
+        return None
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
+        return f"name must be 1 to {MAX_NAME_LENGTH} printable characters, not {name!r}"
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """One schedule of one manager. `config_hash` tells definitions apart, timing and task together."""
+
+    name: str
+    task_name: str
+    queue_name: str
+    plan: Plan
+    run_on_startup: bool
+    template: str
+    config_hash: str
+
+    def __repr__(self) -> str:
+        return f"<Schedule {self.name!r} of {self.task_name!r}, {self.plan.timing}>"
+
+    def declaration(self, row: ScheduleRow | None, now: int) -> ScheduleDeclaration:
+        """What the store is told; `row` is what it says now, and spares the next fire being reckoned."""
+        definition = str(self.plan.timing)
+        is_known = row is not None and row.definition == definition
+        next_run_at = None if is_known else self.plan.timing.after(now)
+        return ScheduleDeclaration(self.name, self.config_hash, self.task_name, definition, self.template, next_run_at)
+
+    def fire_id(self, fire_at: int) -> str:
+        """The id of the run of one fire, the same in every process: no two rows can stand for one fire."""
+        return keyed_task_id(f"schedule:{self.name}", str(fire_at))
+
+
+def make_schedule(name: str, definition: Definition, options: ScheduleOptions) -> Schedule:
+    """Raises `ConfigurationError` when the arguments do not fit the function, or cannot be stored."""
+    args, kwargs = options.args, dict(options.kwargs or {})
+    persisted = definition.as_persisted()
+    try:
+        definition.arguments.check(args, kwargs)
+        stored_args, stored_kwargs = definition.arguments.encode(args, kwargs)
+    except (TypeError, ArgumentError) as exc:
+        raise ConfigurationError(f"schedule {name!r}: its args and kwargs do not fit the task: {exc}") from exc
+    template = dumps(
+        {
+            "task_name": persisted.name,
+            "queue_name": persisted.queue_name,
+            "priority": persisted.priority,
+            "args": stored_args,
+            "kwargs": stored_kwargs,
+            "max_retries": persisted.retry.max_retries,
+            "task_options": persisted.options_text,
+            "tags": dumps({SCHEDULE_TAG: name}),
+        }
+    )
+    timing = options.timing(name)
+    # Encrypted arguments are other ones each time, so where they are the hash can only tell that there are some.
+    said = [
+        str(timing),
+        persisted.name,
+        definition.arguments.digest(stored_args, stored_kwargs) or "",
+        options.catch_up,
+        str(options.max_catch_up_runs),
+        options.overlap,
+        str(options.run_on_startup),
+    ]
+    return Schedule(
+        name=name,
+        task_name=persisted.name,
+        queue_name=persisted.queue_name,
+        plan=Plan(timing, options.catch_up, options.max_catch_up_runs, options.overlap),
+        run_on_startup=options.run_on_startup,
+        template=template,
+        config_hash=hashlib.sha256(dumps(said).encode()).hexdigest(),
+    )
+
+
+def task_of(template: str, task_id: str, scheduled_for: int, now: int) -> TaskRow:
+    """The free row of one run."""
+    columns: dict[str, Any] = loads(template)
+    blank: dict[str, Any] = dict.fromkeys(TaskRow._fields)
+    return TaskRow(
+        **blank
+        | {name: columns[name] for name in _TEMPLATE}
+        | {
+            "task_id": task_id,
+            "status": TaskStatus.PENDING.value,
+            "sent_at": now,
+            "enqueued_at": now,
+            "retry_count": 0,
+            "start_count": 0,
+            "crash_count": 0,
+            "snooze_count": 0,
+            "scheduled_for": scheduled_for,
+            "is_workflow_task": 0,
+            "created_at": now,
+            "updated_at": now,
+        }
+    )

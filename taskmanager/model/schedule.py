@@ -1,0 +1,92 @@
+"""The state of a schedule as it stands in the store, and the two changes that are made to it."""
+
+from typing import Final, NamedTuple
+
+from taskmanager.model.record import TaskRow
+
+SCHEDULE_TAG: Final = "schedule"
+"""The tag by which a task names the schedule that it is a run of."""
+
+
+class ScheduleRow(NamedTuple):
+    """One row of `taskmanager_schedule_state`. Instants are microseconds UTC.
+
+    `next_run_at` None: to be reckoned from now. `definition` is the timing in words, `template` the task to run (JSON).
+    `owner_id` is the instance whose definition this is; `is_declared` whether that instance is still there.
+    """
+
+    schedule_name: str
+    last_run_at: int | None
+    next_run_at: int | None
+    last_task_id: str | None
+    run_count: int
+    config_hash: str
+    paused_at: int | None
+    updated_at: int
+    owner_id: str
+    task_name: str
+    definition: str
+    template: str
+    is_declared: bool
+
+
+class ScheduleDeclaration(NamedTuple):
+    """A schedule as one instance defines it. `next_run_at` counts where the store has no such timing yet."""
+
+    schedule_name: str
+    config_hash: str
+    task_name: str
+    definition: str
+    template: str
+    next_run_at: int | None
+
+    def onto(self, row: ScheduleRow | None, owner: str, now: int) -> ScheduleRow | None:
+        """The row as it stands once `owner` has declared this; None when it is left as it is.
+
+        An owner that is there keeps the definition against an equal one, and against another one of an instance that
+        started before it (their ids sort by their start). A paused schedule stays paused.
+        """
+        mine = (owner, self.task_name, self.definition, self.template)
+        if row is None:
+            return ScheduleRow(
+                self.schedule_name, None, self.next_run_at, None, 0, self.config_hash, None, now, *mine, True
+            )
+        is_same = row.config_hash == self.config_hash
+        if row.is_declared and (is_same or row.owner_id > owner):
+            return None
+        return ScheduleRow(
+            self.schedule_name,
+            row.last_run_at,
+            row.next_run_at if row.definition == self.definition else self.next_run_at,
+            row.last_task_id,
+            row.run_count,
+            self.config_hash,
+            row.paused_at,
+            now,
+            *mine,
+            True,
+        )
+
+
+class ScheduleFire(NamedTuple):
+    """One step of a schedule: run `task` (None: a fire is dropped), and go on with `next_run_at`.
+
+    Wins only while the row says `expected_hash` and `expected_next`; and, unless a person asked for it, is not paused.
+    """
+
+    schedule_name: str
+    expected_hash: str
+    expected_next: int | None
+    next_run_at: int | None
+    task: TaskRow | None
+    now: int
+    is_manual: bool = False
+
+    def wins(self, row: ScheduleRow | None) -> bool:
+        """Whether the precondition holds."""
+        return (
+            row is not None
+            and row.config_hash == self.expected_hash
+            and row.next_run_at == self.expected_next
+            and (row.paused_at is None or self.is_manual)
+        )

@@ -1,0 +1,110 @@
+"""The state of schedules. A fire is one transaction: the schedule moves on exactly if the task of its fire is there."""
+
+import json
+import sqlite3
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+from taskmanager.model.record import TaskRow, TaskWrite
+from taskmanager.model.schedule import SCHEDULE_TAG, ScheduleDeclaration, ScheduleFire, ScheduleRow
+from taskmanager.store.constraints import encodable_write
+from taskmanager.store.sqlite.connection import transaction
+from taskmanager.store.sqlite.queries import fetch_ids
+from taskmanager.store.sqlite.statements import LIVE_SQL
+from taskmanager.store.sqlite.transitions import insert
+
+_COLUMNS: Final = ScheduleRow._fields[:-1]
+_NAMES: Final = ", ".join(_COLUMNS)
+_BY_NEXT: Final = "ORDER BY next_run_at IS NULL, next_run_at, schedule_name"
+_IS_DECLARED: Final = "s.owner_id IN (SELECT instance_id FROM taskmanager_instances)"
+_WANTED: Final = "s.schedule_name IN (SELECT value FROM json_each(:names))"
+
+_SAVE: Final = f"""
+INSERT OR REPLACE INTO taskmanager_schedule_state ({_NAMES})
+SELECT {", ".join(f"value ->> {place}" for place in range(len(_COLUMNS)))} FROM json_each(?)
+"""
+_MOVE: Final = """
+UPDATE taskmanager_schedule_state AS s SET
+    next_run_at = v.value ->> 1,
+    updated_at = v.value ->> 2,
+    last_run_at = CASE WHEN v.value ->> 3 IS NULL THEN last_run_at ELSE v.value ->> 2 END,
+    last_task_id = coalesce(v.value ->> 3, last_task_id),
+    run_count = run_count + (v.value ->> 3 IS NOT NULL)
+FROM json_each(?) AS v WHERE s.schedule_name = v.value ->> 0
+"""
+_BUSY: Final = f"""
+SELECT json_group_array(DISTINCT tags ->> '{SCHEDULE_TAG}')
+FROM taskmanager_tasks INDEXED BY taskmanager_tasks_scheduled
+WHERE scheduled_for IS NOT NULL AND status IN ({LIVE_SQL}) AND json_valid(tags)
+"""
+
+
+def declare(
+    connection: sqlite3.Connection, declared: Sequence[ScheduleDeclaration], owner: str, now: int
+) -> frozenset[str]:
+    """See `Store.declare_schedules`."""
+    with transaction(connection):
+        there = {row.schedule_name: row for row in fetch(connection, [each.schedule_name for each in declared], None)}
+        made = [each.onto(there.get(each.schedule_name), owner, now) for each in declared]
+        rows = [row for row in made if row is not None]
+        connection.execute(_SAVE, (json.dumps([row[:-1] for row in rows]),))
+    return frozenset(row.schedule_name for row in rows)
+
+
+def fire(connection: sqlite3.Connection, fires: Sequence[ScheduleFire]) -> frozenset[str]:
+    """See `Store.fire_schedules`."""
+    tasks = {each.schedule_name: _storable(each.task) for each in fires if each.task is not None}
+    with transaction(connection):
+        there = {row.schedule_name: row for row in fetch(connection, [each.schedule_name for each in fires], None)}
+        winners = [each for each in fires if each.wins(there.get(each.schedule_name))]
+        before = fetch_ids(connection, [each.task.task_id for each in winners if each.task is not None])
+        fresh = {name: task for name, task in tasks.items() if task.task_id not in before}
+        insert(connection, [fresh[each.schedule_name] for each in winners if each.schedule_name in fresh])
+        moves = [
+            (name, each.next_run_at, each.now, fresh[name].task_id if name in fresh else None)
+            for each in winners
+            for name in [each.schedule_name]
+        ]
+        connection.execute(_MOVE, (json.dumps(moves),))
+    return frozenset(each.schedule_name for each in fires) - {each.schedule_name for each in winners}
+
+
+def _storable(task: TaskRow) -> TaskRow:
+    return encodable_write(TaskWrite(task, None)).row
+
+
+def fetch(connection: sqlite3.Connection, names: Collection[str] | None, limit: int | None) -> list[ScheduleRow]:
+    """See `Store.schedules`."""
+    where = "" if names is None else f"WHERE {_WANTED}"
+    query = f"""
+        SELECT json_group_array(json_array({_NAMES}, is_declared)) FROM (
+            SELECT s.*, {_IS_DECLARED} AS is_declared FROM taskmanager_schedule_state AS s
+            {where} {_BY_NEXT} LIMIT :limit
+        )
+    """
+    parameters: dict[str, Any] = {"limit": -1 if limit is None else limit}
+    if names is not None:
+        parameters["names"] = json.dumps(list(names))
+    (text,) = connection.execute(query, parameters).fetchone()
+    rows = [ScheduleRow._make(row) for row in json.loads(text)]
+    return [row._replace(is_declared=bool(row.is_declared)) for row in rows]
+
+
+def busy(connection: sqlite3.Connection) -> frozenset[str]:
+    """See `Store.busy_schedules`."""
+    (text,) = connection.execute(_BUSY).fetchone()
+    return frozenset(name for name in json.loads(text) if name is not None)
+
+
+def set_paused(connection: sqlite3.Connection, name: str, paused: bool, now: int) -> bool:
+    """See `Store.set_schedule_paused`. Pausing again keeps the instant of the first time."""
+    if paused:
+        change = "paused_at = coalesce(paused_at, :now)"
+    else:
+        change = "next_run_at = CASE WHEN paused_at IS NULL THEN next_run_at END, paused_at = NULL"
+    with transaction(connection):
+        changed = connection.execute(
+            f"UPDATE taskmanager_schedule_state SET {change}, updated_at = :now WHERE schedule_name = :name",
+            {"name": name, "now": now},
+        )
+    return changed.rowcount == 1
