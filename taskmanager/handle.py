@@ -28,8 +28,8 @@ R_co = TypeVar("R_co", covariant=True)
 class HandleKeeper(Protocol):
     """What a handle asks of its manager."""
 
-    async def wait_for(self, task_id: str) -> Ending:
-        """The ending of a task that is not in this instance's memory."""
+    async def wait_for(self, task_id: str, *, was_accepted: bool) -> Ending:
+        """The ending of a task that is not in this instance's memory; `was_accepted`: a call here named it."""
         ...
 
     async def info_of(self, task_id: str, include_attempts: bool) -> TaskInfo:
@@ -111,7 +111,7 @@ class TaskHandle(Generic[R_co]):
             return live.ending
         async with _slot_given_up():
             if live is None or live.is_elsewhere:
-                return await self._keeper.wait_for(self._task_id)
+                return await self._keeper.wait_for(self._task_id, was_accepted=live is not None)
             return cast("Ending", await wait_in(live.waiters_list()))
 
     async def saved(self, *, timeout: float | None = None) -> None:

@@ -7,7 +7,7 @@ from taskmanager.duties.schedule_actions import ScheduleActions
 from taskmanager.engine.events import wait_in
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
-from taskmanager.engine.live import Ending, LiveTask
+from taskmanager.engine.live import GOES_ON, Ending, LiveTask
 from taskmanager.engine.records import Records
 from taskmanager.model.errors import ManagerStopped, UnknownTask
 from taskmanager.model.record import TaskInfo
@@ -41,8 +41,13 @@ class Keeper:
         running = self._running()
         return None if running is None else running.records.find_live(task_id)
 
-    async def wait_for(self, task_id: str) -> Ending:
-        """The ending of a task that is not in this instance's memory."""
+    async def wait_for(self, task_id: str, *, was_accepted: bool) -> Ending:
+        """The ending of a task that is not in this instance's memory.
+
+        After a stop nobody reads the store: who was accepted here is told what the stop told everybody else.
+        """
+        if was_accepted and self._running() is None:
+            return GOES_ON
         engine = self.needed().lifecycle.engine
         live = engine.live.get(task_id)
         if live is not None:

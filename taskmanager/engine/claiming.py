@@ -81,7 +81,7 @@ class Claimer:
         if changed:
             self._close_until = 0.0
             await self._hear_others()
-        elif asked and len(engine.follower):
+        elif (asked or engine.follower.is_owed) and len(engine.follower):
             await engine.follower.look_at_all()  # our own recovery may have ended what is followed here
         if (changed or asked or is_due) and not engine.is_stopping:
             if was_owed:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from taskmanager.engine.events import resolve, resolve_error
 from taskmanager.engine.live import Ending
-from taskmanager.model.errors import UnknownTask
+from taskmanager.model.errors import StoreUnavailable, UnknownTask
 from taskmanager.model.record import TaskRow
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TaskStatus
@@ -25,6 +25,8 @@ class Follower:
         self._decode = decode
         self._waiting: dict[str, list[asyncio.Future[Ending]]] = {}
         self.last_status: dict[str, TaskStatus] = {}
+        self.is_owed = False
+        """Whether a look has failed, so that there is one to make whatever the store says of changes."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -33,11 +35,18 @@ class Follower:
         return f"<Follower of {len(self._waiting)} tasks>"
 
     async def watch(self, task_id: str) -> Ending:
-        """The ending of a task, whoever runs it. Raises `UnknownTask` when there is no such record."""
+        """The ending of a task, whoever runs it; a store that cannot be read is waited for.
+
+        Raises `UnknownTask` when there is no such record.
+        """
         future: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(task_id, []).append(future)
         try:
-            await self.look([task_id])
+            try:
+                await self.look([task_id])
+            except StoreUnavailable as exc:
+                logger.debug("task %s is followed as soon as the store can be read: %s", task_id, exc)
+                self.is_owed = True
             return await future
         finally:
             self._leave(task_id, future)
@@ -52,9 +61,10 @@ class Follower:
 
     async def look_at_all(self) -> None:
         """Read every followed row once."""
-        task_ids = list(self._waiting)
+        task_ids, self.is_owed = list(self._waiting), True
         for start in range(0, len(task_ids), PAGE):
             await self.look(task_ids[start : start + PAGE])
+        self.is_owed = False
 
     async def look(self, task_ids: list[str]) -> None:
         """Read these rows, and wake the waiters of those that have ended or do not exist."""

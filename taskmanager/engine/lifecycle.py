@@ -18,7 +18,7 @@ from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import InstanceLock
-from taskmanager.engine.live import Ending, LiveTask, Phase
+from taskmanager.engine.live import GOES_ON, Ending, LiveTask, Phase
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.news import WriterNews
 from taskmanager.engine.records import Records
@@ -294,16 +294,14 @@ class Lifecycle:
     def _tell_everybody(self) -> None:
         """No handle stays open: what did not end here goes on at the next start."""
         engine = self.engine
-        error = TaskError(BuiltInTaskCode.MANAGER_STOPPED, "the manager stopped; the task waits for the next start")
-        goes_on = Ending(TaskStatus.PENDING, TaskResult(err=error), requeued=True)
         while engine.live:  # again, when a task of a key is followed by another one
             task_id, live = next(iter(engine.live.items()))
             if live.ending is None:
-                live.ending = goes_on
+                live.ending = GOES_ON
             engine.publish(live)
             if engine.live.get(task_id) is live:
                 del engine.live[task_id]
-        engine.follower.end_all(goes_on)
+        engine.follower.end_all(GOES_ON)
 
     async def _close_store(self, unsaved: int) -> None:
         engine = self.engine

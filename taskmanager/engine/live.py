@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from taskmanager.engine.definition import Definition
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import AttemptRow, Expected, TaskRow
-from taskmanager.model.result import TaskResult
-from taskmanager.model.states import TaskStatus
+from taskmanager.model.result import TaskError, TaskResult
+from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 
 if TYPE_CHECKING:
     from taskmanager.engine.attempt import Attempt
@@ -41,6 +41,15 @@ class Ending(NamedTuple):
     result: TaskResult[Any]
     requeued: bool = False
 
+
+GOES_ON = Ending(
+    TaskStatus.PENDING,
+    TaskResult(
+        err=TaskError(BuiltInTaskCode.MANAGER_STOPPED, "the manager stopped; the task waits for the next start")
+    ),
+    requeued=True,
+)
+"""What a stop tells those who wait for a task that has not ended here."""
 
 # The driver looks up an adapter for every value that is not exactly a str or an int, enum members included.
 _TEXT = {status: str(status.value) for status in TaskStatus}

@@ -10,7 +10,7 @@ import logging
 from taskmanager.engine.attempt import StopReason
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.events import resolve, resolve_error
-from taskmanager.engine.live import LiveTask, Phase
+from taskmanager.engine.live import Ending, LiveTask, Phase
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.writer import log_rejected
 from taskmanager.model.errors import StoreError
@@ -156,6 +156,8 @@ class WriterNews:
         live.awaits_row = False
         live.phase = Phase.ELSEWHERE
         live.is_published = True
+        if status.is_terminal:
+            live.ending = Ending(status, self._engine.rows.decode_result(row))
         self._engine.intake.forget_live(live)
         self._engine.drop(live)
         self._tell_savers(live, None)

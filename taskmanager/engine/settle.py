@@ -11,7 +11,7 @@ from taskmanager.codec.results import encode_error_text
 from taskmanager.codec.safe import safe_text
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.instance import Identity
-from taskmanager.engine.live import Ending, LiveTask
+from taskmanager.engine.live import GOES_ON, Ending, LiveTask
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import AttemptRow
 from taskmanager.model.result import RESERVED_CODES, TaskError, TaskResult
@@ -178,8 +178,7 @@ class Settlement:
         live.status = TaskStatus.PENDING
         live.owner = live.claimed_at = None
         live.updated_at = self._now_us()
-        error = TaskError(BuiltInTaskCode.MANAGER_STOPPED, "the manager stopped; the task waits for the next start")
-        live.ending = Ending(TaskStatus.PENDING, TaskResult(err=error), requeued=True)
+        live.ending = GOES_ON
 
     def _wait_again(self, live: LiveTask, delay_s: float) -> None:
         now = self._now_us()

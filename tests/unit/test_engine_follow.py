@@ -126,17 +126,19 @@ async def test_many_are_looked_at_in_pages(monkeypatch: pytest.MonkeyPatch) -> N
     assert world.store.calls == ["fetch_ids"] * 3
 
 
-async def test_a_first_look_that_fails_is_told_to_who_asked() -> None:
-    """Whoever waited before goes on waiting."""
-    world = World(Fault.fail(2))
+async def test_a_first_look_that_fails_is_owed() -> None:
+    """Like every other wait, this one lasts until the store is back; how long to wait is the caller's to say."""
+    world = World(Fault.fail(2, times=2))
     await world.put("a")
-    patient = await world.watch("a")
-    with pytest.raises(StoreUnavailable):
-        await world.follower.watch("a")
-    assert not patient.done()
+    watching = [await world.watch("a"), await world.watch("a")]
+    assert world.follower.is_owed
     await world.complete("a")
+    with pytest.raises(StoreUnavailable):
+        await world.follower.look_at_all()
+    assert world.follower.is_owed
     await world.follower.look_at_all()
-    assert await patient == DONE
+    assert await asyncio.gather(*watching) == [DONE] * 2
+    assert not world.follower.is_owed
 
 
 async def test_an_end_that_happens_here_needs_no_look() -> None:
