@@ -306,14 +306,11 @@ class TaskManager:
 
         live = self._make_free(task, args, kwargs)
         inserted = insert_through(connection, live.row())
-        if isinstance(inserted, Coroutine):
-            return self._submitted(inserted, live.task_id)
-        self._expect_submission()
-        return live.task_id
+        return self._submitted(inserted, live.task_id) if isinstance(inserted, Coroutine) else live.task_id
 
     async def _submitted(self, inserted: Coroutine[Any, Any, None], task_id: str) -> str:
         await inserted
-        self._expect_submission()
+        self._expect_submission(task_id)
         return task_id
 
     def insert_statement(
@@ -330,11 +327,13 @@ class TaskManager:
             raise ConfigurationError(
                 f"task {definition.name!r} is memory-only and cannot be written in a transaction; give it persist=True"
             )
-        return self._intake.make(definition, options, args, kwargs)
+        live = self._intake.make(definition, options, args, kwargs)
+        self._expect_submission(live.task_id)
+        return live
 
-    def _expect_submission(self) -> None:
+    def _expect_submission(self, task_id: str) -> None:
         if self._lifecycle is not None:
-            self._lifecycle.expect_submission()
+            self._lifecycle.expect_submission(task_id)
 
     # Starting and stopping.
 

@@ -41,6 +41,7 @@ class Claimer:
         self._next_due_at: int | None = None
         self._is_owed = False
         self._close_until = 0.0
+        self._submitted: set[str] = set()
         self.on_file_lost: Any = None
 
     async def run(self) -> None:
@@ -48,7 +49,9 @@ class Claimer:
         engine = self._engine
         checked_at = engine.loop.time()
         while True:
-            is_close = engine.loop.time() < self._close_until
+            is_close = bool(self._submitted) and engine.loop.time() < self._close_until
+            if not is_close:
+                self._submitted.clear()
             pause_s = CLOSE_POLL_S if is_close else engine.settings.store_poll_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -62,8 +65,11 @@ class Claimer:
             except StoreError as exc:
                 logger.debug("the store could not be read: %s", exc)
 
-    def watch_closely(self) -> None:
-        """A transaction of the application itself is about to commit: look every few milliseconds, for a while."""
+    def watch_closely(self, task_id: str) -> None:
+        """A transaction of the application itself will bring this task: look every few milliseconds, until it has
+        come, or has not for a while.
+        """
+        self._submitted.add(task_id)
         self._close_until = self._engine.loop.time() + CLOSE_WATCH_S
         self._engine.wants_claim.set()
 
@@ -79,7 +85,8 @@ class Claimer:
         now_us = engine.steps.now_us()
         is_due = self._next_due_at is not None and self._next_due_at <= now_us
         if changed:
-            self._close_until = 0.0
+            if self._submitted:
+                self._submitted.difference_update(await engine.store.fetch_ids(list(self._submitted)))
             await self._hear_others()
         elif (asked or engine.follower.is_owed) and len(engine.follower):
             await engine.follower.look_at_all()  # our own recovery may have ended what is followed here

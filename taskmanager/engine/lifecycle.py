@@ -380,9 +380,9 @@ class Lifecycle:
         """A function became known: rows that wait for it may be claimed now. From any thread."""
         self.engine.loop.call_soon_threadsafe(self.engine.wants_claim.set)
 
-    def expect_submission(self) -> None:
-        """Somebody wrote a task in a transaction of their own: look often until it has committed."""
-        self._claimer.watch_closely()
+    def expect_submission(self, task_id: str) -> None:
+        """Somebody writes a task in a transaction of their own: look often until it has come. From any thread."""
+        self.engine.loop.call_soon_threadsafe(self._claimer.watch_closely, task_id)
 
     # Bad days.
 
