@@ -56,14 +56,8 @@ def watch(db: Path, as_json: bool) -> int:
 
 def _keep_watching(console: Console, db: Path, watched: Watch) -> int:
     """Until a key or a signal ends it: the exit code."""
-    try:
-        while True:
-            news = _show(console, db, watched)
-            if news is not News.SUSPENDED:
-                break
-            os.kill(os.getpid(), signal.SIGSTOP)  # the terminal has been given back; here it goes on after `fg`
-    finally:
-        watched.close()
+    while (news := _show(console, db, watched)) is News.SUSPENDED:
+        os.kill(os.getpid(), signal.SIGSTOP)  # the terminal has been given back; here it goes on after `fg`
     return {News.QUIT: 0, News.INTERRUPTED: CTRL_C_EXIT}.get(news, TERMINATED_EXIT)
 
 

@@ -1,7 +1,8 @@
 """A file kept in view: looks when something was written to it, and otherwise does next to nothing.
 
-SQLite says for some microseconds' work whether anybody has committed since the last look (`PRAGMA data_version`), and
-only then are queries made: once a second at most, and less often where they are dear.
+Whether something was written is told by the sizes and times of the file and its log, and only then is the file opened,
+once a second at most, and less often where its queries are dear. It is not kept open: a connection that outlives the
+application's own would leave the log beside the file after a stop, for whoever copies the file to forget.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +17,6 @@ from taskmanager.console.picture import Picture
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.sqlite.queries import data_version
 from taskmanager.store.statistics import Statistics
 
 READ_S: Final = 1.0
@@ -26,9 +26,10 @@ COST_FACTOR: Final = 50.0
 TICK_S: Final = 1.0
 """How often what runs is drawn anew, for its elapsed time."""
 SLOW_S: Final = 10.0
-"""How often the file is opened anew, so that ages and windows of time go on when nothing is written."""
+"""How often the file is read although nobody wrote, so that ages and windows of time go on."""
 
 Opener = Callable[[Path], AbstractContextManager[Connection]]
+_Traces = tuple[tuple[int, ...], ...]
 
 
 class Watch:
@@ -39,10 +40,7 @@ class Watch:
         self._clock = clock
         self._opener = opener
         self._observer = Observer(database, clock)
-        self._opened: AbstractContextManager[Connection] | None = None
-        self._connection: Connection | None = None
-        self._opened_s = 0.0
-        self._version = 0
+        self._traces: _Traces = ()
         self._read_s = 0.0
         self._next_read_s = 0.0
         self._next_count_s = 0.0
@@ -52,19 +50,12 @@ class Watch:
         self._is_busy = False
         self.fault: str | None = None
 
-    def close(self) -> None:
-        """Let go of the file."""
-        opened, self._opened, self._connection = self._opened, None, None
-        if opened is not None:
-            opened.__exit__(None, None, None)
-
     def look(self) -> Picture | None:
         """The picture when there is something new to draw, else None. Raises nothing: see `fault`."""
         now_s = self._clock.elapsed_s()
         try:
             has_read = self._read_if_due(now_s)
         except StoreError as exc:
-            self.close()
             self._found = None
             self.fault = str(exc)
             return None
@@ -78,24 +69,30 @@ class Watch:
         return picture
 
     def _read_if_due(self, now_s: float) -> bool:
-        connection = self._connection
-        if connection is None or now_s - self._opened_s >= SLOW_S:
-            self.close()
-            connection = self._open(now_s)
-        elif now_s < self._next_read_s or data_version(connection) == self._version:
+        traces = self._read_traces()
+        is_quiet = now_s < self._next_read_s or traces == self._traces
+        if self._found is not None and is_quiet and now_s - self._read_s < SLOW_S:
             return False
-        self._version = data_version(connection)
-        self._found = self._observer.statistics(connection)
-        read_s = self._clock.elapsed_s()
+        with self._opener(self._database) as connection:
+            self._found = self._observer.statistics(connection)
+            read_s = self._clock.elapsed_s()
+            if read_s >= self._next_count_s:
+                self._counts = self._observer.counts(connection)
+                counted_s = self._clock.elapsed_s()
+                self._next_count_s = counted_s + (counted_s - read_s) * COST_FACTOR
+        self._traces, self._read_s = traces, now_s
         self._next_read_s = now_s + max(READ_S, (read_s - now_s) * COST_FACTOR)
-        if read_s >= self._next_count_s:
-            self._counts = self._observer.counts(connection)
-            counted_s = self._clock.elapsed_s()
-            self._next_count_s = counted_s + (counted_s - read_s) * COST_FACTOR
         return True
 
-    def _open(self, now_s: float) -> Connection:
-        opened = self._opener(self._database)
-        self._connection = opened.__enter__()
-        self._opened, self._opened_s = opened, now_s
-        return self._connection
+    def _read_traces(self) -> _Traces:
+        """What a write changes. An empty log is none: SQLite makes and removes it also for those who only read."""
+        file = self._database.resolve()
+        return tuple(_trace(path) for path in (file, file.with_name(f"{file.name}-wal")))
+
+
+def _trace(path: Path) -> tuple[int, ...]:
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return (found.st_ino, found.st_size, found.st_mtime_ns) if found.st_size else ()

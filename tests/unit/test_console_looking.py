@@ -82,6 +82,10 @@ def seen(path: Path) -> Picture:
         return look(path, connection, SystemClock())
 
 
+def names_in(folder: Path) -> list[str]:
+    return [each.name for each in folder.iterdir()]
+
+
 def write(path: Path, sql: str, *values: object) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(sql, values)
@@ -275,7 +279,7 @@ class Counted:
 
 
 async def test_nothing_is_asked_or_drawn_while_nothing_changes(tmp_path: Path) -> None:
-    """One pragma tells; only now and then the file is opened anew, for the ages on the screen."""
+    """The file is not even opened; only now and then, for the ages on the screen."""
     path, clock, opener = await make_file(tmp_path / "tasks.db"), SetClock(), Counted()
     watch = Watch(path, clock, opener)
     assert watch.look() is not None
@@ -289,11 +293,19 @@ async def test_nothing_is_asked_or_drawn_while_nothing_changes(tmp_path: Path) -
     assert watch.look() is None  # a second must pass between two looks
     clock.advance(1.5)
     assert watch.look() is not None
-    assert opener.count == 1
+    assert opener.count == 3
     clock.advance(SLOW_S)
     assert watch.look() is not None
-    assert opener.count == 2
-    watch.close()
+    assert opener.count == 4
+
+
+async def test_a_file_that_is_watched_is_closed_as_if_nobody_did(tmp_path: Path) -> None:
+    """The application's stop moves the log into the file and removes it: then the file alone is all there is."""
+    path = tmp_path / "tasks.db"
+    async with TaskManager(path):
+        watch = Watch(path, SystemClock(), open_read_only)
+        assert watch.look() is not None
+    assert names_in(tmp_path) == ["tasks.db"]
 
 
 async def test_what_runs_is_drawn_anew_every_second(tmp_path: Path) -> None:
@@ -310,7 +322,6 @@ async def test_what_runs_is_drawn_anew_every_second(tmp_path: Path) -> None:
     picture = watch.look()
     assert picture is not None
     assert picture.taken_at - picture.running[0].started_at == round(1.5 * TICK_S * SECOND)
-    watch.close()
     lock.drop()
 
 
@@ -327,7 +338,6 @@ async def test_a_file_that_goes_away_is_waited_for(tmp_path: Path) -> None:
     away.rename(path)
     assert watch.look() is not None
     assert watch.fault is None
-    watch.close()
 
 
 def test_the_page_has_every_key_of_the_object() -> None:
