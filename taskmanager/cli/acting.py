@@ -6,7 +6,8 @@ They write what `manager.retry` and `manager.cancel` write. An application that 
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +18,9 @@ from taskmanager.cli.asking import confirm, yes_option
 from taskmanager.cli.choosing import the_tasks
 from taskmanager.cli.filtering import filter_options, search_of
 from taskmanager.cli.opening import db_option, json_option, patiently, read, write
+from taskmanager.console.plain import counted
 from taskmanager.engine.acting import cancel_stored, is_free, retry_stored, why_not_again
+from taskmanager.engine.instance import is_dead
 from taskmanager.engine.rows import Rows
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.record import TaskRow
@@ -78,7 +81,7 @@ class Verb(NamedTuple):
     done: str
     default_statuses: tuple[TaskStatus, ...]
     possible: frozenset[TaskStatus]
-    act: Callable[[Store, Sequence[TaskRow]], Any]
+    act: Callable[[Store, Sequence[TaskRow]], Awaitable[list[Answer]]]
 
 
 @click.command(epilog=RETRY_EPILOG)
@@ -121,23 +124,37 @@ def _retried(row: TaskRow, reason: str | None, has_won: bool) -> Answer:
 def cancel(task_ids: tuple[str, ...], **options: Any) -> int:
     """Cancel tasks that have not ended."""
 
+    database: Path = options["db"].absolute()
+
     async def act(store: Store, rows: Sequence[TaskRow]) -> list[Answer]:
-        live = [row for row in rows if row.status in LIVE]
-        done = await patiently(lambda: cancel_stored(store, _ROWS, live, SystemClock().now_us()))
-        asked = [row.task_id for row in live if row.task_id in done and not is_free(row)]
-        ended = await _wait_for_end(store, asked)
-        return [_cancelled(row, row.task_id in done, ended.get(row.task_id)) for row in rows]
+        done = await _cancel(store, [row for row in rows if row.status in LIVE])
+        asked = [row for row in rows if row.task_id in done and not is_free(row)]
+        orphans = {row.task_id for row in asked if is_dead(database, row.claimed_by_worker_id or "")}
+        ended = await _wait_for_end(store, [row.task_id for row in asked if row.task_id not in orphans])
+        return [_cancelled(row, row.task_id in done, row.task_id in orphans, ended.get(row.task_id)) for row in rows]
 
     waiting_and_running = tuple(status for status in TaskStatus if status in LIVE)
     return _run(Verb("cancel", "cancelled", waiting_and_running, LIVE, act), task_ids, **options)
 
 
-def _cancelled(row: TaskRow, is_done: bool, ended: TaskStatus | None) -> Answer:
+async def _cancel(store: Store, live: Sequence[TaskRow]) -> frozenset[str]:
+    """In steps that are whole each: what is tried again must not find its own first half and take it for another's."""
+    free = [row for row in live if is_free(row)]
+    done = await patiently(lambda: cancel_stored(store, _ROWS, free, SystemClock().now_us()))
+    for row in live:
+        if not is_free(row):
+            done |= await patiently(partial(cancel_stored, store, _ROWS, [row], SystemClock().now_us()))
+    return done
+
+
+def _cancelled(row: TaskRow, is_done: bool, is_orphan: bool, ended: TaskStatus | None) -> Answer:
     if not is_done:
         remark = "it has changed meanwhile; look at it again" if row.status in LIVE else f"it is {row.status} already"
         return Answer(row.task_id, False, "refused", remark)
     if is_free(row) or ended is TaskStatus.CANCELLED:
         return Answer(row.task_id, True, "cancelled")
+    if is_orphan:
+        return Answer(row.task_id, True, "asked", "its instance is dead; a start, or `taskmanager recover`, ends it")
     if ended is not None:
         return Answer(row.task_id, True, "asked", f"it was asked to stop, and is {ended}")
     return Answer(row.task_id, True, "asked", "it was asked to stop, and has not ended yet")
@@ -179,7 +196,7 @@ def _run(
     if dry_run:
         return 0
     if chosen and not (task_ids or yes):
-        confirm(f"{verb.name} {_tasks(len(chosen))}?")
+        confirm(f"{verb.name} {counted(len(chosen), 'task')}?")
     answers = write(db, lambda store: _act_in_pages(store, verb, chosen)) if chosen else []
     _tell(verb, answers, as_json)
     return 0 if all(answer.is_done for answer in answers) else 1
@@ -207,7 +224,7 @@ def _preview(connection: sqlite3.Connection, chosen: Sequence[str], *, as_json: 
     if len(chosen) > SHOWN_BEFORE:
         click.echo(f"... and {len(chosen) - SHOWN_BEFORE:,} more")
     if is_dry:
-        click.echo(f"{_tasks(len(chosen))}; nothing was changed")
+        click.echo(f"{counted(len(chosen), 'task')}; nothing was changed")
 
 
 async def _act_in_pages(store: Store, verb: Verb, chosen: Sequence[str]) -> list[Answer]:
@@ -235,14 +252,7 @@ def _tell(verb: Verb, answers: Sequence[Answer], as_json: bool) -> None:
         for answer in answers:
             click.echo(f"{answer.task_id}  {answer.outcome}{f': {answer.remark}' if answer.remark else ''}")
     else:
-        click.echo(f"{_tasks(len(answers) - len(refused))} {verb.done}")
+        click.echo(f"{counted(len(answers) - len(refused), 'task')} {verb.done}")
     if refused:
-        first = refused[0]
-        click.echo(
-            f"taskmanager: {len(refused):,} of {_tasks(len(answers))} refused; {first.task_id}: {first.remark}",
-            err=True,
-        )
-
-
-def _tasks(count: int) -> str:
-    return "1 task" if count == 1 else f"{count:,} tasks"
+        count, first = f"{len(refused):,} of {counted(len(answers), 'task')}", refused[0]
+        click.echo(f"taskmanager: {count} refused; {first.task_id}: {first.remark}", err=True)

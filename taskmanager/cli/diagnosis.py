@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from taskmanager.cli.records import parsed
 from taskmanager.console.durations import relative, short
+from taskmanager.console.plain import counted
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
 from taskmanager.store.protocol import FreeQueue, InstanceRow
@@ -177,9 +178,9 @@ def claims(stale: Sequence[Owned]) -> Finding:
     for each in stale:
         by_status[each.status] += each.number
     what = ", ".join(f"{number:,} {status}" for status, number in sorted(by_status.items()))
-    dead = len({each.owner for each in stale})
+    dead = counted(len({each.owner for each in stale}), "dead instance")
     return Finding(
-        "claims", False, f"{what} held by {dead} dead {'instance' if dead == 1 else 'instances'}",
+        "claims", False, f"{what} held by {dead}",
         "start the application, or `taskmanager recover`",
     )  # fmt: skip
 

@@ -30,7 +30,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # click made it gene
         match = _DURATION.fullmatch(str(value).strip().lower())
         if match is None:
             self.fail(f"{value!r} is no duration; write a number and a unit, as in 90s, 15m, 1h, 7d or 2w", param, ctx)
-        return min(_MOST_US, int(float(match[1]) * _UNITS_US[match[2]]))
+        return int(min(float(_MOST_US), float(match[1]) * _UNITS_US[match[2]]))
 
 
 class Status(click.ParamType):  # type: ignore[type-arg]  # click made it generic lately

@@ -11,6 +11,7 @@ from taskmanager.cli.choosing import the_task
 from taskmanager.cli.filtering import filter_options, search_of
 from taskmanager.cli.opening import db_option, json_option, read
 from taskmanager.cli.records import record
+from taskmanager.console.plain import counted
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.record import TaskRow
@@ -34,7 +35,7 @@ A memory-only task is in the file when it has ended, up to a minute later.
 @filter_options
 @click.option(
     "--limit",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 1_000_000),
     default=DEFAULT_LIMIT,
     show_default=True,
     metavar="N",
@@ -57,7 +58,7 @@ def list_tasks(limit: int, before: str | None, db: Path, as_json: bool, **filter
         return
     _show(rows, search, limit)
     if unseen and search in (Search(), Search(statuses=(TaskStatus.RUNNING,))):
-        what = "1 memory-only task" if len(unseen) == 1 else f"{len(unseen)} memory-only tasks"
+        what = counted(len(unseen), "memory-only task")
         click.echo(f"\nrunning, and not in the file: {what}; `taskmanager status` shows more")
 
 

@@ -82,5 +82,10 @@ async def patiently(step: Callable[[], Awaitable[R]]) -> R:
 
 def check_is_there(db: Path) -> None:
     """A missing file is mostly a forgotten option, so that is what the line says."""
-    if not db.exists():
-        raise StoreUnavailable(f"there is no file {db}; name the application's database with --db or ${DB_VARIABLE}")
+    try:
+        db.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError) as exc:
+        line = f"there is no file {db}; name the application's database with --db or ${DB_VARIABLE}"
+        raise StoreUnavailable(line) from exc
+    except OSError as exc:
+        raise StoreUnavailable(f"{db} cannot be reached ({exc.strerror}); look at the directories above it") from exc

@@ -9,6 +9,7 @@ from taskmanager.cli.answering import answer_json
 from taskmanager.cli.asking import confirm, yes_option
 from taskmanager.cli.filtering import Duration, Status
 from taskmanager.cli.opening import db_option, json_option, patiently, read, write
+from taskmanager.console.plain import counted
 from taskmanager.engine.records import PURGE_PAGE
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.states import TERMINAL, TaskStatus
@@ -49,7 +50,7 @@ def purge(status: TaskStatus | None, older_than: int | None, yes: bool, db: Path
     if as_json:
         answer_json({"deleted": gone})
     else:
-        click.echo("1 record deleted" if gone == 1 else f"{gone:,} records deleted")
+        click.echo(f"{counted(gone, 'record')} deleted")
 
 
 async def _in_pages(store: Store, status: TaskStatus | None, cutoff: int | None) -> int:

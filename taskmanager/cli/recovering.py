@@ -12,6 +12,7 @@ import click
 
 from taskmanager.cli.answering import answer_json
 from taskmanager.cli.opening import db_option, json_option, patiently, write
+from taskmanager.console.plain import counted
 from taskmanager.duties.recovery import PAGE, Recovery
 from taskmanager.engine.instance import is_dead, new_identity
 from taskmanager.model.clock import SystemClock
@@ -45,10 +46,12 @@ def recover(db: Path, as_json: bool) -> None:
         answer_json({"dead_instances": dead, "recovered": len(orphans), "tasks": tasks})
         return
     if not orphans:
-        click.echo("nothing to recover" if not dead else f"nothing to recover; {_instances(dead)} cleared away")
+        click.echo(
+            "nothing to recover" if not dead else f"nothing to recover; {counted(dead, 'dead instance')} cleared away"
+        )
         return
     by_end = Counter((row.status, row.error_code) for row in orphans)
-    click.echo(f"{_tasks(len(orphans))} of {_instances(dead)} recovered:")
+    click.echo(f"{counted(len(orphans), 'task')} of {counted(dead, 'dead instance')} recovered:")
     for (status, code), number in sorted(by_end.items(), key=str):
         click.echo(f"  {number:,} {status}{f' {code}' if code else ''}")
 
@@ -77,11 +80,3 @@ async def _orphans(store: Store, database: Path, alive: set[str]) -> list[TaskRo
         # Whoever has registered since the list was read holds its lock.
         found += [row for row in rows if is_dead(database, row.claimed_by_worker_id or "")]
     return found
-
-
-def _tasks(count: int) -> str:
-    return "1 task" if count == 1 else f"{count:,} tasks"
-
-
-def _instances(count: int) -> str:
-    return "1 dead instance" if count == 1 else f"{count} dead instances"

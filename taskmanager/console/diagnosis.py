@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from taskmanager.console.plain import escaped
+from taskmanager.console.plain import counted, escaped
 
 
 class Line(NamedTuple):
@@ -33,5 +33,5 @@ def diagnosis_view(lines: Sequence[Line]) -> RenderableType:
             found.append(f"\n→ {escaped(line.advice)}", "not bold")
         table.add_row(mark, line.name, found)
     bad = sum(not line.is_well for line in lines)
-    count = "no findings" if not bad else "1 finding" if bad == 1 else f"{bad} findings"
+    count = counted(bad, "finding") if bad else "no findings"
     return Group(table, Text(""), Text(count, style="bold red" if bad else "green"))

@@ -179,6 +179,7 @@ def test_a_list_in_json_is_an_array_of_records(written: tuple[Path, dict[str, st
         (["--queue", "mail", "--limit", "1"], ["worse"]),
         (["--code", "UNHANDLED_EXCEPTION", "--since", "1h"], ["worse", "bad"]),
         (["--since", "0s"], []),
+        (["--since", "9" * 400 + "w", "--status", "PENDING"], ["later"]),
         (["--code", "NO_SUCH_CODE"], []),
     ],
 )
@@ -351,6 +352,8 @@ def test_recover_finds_nothing_where_nobody_died(copied: tuple[Path, dict[str, s
         (["list", "--status", "LOST"], 2, "'LOST' is none of PENDING, CLAIMED"),
         (["list", "--since", "soon"], 2, "'soon' is no duration"),
         (["list", "--limit", "0"], 2, "--limit"),
+        (["list", "--limit", "9" * 40], 2, "--limit"),
+        (["list", "--db", "x" * 5_000], 1, "cannot be reached"),
         (["retry"], 2, "say which tasks"),
         (["retry", "{bad}", "--status", "FAILED"], 2, "say which tasks"),
         (["retry", "--status", "RUNNING"], 2, "retry is not for tasks that are RUNNING"),
@@ -369,7 +372,8 @@ def test_bad_input_is_one_line_and_an_exit_code(
     """One line on stderr, nothing on stdout, and nothing is changed, not even for the good part of it."""
     database, ids = written
     before = digest(database.parent)
-    ran = taskmanager(*(word.format(**ids) for word in arguments), "--db", database)
+    file = [] if "--db" in arguments else ["--db", str(database)]
+    ran = taskmanager(*(word.format(**ids) for word in arguments), *file)
     assert (ran.code, ran.out) == (code, "")
     assert said in ran.err
     assert len(ran.err.splitlines()) == (2 if "[y/N]" in ran.err else 1)

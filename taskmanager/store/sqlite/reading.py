@@ -6,6 +6,7 @@ log in memory. A file of another schema is refused, not migrated; that is for th
 
 import os
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -53,10 +54,15 @@ def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _check_file(path: Path) -> None:
-    if path.is_dir():
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        raise StoreUnavailable(f"there is no file {path}; nothing was created") from error
+    except OSError as error:
+        line = f"{path} cannot be reached ({error.strerror}); look at the directories above it"
+        raise StoreUnavailable(line) from error
+    if is_folder:
         raise StoreError(f"{path} is a directory; give the path of the database file in it")
-    if not path.exists():
-        raise StoreUnavailable(f"there is no file {path}; nothing was created")
     if not os.access(path, os.R_OK):
         raise StoreUnavailable(f"{path} cannot be read; make it readable for this user, or become the one who owns it")
 
