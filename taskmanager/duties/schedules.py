@@ -34,6 +34,7 @@ RETRY_S: Final = 1.0
 """How soon what could not be done now is tried again."""
 UNWATCHED_S: Final = 10.0
 """After this long without a look the machine slept, or the process was stopped: what came due meanwhile was missed."""
+FIRST_LOOK_US: Final = 5_000
 _US: Final = 1_000_000
 
 
@@ -46,6 +47,7 @@ class Schedules:
         self._new: deque[Schedule] = deque(schedules)
         self._orphans: set[str] = set()
         self._startup: set[str] = set()
+        self._holds: dict[str, int] = {}
         self._changed = asyncio.Event()
         self._version: int | None = None
         self._watched_since = 0
@@ -65,6 +67,8 @@ class Schedules:
 
     def next_due_in_s(self) -> float | None:
         """Seconds until something happens here by itself, None when nothing will."""
+        if self._engine.is_stopping:
+            return None
         if self._new:
             return 0.0
         at_us = self.book.next_look()
@@ -222,7 +226,6 @@ class Schedules:
     def _decide(self, name: str, now: int, is_busy: bool) -> ScheduleFire | None:
         """The step to be written, or None where it is planned to look again."""
         schedule, row = self.book.declared[name], self.book.rows[name]
-        soon = now + int(self._engine.settings.store_poll_s * _US)
         if name in self._startup:
             if not is_busy or schedule.plan.overlap == "allow":
                 return self._run_now(schedule, row, now)
@@ -230,11 +233,12 @@ class Schedules:
                 self._startup.discard(name)
         step = judge(schedule.plan, row.next_run_at, now, self._watched_since, is_busy)
         if isinstance(step, Wait):
-            self.book.plan(name, min(soon, step.until_us) if name in self._startup else step.until_us)
+            self.book.plan(name, self._soon(name, now) if name in self._startup else step.until_us)
             return None
         if isinstance(step, Hold):
-            self.book.plan(name, soon)
+            self.book.plan(name, self._soon(name, now))
             return None
+        self._holds.pop(name, None)
         task = None
         if step.fire_at is not None:
             if self._is_full(schedule):
@@ -244,6 +248,11 @@ class Schedules:
         if step.reason is not None and row.next_run_at is not None:
             logger.info("schedule %s: fires from %s on are dropped (%s)", name, from_us(row.next_run_at), step.reason)
         return ScheduleFire(name, schedule.config_hash, row.next_run_at, step.next_run_at, task, now)
+
+    def _soon(self, name: str, now: int) -> int:
+        """When to look again whether an earlier run has ended: at once after it began, and ever more patiently."""
+        holds = self._holds[name] = self._holds.get(name, 0) + 1
+        return now + min(FIRST_LOOK_US << min(holds, 20), int(self._engine.settings.store_poll_s * _US))
 
     @staticmethod
     def _run_now(schedule: Schedule, row: ScheduleRow, now: int) -> ScheduleFire:

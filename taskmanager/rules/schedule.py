@@ -144,14 +144,15 @@ def judge(plan: Plan, next_run_at: int | None, now: int, watched_since: int, is_
             return Move(None, fire, "missed")
     fire = timing.newest(fire, now - timing.jitter_us, plan.max_catch_up_runs if plan.catch_up == "all" else 1)
     is_missed = timing.due(fire) < on_time_from
+    if plan.overlap == "queue" and not is_missed:
+        fire = timing.newest(fire, now - timing.jitter_us, 1)  # the one that waits is the newest
     behind_all_due = timing.after(max(fire, now - timing.jitter_us), fire)
     if is_busy and plan.overlap != "allow":
         if is_missed or plan.overlap == "queue":
             return Hold()
         return Move(None, behind_all_due, "an earlier run has not ended")
-    # What is made up is made up one by one; of what came due behind a run that was waited for, one waits, not more.
-    following = behind_all_due if plan.overlap == "queue" and not is_missed else timing.after(fire, fire)
-    return Move(fire, following, None if fire == next_run_at else "missed")
+    reason = None if fire == next_run_at else "missed" if is_missed else "another fire came due"
+    return Move(fire, timing.after(fire, fire), reason)
 
 
 def _first_due_from(timing: Timing, fire_us: int, instant_us: int) -> int:
