@@ -417,7 +417,14 @@ def test_a_file_that_cannot_be_used_is_refused_by_every_command(
     before = {} if database.is_dir() else digest(database.parent)
     task_id = ids["bad"]
     commands = [["list"], ["show", task_id], ["retry", task_id], ["cancel", task_id], ["pause", "default"]]
-    for arguments in [*commands, ["resume", "default"], ["purge", "--older-than", "1d"], ["recover"]]:
+    for arguments in [
+        *commands,
+        ["status"],
+        ["watch"],
+        ["resume", "default"],
+        ["purge", "--older-than", "1d"],
+        ["recover"],
+    ]:
         ran = taskmanager(*arguments, "--db", database)
         assert (ran.code, ran.out, len(ran.err.splitlines())) == (1, "", 1), arguments
         assert said in ran.err
