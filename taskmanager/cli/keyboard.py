@@ -8,11 +8,12 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 try:
     import termios
@@ -33,6 +34,7 @@ class News(Enum):
 
 
 QUIT_KEYS: Final = frozenset("qQ")
+_KEY_POLL_S: Final = 0.05
 _SIGNALS: Final = {
     name: news
     for name, news in (
@@ -46,8 +48,34 @@ _SIGNALS: Final = {
 }
 
 
-class Keyboard:
+class Keyboard(Protocol):
     """Where keys and signals arrive. Made by `listening`."""
+
+    def wait(self, timeout_s: float) -> News:
+        """The first news within the time, or NOTHING."""
+        ...
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    class _Console:
+        """On Windows, where neither keys nor signals can be selected."""
+
+        def wait(self, timeout_s: float) -> News:
+            deadline = time.perf_counter() + timeout_s
+            try:
+                while time.perf_counter() < deadline:
+                    if msvcrt.kbhit() and msvcrt.getwch() in QUIT_KEYS:
+                        return News.QUIT
+                    time.sleep(_KEY_POLL_S)
+            except KeyboardInterrupt:
+                return News.INTERRUPTED
+            return News.NOTHING
+
+
+class _Terminal:
+    """Elsewhere: the terminal's file, and a pipe into which Python writes the numbers of signals."""
 
     def __init__(self, wakeup_fd: int, keys_fd: int | None) -> None:
         self._wakeup_fd = wakeup_fd
@@ -55,7 +83,6 @@ class Keyboard:
         self._by_number = {int(getattr(signal, name)): news for name, news in _SIGNALS.items()}
 
     def wait(self, timeout_s: float) -> News:
-        """The first news within the time, or NOTHING."""
         fds = [self._wakeup_fd] if self._keys_fd is None else [self._wakeup_fd, self._keys_fd]
         ready, _, _ = select.select(fds, [], [], timeout_s)
         if self._wakeup_fd in ready:
@@ -76,13 +103,16 @@ _URGENCY: Final = (News.TERMINATED, News.INTERRUPTED, News.QUIT, News.SUSPENDED,
 @contextmanager
 def listening() -> Iterator[Keyboard]:
     """Keys of the terminal at stdin, if there is one, and signals, during the block."""
+    if sys.platform == "win32":
+        yield _Console()
+        return
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
     before = {name: signal.signal(getattr(signal, name), _ignore) for name in _SIGNALS}
     wakeup_before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     try:
         with _one_by_one() as keys_fd:
-            yield Keyboard(read_fd, keys_fd)
+            yield _Terminal(read_fd, keys_fd)
     finally:
         signal.set_wakeup_fd(wakeup_before)
         for name, handler in before.items():

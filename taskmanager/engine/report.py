@@ -16,6 +16,8 @@ from taskmanager.model.status import LaneStatus, ManagerStatus, QueueStatus, Sch
 MAX_SHOWN_TASKS: Final = 100
 """Running tasks that other processes see of an instance; those that report progress go first, then the oldest."""
 MAX_SHOWN_QUEUES: Final = 50
+MAX_SHOWN_CHARS: Final = 200
+"""Of the text that a task reports with its progress."""
 MAX_SHOWN_NAMES: Final = 500
 """An instance that knows more functions does not say which: the text is written whenever something in it changes."""
 OLDEST_SEARCH: Final = 2_000
@@ -88,8 +90,13 @@ def _task_document(attempt: Attempt) -> dict[str, Any]:
         "attempt": attempt.number,
         "started_at": attempt.started_at,
         "is_persisted": live.is_persisted,
-        "progress": loads(live.progress_text) if live.progress_text else None,
+        "progress": _progress_document(live.progress_text) if live.progress_text else None,
     }
+
+
+def _progress_document(text: str) -> dict[str, Any]:
+    progress: dict[str, Any] = loads(text)
+    return {**progress, "text": progress["text"][:MAX_SHOWN_CHARS]}
 
 
 def status_of(engine: Engine | None, intake: Intake, schedules: tuple[ScheduleInfo, ...] = ()) -> ManagerStatus:

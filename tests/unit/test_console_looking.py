@@ -1,6 +1,7 @@
 """What is seen of a file: who lives, what waits where, what goes wrong; and when it is looked at again."""
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -28,6 +29,7 @@ from taskmanager.console.watching import SLOW_S, TICK_S, Watch
 from taskmanager.engine.instance import InstanceLock
 from taskmanager.model.clock import SystemClock
 from taskmanager.store.sqlite.reading import open_read_only
+from taskmanager.store.sqlite.statistics import statistics
 from taskmanager.store.statistics import Failure, Pace, ScheduleRow, TaskFailures, TaskPace
 
 pytestmark = pytest.mark.anyio
@@ -206,6 +208,21 @@ def test_a_document_with_strange_numbers_is_read() -> None:
     task = {"task_id": "a", "task_name": "n", "started_at": 5, "progress": {"done": "x", "total": 0, "text": 3}}
     (running,) = parse(json.dumps({"tasks": [task]}), "i1").tasks
     assert (running.done, running.fraction, running.left_us(100), running.text) == (None, None, None, "")
+
+
+async def test_no_query_reads_the_whole_history(tmp_path: Path) -> None:
+    """A look costs the same with a million rows: each of these tables is searched by an index, or read from its end."""
+    path = await make_file(tmp_path / "tasks.db")
+    asked: list[str] = []
+    with open_read_only(path) as connection:
+        connection.set_trace_callback(asked.append)
+        statistics(connection, SystemClock().now_us())
+        connection.set_trace_callback(None)
+        selects = {sql for sql in asked if sql.lstrip().startswith(("SELECT", "WITH"))}
+        plans = [row[3] for sql in selects for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}")]
+    large = re.compile(r"SCAN (taskmanager_(tasks|task_attempts|heartbeats)|t)\b")
+    assert any("SEARCH" in plan for plan in plans)
+    assert [plan for plan in plans if large.search(plan) and "INDEX" not in plan] == []
 
 
 class _Instance(msgspec.Struct, forbid_unknown_fields=True):

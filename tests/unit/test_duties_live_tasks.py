@@ -10,7 +10,7 @@ import pytest
 from taskmanager import TaskManager, current_task
 from taskmanager.duties import live_tasks
 from taskmanager.duties.live_tasks import LiveTasks
-from taskmanager.engine.report import MAX_SHOWN_TASKS
+from taskmanager.engine.report import MAX_SHOWN_CHARS, MAX_SHOWN_TASKS
 from taskmanager.store.sqlite.reading import open_read_only
 
 pytestmark = pytest.mark.anyio
@@ -73,7 +73,7 @@ async def test_a_hundred_running_tasks_are_shown_those_with_progress_first(tmp_p
     @manager.task
     async def wait(number: int) -> None:
         if number == 119:
-            current_task().progress(1, 2)
+            current_task().progress(1, 2, "x" * 10_000)
             full.set()
         await go.wait()
 
@@ -84,6 +84,7 @@ async def test_a_hundred_running_tasks_are_shown_those_with_progress_first(tmp_p
         document = shown(tmp_path / "tasks.db")
         assert len(document["tasks"]) == MAX_SHOWN_TASKS
         assert document["tasks"][0]["task_id"] == handles[119].task_id
+        assert len(document["tasks"][0]["progress"]["text"]) == MAX_SHOWN_CHARS
         assert document["running_count"] == 120
         assert document["memory_only"] == {"running": 120, "waiting": 10}
         assert document["queues"] == {"default": {"waiting": 10, "running": 120, "limit": None, "scope": "instance"}}
