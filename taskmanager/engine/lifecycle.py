@@ -37,6 +37,7 @@ DRAIN_STEP_S: Final = 0.25
 START_PATIENCE_S: Final = 10.0
 """How long a start waits for a file that is locked by somebody else, at each of its steps."""
 START_PAUSE_S: Final = 0.05
+_left_to_parents: list["Lifecycle"] = []
 
 
 class Duties(Protocol):
@@ -145,6 +146,11 @@ class Lifecycle:
         written. A stop that is asked for during the start waits for its end first.
         """
         self.is_stopping = True
+        if self.engine.intake.is_forked:
+            # All of it is the parent's, and the parent goes on. Kept, because collecting it would close and cancel.
+            _left_to_parents.append(self)
+            self.engine.intake.close()
+            return
         try:
             await self._came_up.wait()
             if not self._has_failed:

@@ -26,6 +26,13 @@ def in_the_child(manager: TaskManager) -> None:
         note(type(exc).__name__)
 
 
+async def stop_and_start(manager: TaskManager) -> None:
+    """What a forked child may do instead: leave the start of the parent alone, and make one of its own."""
+    await manager.stop()
+    note("stopped in the child")
+    await serve(manager, "by the child itself")
+
+
 def live_on() -> NoReturn:
     """A child that is still there when its parent is not."""
     note("forked")
@@ -38,6 +45,8 @@ def fork_and_wait(manager: TaskManager) -> None:
     pid = os.fork()
     if pid == 0:
         in_the_child(manager)
+        asyncio._set_running_loop(None)  # else the child would take the loop of the parent for its own
+        asyncio.run(stop_and_start(manager))
         os._exit(0)
     _, status = os.waitpid(pid, 0)
     note(f"child ended {os.waitstatus_to_exitcode(status)}")

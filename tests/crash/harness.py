@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,10 +42,13 @@ class Site:
         self.journal = folder / "journal"
         self._count = 0
 
-    def spawn(self, *, sleep_s: float | None = None, program: str = "child", **config: Any) -> "Child":
-        """Start a child; `config` is the argument of `tests.crash.child`."""
+    def spawn(
+        self, *, sleep_s: float | None = None, program: str = "child", within: Sequence[str] = (), **config: Any
+    ) -> "Child":
+        """Start a child; `config` is the argument of `tests.crash.child`, `within` the command that runs it."""
         self._count += 1
-        return Child(self, {"db": str(self.db), **config}, sleep_s, self.folder / f"err{self._count}", program)
+        errors = self.folder / f"err{self._count}"
+        return Child(self, {"db": str(self.db), **config}, sleep_s, errors, program, within)
 
     def finish(self, **config: Any) -> "Child":
         """A clean last run: whatever is unfinished runs now, and the child ends by itself."""
@@ -126,7 +129,15 @@ class Site:
 class Child:
     """One running child."""
 
-    def __init__(self, site: Site, config: dict[str, Any], sleep_s: float | None, errors: Path, program: str) -> None:
+    def __init__(
+        self,
+        site: Site,
+        config: dict[str, Any],
+        sleep_s: float | None,
+        errors: Path,
+        program: str,
+        within: Sequence[str],
+    ) -> None:
         self.site = site
         self._errors = errors
         environment = {**os.environ, "TASKMANAGER_TEST_JOURNAL": str(site.journal), "PYTHONPATH": str(ROOT)}
@@ -136,7 +147,7 @@ class Child:
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         with errors.open("wb") as sink:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", f"tests.crash.{program}", json.dumps(config)],
+                [*within, sys.executable, "-m", f"tests.crash.{program}", json.dumps(config)],
                 cwd=ROOT,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -1,7 +1,9 @@
 """Several processes on one file: stopping, dying, starting and enqueueing at once lose nothing and double nothing."""
 
 import os
+import shutil
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,36 @@ def test_the_living_take_over_from_the_dead_and_not_from_each_other(tmp_path: Pa
             wait_for(lambda: site.starts()["orphan"] == 2, lambda: f"{site.lines()}{heir.errors()}")
             assert site.statuses() == {"mine": "RUNNING", "orphan": "RUNNING"}
             assert site.starts()["mine"] == 1
+    site.assert_sound()
+
+
+CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+def _has_containers() -> bool:
+    if shutil.which(CONTAINER[0]) is None:
+        return False
+    return subprocess.run([*CONTAINER, "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.req("RC-01", "RC-03", "HB-01")
+def test_two_containers_that_share_a_volume_tell_the_dead_from_the_living(tmp_path: Path) -> None:
+    """In each the application is process 1, and none sees the processes of another: the lock alone says who lives."""
+    if not _has_containers():
+        pytest.skip("pid namespaces cannot be made here (`unshare --pid` needs the right to)")
+    site = Site(tmp_path)
+    alive = site.spawn(enqueue=[["safe", "mine", LONG_S, {}]], within=CONTAINER)
+    dead = site.spawn(enqueue=[["safe", "orphan", LONG_S, {}], ["once", "lost", LONG_S, {}]], within=CONTAINER)
+    with killed_at_the_end(alive, dead):
+        alive.until_starts(3)
+        dead.kill()
+        heir = site.spawn(within=CONTAINER)
+        with killed_at_the_end(heir):
+            wait_for(lambda: site.starts()["orphan"] == 2, lambda: f"{site.lines()}{heir.errors()}")
+            assert site.statuses() == {"mine": "RUNNING", "orphan": "RUNNING", "lost": "FAILED"}
+            assert site.codes()["lost"] == "WORKER_CRASHED"
+            assert site.starts()["mine"] == 1
+            assert {line.pid for line in site.lines()} == {1}
     site.assert_sound()
 
 
@@ -158,14 +190,17 @@ def _most_at_once(lines: list[Line], dead: int, killed_at: int) -> int:
 
 
 def test_a_fork_of_a_running_manager_ends_cleanly_and_harms_nothing(tmp_path: Path) -> None:
-    """`enqueue` raises `WrongProcess` in the child; its exit touches neither the file nor the lock of the parent."""
+    """`enqueue` raises `WrongProcess` in the child, a stop there leaves the parent alone, and then it may start its own;
+    its exit touches neither the file nor the lock of the parent.
+    """
     site = Site(tmp_path)
     child = site.spawn(program="forking")
     with killed_at_the_end(child):
         assert child.wait() == 0, child.errors()
     assert len(site.lines("WrongProcess")) == 2
     assert len(site.lines("child ended 0")) == 2
-    assert site.statuses() == {"before": "COMPLETED", "after": "COMPLETED"}
+    assert len(site.lines("stopped in the child")) == 1
+    assert site.statuses() == dict.fromkeys(("before", "by the child itself", "after"), "COMPLETED")
     site.assert_sound()
 
 
