@@ -25,6 +25,8 @@ logger = logging.getLogger("taskmanager")
 
 CLAIM_PAGE: Final = 1_000
 """Rows per claim: bounds how long one claim holds the store, and the loop that takes its rows in."""
+FIRST_PAGE: Final = 200
+"""Rows per queue that are claimed before the start returns: the best of all, more than start at once by default."""
 FILE_CHECK_S: Final = 1.0
 CLOSE_POLL_S: Final = 0.002
 CLOSE_WATCH_S: Final = 1.0
@@ -40,6 +42,7 @@ class Claimer:
         self._version: int | None = None
         self._next_due_at: int | None = None
         self._is_owed = False
+        self._page, self._is_first = CLAIM_PAGE, False
         self._close_until = 0.0
         self._submitted: set[str] = set()
         self.on_file_lost: Any = None
@@ -72,6 +75,15 @@ class Claimer:
         self._submitted.add(task_id)
         self._close_until = self._engine.loop.time() + CLOSE_WATCH_S
         self._engine.wants_claim.set()
+
+    async def look_first(self) -> None:
+        """The look of a start: a backlog is begun with its best tasks, and the rest is claimed while they run."""
+        self._page, self._is_first = FIRST_PAGE, True
+        try:
+            await self.look()
+        finally:
+            self._page, self._is_first = CLAIM_PAGE, False
+            self._engine.wants_claim.set()
 
     async def look(self) -> None:
         """One look: has anybody written, is anything due, was a claim asked for?"""
@@ -123,7 +135,7 @@ class Claimer:
 
     async def claim(self) -> None:
         """Fill memory from the store, as far as there is room."""
-        while await self._claim_due():
+        while await self._claim_due() and not self._is_first:
             pass  # behind the rows that were due may be others, and when those are due is known only now
 
     async def _claim_due(self) -> bool:
@@ -178,7 +190,7 @@ class Claimer:
                 better_than = engine.dispatcher.worst_priority(queue_name)
                 if room <= 0:
                     break
-            limit = min(room, CLAIM_PAGE)
+            limit = min(room, self._page)
             request = ClaimRequest(
                 engine.identity.instance_id, names, queue_name, limit, engine.clock.now_us(), better_than
             )
@@ -189,6 +201,8 @@ class Claimer:
             if len(rows) < limit:
                 queue.has_backlog |= better_than is not None
                 return claimed
+            if self._is_first:
+                break
         queue.has_backlog = True
         return claimed
 

@@ -80,7 +80,7 @@ class Lifecycle:
             self._duties.start()
             engine.stall.start()
             engine.writer.start(self._news)
-            await self._patiently(self._claimer.look)
+            await self._patiently(self._claimer.look_first)
         except BaseException:
             self._has_failed = True
             await self._abort()

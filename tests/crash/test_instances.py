@@ -190,8 +190,8 @@ def _most_at_once(lines: list[Line], dead: int, killed_at: int) -> int:
 
 
 def test_a_fork_of_a_running_manager_ends_cleanly_and_harms_nothing(tmp_path: Path) -> None:
-    """`enqueue` raises `WrongProcess` in the child, a stop there leaves the parent alone, and then it may start its own;
-    its exit touches neither the file nor the lock of the parent.
+    """In the child, `enqueue` raises `WrongProcess`, a stop leaves the parent alone, and then it may start its own; its
+    exit touches neither the file nor the lock of the parent.
     """
     site = Site(tmp_path)
     child = site.spawn(program="forking")
