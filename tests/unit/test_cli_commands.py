@@ -17,8 +17,6 @@ import pytest
 from taskmanager.cli.commands import SECTIONS, cli
 from tests.unit.command_line import digest, taskmanager, write_tasks
 
-pytestmark = pytest.mark.filterwarnings("default::ResourceWarning")
-
 Instant = str
 INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -39,9 +40,9 @@ async def main():
 
 asyncio.run(main())
 """
-# Imports as who we are, then reads as somebody who may not write.
+# Imports as who we are, also what is imported late, then reads as somebody who may not write.
 READ: Final = """
-import os, sys
+import os, pathlib, sys
 from taskmanager.model.errors import StoreError
 from taskmanager.store.sqlite.reading import open_read_only
 from taskmanager.store.sqlite.schema import migrations
@@ -49,6 +50,7 @@ from taskmanager.store.sqlite.search import Search, find
 
 migrations()
 os.chdir("/")
+pathlib.Path.cwd().as_uri()
 if os.geteuid() == 0:
     os.setegid(NOBODY)
     os.seteuid(NOBODY)
@@ -182,7 +184,8 @@ def test_what_is_no_database_of_ours_is_refused_and_nothing_is_made(tmp_path: Pa
     """Each refusal says what the path leads to."""
     (tmp_path / "text.db").write_text("no database, and long enough to have a header" * 50)
     (tmp_path / "empty.db").touch()
-    sqlite3.connect(tmp_path / "other.db", isolation_level=None).execute("CREATE TABLE t (x)")
+    with closing(sqlite3.connect(tmp_path / "other.db", isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE t (x)")
     for path, said in {
         tmp_path / "missing.db": "there is no file",
         tmp_path: "is a directory",
