@@ -1,0 +1,151 @@
+"""Schedules of several processes on one file: whoever dies or freezes in whatever moment, each fire runs once."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import asyncio, logging, os, signal, sys, time
+from taskmanager import RecoveryConfig, TaskManager, current_task
+from taskmanager.store.sqlite import SqliteStore
+
+logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+database, name, kind = sys.argv[1:]
+manager = TaskManager(database, recovery=RecoveryConfig(check_interval_ms=1_000), store_poll=0.05)
+
+def note(text: str) -> None:
+    fd = os.open(database + ".notes", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(fd, (text + "\\n").encode())
+    os.close(fd)
+
+@manager.schedule(every=0.2, name="tick", overlap="allow", catch_up="all")
+@manager.schedule(cron="* * * * * *", name="second")
+@manager.task(name="job", persist=True, requeue_on_interrupt=True)
+async def job() -> None:
+    context = current_task()
+    note(f"run {context.tags['schedule']} {context.scheduled_for.timestamp():.6f} {context.task_id} {context.attempt}")
+
+class MarkedStore(SqliteStore):
+    count = 0
+
+    async def fire_schedules(self, fires):
+        self.count += 1
+        if kind == "freezes before" and self.count == 3:
+            time.sleep(0.3)  # no thread of this process is inside a transaction, whose lock would be frozen with it
+            note(f"frozen {name}")
+            os.kill(os.getpid(), signal.SIGSTOP)
+        lost = await super().fire_schedules(fires)
+        if kind == "dies after" and any(fire.task for fire in fires) and not lost:
+            note(f"died {name}")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return lost
+
+manager._make_store = lambda: MarkedStore(database)
+
+async def main() -> None:
+    note(f"ready {name}")
+    await asyncio.Event().wait()
+
+manager.run(main)
+"""
+
+
+class Stage:
+    """Processes of one program on one file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.database = folder / "tasks.db"
+        self.program = folder / "program.py"
+        self.program.write_text(PROGRAM)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, name: str, kind: str = "lives") -> "subprocess.Popen[bytes]":
+        """Start one, and do not wait."""
+        with (self.folder / f"{name}.log").open("w") as log:
+            process = subprocess.Popen([sys.executable, str(self.program), str(self.database), name, kind], stderr=log)
+        self.processes.append(process)
+        return process
+
+    def lines(self) -> list[str]:
+        """The notes so far, whole lines only."""
+        notes = Path(f"{self.database}.notes")
+        return notes.read_text().splitlines() if notes.exists() else []
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until it holds."""
+        deadline = time.monotonic() + 60
+        while not holds():
+            assert time.monotonic() < deadline, self.lines()
+            time.sleep(0.02)
+
+    def runs(self) -> int:
+        return sum(line.startswith("run") for line in self.lines())
+
+    def rows(self, sql: str) -> list[tuple[object, ...]]:
+        with closing(sqlite3.connect(self.database, timeout=10)) as connection:
+            return connection.execute(sql).fetchall()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path)
+    yield made
+    for process in made.processes:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGCONT)
+            process.kill()
+        process.wait()
+
+
+def test_every_fire_of_several_processes_runs_once(stage: Stage) -> None:
+    """One process dies between recording a fire and running it, one freezes between deciding and recording, two begin
+    in the same moment and one of these is killed: no fire is missed, and none runs twice.
+    """
+    stage.start("victim", "dies after").wait()
+    assert any(line.startswith("died") for line in stage.lines())
+    frozen = stage.start("frozen", "freezes before")
+    stage.until(lambda: "frozen frozen" in stage.lines())
+    first, second = stage.start("first"), stage.start("second")
+    stage.until(lambda: {"ready first", "ready second"} <= set(stage.lines()))
+    before = stage.runs()
+    stage.until(lambda: stage.runs() > before + 6)
+    os.kill(frozen.pid, signal.SIGCONT)
+    first.kill()
+    before = stage.runs()
+    stage.until(lambda: stage.runs() > before + 6)
+    for process in (frozen, second):
+        process.terminate()
+        process.wait(20)
+    last = stage.start("last")
+    stage.until(lambda: "ready last" in stage.lines())
+    (newest,) = stage.rows("SELECT max(scheduled_for) FROM taskmanager_tasks")[0]
+    unfinished = f"SELECT id FROM taskmanager_tasks WHERE status <> 'COMPLETED' AND scheduled_for <= {newest}"
+    stage.until(lambda: not stage.rows(unfinished))
+    last.terminate()
+    assert [process.wait(20) for process in (frozen, second, last)] == [0, 0, 0]
+
+    runs = Counter(line for line in stage.lines() if line.startswith("run"))
+    assert [line for line, count in runs.items() if count > 1] == []
+    # A run that was killed is repeated as the same task; a fire has one task.
+    tasks = {line.split()[3]: line.split()[1:3] for line in runs}
+    assert len({tuple(each) for each in tasks.values()}) == len(tasks)
+    fires = stage.rows("SELECT tags ->> 'schedule', scheduled_for, status FROM taskmanager_tasks")
+    # What the last stop came before waits in the file for the next start.
+    assert len(tasks) == len([status for _, _, status in fires if status == "COMPLETED"])
+    assert {status for _, _, status in fires} <= {"COMPLETED", "PENDING"}
+    assert len({fire[:2] for fire in fires}) == len(fires)
+    ticks = sorted(int(str(at)) for name, at, _ in fires if name == "tick")
+    assert {later - earlier for earlier, later in pairwise(ticks)} == {200_000}
+    counted = stage.rows("SELECT schedule_name, run_count FROM taskmanager_schedule_state ORDER BY 1")
+    assert counted == sorted(Counter(name for name, _, _ in fires).items(), key=str)
