@@ -98,6 +98,7 @@ class LiveTask:
     is_dirty: bool = False
     unsaved_since: int = 0
     is_urgent: bool = False
+    put_back_count: int = 0
     is_end_unsaved: bool = False
     is_duplicate: bool | None = None
     is_spilled: bool = False

@@ -57,6 +57,8 @@ class Outbox:
 
     def oldest(self) -> LiveTask | None:
         """The persisted task that has waited longest."""
+        while self._changed and not self._changed[0].is_dirty:
+            self._changed.popleft()
         heads = [queue[0] for queue in (self._changed, self._accepted) if queue]
         return min(heads, key=lambda live: live.unsaved_since, default=None)
 
@@ -102,6 +104,9 @@ class Outbox:
         keyed_ids: set[str] = set()
         while limit and self._changed:
             live = self._changed[0]
+            if not live.is_dirty:  # written already, from further ahead
+                self._changed.popleft()
+                continue
             if live.is_elsewhere:  # given up since
                 self._changed.popleft()
                 live.is_dirty = live.is_urgent = False
@@ -128,12 +133,18 @@ class Outbox:
             limit -= 1
 
     def put_back(self, live: LiveTask) -> None:
-        """A task that was taken could not be written; one that has changed since is on its way again already."""
-        if live.is_dirty:
-            self.settle(live)
-        elif live.is_persisted:
+        """A task that was taken could not be written, and goes first.
+
+        One that has changed since stands behind as well, perhaps behind many that came later than its first change;
+        whoever flushes waits for that one, so both changes count as settled when it is written.
+        """
+        if live.is_persisted:
+            if live.is_dirty:
+                live.put_back_count += 1
             live.is_dirty = live.is_urgent = True
             self._changed.appendleft(live)
+        elif live.is_dirty:
+            self.settle(live)
         else:
             live.is_dirty = True
             self._history.appendleft(live)
@@ -142,6 +153,9 @@ class Outbox:
         """A task that was taken is written, or will never be."""
         if live.is_persisted:
             self.settled_count += 1
+            if live.put_back_count:
+                self.settled_count += live.put_back_count
+                live.put_back_count = 0
         else:
             self.kept_count += 1
         if self.unsaved_history and not live.is_dirty and self.unsaved_history.get(live.task_id) is live:

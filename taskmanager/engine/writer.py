@@ -46,8 +46,9 @@ class WriterListener(Protocol):
     def written(self) -> None: ...
 
 
-_Sent = tuple[LiveTask, Expected, tuple[AttemptRow, ...]]
-"""One task of a batch, the state that was sent, and its attempts: to apply the answer, or to put it back."""
+_Sent = tuple[LiveTask, Expected, tuple[AttemptRow, ...], Expected | None]
+"""One task of a batch, the state that was sent, its attempts, and on which state: to apply the answer, or put it back.
+"""
 NOTHING: Final = Expected("", None, 0)
 """History is written once, and nothing will ever be expected of it."""
 _new_tuple = tuple.__new__
@@ -273,7 +274,7 @@ class Writer:
         batch: list[_Sent] = []
         for live in taken:
             attempts, live.attempts_due = live.attempts_due, ()
-            batch.append((live, live.expectation() if live.is_persisted else NOTHING, attempts))
+            batch.append((live, live.expectation() if live.is_persisted else NOTHING, attempts, live.committed))
         # What was due stays due until it is taken, however full of changes the batches are.
         if not outbox.accepted_count:
             self._accepted_due.is_now = False
@@ -283,12 +284,12 @@ class Writer:
 
     async def _commit(self, batch: list[_Sent]) -> CommitReport:
         # A NamedTuple's own constructor costs a call more, and this is done three times per persisted task.
-        writes = [_new_tuple(TaskWrite, (live.row(), live.committed, attempts)) for live, _, attempts in batch]
+        writes = [_new_tuple(TaskWrite, (live.row(), base, attempts)) for live, _, attempts, base in batch]
         return await self.store.commit(writes)
 
     def _put_back(self, batch: list[_Sent]) -> None:
         """Nothing of the batch is known to be written, or not. The states are read anew when it is tried again."""
-        for live, state, attempts in reversed(batch):
+        for live, state, attempts, _ in reversed(batch):
             if state not in live.in_doubt:
                 live.in_doubt = (*live.in_doubt, state)
             live.attempts_due = (*attempts, *live.attempts_due)
@@ -313,7 +314,8 @@ class Writer:
                 if live.is_dirty and not was_dirty:
                     self.outbox.is_tried_again()
             else:
-                live.committed = sent[1]
+                if live.committed is sent[3]:  # else its row was claimed again before this answer came
+                    live.committed = sent[1]
                 if live.in_doubt:
                     live.in_doubt = ()
                 listener.committed(live)
@@ -324,7 +326,7 @@ class Writer:
         """A write whose precondition did not hold. Our own row there means that an earlier commit did arrive
         after all.
         """
-        live, _, attempts = sent
+        live, _, attempts, _ = sent
         if row is None or not _is_ours(live, row):
             self._listener.lost(live, row)
             return

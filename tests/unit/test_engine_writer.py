@@ -336,6 +336,29 @@ async def test_the_row_of_somebody_else_is_never_taken_for_ones_own() -> None:
         assert await store.fetch("a") == theirs
 
 
+async def test_the_answer_to_a_commit_does_not_undo_a_claim_that_came_before_it() -> None:
+    """A row written free may be claimed again here before the writer hears that it was written."""
+    store = Store("hold")
+    async with a_writer(store) as (writer, listener):
+        live = new_live(task_id="a")
+        live.owner = None
+        writer.mark(live)
+        await until(lambda: store.is_held)
+        live.status, live.owner, live.claimed_at = TaskStatus.CLAIMED, "me", 5
+        live.committed = live.expectation()
+        claimed = live.row()
+        start(live)
+        writer.mark(live)
+        store.gate.set()
+        await until(lambda: ("committed", "a") in listener.heard)
+        assert live.committed == Expected("CLAIMED", "me", 0)
+        store.sent.clear()
+        store._put(claimed)
+        await writer.flush()
+        assert store.sent_of("a") == [("RUNNING", Expected("CLAIMED", "me", 0))]
+        assert "lost" not in [word for word, *_ in listener.heard]
+
+
 async def test_a_row_that_cannot_be_stored_is_reported_and_not_tried_again() -> None:
     """The rest of its batch is committed."""
     store = Store()
@@ -415,6 +438,30 @@ async def test_a_flush_survives_changes_put_back_and_merged() -> None:
         store.gate.set()
         await until(flush.done)
         assert writer.unsaved_count == 0
+
+
+async def test_a_flush_waits_for_what_failed_and_changed_behind_many_others() -> None:
+    """What was put back is written first, however many changes were queued before it changed again."""
+    store = Store("hold fail", "hold")
+    async with a_writer(store) as (writer, _):
+        live = new_live(task_id="a")
+        writer.mark(live)
+        flush = asyncio.create_task(writer.flush())
+        await until(lambda: store.is_held)
+        for _ in range(MAX_BATCH + 100):
+            writer.mark(new_live())
+        start(live)
+        writer.mark(live)
+        store.gate.set()
+        await until(lambda: len(store.sent) == 2)
+        await quiescence()
+        assert not flush.done()
+        store.gate.set()
+        await until(flush.done)
+        assert await store.fetch("a") is not None
+        await writer.flush()
+        assert writer.unsaved_count == 0
+        assert len(store.sent_of("a")) == 2
 
 
 async def test_quiet_is_held_while_a_commit_is_under_way() -> None:
