@@ -28,7 +28,13 @@ class Heartbeat:
         self._engine = engine
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._answered_s = engine.clock.elapsed_s()
+        self._answered_s = self._rested_s = engine.clock.elapsed_s()
+        config = engine.settings.recovery
+        self._intervals_s = {
+            "claimer": config.claimer_heartbeat_interval_ms / 1000,
+            "runner": config.runner_heartbeat_interval_ms / 1000,
+        }
+        self._due_s = dict.fromkeys(self._intervals_s, self._answered_s)
         self._is_probing = False
         self._blocked_since_s: float | None = None
         self.failed_count = 0
@@ -55,22 +61,26 @@ class Heartbeat:
             beater.close()
 
     def _beat_until_stopped(self, beater: Beater) -> None:
-        elapsed_s = self._engine.clock.elapsed_s
-        config = self._engine.settings.recovery
-        intervals_s = {
-            "claimer": config.claimer_heartbeat_interval_ms / 1000,
-            "runner": config.runner_heartbeat_interval_ms / 1000,
-        }
-        due_s = dict.fromkeys(intervals_s, elapsed_s())
-        while True:
-            now_s = elapsed_s()
-            roles = [role for role, at in due_s.items() if at <= now_s]
-            if roles and self._beat(beater, self._allowed(roles, now_s)):
-                due_s.update((role, now_s + intervals_s[role]) for role in roles)
+        while self.pulse(beater):
             if self._stop.wait(LOOP_PROBE_S) or not threading.main_thread().is_alive():
                 return
-            if not self._probe_loop():
-                return
+
+    def pulse(self, beater: Beater) -> bool:
+        """One turn, every `LOOP_PROBE_S`: beat what is due, and ask the loop; False when that is closed for good."""
+        now_s = self._engine.clock.elapsed_s()
+        self._excuse_pause(now_s)
+        roles = [role for role, at in self._due_s.items() if at <= now_s]
+        if roles and self._beat(beater, self._allowed(roles, now_s)):
+            self._due_s.update((role, now_s + self._intervals_s[role]) for role in roles)
+        is_open = self._probe_loop()
+        self._rested_s = self._engine.clock.elapsed_s()
+        return is_open
+
+    def _excuse_pause(self, now_s: float) -> None:
+        """A rest that was too long is a process that was stopped: time in which its loop could not answer either."""
+        late_s = now_s - self._rested_s - LOOP_PROBE_S
+        if late_s > BLOCKED_AFTER_S:
+            self._answered_s += late_s
 
     def _allowed(self, roles: list[str], now_s: float) -> list[str]:
         limit_s = self._engine.settings.recovery.running_stale_threshold_ms / 1000

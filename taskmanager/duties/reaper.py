@@ -2,8 +2,8 @@
 
 Dead is certain (its lock can be taken) and acted on at once. Silent is judged by observation: a heartbeat whose
 value has
-not changed for the threshold, on this observer's own clock, while this observer's own beats got through. A clock
-that jumps or a file that was locked for minutes makes nobody silent.
+not changed for the threshold, on this observer's own clock, while this observer could run and its own beats got
+through. A clock that jumps, a machine that slept, or a file that was locked for minutes makes nobody silent.
 """
 
 import logging
@@ -75,7 +75,8 @@ class Reaper:
         seconds.
         """
         engine, config = self._engine, self._engine.settings.recovery
-        now_s = engine.clock.elapsed_s()
+        # Time in which this observer was stopped too says nothing: whoever stopped it has stopped the others as well.
+        now_s = engine.stall.running_s()
         beats = await engine.store.heartbeats()
         if self._heartbeat.failed_count or engine.writer.degraded_since is not None:
             self._seen.clear()  # nothing can be said of others by one who cannot write himself

@@ -33,6 +33,10 @@ class StallWatch:
             self._observe()
         return self._lost_s
 
+    def running_s(self) -> float:
+        """Seconds in which the loop could run; only differences mean something."""
+        return self._loop.time() - self.lost_s()
+
     def _observe(self) -> None:
         late_s = self._loop.time() - self._expected
         if late_s > TOLERANCE_S:

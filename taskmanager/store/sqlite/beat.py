@@ -43,10 +43,14 @@ class SqliteBeater:
 
 
 def heartbeats(connection: sqlite3.Connection) -> list[tuple[str, str, int]]:
-    """See `Store.heartbeats`: the latest of each sender and role, from the index alone."""
-    return connection.execute(
-        "SELECT sender_id, role, max(sent_at) FROM taskmanager_heartbeats GROUP BY sender_id, role"
+    """See `Store.heartbeats`: the latest of each sender and role, by the order of their writing.
+
+    Not the one with the greatest instant: after a wall clock was stepped back, that one would never change again.
+    """
+    found = connection.execute(
+        "SELECT sender_id, role, sent_at, max(id) FROM taskmanager_heartbeats GROUP BY sender_id, role"
     ).fetchall()
+    return [(sender, role, sent_at) for sender, role, sent_at, _ in found]
 
 
 def prune_heartbeats(connection: sqlite3.Connection, cutoff: int, limit: int) -> int:
