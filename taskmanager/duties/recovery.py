@@ -14,7 +14,7 @@ from taskmanager.codec.results import encode_error_text
 from taskmanager.engine.definition import options_of, retry_facts
 from taskmanager.engine.instance import Identity, is_dead, remove_lock_files, remove_stray_lock_files
 from taskmanager.model.clock import Clock
-from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, expected_of
+from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, due_at, expected_of
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
 from taskmanager.rules.recovery import Verdict, judge_orphan
@@ -136,7 +136,7 @@ def _moved(row: TaskRow, verdict: Verdict, now: int) -> TaskRow:
     """The row after the verdict."""
     common = row._replace(status=verdict.status.value, updated_at=now)
     if verdict.status is TaskStatus.PENDING:
-        due = row.enqueued_at if verdict.outcome is None else now + int((verdict.delay_s or 0.0) * 1_000_000)
+        due = due_at(row, now) if verdict.outcome is None else now + int((verdict.delay_s or 0.0) * 1_000_000)
         return common._replace(
             claimed_by_worker_id=None,
             claimed_at=None,

@@ -43,6 +43,7 @@ class Claimer:
         self._next_due_at: int | None = None
         self._is_owed = False
         self._page, self._is_first = CLAIM_PAGE, False
+        self._steps_seen = -1
         self._close_until = 0.0
         self._submitted: set[str] = set()
         self.on_file_lost: Any = None
@@ -95,7 +96,7 @@ class Claimer:
         version = await engine.store.data_version()
         changed = was_owed or version != self._version
         now_us = engine.steps.now_us()
-        is_due = self._next_due_at is not None and self._next_due_at <= now_us
+        is_due = await self._mend_due(now_us) or (self._next_due_at is not None and self._next_due_at <= now_us)
         if changed:
             if self._submitted:
                 self._submitted.difference_update(await engine.store.fetch_ids(list(self._submitted)))
@@ -107,6 +108,19 @@ class Claimer:
                 await self._take_strays()
             await self.claim()
         self._version, self._is_owed = version, False
+
+    async def _mend_due(self, now_us: int) -> bool:
+        """After a step back of the wall clock, also one before this start: what was due stays due. Whether any was."""
+        store, count = self._engine.store, self._engine.steps.count
+        mended = 0
+        if self._steps_seen != count:
+            is_start = self._steps_seen < 0
+            if not is_start or await store.latest_stamp() > now_us:
+                mended = await store.make_due(now_us)
+            self._steps_seen = count
+        if mended:
+            logger.warning("the wall clock was set back; %d stored tasks that were due are due again", mended)
+        return mended > 0
 
     async def _hear_others(self) -> None:
         engine = self._engine

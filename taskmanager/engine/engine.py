@@ -186,7 +186,7 @@ class Engine:
                 return
             dispatcher.add_delayed(live, live.due)
             self.alarm.set()
-        elif live.enqueued_at > self.clock.now_us():
+        elif live.enqueued_at > max(self.clock.now_us(), live.updated_at):
             dispatcher.add_scheduled(live, live.enqueued_at)
             self.alarm.set()
         else:
@@ -197,8 +197,8 @@ class Engine:
         """Accepted while the manager drains: persisted work is kept for the next start, the rest is refused by name."""
         if live.is_persisted:
             self.dispatcher.left_waiting(live)
-            live.phase = Phase.ENDED
             self.settlement.release(live)
+            live.phase = Phase.ENDED
             self.writer.mark(live)
         else:
             self.cancel_waiting(

@@ -23,6 +23,7 @@ from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.news import WriterNews
 from taskmanager.engine.records import Records
 from taskmanager.engine.report import live_text
+from taskmanager.engine.settle import Outcome
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
@@ -229,14 +230,14 @@ class Lifecycle:
             if live.is_elsewhere:
                 continue
             live.phase = Phase.ENDED
-            error = TaskError(BuiltInTaskCode.TASK_INTERRUPTED, "the manager stopped; the task's code still executes")
-            requeued = live.is_persisted and live.definition.requeue_on_interrupt
             if live.is_persisted:
+                error = TaskError(BuiltInTaskCode.TASK_INTERRUPTED, "the manager stopped; its code still executes")
+                requeued = live.definition.requeue_on_interrupt
                 live.failed_reason = INTERRUPTION_NOTE
                 live.ending = Ending(TaskStatus.RUNNING, TaskResult(err=error), requeued)
                 engine.writer.mark(live)
             else:
-                engine.settlement.end_with_error(live, TaskStatus.INTERRUPTED, error, None)
+                engine.settlement.settle(live, attempt, Outcome("stopped"))
                 engine.finish(live)
             logger.warning(
                 "task %s (%s) still executes after the stop; it is recorded as interrupted",
@@ -293,8 +294,8 @@ class Lifecycle:
                 self._release(live)
 
     def _release(self, live: LiveTask) -> None:
-        live.phase = Phase.ENDED
         self.engine.settlement.release(live)
+        live.phase = Phase.ENDED
         self.engine.writer.mark(live)
 
     def _tell_everybody(self) -> None:

@@ -23,7 +23,7 @@ class ProgressSaver:
     def save(self, live: LiveTask) -> None:
         """A persisted task reported progress."""
         now = self._clock.now_us()
-        if live.is_persisted and now - live.updated_at >= INTERVAL_US:
+        if live.is_persisted and not 0 <= now - live.updated_at < INTERVAL_US:  # before: the clock was stepped back
             live.updated_at = now
             if threading.get_ident() == self._thread_id:
                 self._mark(live)

@@ -11,7 +11,7 @@ from taskmanager.codec.results import encode_error_text
 from taskmanager.codec.safe import safe_text
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.instance import Identity
-from taskmanager.engine.live import GOES_ON, Ending, LiveTask
+from taskmanager.engine.live import GOES_ON, Ending, LiveTask, Phase
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import AttemptRow
 from taskmanager.model.result import RESERVED_CODES, TaskError, TaskResult
@@ -174,10 +174,16 @@ class Settlement:
         live.ending = Ending(status, TaskResult(err=error))
 
     def release(self, live: LiveTask) -> None:
-        """→ PENDING and free: any instance may take it. Waiters learn that it goes on."""
+        """→ PENDING and free: any instance may take it. Waiters learn that it goes on.
+
+        What is due stays due, also where the wall clock was stepped back since it was enqueued.
+        """
+        now = self._now_us()
+        if live.phase in (Phase.READY, Phase.STARTING) or live.enqueued_at <= live.updated_at:
+            live.enqueued_at = min(live.enqueued_at, now)
         live.status = TaskStatus.PENDING
         live.owner = live.claimed_at = None
-        live.updated_at = self._now_us()
+        live.updated_at = now
         live.ending = GOES_ON
 
     def _wait_again(self, live: LiveTask, delay_s: float) -> None:

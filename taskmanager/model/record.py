@@ -93,6 +93,13 @@ def expected_of(row: TaskRow) -> Expected:
     return Expected(row.status, row.claimed_by_worker_id, row.start_count)
 
 
+def due_at(row: TaskRow, now: int) -> int:
+    """When a row that is written again at `now` is due. What was due when it was last written is due, even where the
+    wall clock was stepped back since; a moment that was still to come then is a promise, and stays.
+    """
+    return min(row.enqueued_at, now) if row.enqueued_at <= row.updated_at else row.enqueued_at
+
+
 class TaskWrite(NamedTuple):
     """One change of one task: the row as it shall be, what it must be now (None: not there), and attempts ended since.
 

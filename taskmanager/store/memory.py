@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from taskmanager.model.errors import StoreError
-from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
+from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, due_at
 from taskmanager.model.schedule import SCHEDULE_TAG, ScheduleDeclaration, ScheduleFire, ScheduleRow
 from taskmanager.model.states import TERMINAL, WAITING, TaskStatus
 from taskmanager.store.constraints import encodable_write, is_memory_only, write_fault
@@ -158,6 +158,7 @@ class MemoryStore:
             self._put(
                 row._replace(
                     status=TaskStatus.PENDING.value,
+                    enqueued_at=due_at(row, now),
                     claimed_at=None,
                     claimed_by_worker_id=None,
                     claim_expires_at=None,
@@ -165,6 +166,15 @@ class MemoryStore:
                 )
             )
         return len(waiting)
+
+    async def latest_stamp(self) -> int:
+        return max((row.sent_at for row in self._rows()), default=0)
+
+    async def make_due(self, now: int) -> int:
+        early = [row for row in self.free_rows() if row.enqueued_at != due_at(row, now)]
+        for row in early:
+            self._put(row._replace(enqueued_at=now, updated_at=now))
+        return len(early)
 
     async def free_queues(self) -> list[FreeQueue]:
         return self._free_queues()

@@ -160,6 +160,17 @@ class Store(Protocol):
         """Every waiting row of `owner` (PENDING, CLAIMED) becomes free; how many."""
         ...
 
+    async def latest_stamp(self) -> int:
+        """The last instant that somebody stamped on a heartbeat or on a task sent, 0 when there is none."""
+        ...
+
+    async def make_due(self, now: int) -> int:
+        """Free rows that were due when they were last written, and are not at `now`, are due then; how many.
+
+        Only a wall clock that was stepped back since makes such rows. What waits for its own moment waits on.
+        """
+        ...
+
     async def free_queues(self) -> list[FreeQueue]:
         """What waits in the store unowned, per function and queue; costs by the number of those pairs, not of rows."""
         ...

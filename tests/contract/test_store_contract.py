@@ -397,6 +397,39 @@ async def test_claim_of_nothing_is_nothing(store: Store, nothing: dict[str, Any]
     assert await store.claim(wants(**nothing)) == []
 
 
+async def test_what_was_due_stays_due_when_the_clock_goes_back(store: Store) -> None:
+    """Rows that were due when they were last written are due now; a moment still to come is a promise, and waits on."""
+    was_due = task("due", enqueued_at=5_000, updated_at=5_000)
+    promised = task("promised", enqueued_at=9_000, updated_at=5_000)
+    owned = task("owned", enqueued_at=5_000, updated_at=5_000, claimed_by_worker_id=ME)
+    await put(store, was_due, promised, owned, task("old"))
+    assert await store.make_due(1_000) == 1
+    assert await store.make_due(1_000) == 0
+    found = await store.fetch_ids(["due", "promised", "owned", "old"])
+    assert found == {
+        "due": task("due", enqueued_at=1_000, updated_at=1_000),
+        "promised": promised,
+        "owned": owned,
+        "old": task("old"),
+    }
+    assert await store.release(ME, 2_000) == 1
+    assert await store.fetch("owned") == task("owned", enqueued_at=2_000, updated_at=2_000)
+
+
+async def test_a_release_keeps_a_moment_that_is_still_to_come(store: Store) -> None:
+    """A retry that waits in memory is released with its delay."""
+    await put(store, task("later", enqueued_at=9_000, claimed_by_worker_id=ME))
+    await store.release(ME, 2_000)
+    assert await store.fetch("later") == task("later", enqueued_at=9_000, updated_at=2_000)
+
+
+async def test_the_latest_stamp_tells_of_a_clock_that_went_back(store: Store) -> None:
+    """The last task sent; nothing in an empty store."""
+    assert await store.latest_stamp() == 0
+    await put(store, task("a", sent_at=300), task("b", sent_at=200))
+    assert await store.latest_stamp() == 300
+
+
 async def test_release_frees_the_waiting_rows_of_one_owner(store: Store) -> None:
     """PENDING and CLAIMED rows of the owner; running ones and those of others stay."""
     mine = [task("m1", claimed_by_worker_id=ME), task("m2", status="CLAIMED")]

@@ -5,6 +5,7 @@ afterwards. No real time passes: the world's clock is virtual.
 """
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -1238,3 +1239,25 @@ async def test_snooze_and_retry_during_the_drain_come_back_at_the_next_start() -
         await world.start()
         await world.drain()
         assert seen == ["again", "again"]
+
+
+async def test_a_memory_only_task_that_outlives_the_stop_leaves_its_attempt() -> None:
+    """It is recorded as interrupted, so its attempt has ended, whatever its code still does."""
+    manager = manager_of()
+    ends = asyncio.Event()
+
+    @manager.task
+    async def stubborn() -> None:
+        while not ends.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await ends.wait()
+
+    async with world_of(manager) as (_world, store):
+        handle = stubborn.enqueue()
+        await turns_until(lambda: handle.status == "RUNNING")
+        await manager.stop(timeout=0)
+        row = await store.memory.fetch(handle.task_id)
+        assert row is not None
+        assert row.status == "INTERRUPTED"
+        assert [each.outcome for each in await store.memory.fetch_attempts(handle.task_id)] == ["INTERRUPTED"]
+        ends.set()

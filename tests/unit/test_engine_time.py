@@ -3,13 +3,17 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from taskmanager import TaskExpired, TaskManager
+from taskmanager import TaskExpired, TaskManager, current_task
 from taskmanager.duties.retention import Retention
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.steps import HOLD_S, StepWatch
+from taskmanager.store.protocol import Beat
+from taskmanager.store.sqlite import SqliteStore
 from taskmanager.testing import World, isolated
 
 pytestmark = pytest.mark.anyio
@@ -172,3 +176,109 @@ async def test_the_sweep_after_a_step_deletes_nothing(world: World) -> None:
     assert (await retention.run_once())["ended tasks"] == 1
     world.clock.step(-TEN_YEARS)
     assert await retention.run_once() == {}
+
+
+# What is due.
+
+
+@pytest.fixture
+async def crowded() -> AsyncIterator[World]:
+    """A manager that holds two waiting tasks in memory; the others wait in the store."""
+    manager = TaskManager("never-opened.db", concurrency=1, requeue_pending=True, max_in_memory=2)
+    async with isolated(manager) as made:
+        yield made
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_a_backlog_in_the_store_does_not_wait_for_a_clock_that_went_back(
+    crowded: World, is_restarted: bool
+) -> None:
+    """What could have started before the step can start after it, in this process and in the next one."""
+
+    @crowded.manager.task
+    async def job() -> None:
+        await asyncio.sleep(1)
+
+    for _ in range(20):
+        job.enqueue()
+    await crowded.advance(1)
+    if is_restarted:
+        await crowded.manager.stop()
+        crowded.clock.step(-TWO_HOURS)
+        await crowded.start()
+    else:
+        crowded.clock.step(-TWO_HOURS)
+    began = crowded.now
+    await crowded.drain()
+    assert crowded.now - began < timedelta(minutes=1)
+    assert {task.status for task in crowded.enqueued} == {"COMPLETED"}
+
+
+async def test_a_promised_moment_is_kept_through_a_step_and_a_restart(world: World) -> None:
+    """`run_at` is an instant of the wall clock, whatever the clock does in between."""
+    started = []
+
+    @world.manager.task
+    async def job() -> None:
+        started.append(world.now)
+
+    due = world.now + timedelta(hours=1)
+    job.with_options(run_at=due).enqueue()
+    await world.idle()
+    world.clock.step(-TWO_HOURS)
+    await world.restart()
+    await world.advance(timedelta(hours=2, minutes=59))
+    assert started == []
+    await world.drain()
+    assert due <= started[0] < due + timedelta(seconds=6)
+
+
+async def test_retries_delays_and_snoozes_of_a_living_process_do_not_see_the_wall_clock(world: World) -> None:
+    """A step of ten years makes no retry burst, a step back makes none wait."""
+    starts = []
+
+    @world.manager.task(retries=3, retry_delay=10, retry_backoff=1)
+    async def job() -> None:
+        starts.append(world.virtual.time() if world.virtual else 0.0)
+        raise ValueError("again")
+
+    handle = job.enqueue()
+    await world.idle()
+    for step in (TEN_YEARS, -TEN_YEARS - TWO_HOURS, TWO_HOURS):
+        world.clock.step(step)
+        await world.advance(13)
+    assert handle.status == "FAILED"
+    pauses = [after - before for before, after in pairwise(starts)]
+    assert all(7.4 < pause < 12.6 for pause in pauses), pauses
+
+
+async def test_progress_is_saved_after_the_clock_went_back(world: World) -> None:
+    """Once a second at most, and not once in two hours."""
+
+    @world.manager.task
+    async def job() -> None:
+        world.clock.step(-TWO_HOURS)
+        current_task().progress(1, 2)
+        await asyncio.sleep(1)
+
+    handle = job.enqueue()
+    await world.advance(0.5)
+    row = await world.store.sound.fetch(handle.task_id)
+    assert row is not None
+    assert row.progress is not None
+
+
+# Who is silent.
+
+
+async def test_the_latest_heartbeat_is_the_one_written_last(tmp_path: Path) -> None:
+    """By the greatest instant, an instance would look silent for as long as its clock was set back."""
+    store = SqliteStore(tmp_path / "tasks.db")
+    await store.open()
+    beater = store.open_beater()
+    for sent_at in (9_000_000, 1_000_000):
+        beater.beat([Beat("other", "runner", sent_at, "host", 1)])
+    assert await store.heartbeats() == [("other", "runner", 1_000_000)]
+    assert await store.latest_stamp() == 1_000_000
+    beater.close()
+    await store.close()

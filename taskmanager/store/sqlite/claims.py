@@ -103,10 +103,36 @@ def release(connection: sqlite3.Connection, owner: str, now: int) -> int:
             f"""
             UPDATE taskmanager_tasks INDEXED BY taskmanager_tasks_owner
             SET status = 'PENDING', claimed = 0, claimed_at = NULL, claimed_by_worker_id = NULL,
-                claim_expires_at = NULL, updated_at = ?
-            WHERE claimed_by_worker_id = ? AND status IN ({LIVE_SQL}) AND status IN ('PENDING', 'CLAIMED')
+                claim_expires_at = NULL, updated_at = :now,
+                enqueued_at = CASE WHEN enqueued_at <= updated_at THEN min(enqueued_at, :now) ELSE enqueued_at END
+            WHERE claimed_by_worker_id = :owner AND status IN ({LIVE_SQL}) AND status IN ('PENDING', 'CLAIMED')
             """,
-            (now, owner),
+            {"now": now, "owner": owner},
+        ).rowcount
+
+
+def latest_stamp(connection: sqlite3.Connection) -> int:
+    """See `Store.latest_stamp`: the ends of two indexes."""
+    (found,) = connection.execute(
+        """
+        SELECT max(
+            coalesce((SELECT max(sent_at) FROM taskmanager_tasks), 0),
+            coalesce((SELECT sent_at FROM taskmanager_heartbeats ORDER BY id DESC LIMIT 1), 0)
+        )
+        """
+    ).fetchone()
+    return int(found)
+
+
+def make_due(connection: sqlite3.Connection, now: int) -> int:
+    """See `Store.make_due`. It reads every free row that is not due, so it is for clocks that were stepped only."""
+    with transaction(connection):
+        return connection.execute(
+            f"""
+            UPDATE {_FREE} SET enqueued_at = :now, updated_at = :now
+            WHERE {_IS_FREE} AND enqueued_at > :now AND enqueued_at <= updated_at
+            """,
+            {"now": now},
         ).rowcount
 
 

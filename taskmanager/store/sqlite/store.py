@@ -102,6 +102,12 @@ class SqliteStore:
     async def release(self, owner: str, now: int) -> int:
         return await self._write(claims.release, owner, now)
 
+    async def latest_stamp(self) -> int:
+        return await self._read(claims.latest_stamp)
+
+    async def make_due(self, now: int) -> int:
+        return await self._write(claims.make_due, now)
+
     async def free_queues(self) -> list[FreeQueue]:
         return await self._read(claims.free_queues)
 
