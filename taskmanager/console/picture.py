@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final, Literal
 
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.statistics import Failure, Pace, ScheduleRow, TaskFailures, TaskPace
+from taskmanager.store.statistics import Failure, NextRun, Pace, TaskFailures, TaskPace
 
 
 class Health(StrEnum):
@@ -134,7 +134,7 @@ class Picture:
     slowest: tuple[TaskPace, ...] = ()
     most_failing: tuple[TaskFailures, ...] = ()
     failures: tuple[Failure, ...] = ()
-    schedules: tuple[ScheduleRow, ...] = ()
+    schedules: tuple[NextRun, ...] = ()
     storage: StorageSight
     last_activity_at: int | None = None
 
@@ -155,8 +155,8 @@ class Picture:
 
     @property
     def is_empty(self) -> bool:
-        """No task yet, in the file or in memory."""
-        return not any(self.counts.values()) and not self.unwritten_count
+        """No task yet, in the file or in memory, and none to come by itself."""
+        return not any(self.counts.values()) and not self.unwritten_count and not self.schedules
 
     def with_health(self, health: Health) -> tuple[InstanceSight, ...]:
         """The instances that are like that."""

@@ -67,7 +67,7 @@ def status_lines(picture: Picture, width: int, height: int | None, *, is_ascii: 
     grid = grid_of(width)
     top = [*_head(picture, grid), *_problems(picture.problems, grid), *_overview(picture)]
     bottom: list[Text | str] = ["", _storage(picture, grid)]
-    if picture.is_empty:
+    if picture.is_empty and not picture.instances:
         return _joined(top, _first_steps(picture), bottom)
     tables = (
         sections.instances(picture, grid)._replace(least=2),
@@ -96,7 +96,8 @@ def watch_lines(picture: Picture, width: int, height: int, *, is_ascii: bool = F
     footer = _sides(Text(FOOTER, "dim"), _storage(picture, grid), grid)
     tables = _watched(picture, grid, is_ascii)
     room = height - len(top) - 2
-    middle = _first_steps(picture) if picture.is_empty else _tables(tables, grid, room)
+    is_new = picture.is_empty and not picture.instances
+    middle = _first_steps(picture) if is_new else _tables(tables, grid, room)
     lines = _joined(top, middle[: max(0, room)])[: max(0, height - 1)]
     return [*lines, *[Text()] * (height - 1 - len(lines)), footer]
 
@@ -204,6 +205,8 @@ def _overview(picture: Picture) -> Iterator[Text | str]:
         yield Text(f"{MARGIN}{picture.unwritten_count:,} more ended, in the file within a minute (memory-only)", "dim")
     if not picture.is_empty:
         yield from _paces(picture)
+    elif picture.instances:
+        yield Text(f"{MARGIN}no tasks yet; the first comes with your_task.enqueue(...)", "dim")
 
 
 def _paces(picture: Picture) -> Iterator[Text]:

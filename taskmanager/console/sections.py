@@ -10,7 +10,7 @@ from taskmanager.console.durations import relative, short
 from taskmanager.console.figures import amount, compact, counted, stopwatch, took
 from taskmanager.console.grid import NOT_KNOWN, NOTHING, Cell, Grid, Row, Section
 from taskmanager.console.picture import Health, InstanceSight, Picture, QueueSight, RunningSight
-from taskmanager.store.statistics import OWNED_CAP, SAMPLE, Failure, ScheduleRow, TaskPace
+from taskmanager.store.statistics import OWNED_CAP, SAMPLE, Failure, NextRun, TaskPace
 
 HEALTH_STYLES: Final = {Health.ALIVE: "green", Health.FROZEN: "yellow", Health.DEAD: "red"}
 RUNNING_STYLE: Final = "cyan"
@@ -114,14 +114,20 @@ def _in_turns(one: list[str], other: list[str]) -> Iterator[str]:
 
 def schedules(picture: Picture) -> Section:
     """What runs by itself, the next first."""
-    rows = [_schedule(each, picture.taken_at) for each in picture.schedules]
+    is_anybody_there = bool(picture.with_health(Health.ALIVE))
+    rows = [_schedule(each, picture.taken_at, is_anybody_there) for each in picture.schedules]
     return Section("Next schedules", ("", "", "last", "next"), rows)
 
 
-def _schedule(each: ScheduleRow, now_us: int) -> Row:
+def _schedule(each: NextRun, now_us: int, is_anybody_there: bool) -> Row:
     due = NOT_KNOWN if each.next_run_at is None or each.is_paused else Cell(relative(each.next_run_at, now_us))
     figures = (NOTHING, NOTHING, _ago(each.last_run_at, now_us), due)
-    return Row(Cell(each.schedule_name), figures, Cell("paused", PAUSED_STYLE) if each.is_paused else NOTHING)
+    remark = Cell(each.definition, "dim")
+    if each.is_paused:
+        remark = Cell("paused", PAUSED_STYLE)
+    elif is_anybody_there and not each.is_declared:
+        remark = Cell("defined by nobody", PAUSED_STYLE)
+    return Row(Cell(each.schedule_name), figures, remark)
 
 
 def failures(picture: Picture, grid: Grid) -> Section:

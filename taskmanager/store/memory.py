@@ -357,9 +357,9 @@ class MemoryStore:
         """Not from another thread while tasks run: unlike a file, it has no snapshots."""
         rows = {**self._live, **self._ended}
         attempts = (each for task_id, found in self._attempts.items() if task_id in rows for each in found.values())
-        return glance_at(
-            now, rows, attempts, list(self._instances.values()), self._free_queues(), frozenset(self._paused)
-        )
+        schedules = [row for name in self._schedules if (row := self._schedule(name)) is not None]
+        instances, free = list(self._instances.values()), self._free_queues()
+        return glance_at(now, rows, attempts, instances, free, frozenset(self._paused), schedules)
 
 
 def _wins(write: TaskWrite, current: TaskRow | None) -> bool:

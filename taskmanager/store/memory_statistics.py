@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from taskmanager.model.record import AttemptRow, TaskRow
+from taskmanager.model.schedule import ScheduleRow
 from taskmanager.model.states import LIVE, AttemptOutcome, TaskStatus
 from taskmanager.store.protocol import FreeQueue, InstanceRow
 from taskmanager.store.statistics import (
@@ -15,6 +16,7 @@ from taskmanager.store.statistics import (
     Failure,
     FileSize,
     Glance,
+    NextRun,
     Pace,
     Statistics,
     TaskFailures,
@@ -31,6 +33,7 @@ def glance_at(
     instances: Sequence[InstanceRow],
     free: Sequence[FreeQueue],
     paused: frozenset[str],
+    schedules: Iterable[ScheduleRow],
 ) -> Glance:
     """See `Store.glance`."""
     ended = sorted(attempts, key=lambda each: each.finished_at, reverse=True)
@@ -48,6 +51,7 @@ def glance_at(
         slowest=_slowest(hour[:SAMPLE], rows),
         most_failing=_most_failing([each for each in failed if each.finished_at >= now - HOUR_US][:SAMPLE], rows),
         failures=tuple(_failure(each, rows[each.task_id].task_name) for each in failed[:MAX_LINES]),
+        schedules=_next_runs(schedules),
         last_activity_at=max(
             [row.sent_at for row in rows.values()] + [each.finished_at for each in ended[:1]], default=None
         ),
@@ -83,6 +87,26 @@ def _most_failing(failed: Sequence[AttemptRow], rows: Mapping[str, TaskRow]) -> 
     newest = {rows[each.task_id].task_name: str(each.error_code) for each in reversed(failed)}
     found = (TaskFailures(name, count, newest[name]) for name, count in counts.items())
     return tuple(sorted(found, key=lambda each: (-each.failed_count, each.task_name))[:MAX_LINES])
+
+
+def _next_runs(rows: Iterable[ScheduleRow]) -> tuple[NextRun, ...]:
+    runs = [
+        NextRun(
+            row.schedule_name,
+            row.task_name,
+            row.definition,
+            row.next_run_at,
+            row.last_run_at,
+            row.paused_at is not None,
+            row.is_declared,
+        )
+        for row in rows
+    ]
+    return tuple(
+        sorted(
+            runs, key=lambda each: (each.is_paused, each.next_run_at is None, each.next_run_at or 0, each.schedule_name)
+        )[:MAX_LINES]
+    )
 
 
 def _failure(each: AttemptRow, task_name: str) -> Failure:

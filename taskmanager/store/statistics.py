@@ -62,13 +62,16 @@ class Failure(NamedTuple):
     will_retry: bool
 
 
-class ScheduleRow(NamedTuple):
-    """One schedule, as far as it says when it runs."""
+class NextRun(NamedTuple):
+    """When a schedule runs. `definition` is its timing in words; `is_declared`: an instance that is there has it."""
 
     schedule_name: str
+    task_name: str
+    definition: str
     next_run_at: int | None
     last_run_at: int | None
     is_paused: bool
+    is_declared: bool
 
 
 class FileSize(NamedTuple):
@@ -97,7 +100,7 @@ class Statistics:
     slowest: tuple[TaskPace, ...] = ()
     most_failing: tuple[TaskFailures, ...] = ()
     failures: tuple[Failure, ...] = ()
-    schedules: tuple[ScheduleRow, ...] = ()
+    schedules: tuple[NextRun, ...] = ()
     last_activity_at: int | None = None
     size: FileSize
 

@@ -14,7 +14,7 @@ from taskmanager.console.picture import (
     StorageSight,
 )
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.statistics import HOUR_US, MINUTE_US, Failure, Pace, ScheduleRow, TaskFailures, TaskPace
+from taskmanager.store.statistics import HOUR_US, MINUTE_US, Failure, NextRun, Pace, TaskFailures, TaskPace
 
 SECOND: Final = 1_000_000
 NOW: Final = 1_772_370_000 * SECOND  # 2026-03-01 13:00:00 UTC
@@ -70,6 +70,12 @@ def failure(name: str, code: str, ago_s: int, *, attempt: int = 1, again: bool =
     return Failure(f"id-{ago_s}", name, attempt, "FAILED", code, message, NOW - ago_s * SECOND, again)
 
 
+def schedule(
+    name: str, next_at: int | None, last_at: int | None, *, is_paused: bool = False, is_declared: bool = True
+) -> NextRun:
+    return NextRun(name, f"jobs:{name}", "30 2 * * * UTC", next_at, last_at, is_paused, is_declared)
+
+
 EMPTY: Final = Picture(
     taken_at=NOW,
     counts=NO_COUNTS,
@@ -121,9 +127,9 @@ BUSY: Final = Picture(
         failure("crawler:crawl", "UNHANDLED_EXCEPTION", 4000),
     ),
     schedules=(
-        ScheduleRow("nightly-report", NOW + 3 * HOUR_US, NOW - 21 * HOUR_US, is_paused=False),
-        ScheduleRow("cleanup", NOW + 24 * HOUR_US, None, is_paused=False),
-        ScheduleRow("weekly", None, NOW - 200 * HOUR_US, is_paused=True),
+        schedule("nightly-report", NOW + 3 * HOUR_US, NOW - 21 * HOUR_US),
+        schedule("cleanup", NOW + 24 * HOUR_US, None, is_declared=False),
+        schedule("weekly", None, NOW - 200 * HOUR_US, is_paused=True),
     ),
     storage=StorageSight(
         path="/srv/app/data/tasks.db",
@@ -213,7 +219,7 @@ SHOWCASE: Final = Picture(
         failure("mail:send", "SMTP_REFUSED", 61, attempt=3),
         failure("crawler:crawl", "TASK_TIMEOUT", 700, again=True),
     ),
-    schedules=(ScheduleRow("nightly-report", NOW + 3 * HOUR_US, NOW - 21 * HOUR_US, is_paused=False),),
+    schedules=(schedule("nightly-report", NOW + 3 * HOUR_US, NOW - 21 * HOUR_US),),
     storage=StorageSight(
         path="tasks.db", file_bytes=9_400_000, log_bytes=4_120_000, disk_free_bytes=120_000_000_000, schema_version=2
     ),

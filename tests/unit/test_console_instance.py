@@ -12,10 +12,11 @@ from taskmanager import TaskManager, TaskStatus, current_task
 from taskmanager.console.instance import SelfPortrait
 from taskmanager.console.picture import Picture
 from taskmanager.model.record import TaskWrite
+from taskmanager.model.schedule import ScheduleDeclaration
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Store
 from taskmanager.store.sqlite import SqliteStore
-from taskmanager.store.statistics import HOUR_US, Glance
+from taskmanager.store.statistics import HOUR_US, Glance, NextRun
 from tests.contract.test_store_contract import OTHER, attempt, task
 
 pytestmark = pytest.mark.anyio
@@ -147,6 +148,7 @@ async def glance_of(store: Store) -> Glance:
     report = await store.commit(writes)
     assert report == ({}, {})
     await store.set_paused("mail", True, NOW)
+    await store.declare_schedules([ScheduleDeclaration("s", "h", "job", "every 5 s", "{}", NOW + 5)], OTHER, NOW)
     found = store.glance(NOW)
     await store.close()
     return found
@@ -162,5 +164,6 @@ async def test_both_stores_tell_the_same(tmp_path: Path) -> None:
         if name != "size":
             assert getattr(file.statistics, name) == getattr(memory.statistics, name), name
     assert file.statistics.hour[1:] == (4, 2)
+    assert file.statistics.schedules == (NextRun("s", "job", "every 5 s", NOW + 5, None, False, False),)
     assert [each.error_code for each in file.statistics.failures] == ["BOOM", "FIRST"]
     assert [each[1:] for each in file.statistics.most_failing] == [(2, "BOOM")]

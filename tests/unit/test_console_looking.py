@@ -30,7 +30,7 @@ from taskmanager.engine.instance import InstanceLock
 from taskmanager.model.clock import SystemClock
 from taskmanager.store.sqlite.reading import open_read_only
 from taskmanager.store.sqlite.statistics import statistics
-from taskmanager.store.statistics import Failure, Pace, ScheduleRow, TaskFailures, TaskPace
+from taskmanager.store.statistics import Failure, NextRun, Pace, TaskFailures, TaskPace
 
 pytestmark = pytest.mark.anyio
 SECOND = 1_000_000
@@ -362,6 +362,6 @@ def test_the_page_has_every_key_of_the_object() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "console.md").read_text(encoding="utf-8")
     words = (Picture, InstanceSight, QueueSight, RunningSight, StorageSight, Problem)
     names = {field.name for word in words for field in fields(word)}
-    for row in (Failure, Pace, ScheduleRow, TaskFailures, TaskPace):
+    for row in (Failure, NextRun, Pace, TaskFailures, TaskPace):
         names |= set(row._fields)
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []

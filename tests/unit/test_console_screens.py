@@ -7,6 +7,7 @@ import html
 import io
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -17,10 +18,11 @@ from rich.text import Text
 from taskmanager.console.picture import Picture
 from taskmanager.console.screens import StatusScreen, fault_lines, status_lines, watch_lines
 from tests.screenshots import DOCS, SCREENS
-from tests.unit.console_pictures import BAD_DAY, BUSY, EMPTY
+from tests.unit.console_pictures import BAD_DAY, BUSY, EMPTY, instance, queue
 
 STORED: Final = Path(__file__).parent / "screens"
-PICTURES: Final = {"busy": BUSY, "bad-day": BAD_DAY, "empty": EMPTY}
+NEW: Final = replace(EMPTY, instances=(instance("web", 812),), queues=(queue("default", 0, 0),))
+PICTURES: Final = {"busy": BUSY, "bad-day": BAD_DAY, "empty": EMPTY, "new": NEW}
 SIZES: Final = ((80, 24), (120, 40))
 
 

@@ -22,8 +22,8 @@ from taskmanager.store.statistics import (
     SAMPLE,
     Failure,
     FileSize,
+    NextRun,
     Pace,
-    ScheduleRow,
     Statistics,
     TaskFailures,
     TaskPace,
@@ -156,15 +156,18 @@ def _failures(connection: sqlite3.Connection) -> tuple[Failure, ...]:
     return tuple(Failure._make(row)._replace(will_retry=bool(row[-1])) for row in rows.fetchall())
 
 
-def _schedules(connection: sqlite3.Connection) -> tuple[ScheduleRow, ...]:
+def _schedules(connection: sqlite3.Connection) -> tuple[NextRun, ...]:
     rows = connection.execute(
         """
-        SELECT schedule_name, next_run_at, last_run_at, paused_at IS NOT NULL FROM taskmanager_schedule_state
+        SELECT schedule_name, task_name, definition, next_run_at, last_run_at, paused_at IS NOT NULL,
+            EXISTS (SELECT 1 FROM taskmanager_instances WHERE instance_id = owner_id)
+        FROM taskmanager_schedule_state
         ORDER BY paused_at IS NOT NULL, next_run_at IS NULL, next_run_at, schedule_name LIMIT ?
         """,
         (MAX_LINES,),
     )
-    return tuple(ScheduleRow(name, at, last, bool(paused)) for name, at, last, paused in rows.fetchall())
+    found = (NextRun._make(row) for row in rows.fetchall())
+    return tuple(row._replace(is_paused=bool(row.is_paused), is_declared=bool(row.is_declared)) for row in found)
 
 
 def _last_activity(connection: sqlite3.Connection) -> int | None:
