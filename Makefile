@@ -59,7 +59,7 @@ typing: venv  ## The public types, as two checkers see them
 	@$(call say,mypy --strict tests/typing/api.py); $(BIN)/mypy --strict tests/typing/api.py
 	@$(call say,basedpyright tests/typing/api.py); $(BIN)/basedpyright --pythonpath $(BIN)/python tests/typing/api.py
 
-test: lint typing others  ## Everything: style, types, every Python found, and the full suite last
+test: lint others  ## Everything: style, every Python found, and the full suite with the types last
 	@$(call say,pytest: the full suite); $(BIN)/pytest $(PYTEST_FLAGS) $(ARGS)
 
 # The other Pythons go first, so that the closing line of the full suite is the last line.
@@ -71,7 +71,7 @@ others: venv  ## The portable part of the suite on each other supported Python t
 	  [ "$$version" != "$$main" ] || continue; \
 	  $(call make_venv,.venv-$$version,"$$python"); \
 	  $(call say,mypy on Python $$version); .venv-$$version/bin/mypy --strict --python-version $$version --cache-dir .mypy_cache/$$version tests/typing/api.py; \
-	  [ -z "$$paths" ] || { $(call say,pytest on Python $$version); .venv-$$version/bin/pytest -q $(PYTEST_FLAGS) -p no:cacheprovider $$paths </dev/null; }; \
+	  [ -z "$$paths" ] || { $(call say,pytest on Python $$version); HYPOTHESIS_PROFILE=brief .venv-$$version/bin/pytest -q $(PYTEST_FLAGS) -p no:cacheprovider $$paths </dev/null; }; \
 	done
 
 quick: venv  ## The suite without the slow tests, on one Python, for while you work

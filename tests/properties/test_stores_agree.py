@@ -234,4 +234,4 @@ class StoresAgree(RuleBasedStateMachine):
 
 
 TestStoresAgree = pytest.mark.req("DS-038", "DS-040", "DS-043", "DS-057", "DS-120")(StoresAgree.TestCase)
-TestStoresAgree.settings = settings(max_examples=20, stateful_step_count=20)
+TestStoresAgree.settings = settings(max_examples=settings.default.max_examples // 5, stateful_step_count=20)

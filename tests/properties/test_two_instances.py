@@ -275,4 +275,4 @@ class TwoInstances(RuleBasedStateMachine):
 
 
 TestTwoInstances = pytest.mark.req("PR-36", "PR-37", "PR-38", "HB-21", "DS-060")(TwoInstances.TestCase)
-TestTwoInstances.settings = settings(max_examples=20, stateful_step_count=25)
+TestTwoInstances.settings = settings(max_examples=settings.default.max_examples // 5, stateful_step_count=25)
