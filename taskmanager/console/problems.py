@@ -71,7 +71,7 @@ def _frozen(picture: Picture) -> Iterator[Problem]:
         yield Problem(
             severity="error",
             text=f"{named(each)} is frozen: its process lives, but no heartbeat for {silent}",
-            advice=f"stopped or swapping? once process {each.pid} has ended, its work is taken over",
+            advice=f"stopped, swapping, locked out? once process {each.pid} has ended, its work is taken over",
         )
 
 

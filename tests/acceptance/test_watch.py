@@ -1,17 +1,14 @@
 """`taskmanager watch` and `status` as a person has them: in a terminal, beside an application, and after its crash."""
 
 import contextlib
-import fcntl
 import json
 import os
-import pty
 import re
 import select
 import signal
 import struct
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +16,18 @@ from typing import Any, Final
 
 import pytest
 
+fcntl, pty, termios = (pytest.importorskip(name) for name in ("fcntl", "pty", "termios"))
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 PATIENCE_S: Final = 30.0
 ENTER_SCREEN, LEAVE_SCREEN, SHOW_CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"
 COLOURS: Final = re.compile(rb"\x1b\[[0-9;]*(3[0-7]|9[0-7]|38;5)[0-9;]*m")
+# The leader of a session takes the terminal that it has as stdin for its own: then keys become signals.
+IN_A_TERMINAL: Final = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-m", "taskmanager", *sys.argv[1:]])
+"""
 PROGRAM: Final = """
 import asyncio
 from taskmanager import TaskManager, current_task
@@ -73,9 +78,8 @@ class Terminal:
         self.resize(*size)
         self.settings = termios.tcgetattr(slave)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "taskmanager", *arguments],
-            cwd=folder, env=environment(**changes), stdin=slave, stdout=slave, stderr=slave,
-            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            [sys.executable, "-c", IN_A_TERMINAL, *arguments],
+            cwd=folder, env=environment(**changes), stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
         )  # fmt: skip
         self._slave = slave
         self.written = b""

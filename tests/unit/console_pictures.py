@@ -153,7 +153,7 @@ BAD_DAY: Final = Picture(
         Problem(
             severity="error",
             text="worker (pid 9013) is frozen: its process lives, but no heartbeat for 2m",
-            advice="stopped or swapping? once process 9013 has ended, its work is taken over",
+            advice="stopped, swapping, locked out? once process 9013 has ended, its work is taken over",
         ),
     ),
     counts={**NO_COUNTS, TaskStatus.PENDING: 3, TaskStatus.RUNNING: 4, TaskStatus.FAILED: 1},
