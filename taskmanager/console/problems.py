@@ -71,7 +71,7 @@ def _frozen(picture: Picture) -> Iterator[Problem]:
         yield Problem(
             severity="error",
             text=f"{named(each)} is frozen: its process lives, but no heartbeat for {silent}",
-            advice=f"stopped, swapping, locked out? once process {each.pid} has ended, its work is taken over",
+            advice="stopped, swapping, or locked out? its work is taken over when it has ended",
         )
 
 
@@ -86,7 +86,8 @@ def _unsaved(picture: Picture) -> Iterator[Problem]:
 def _stuck(picture: Picture) -> Iterator[Problem]:
     for each in picture.instances:
         if each.stuck_count:
-            text = f"{plural(each.stuck_count, 'task')} of {named(each)} still runs after its time limit"
+            verb, whose = ("executes", "its") if each.stuck_count == 1 else ("execute", "their")
+            text = f"{plural(each.stuck_count, 'task')} of {named(each)} still {verb} after {whose} time limit"
             yield Problem(
                 severity="warning",
                 text=text,

@@ -153,7 +153,7 @@ BAD_DAY: Final = Picture(
         Problem(
             severity="error",
             text="worker (pid 9013) is frozen: its process lives, but no heartbeat for 2m",
-            advice="stopped, swapping, locked out? once process 9013 has ended, its work is taken over",
+            advice="stopped, swapping, or locked out? its work is taken over when it has ended",
         ),
     ),
     counts={**NO_COUNTS, TaskStatus.PENDING: 3, TaskStatus.RUNNING: 4, TaskStatus.FAILED: 1},

@@ -1,0 +1,86 @@
+"""What is said first on a bad day: for each kind of trouble one line, and one line that says what to do."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from taskmanager.console.picture import Health, Picture, StorageSight
+from taskmanager.console.problems import problems_of
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.statistics import HOUR_US, Pace
+from tests.unit.console_pictures import BUSY, EMPTY, NOW, SECOND, instance
+
+ROOM: Final = 77
+"""Columns beside the mark, on the narrowest terminal that everybody has."""
+WAITING: Final = {**EMPTY.counts, TaskStatus.PENDING: 3}
+KINDS: Final[list[tuple[dict[str, Any], dict[str, int], str]]] = [
+    (
+        {"instances": (instance("web", 812, degraded_since=NOW - 90 * SECOND, unsaved_count=1),)},
+        {},
+        "web (pid 812) cannot write the file since 1m, 1 record unsaved",
+    ),
+    (
+        {"instances": (instance("web", 812, Health.DEAD, silent_s=185.0, held_count=1000),)},
+        {},
+        "web (pid 812) died 3m ago and holds 1,000+ unfinished tasks",
+    ),
+    (
+        {"instances": (instance("web", 812, Health.DEAD, held_count=1), instance("api", 1))},
+        {},
+        "web (pid 812) died 1s ago and holds 1 unfinished task",
+    ),
+    ({}, {"gone": 2}, "2 unfinished tasks belong to instances that are gone"),
+    (
+        {"instances": (instance("web", 812, Health.FROZEN, silent_s=90.0),)},
+        {},
+        "web (pid 812) is frozen: its process lives, but no heartbeat for 1m",
+    ),
+    (
+        {"instances": (instance("web", 812, unsaved_since=NOW - 12 * SECOND),)},
+        {},
+        "the oldest change of web (pid 812) has waited 12s for its commit",
+    ),
+    (
+        {"instances": (instance("web", 812, stuck_count=2),)},
+        {},
+        "2 tasks of web (pid 812) still execute after their time limit",
+    ),
+    ({"counts": WAITING}, {}, "3 tasks wait, and no instance is running"),
+    ({"hour": Pace(NOW - HOUR_US, 40, 30)}, {}, "30 of 40 attempts of the last hour failed"),
+    (
+        {"storage": StorageSight(path="tasks.db", log_bytes=300 * 1024 * 1024)},
+        {},
+        "the log beside the file has grown to 315 MB",
+    ),
+    ({"storage": StorageSight(path="tasks.db", disk_free_bytes=1_000_000)}, {}, "only 1.0 MB left on the disk"),
+]
+
+
+@pytest.mark.parametrize(("changes", "owned", "text"), KINDS, ids=[text for _, _, text in KINDS])
+def test_each_trouble_is_named_with_what_to_do(changes: dict[str, Any], owned: dict[str, int], text: str) -> None:
+    """Both lines fit eighty columns: half an advice is none."""
+    picture: Picture = replace(EMPTY, **changes)
+    (problem,) = problems_of(picture, {**owned, **{each.instance_id: each.held_count for each in picture.instances}})
+    assert problem.text == text
+    assert len(problem.text) <= ROOM
+    assert 0 < len(problem.advice) <= ROOM
+
+
+def test_a_good_day_has_none() -> None:
+    """Neither has an empty file, a stopped application without work, or a dead instance that holds nothing."""
+    quiet = replace(BUSY, storage=replace(BUSY.storage, log_bytes=0))
+    assert problems_of(quiet, {each.instance_id: 7 for each in quiet.instances}) == ()
+    assert problems_of(EMPTY, {}) == ()
+    assert problems_of(replace(EMPTY, instances=(instance("web", 812, Health.DEAD),)), {}) == ()
+
+
+def test_the_worst_comes_first() -> None:
+    """What is at risk, before what merely waits."""
+    picture = replace(
+        EMPTY,
+        counts=WAITING,
+        instances=(instance("web", 812, Health.DEAD, held_count=1),),
+        storage=StorageSight(path="tasks.db", log_bytes=10**9),
+    )
+    assert [each.severity for each in problems_of(picture, {"web-812": 1})] == ["error", "warning", "warning"]
