@@ -58,6 +58,7 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
         Entry("cancel", "acting:cancel", "Cancel tasks that have not ended."),
         Entry("pause", "queues:pause", "Start nothing more of a queue, until it is resumed."),
         Entry("resume", "queues:resume", "Start tasks of a queue again."),
+        Entry("schedules", "schedules:schedules", "List schedules; pause, resume or run one."),
     ),
     "Operate": (
         Entry("doctor", "doctor:doctor", "Check the file and its surroundings, and say what to do."),

@@ -37,11 +37,11 @@ class Timing:
 
     def __str__(self) -> str:
         if self._every_us is not None:
-            text = f"every {self._every_us / _SECOND_US:g} s"
+            text = f"every {_seconds(self._every_us)} s"
         else:
             assert self._cron is not None
             text = f"{self._cron.expression} {self._cron.timezone}"
-        return f"{text}, jitter {self.jitter_us / _SECOND_US:g} s" if self.jitter_us else text
+        return f"{text}, jitter {_seconds(self.jitter_us)} s" if self.jitter_us else text
 
     def after(self, instant_us: int, anchor_us: int | None = None) -> int:
         """The first fire later than this instant. Intervals count from `anchor_us`, an earlier fire of theirs."""
@@ -95,6 +95,12 @@ class Timing:
             found = self.after(middle)
             low, high = (found, high) if found <= high else (low, middle)
         return low
+
+
+def _seconds(duration_us: int) -> str:
+    """Exactly, for two definitions are told apart by their words."""
+    whole, fraction = divmod(duration_us, _SECOND_US)
+    return f"{whole}.{fraction:06}".rstrip("0").rstrip(".")
 
 
 @dataclass(frozen=True, slots=True)

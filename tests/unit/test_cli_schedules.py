@@ -1,0 +1,141 @@
+"""`taskmanager schedules` on the file of an application that has stopped, and beside one that runs."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from taskmanager import TaskManager
+from tests.unit.command_line import digest, taskmanager
+
+
+class ScheduleDocument(msgspec.Struct, forbid_unknown_fields=True):
+    """One schedule, as docs/command-line.md has it."""
+
+    schedule_name: str
+    task_name: str
+    definition: str
+    last_run_at: str | None
+    next_run_at: str | None
+    last_task_id: str | None
+    run_count: int
+    config_hash: str
+    is_paused: bool
+    paused_at: str | None
+    is_declared: bool
+    owner_id: str
+    updated_at: str
+
+
+def application(database: Path) -> TaskManager:
+    manager = TaskManager(database)
+
+    @manager.schedule(cron="30 2 * * *", timezone="Europe/Berlin", name="nightly", args=(7,))
+    @manager.schedule(every=3600, name="hourly", args=(1,))
+    @manager.task(name="app.jobs:report")
+    async def report(n: int) -> int:
+        return n
+
+    return manager
+
+
+def run(manager: TaskManager) -> None:
+    async def work() -> None:
+        async with manager:
+            await manager.join()
+
+    asyncio.run(work())
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    """A file with two schedules that have not fired yet."""
+    run(application(tmp_path / "tasks.db"))
+    return tmp_path / "tasks.db"
+
+
+def documents(database: Path) -> dict[str, ScheduleDocument]:
+    found = taskmanager("schedules", "--db", database, "--json").document(list[ScheduleDocument])
+    return {each.schedule_name: each for each in found}
+
+
+def test_schedules_are_listed_and_nothing_is_changed(database: Path) -> None:
+    """Also while the application is down, which is said; in 80 columns and in many."""
+    before = digest(database.parent)
+    for columns in (80, 160):
+        ran = taskmanager("schedules", "--db", database, columns=columns)
+        assert (ran.code, ran.err) == (0, "")
+        lines = ran.out.splitlines()
+        assert max(map(len, lines)) <= columns
+        assert lines[0].split()[:5] == ["schedule", "fires", "next", "last", "runs"]
+        assert "every 3600 s" in lines[1]
+        assert "30 2 * * * Europe/Berlin" in lines[2]
+        assert lines[-1] == "no instance runs; they fire when the application does"
+        assert ("app.jobs:report" in ran.out) == (columns > 80)
+    assert digest(database.parent) == before
+
+
+def test_a_file_without_schedules_is_no_error(tmp_path: Path) -> None:
+    """An empty list is an answer."""
+    run(TaskManager(tmp_path / "tasks.db"))
+    ran = taskmanager("schedules", "--db", tmp_path / "tasks.db")
+    assert (ran.code, ran.out) == (0, "no schedules\n")
+    assert taskmanager("schedules", "--db", tmp_path / "tasks.db", "--json").document(list[ScheduleDocument]) == []
+
+
+def test_a_schedule_is_paused_and_resumed(database: Path) -> None:
+    """Over restarts; resumed, its next fire is reckoned when the application looks."""
+    assert "schedule nightly is paused" in taskmanager("schedules", "pause", "nightly", "--db", database).out
+    run(application(database))
+    paused = documents(database)["nightly"]
+    assert (paused.is_paused, paused.paused_at is not None) == (True, True)
+    assert "paused" in taskmanager("schedules", "--db", database).out
+    said = taskmanager("schedules", "resume", "nightly", "--db", database, "--json").document(dict[str, object])
+    assert said == {"schedule_name": "nightly", "is_paused": False}
+    assert documents(database)["nightly"].next_run_at is None
+
+
+def test_a_schedule_is_run_by_hand_without_its_application(database: Path) -> None:
+    """The file holds what is to be run; the next start runs it."""
+    said = taskmanager("schedules", "run", "nightly", "--db", database, "--json").document(dict[str, str])
+    assert documents(database)["nightly"].last_task_id == said["task_id"]
+    manager = application(database)
+
+    async def work() -> object:
+        async with manager:
+            return await manager.handle(said["task_id"])
+
+    assert asyncio.run(work()) == 7
+    assert documents(database)["nightly"].run_count == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["run", "weekly"], 1, "there is no schedule 'weekly'; there are: 'hourly', 'nightly'"),
+        (["pause", "weekly"], 1, "there is no schedule 'weekly'"),
+        (["resume", "weekly"], 1, "there is no schedule 'weekly'"),
+        (["run"], 2, "Give the name of a schedule"),
+        (["stop", "nightly"], 2, "'stop' is not one of"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(database: Path, arguments: list[str], code: int, words: str) -> None:
+    """On stderr, with the exit code that tells a wrong command from a wrong name."""
+    ran = taskmanager("schedules", *arguments, "--db", database)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (code, "", 1)
+    assert words in ran.err
+
+
+def test_a_schedule_that_no_running_instance_declares_is_shown_as_such(database: Path) -> None:
+    """Its row is kept, and says why it does not fire."""
+    without = TaskManager(database)
+
+    async def beside() -> None:
+        async with without:
+            documents_now = await asyncio.to_thread(documents, database)
+            assert not any(each.is_declared for each in documents_now.values())
+            ran = await asyncio.to_thread(taskmanager, "schedules", "--db", database)
+            assert ran.out.count("not declared") == 2
+
+    asyncio.run(beside())
