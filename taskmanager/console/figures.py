@@ -6,14 +6,14 @@ _SIZES: Final = ("bytes", "kB", "MB", "GB", "TB")
 _SECOND: Final = 1_000_000
 
 
-def counted(number: int, *, is_capped: bool = False) -> str:
+def grouped(number: int, *, is_capped: bool = False) -> str:
     """`1,204`; `10,000+` where counting ended."""
     return f"{number:,}+" if is_capped else f"{number:,}"
 
 
 def plural(number: int, noun: str, *, is_capped: bool = False) -> str:
     """`1 task`, `3 tasks`."""
-    return f"{counted(number, is_capped=is_capped)} {noun}" + ("" if number == 1 else "s")
+    return f"{grouped(number, is_capped=is_capped)} {noun}" + ("" if number == 1 else "s")
 
 
 def size(number: int) -> str:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from taskmanager.console.plain import escaped
+from taskmanager.console.plain import cut_front, escaped
 
 FIGURES: Final = 4
 WIDE_FROM: Final = 110
@@ -107,15 +107,6 @@ def grid_of(width: int) -> Grid:
     figure, remark = (9, 44 + max(0, width - 120) // 2) if width >= WIDE_FROM else (8, 19)
     name = max(_LEAST_NAME, width - len(MARGIN) - FIGURES * figure - GAP - remark)
     return Grid(width, name, figure, remark)
-
-
-def cut_front(text: str, width: int) -> str:
-    """`…jobs:build_report`: of a long name the end says more than the beginning."""
-    if cell_len(text) <= width:
-        return text
-    while text and cell_len(text) > width - 1:
-        text = text[max(1, (cell_len(text) - width + 1) // 2) :]
-    return f"…{text}"
 
 
 def cut_end(text: str, width: int) -> str:

@@ -5,6 +5,7 @@ the file here and now, for some milliseconds; `live()` leaves the loop alone.
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -28,6 +29,8 @@ from taskmanager.model.states import AttemptOutcome, TaskStatus
 from taskmanager.model.status import ManagerStatus
 from taskmanager.store.protocol import InstanceRow
 from taskmanager.store.statistics import HOUR_US, MAX_LINES, MINUTE_US, Failure, FileSize, Glance, Pace, Statistics
+
+logger = logging.getLogger("taskmanager")
 
 REFRESH_S: Final = 0.5
 READ_S: Final = 1.0
@@ -156,6 +159,8 @@ async def live_view(running: Running) -> AsyncIterator[None]:
         finally:
             ended.set()
             await asyncio.wait([showing])
+            if (fault := showing.exception()) is not None:
+                logger.warning("the live view has ended early: %r", fault)
 
 
 async def _keep_showing(live: Live, running: Running, ended: asyncio.Event) -> None:

@@ -23,6 +23,12 @@ def cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
-def cut_front(text: str, limit: int) -> str:
+def cut_front(text: str, width: int) -> str:
     """`…jobs:build_report`: of a long name the end says more than the beginning."""
-    return text if len(text) <= limit else f"…{text[len(text) - limit + 1 :]}"
+    from rich.cells import cell_len  # the rest of this module is for programs too that never draw
+
+    if cell_len(text) <= width:
+        return text
+    while text and cell_len(text) > width - 1:
+        text = text[max(1, (cell_len(text) - width + 1) // 2) :]
+    return f"…{text}"

@@ -13,9 +13,9 @@ from rich.text import Text
 from taskmanager.console import sections
 from taskmanager.console.durations import clock, short
 from taskmanager.console.figures import compact, plural, rate, share, size
-from taskmanager.console.grid import GAP, MARGIN, Grid, Section, cut_end, cut_front, fit, grid_of
+from taskmanager.console.grid import GAP, MARGIN, Grid, Section, cut_end, fit, grid_of
 from taskmanager.console.picture import Health, Picture, Problem
-from taskmanager.console.plain import escaped
+from taskmanager.console.plain import cut_front, escaped
 from taskmanager.console.sections import FAILED_STYLE, RUNNING_STYLE
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.statistics import HOUR_US, MINUTE_US, Pace
@@ -118,7 +118,7 @@ def fault_lines(path: str, fault: str, width: int, height: int) -> list[Text]:
     grid = grid_of(width)
     head = Text.assemble(MARGIN, (cut_front(escaped(path), width - 2), "bold"))
     said = Text(MARGIN).append(cut_end(escaped(fault), width - 2), SEVERITY_STYLES["error"])
-    lines = [head, Text(), said, Text(f"{MARGIN}looking again every second")][: height - 1]
+    lines = _joined([head, "", said, f"{MARGIN}looking again every second"])[: height - 1]
     return [*lines, *[Text()] * (height - 1 - len(lines)), _sides(Text(FOOTER, "dim"), Text(), grid)]
 
 
@@ -128,7 +128,11 @@ def group(lines: Iterable[Text]) -> RenderableType:
 
 
 def _joined(*parts: Iterable[Text | str]) -> list[Text]:
-    return [Text(line) if isinstance(line, str) else line for part in parts for line in part]
+    """All lines, none of which wraps: on a narrow terminal its end is cut."""
+    lines = [Text(line) if isinstance(line, str) else line for part in parts for line in part]
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return lines
 
 
 def _tables(tables: Sequence[Section], grid: Grid, room: int | None) -> list[Text | str]:

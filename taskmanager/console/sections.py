@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from taskmanager.console.durations import relative, short
-from taskmanager.console.figures import amount, compact, counted, stopwatch, took
+from taskmanager.console.figures import amount, compact, grouped, stopwatch, took
 from taskmanager.console.grid import NOT_KNOWN, NOTHING, Cell, Grid, Row, Section
 from taskmanager.console.picture import Health, InstanceSight, Picture, QueueSight, RunningSight
 from taskmanager.store.statistics import OWNED_CAP, SAMPLE, Failure, NextRun, TaskPace
@@ -41,7 +41,7 @@ def _instance(each: InstanceSight, now_us: int, grid: Grid) -> Row:
     style = HEALTH_STYLES[each.health]
     silent_us = round(each.silent_s * 1_000_000)
     if each.health is Health.DEAD:
-        held = counted(each.held_count, is_capped=each.held_count >= OWNED_CAP)
+        held = grouped(each.held_count, is_capped=each.held_count >= OWNED_CAP)
         remark = f"dead, holds {held}" if each.held_count else "dead"
         figures = (NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN)
         return Row(name, figures, Cell(f"{remark} ({short(silent_us)} ago)" if grid.is_wide else remark, style))

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from taskmanager.console.picture import Picture
-from taskmanager.console.screens import StatusScreen, fault_lines, status_lines, watch_lines
+from taskmanager.console.screens import StatusScreen, fault_lines, group, status_lines, watch_lines
 from tests.screenshots import DOCS, SCREENS
 from tests.unit.console_pictures import BAD_DAY, BUSY, EMPTY, instance, queue
 
@@ -78,9 +78,12 @@ def test_in_a_file_everything_is_shown_and_lines_end_where_their_text_ends() -> 
 @pytest.mark.parametrize("height", [1, 5, 12])
 def test_every_terminal_is_large_enough(picture: Picture, width: int, height: int) -> None:
     """A small one shows less; nothing fails, and the live screen never scrolls."""
-    assert len(watch_lines(picture, width, height)) == height
+    for lines in (watch_lines(picture, width, height), fault_lines("tasks.db", "gone " * 20, width, height)):
+        console = Console(file=io.StringIO(), width=width, height=height)
+        console.print(group(lines))
+        assert isinstance(console.file, io.StringIO)
+        assert console.file.getvalue().count("\n") == height
     status_lines(picture, width, height)
-    assert len(fault_lines("tasks.db", "gone " * 20, width, height)) == height
 
 
 @pytest.mark.parametrize(("colours", "is_coloured"), [(None, False), ("truecolor", True)])
