@@ -35,6 +35,8 @@ logger = logging.getLogger("taskmanager")
 REFRESH_S: Final = 0.5
 READ_S: Final = 1.0
 """The least time between two looks at the file."""
+MAX_COUNTED: Final = 20_000
+"""Tasks in memory that are counted one by one; with more, the loop would feel it, and what queues count must do."""
 COST_FACTOR: Final = 50.0
 """A look at the file that took so long is made again after so many times as long."""
 
@@ -88,6 +90,11 @@ class SelfPortrait:
     def _memory(self) -> "_Memory":
         engine = self._engine
         identity, now = engine.identity, engine.clock.now_us()
+        document = read(live_document(engine), identity.instance_id)
+        if len(engine.live) + len(engine.writer.unsaved_ids) > MAX_COUNTED:
+            waiting, running = document.memory_only_waiting, document.memory_only_running
+            roughly = Counter({TaskStatus.PENDING: waiting, TaskStatus.RUNNING: running})
+            return _Memory(identity.row(now), document, roughly, ())
         differences: Counter[TaskStatus] = Counter()
         ended: list[Failure] = []
         for live in {**engine.writer.unsaved_ids, **engine.live}.values():
@@ -96,7 +103,6 @@ class SelfPortrait:
             differences[live.status] += 1
             for each in live.attempts_due:
                 ended.append(_as_failure(each, live.definition.name))
-        document = read(live_document(engine), identity.instance_id)
         return _Memory(identity.row(now), document._replace(unwritten_count=0), differences, ended)
 
     def _drawn(self, memory: "_Memory") -> Picture:

@@ -80,6 +80,24 @@ async def test_it_knows_at_once_what_has_ended(tmp_path: Path, has_file: bool, p
         await running
 
 
+async def test_of_very_many_tasks_in_memory_the_queues_counts_must_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counting a million one by one, twice a second, would be felt by the tasks."""
+    monkeypatch.setattr("taskmanager.console.instance.MAX_COUNTED", 2)
+    manager = TaskManager(tmp_path / "tasks.db")
+
+    @manager.task(name="job")
+    async def job() -> None: ...
+
+    async with manager:
+        waiting = [job.with_options(delay=3600).enqueue() for _ in range(3)]
+        picture = portrait(manager)
+        assert (picture.waiting_count, picture.running_count) == (3, 0)
+        for handle in waiting:
+            handle.cancel()
+
+
 async def test_a_file_that_cannot_be_read_is_a_problem_and_memory_is_shown(tmp_path: Path) -> None:
     """What runs is worth more on a bad day than on a good one."""
     manager = TaskManager(tmp_path / "tasks.db")
