@@ -1,8 +1,8 @@
 """How long until the work of a killed process runs again, after a restart and beside a living instance?
 
 A process with running and waiting tasks gets SIGKILL. Restart: a fresh process, from its `start()` to the first and the
-last repeated task, imports not counted. Living instance: from the SIGKILL on; its reaper looks every
-`check_interval_ms`, here once a second, by default every 30 s.
+last repeated task, imports not counted. Living instance: from the SIGKILL on; it looks every half second whether the
+locks of the others can be taken.
 """
 
 import asyncio
@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 from _harness import Options, Sheet, database, finish_child, interleaved, parse_options, start_child
 
-from taskmanager import RecoveryConfig, TaskManager
+from taskmanager import TaskManager
 
-QUICK = RecoveryConfig(check_interval_ms=1_000)
 RUNNING = 100
 POLL_S = 0.005
 
@@ -31,7 +30,7 @@ class Times(NamedTuple):
 
 def make(path: Path, is_victim: bool) -> tuple[TaskManager, list[float]]:
     """A manager whose task lasts for ever in the victim, and notes its start elsewhere."""
-    manager = TaskManager(path, recovery=QUICK)
+    manager = TaskManager(path)
     starts: list[float] = []
 
     async def work(number: int) -> None:

@@ -57,6 +57,6 @@ async def _in_pages(store: Store, status: TaskStatus | None, cutoff: int | None)
     gone = 0
     while page := await patiently(lambda: store.purge(status, cutoff, PURGE_PAGE)):
         gone += page
-    if gone:
-        await patiently(store.shrink)
+    while gone and await patiently(store.shrink):
+        pass
     return gone

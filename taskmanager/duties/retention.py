@@ -51,9 +51,18 @@ class Retention:
             except StoreError as exc:
                 logger.warning("old %s could not be deleted now: %s", name, exc)
         if any(gone.values()):
-            await store.shrink()
+            await self._shrink()
             logger.info("deleted what was kept long enough: %s", gone)
         return gone
+
+    async def _shrink(self) -> None:
+        """The file gives back what they leave, in steps of about a megabyte."""
+        engine = self._engine
+        deadline = engine.loop.time() + BUDGET_S
+        is_left = True
+        while is_left and engine.loop.time() < deadline and not engine.is_stopping:
+            is_left = await engine.store.shrink()
+            await asyncio.sleep(0)
 
     async def _prune_tasks(self, cutoff: int, limit: int) -> int:
         return await self._engine.store.purge(None, cutoff, limit)

@@ -11,15 +11,17 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Any, Final
 
+from taskmanager.engine.acting import is_free
 from taskmanager.engine.definition import timeout_of
 from taskmanager.engine.dispatch import QueueState
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.instance import is_dead
 from taskmanager.engine.live import LiveTask, Phase
 from taskmanager.engine.places import Places
 from taskmanager.model.errors import StoreError
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
-from taskmanager.store.protocol import ClaimRequest, FreeQueue
+from taskmanager.store.protocol import ClaimRequest, FreeQueue, TaskFilter
 
 logger = logging.getLogger("taskmanager")
 
@@ -27,7 +29,8 @@ CLAIM_PAGE: Final = 1_000
 """Rows per claim: bounds how long one claim holds the store, and the loop that takes its rows in."""
 FIRST_PAGE: Final = 200
 """Rows per queue that are claimed before the start returns: the best of all, more than start at once by default."""
-FILE_CHECK_S: Final = 1.0
+CHECK_S: Final = 0.5
+"""How often it is looked whether the file is still there, and whether the other instances live."""
 CLOSE_POLL_S: Final = 0.002
 CLOSE_WATCH_S: Final = 1.0
 
@@ -46,7 +49,10 @@ class Claimer:
         self._steps_seen = -1
         self._close_until = 0.0
         self._submitted: set[str] = set()
+        self._others: set[str] = set()
+        self._dead: set[str] = set()
         self.on_file_lost: Any = None
+        self.on_death: Any = None
 
     async def run(self) -> None:
         """Look at the store every `store_poll` seconds, and at once when asked."""
@@ -61,10 +67,12 @@ class Claimer:
                 async with asyncio.timeout(pause_s):
                     await engine.wants_claim.wait()
             try:
-                if engine.loop.time() - checked_at >= FILE_CHECK_S:
+                if engine.loop.time() - checked_at >= CHECK_S:
                     checked_at = engine.loop.time()
                     if not await engine.store.is_same_file():
                         await self.on_file_lost()
+                    if self._finds_dead():
+                        await self.on_death()
                 await self.look()
             except StoreError as exc:
                 logger.debug("the store could not be read: %s", exc)
@@ -124,7 +132,10 @@ class Claimer:
 
     async def _hear_others(self) -> None:
         engine = self._engine
-        was_shared, engine.window.is_shared = engine.window.is_shared, len(await engine.store.instances()) > 1
+        instances = {each.instance_id for each in await engine.store.instances()} - {engine.identity.instance_id}
+        self._others = instances - self._dead
+        self._dead &= instances
+        was_shared, engine.window.is_shared = engine.window.is_shared, bool(self._others)
         if engine.window.is_shared and not was_shared and not engine.is_stopping:
             self._share()
         paused = await engine.store.paused_queues()
@@ -139,6 +150,16 @@ class Claimer:
         if len(engine.follower):
             await engine.follower.look_at_all()
         engine.kick()
+
+    def _finds_dead(self) -> bool:
+        """Whether an instance has died since the last look: its lock can be taken. Each is found once."""
+        database = self._engine.settings.database
+        if database is None or self._engine.is_stopping:
+            return False
+        found = {each for each in self._others if is_dead(database, each)}
+        self._others -= found
+        self._dead |= found
+        return bool(found)
 
     def _share(self) -> None:
         """Somebody else works on the file now: what was claimed for later is free for whoever can start it first."""
@@ -173,10 +194,19 @@ class Claimer:
             claimed += await fill(queue, names)
         return claimed > 0
 
-    async def has_free_rows(self) -> bool:
-        """Whether rows wait in the store, due or not, that this instance could run."""
-        free = await self._engine.store.free_queues()
-        return any(each.task_name in self._engine.definitions for each in free)
+    async def has_free_rows(self, is_meant: Callable[[TaskRow], bool] | None) -> bool:
+        """Whether rows wait in the store, due or not, that this instance could run, or those of them that are meant."""
+        store, known = self._engine.store, self._engine.definitions
+        if not any(each.task_name in known for each in await store.free_queues()):
+            return False
+        if is_meant is None:
+            return True
+        before = None
+        while page := await store.fetch_many(TaskFilter(TaskStatus.PENDING, limit=CLAIM_PAGE, before=before)):
+            if any(is_free(row) and row.task_name in known and is_meant(row) for row in page):
+                return True
+            before = page[-1].task_id
+        return False
 
     async def _take_strays(self) -> None:
         """Rows of a claim that failed after it had taken effect: ours in the store, and not in memory."""

@@ -59,6 +59,7 @@ class Lifecycle:
         self._news = WriterNews(engine)
         self._claimer = Claimer(engine, self._news.give_up)
         self._claimer.on_file_lost = self._reopen_lost_file
+        self._claimer.on_death = self._take_over
         self._claim_task: asyncio.Task[None] | None = None
         self._lock: InstanceLock | None = None
         self._cut_short = asyncio.Event()
@@ -337,27 +338,35 @@ class Lifecycle:
         """Wait until no task (with these tags) is unfinished here, rows that are still to be claimed included."""
         engine = self.engine
         engine.empty_inbox()
-        if tags:
-            while matching := [live for live in engine.live.values() if _carries(live, tags)]:
-                for live in matching:
-                    await engine.ended(live)
-            return
+        while tags:
+            matching = [live for live in engine.live.values() if carries(live.tags_text, tags)]
+            for live in matching:
+                await engine.ended(live)
+            if not matching:
+                if not await self._has_put_away(tags):
+                    return
+                await asyncio.sleep(engine.settings.store_poll_s)
         while True:
             await engine.idle()
             if engine.has_backlog:
                 engine.wants_claim.set()
                 await asyncio.sleep(engine.settings.store_poll_s / 10)
-            elif await self._has_put_away():
+            elif await self._has_put_away(tags):
                 await asyncio.sleep(engine.settings.store_poll_s)
             elif not engine.live:
                 return
 
-    async def _has_put_away(self) -> bool:
+    async def _has_put_away(self, tags: dict[str, str]) -> bool:
         """Whether tasks accepted here may wait in the store for their time. Whose a free row was, it does not say."""
-        if self.engine.has_put_away:
-            with contextlib.suppress(StoreError):
-                self.engine.has_put_away = await self._claimer.has_free_rows()
-        return self.engine.has_put_away
+        if not self.engine.has_put_away:
+            return False
+        try:
+            is_there = await self._claimer.has_free_rows((lambda row: carries(row.tags, tags)) if tags else None)
+        except StoreError:
+            return True
+        if not tags:
+            self.engine.has_put_away = is_there
+        return is_there
 
     async def set_paused(self, queue_name: str, paused: bool) -> None:
         """Pause or resume a queue here at once, and elsewhere by their next look at the store."""
@@ -393,6 +402,11 @@ class Lifecycle:
 
     # Bad days.
 
+    async def _take_over(self) -> None:
+        """Another instance has died: what it left goes on now, not only at the next round of the reaper."""
+        await self._recover()
+        self.engine.wants_claim.set()
+
     async def _check_file(self) -> None:
         """The last batches must not go into a file that nobody can find any more."""
         with contextlib.suppress(StoreError):
@@ -420,8 +434,9 @@ class Lifecycle:
             await engine.store.save_instance(row)
 
 
-def _carries(live: LiveTask, tags: dict[str, str]) -> bool:
-    has = loads(live.tags_text) if live.tags_text else {}
+def carries(tags_text: str | None, tags: dict[str, str]) -> bool:
+    """Whether these stored tags hold all of those."""
+    has = loads(tags_text) if tags_text else {}
     return all(has.get(key) == value for key, value in tags.items())
 
 

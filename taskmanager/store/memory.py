@@ -278,8 +278,8 @@ class MemoryStore:
             gone += 1
         return gone
 
-    async def shrink(self) -> None:
-        return None
+    async def shrink(self) -> bool:
+        return False
 
     async def upkeep(self, *, is_idle: bool) -> None:
         return None

@@ -247,8 +247,8 @@ class Store(Protocol):
         """Delete at most `limit` snapshots taken before `cutoff`; how many went."""
         ...
 
-    async def shrink(self) -> None:
-        """Give space that deleted rows have left back to the file system, a little at a time."""
+    async def shrink(self) -> bool:
+        """Give space that deleted rows have left back to the file system, a little at a time; whether more is left."""
         ...
 
     async def upkeep(self, *, is_idle: bool) -> None:

@@ -22,14 +22,14 @@ from tests.crash import pauses
 from tests.crash.jobs import VARIANTS, note
 
 LIVE = (TaskStatus.PENDING, TaskStatus.CLAIMED, TaskStatus.RUNNING)
-FAST_RECOVERY = RecoveryConfig(check_interval_ms=1_000)
+RECOVERY = RecoveryConfig()
 
 
 def make_manager(config: dict[str, Any]) -> TaskManager:
     """The manager of this run, with the task variants the run knows."""
     manager = TaskManager(
         config["db"],
-        recovery=replace(FAST_RECOVERY, crash_budget=config.get("crash_budget", FAST_RECOVERY.crash_budget)),
+        recovery=replace(RECOVERY, crash_budget=config.get("crash_budget", RECOVERY.crash_budget)),
         queues=[
             QueueConfig("narrow", max_concurrency=1),
             QueueConfig("shared", max_concurrency=2, scope="file"),

@@ -87,7 +87,7 @@ async def tell_when_saved(label: str, handle: TaskHandle[Any]) -> None:
 
 def run_child(config: dict[str, Any]) -> None:
     """One generation of one instance."""
-    child_program.FAST_RECOVERY = QUICK_TO_JUDGE
+    child_program.RECOVERY = QUICK_TO_JUDGE
     manager = child_program.make_manager(config)
     manager.run(lambda: enqueue_for_a_while(manager, config))
 

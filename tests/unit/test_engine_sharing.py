@@ -55,3 +55,16 @@ async def test_what_one_instance_claimed_for_later_is_shared_with_one_that_comes
             await until(lambda: not owners(db))
         counts = await a.counts()
     assert {status: number for status, number in counts.items() if number} == {"COMPLETED": 50}
+
+
+async def test_join_by_tag_waits_for_tasks_that_wait_in_the_file(tmp_path: Path) -> None:
+    """Where there is no room in memory they are nobody's, and accepted here all the same."""
+    gate = asyncio.Event()
+    manager, task = held_until(gate, tmp_path / "tasks.db", concurrency=1, max_in_memory=1)
+    async with manager:
+        mine = [task.with_options(tags={"batch": "1"}).enqueue(number) for number in range(6)]
+        await asyncio.gather(*(each.saved() for each in mine))
+        joining = asyncio.ensure_future(manager.join(tags={"batch": "1"}))
+        gate.set()
+        await asyncio.wait_for(joining, 20)
+        assert [each.status for each in mine] == ["COMPLETED"] * 6

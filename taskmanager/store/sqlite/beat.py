@@ -9,6 +9,7 @@ from taskmanager.store.sqlite.connection import BUSY_TIMEOUT_S, transaction, tra
 
 _STATE: Final = ", ".join(WorkerState._fields)
 _FREE_PAGES_AT_ONCE: Final = 256
+_INCREMENTAL: Final = 2
 
 
 class SqliteBeater:
@@ -78,6 +79,10 @@ def save_worker_state(connection: sqlite3.Connection, state: WorkerState) -> Non
         )
 
 
-def shrink(connection: sqlite3.Connection) -> None:
-    """See `Store.shrink`."""
+def shrink(connection: sqlite3.Connection) -> bool:
+    """See `Store.shrink`. A file that was made without incremental vacuum keeps its size, and uses the space again."""
+    if connection.execute("PRAGMA auto_vacuum").fetchone() != (_INCREMENTAL,):
+        return False
     connection.execute(f"PRAGMA incremental_vacuum({_FREE_PAGES_AT_ONCE})").fetchall()
+    (left,) = connection.execute("PRAGMA freelist_count").fetchone()
+    return bool(left)

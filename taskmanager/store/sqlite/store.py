@@ -165,8 +165,8 @@ class SqliteStore:
     async def prune_worker_states(self, cutoff: int, limit: int) -> int:
         return await self._write(beat.prune_worker_states, cutoff, limit)
 
-    async def shrink(self) -> None:
-        await self._write(beat.shrink)
+    async def shrink(self) -> bool:
+        return await self._write(beat.shrink)
 
     async def upkeep(self, *, is_idle: bool) -> None:
         if is_idle or self._wal.is_large:

@@ -1,0 +1,401 @@
+"""The duties beside the tasks: heartbeats, the reaper, retention, worker states, and what a person may do by hand."""
+
+import asyncio
+import json
+import logging
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from taskmanager import QueueConfig, RecoveryConfig, TaskManager, TaskStatus
+from taskmanager.duties import rounds
+from taskmanager.duties.rounds import Rounds
+from taskmanager.engine.engine import Engine
+from taskmanager.engine.instance import InstanceLock
+from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
+from taskmanager.store.protocol import Beat, InstanceRow
+from tests.contract.test_store_contract import attempt, task
+
+pytestmark = pytest.mark.anyio
+
+HOUR_US = 3_600_000_000
+NOW_US = 2_000_000_000_000_000
+
+
+class Clock:
+    """Wall and elapsed time that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.wall_us, self.elapsed = NOW_US, 1_000.0
+
+    def now_us(self) -> int:
+        return self.wall_us
+
+    def elapsed_s(self) -> float:
+        return self.elapsed
+
+    def pass_s(self, seconds: float) -> None:
+        self.elapsed += seconds
+        self.wall_us += int(seconds * 1_000_000)
+
+
+class Scene:
+    """A manager whose duties are called by the test, on a file that other instances have written to as well."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.db = folder / "tasks.db"
+        self.clock = Clock()
+        self.manager = TaskManager(self.db, **options)
+        self.manager._clock = self.clock
+        self.locks: list[InstanceLock] = []
+
+    @property
+    def engine(self) -> Engine:
+        lifecycle = self.manager._lifecycle
+        assert lifecycle is not None
+        return lifecycle.engine
+
+    @property
+    def duties(self) -> Rounds:
+        lifecycle = self.manager._lifecycle
+        assert lifecycle is not None
+        assert isinstance(lifecycle._duties, Rounds)
+        return lifecycle._duties
+
+    async def other(self, name: str, *rows: TaskRow, is_alive: bool = True) -> None:
+        """Another instance with these rows; alive means that it holds its lock."""
+        if is_alive:
+            lock = InstanceLock(self.db, name)
+            lock.take()
+            self.locks.append(lock)
+        await self.engine.store.save_instance(InstanceRow(name, None, "host", 1, "main", None, 1, None, None, 1))
+        await self.put(*(row._replace(claimed_by_worker_id=name) for row in rows))
+
+    async def put(self, *rows: TaskRow, attempts: tuple[AttemptRow, ...] = ()) -> None:
+        """Rows as somebody has left them."""
+        writes = [TaskWrite(row, None, tuple(a for a in attempts if a.task_id == row.task_id)) for row in rows]
+        assert await self.engine.store.commit(writes) == ({}, {})
+
+    def beat(self, sender: str, *roles: str) -> None:
+        """A sign of life of another instance, now."""
+        beater = self.engine.store.open_beater()
+        assert beater is not None
+        beater.beat([Beat(sender, role, self.clock.now_us(), "host", 1) for role in roles])
+        beater.close()
+
+    async def sweep(self) -> dict[str, str]:
+        """One round of the reaper; what it has left, by id."""
+        await self.duties._reaper.run_once()
+        return self.statuses()
+
+    def statuses(self) -> dict[str, str]:
+        return dict(self.query("SELECT id, status FROM taskmanager_tasks"))
+
+    def query(self, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(self.db)) as connection:
+            return connection.execute(sql, parameters).fetchall()
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+    """Makes started scenes, and ends them."""
+    async with AsyncExitStack() as stack:
+
+        async def start(**options: Any) -> Scene:
+            scene = Scene(tmp_path, **options)
+            await stack.enter_async_context(scene.manager)
+            stack.callback(lambda: [lock.drop() for lock in scene.locks])
+            return scene
+
+        yield start
+
+
+# The reaper.
+
+
+@pytest.mark.req("RC-02", "RC-08", "RC-10", "RC-39", "HB-03", "HB-06", "HB-17", "HB-18", "HB-19", "HB-20")
+async def test_silence_is_judged_by_role_and_a_beat_exactly_as_old_as_the_threshold_is_none(stage: Any) -> None:
+    """Claims by the claimer's beat, runs by the runner's; one role keeps nothing of the other alive."""
+    scene = await stage()
+    await scene.other("quiet", task("claimed", status="CLAIMED"), task("running", status="RUNNING"))
+    scene.beat("quiet", "claimer", "runner")
+    waiting, started = {"claimed": "CLAIMED"}, {"running": "RUNNING"}
+    assert await scene.sweep() == waiting | started
+    scene.clock.pass_s(120)
+    assert await scene.sweep() == waiting | started
+    scene.clock.pass_s(1)
+    assert await scene.sweep() == {"claimed": "PENDING"} | started
+    scene.beat("quiet", "claimer")
+    scene.clock.pass_s(179)
+    assert await scene.sweep() == {"claimed": "PENDING"} | started
+    scene.beat("quiet", "claimer")
+    scene.clock.pass_s(1)
+    assert await scene.sweep() == {"claimed": "PENDING", "running": "FAILED"}
+    assert scene.query("SELECT error_code FROM taskmanager_tasks WHERE id = 'running'") == [("WORKER_CRASHED",)]
+    (info,) = await scene.manager.list(status=TaskStatus.FAILED)
+    attempts = (await scene.manager.get(info.task_id, include_attempts=True)).attempts
+    assert [(each.attempt, each.outcome) for each in attempts] == [(1, "WORKER_FAILURE")]
+
+
+@pytest.mark.req("RC-30", "RC-31")
+async def test_a_long_task_whose_instance_beats_is_healthy(stage: Any) -> None:
+    """However long it runs: a beat whose value changes is a sign of life, whatever clock it was read from."""
+    scene = await stage()
+    await scene.other("busy", task("long", status="RUNNING"))
+    for _ in range(10):
+        scene.beat("busy", "runner")
+        assert await scene.sweep() == {"long": "RUNNING"}
+        scene.clock.pass_s(299)
+
+
+@pytest.mark.req("RC-12", "RC-32", "RC-33", "DS-032", "DS-033")
+async def test_a_task_whose_outcome_is_on_its_way_has_the_longer_of_two_thresholds(stage: Any) -> None:
+    """Its code has returned; only the write is missing, and both thresholds must have passed."""
+    scene = await stage(recovery=RecoveryConfig(finalizing_stale_threshold_ms=600_000))
+    ending = task("ending", status="RUNNING", finalizing_at=125, finalizing_by_worker_id="quiet")
+    await scene.other("quiet", ending, task("running", status="RUNNING"))
+    scene.beat("quiet", "claimer", "runner")
+    await scene.sweep()
+    scene.clock.pass_s(301)
+    assert await scene.sweep() == {"ending": "RUNNING", "running": "FAILED"}
+    scene.clock.pass_s(300)
+    assert (await scene.sweep())["ending"] == "FAILED"
+
+
+async def test_who_cannot_write_himself_calls_nobody_silent(stage: Any) -> None:
+    """A file that was locked for minutes looks like silence to everybody; what was seen before it is worth nothing."""
+    scene = await stage()
+    await scene.other("quiet", task("claimed", status="CLAIMED"))
+    scene.beat("quiet", "claimer")
+    await scene.sweep()
+    scene.clock.pass_s(500)
+    scene.duties._heartbeat.failed_count = 1
+    assert await scene.sweep() == {"claimed": "CLAIMED"}
+    scene.duties._heartbeat.failed_count = 0
+    scene.clock.pass_s(120)
+    assert await scene.sweep() == {"claimed": "CLAIMED"}
+    scene.clock.pass_s(1)
+    assert await scene.sweep() == {"claimed": "PENDING"}
+
+
+@pytest.mark.req("RC-62", "RC-63", "RC-64", "HB-50", "RC-65", "RC-66", "RC-67", "RC-68", "RC-69", "RC-s5", "RC-s4")
+async def test_switched_off_stuck_tasks_stay_until_somebody_acts(stage: Any) -> None:
+    """Then a person decides, by wall time; before a first beat, the claim or the start counts as the last sign."""
+    recovery = RecoveryConfig(auto_requeue_stale_claimed=False, auto_fail_stale_running=False)
+    scene = await stage(recovery=recovery)
+    minutes_ago = NOW_US - 4 * 60 * 1_000_000
+    rows = (
+        task("claimed", status="CLAIMED", claimed_at=minutes_ago),
+        task("running", status="RUNNING", started_at=minutes_ago),
+    )
+    await scene.other("dead", *rows, is_alive=False)
+    scene.clock.pass_s(3)
+    assert await scene.sweep() == {"claimed": "CLAIMED", "running": "RUNNING"}
+    manager = scene.manager
+    assert {each.task_id for each in await manager.get_stale_tasks()} == {"claimed", "running"}
+    assert await manager.get_stale_tasks(stale_threshold_minutes=5) == ()
+    assert await manager.mark_stale_tasks_as_failed() == 0, "300 s have not passed"
+    assert await manager.requeue_stale_claimed() == 1, "120 s have"
+    scene.beat("dead", "claimer")
+    assert await manager.mark_stale_tasks_as_failed(stale_threshold_ms=240_000) == 1, "the other role's beat is none"
+    assert scene.statuses() == {"claimed": "PENDING", "running": "FAILED"}
+
+
+@pytest.mark.req("RC-04", "RC-22", "HB-04", "HB-34", "HB-55", "RC-15")
+async def test_recovery_runs_by_itself_and_says_what_it_did(
+    stage: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every `check_interval_ms`; the log tells that it was started, and what was moved."""
+    caplog.set_level(logging.INFO, "taskmanager")
+    scene = await stage(recovery=RecoveryConfig(check_interval_ms=1_000))
+    assert "heartbeat, reaper and retention have started" in caplog.text
+    await scene.other("dead", task("claimed", status="CLAIMED"), is_alive=False)
+    await until(lambda: scene.statuses() == {"claimed": "PENDING"})
+    await until(lambda: "recovered 1 tasks of 1 instances that are gone" in caplog.text)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110  # what a duty does by itself has no event
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.req("RC-s6")
+async def test_a_duty_that_fails_for_good_three_times_in_a_row_is_given_up_loudly(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Trouble that passes does not count, and a round that succeeds begins the count anew."""
+    answers: list[Exception | None] = [StoreError("x"), StoreUnavailable("y"), StoreError("x"), None]
+    answers += [StoreError("x")] * 3
+
+    async def work() -> None:
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    await asyncio.wait_for(rounds._repeat("reaper", 0, work, at_once=True), 10)
+    assert answers == []
+    critical = [each.getMessage() for each in caplog.records if each.levelno == logging.CRITICAL]
+    assert critical == ["the reaper failed 3 times and is given up until the next start"]
+
+
+# Heartbeats.
+
+
+@pytest.mark.req(
+    "RC-40", "RC-41", "HB-02", "HB-08", "HB-09", "HB-10", "HB-11", "HB-12", "HB-13", "HB-14", "HB-15", "HB-43", "HB-44",
+    "HB-45", "HB-46", "HB-47", "HB-48", "HB-49", "HB-s1", "DS-064", "DS-065", "DS-066", "DS-067", "DS-068", "DS-069",
+    "DS-070", "DS-071",
+)  # fmt: skip
+async def test_an_instance_beats_for_all_its_tasks_in_both_roles_every_interval(stage: Any) -> None:
+    """One row per role covers what waits and what runs, from the start on, by a thread beside the loop."""
+    scene = await stage()
+    who = scene.engine.identity
+    rows = "SELECT id, task_id, sender_id, role, sent_at, hostname, pid FROM taskmanager_heartbeats ORDER BY id"
+    await until(lambda: len(scene.query(rows)) == 2)
+    expected = [
+        (number, None, who.instance_id, role, NOW_US, who.hostname, who.pid)
+        for number, role in ((1, "claimer"), (2, "runner"))
+    ]
+    assert scene.query(rows) == expected
+    scene.clock.pass_s(30)
+    await until(lambda: len(scene.query(rows)) == 4)
+    assert {row[4] for row in scene.query(rows)[2:]} == {NOW_US + 30_000_000}
+
+
+@pytest.mark.req("HB-s4")
+async def test_a_heartbeat_that_cannot_be_written_harms_no_task_and_is_tried_again(stage: Any) -> None:
+    """The file is locked when it is due: the beat comes late, and the task does not notice."""
+    scene = await stage()
+    gate = asyncio.Event()
+
+    @scene.manager.task(persist=True)  # type: ignore[untyped-decorator]
+    async def work() -> str:
+        await gate.wait()
+        return "done"
+
+    handle = work.enqueue()
+    await handle.saved()
+    await until(lambda: len(scene.query("SELECT 1 FROM taskmanager_heartbeats")) == 2)
+    with closing(sqlite3.connect(scene.db, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        scene.clock.pass_s(30)
+        await until(lambda: scene.duties._heartbeat.failed_count > 0)
+        other.execute("ROLLBACK")
+    await until(lambda: len(scene.query("SELECT 1 FROM taskmanager_heartbeats")) == 4)
+    await until(lambda: scene.duties._heartbeat.failed_count == 0)
+    gate.set()
+    assert await handle == "done"
+
+
+# Retention.
+
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "EXPIRED", "INTERRUPTED")
+
+
+def ended(task_id: str, status: str, at: int) -> TaskRow:
+    """A row that ended then; one column or another says so."""
+    row = task(task_id, status=status, sent_at=at, enqueued_at=at, created_at=at, updated_at=at)
+    if status == "COMPLETED":
+        return row._replace(completed_at=at)
+    return row._replace(failed_at=None if status == "INTERRUPTED" else at, error_code="X", claimed_by_worker_id=None)
+
+
+@pytest.mark.req(
+    "RC-54", "RC-55", "RC-56", "RC-57", "RC-58", "RC-s7", "HB-51", "DS-116", "DS-117", "DS-118", "DS-119", "DS-120",
+    "DS-123", "DS-s1", "RC-07",
+)  # fmt: skip
+async def test_what_is_older_than_its_hours_goes_in_batches_and_the_file_shrinks(stage: Any) -> None:
+    """Ended tasks of every kind with their attempts, heartbeats, worker states; live tasks never, however old."""
+    never = RecoveryConfig(
+        heartbeat_retention_hours=None, worker_state_retention_hours=None, terminal_record_retention_hours=None
+    )
+    scene = await stage(recovery=never)  # or the sweep of the start would come between
+    scene.engine.settings = replace(scene.engine.settings, recovery=RecoveryConfig(retention_delete_batch_size=50))
+    old, young = NOW_US - 721 * HOUR_US, NOW_US - 719 * HOUR_US
+    big = "x" * 20_000
+    rows = [ended(f"old {status} {number}", status, old)._replace(args=big) for status in ENDED for number in range(30)]
+    young_rows = [ended(f"young {status}", status, young) for status in ENDED]
+    live = task("live", sent_at=old, enqueued_at=old, updated_at=old)
+    await scene.put(*rows, *young_rows, live, attempts=(attempt("old FAILED 1"), attempt("young FAILED")))
+    for table, column, role, hours in (
+        ("taskmanager_heartbeats", "sent_at", "role, sender_id", 24),
+        ("taskmanager_worker_states", "snapshot_at", "worker_id, hostname", 168),
+    ):
+        for age in (hours - 1, hours + 1):
+            sql = f"INSERT INTO {table} ({column}, {role}) VALUES (?, 'runner', 'other')"
+            with closing(sqlite3.connect(scene.db)) as connection, connection:
+                connection.execute(sql, (NOW_US - age * HOUR_US,))
+    await scene.engine.store.upkeep(is_idle=True)
+    before = scene.db.stat().st_size
+    gone = await scene.duties._retention.run_once()
+    assert gone == {"heartbeats": 1, "worker states": 1, "ended tasks": 150}
+    assert set(scene.statuses()) == {"live", *(row.task_id for row in young_rows)}
+    assert scene.query("SELECT task_id FROM taskmanager_task_attempts") == [("young FAILED",)]
+    await scene.engine.store.upkeep(is_idle=True)
+    assert scene.db.stat().st_size < before - 150 * 20_000 / 2
+    assert scene.query("PRAGMA freelist_count") == [(0,)]
+
+
+@pytest.mark.req("RC-59", "DS-124", "RC-55")
+@pytest.mark.parametrize("kept", ["heartbeats", "worker states", "ended tasks"])
+async def test_none_keeps_one_kind_for_ever_and_trouble_with_one_stops_no_other(stage: Any, kept: str) -> None:
+    """The kinds are independent of each other, switched off or broken."""
+    names = {
+        "heartbeats": "heartbeat_retention_hours",
+        "worker states": "worker_state_retention_hours",
+        "ended tasks": "terminal_record_retention_hours",
+    }
+    scene = await stage(recovery=RecoveryConfig(**{names[kept]: None}))
+    gone = await scene.duties._retention.run_once()
+    assert set(gone) == set(names) - {kept}
+
+
+# Worker states.
+
+
+@pytest.mark.req(*(f"DS-0{number}" for number in range(73, 94)))
+async def test_a_worker_state_says_how_the_instance_is(stage: Any) -> None:
+    """One row per snapshot, appended: tasks, memory, processor, and the configuration as JSON."""
+    queue = QueueConfig("mail", priority=7, max_concurrency=3)
+    scene = await stage(queues=[queue], max_in_memory=500)
+    gate = asyncio.Event()
+
+    @scene.manager.task(persist=True)  # type: ignore[untyped-decorator]
+    async def work() -> None:
+        await gate.wait()
+
+    handle = work.enqueue()
+    await handle.saved()
+    await until(lambda: len(scene.engine.runner.running) == 1)
+    await scene.duties._worker_states.run_once()
+    scene.clock.pass_s(30)
+    await scene.duties._worker_states.run_once()
+    gate.set()
+    await handle
+    with closing(sqlite3.connect(scene.db)) as connection:
+        connection.row_factory = sqlite3.Row
+        first, second = (dict(row) for row in connection.execute("SELECT * FROM taskmanager_worker_states ORDER BY id"))
+    assert (first["id"], second["id"]) == (1, 2)
+    assert (first["snapshot_at"], second["snapshot_at"]) == (NOW_US, NOW_US + 30_000_000)
+    who = scene.engine.identity
+    assert (first["worker_id"], first["hostname"], first["pid"]) == (who.instance_id, who.hostname, who.pid)
+    assert first["worker_started_at"] == who.started_at
+    assert (first["processes"], first["tasks_running"], first["tasks_claimed"]) == (0, 1, 0)
+    assert set(json.loads(first["queues"])) == {"default", "mail"}
+    assert json.loads(first["queue_priorities"])["mail"] == 7
+    assert json.loads(first["queue_max_concurrency"])["mail"] == 3
+    assert json.loads(first["recovery_config"])["crash_budget"] == 3
+    resident_mb = psutil.Process().memory_info().rss / 2**20
+    assert 0.2 * resident_mb < first["memory_usage_mb"] < 5 * resident_mb
+    assert first["children_memory_mb"] >= 0
+    assert 0 < first["memory_percent"] < 100
+    assert second["cpu_percent"] >= 0
+    assert (first["max_claim_batch"], first["max_claim_per_worker"]) == (1_000, 500)
+    assert first["cluster_wide_cap"] is None
