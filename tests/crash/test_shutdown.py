@@ -42,7 +42,7 @@ def waiting(safe: str, once: str) -> list[list[Any]]:
 
 
 @pytest.mark.req("PR-12", "PR-13", "PR-14", "PR-17", "PR-18", "PR-19", "PR-20", "PR-21", "PR-22", "PR-23", "PR-24")
-@pytest.mark.req("PR-11", "PR-42", "PR-44", "PR-49", "PR-50", "PR-10", "PR-16")
+@pytest.mark.req("PR-11", "PR-42", "PR-44", "PR-49", "PR-50", "PR-10", "PR-16", "PR-02", "PR-04", "PR-09")
 @pytest.mark.parametrize(("host", "number", "code"), HOSTS)
 @pytest.mark.parametrize("by", ["persist", "requeue_pending"])
 def test_a_stop_keeps_what_waited_and_requeues_what_may_run_again(

@@ -254,6 +254,7 @@ async def test_a_failure_is_recorded_with_its_traceback(world: World) -> None:
     assert info.result.is_err()
 
 
+@pytest.mark.req("RP-36")
 async def test_a_returned_error_fails_with_its_own_code(world: World) -> None:
     """It is not mapped, and its data is kept."""
 
@@ -282,7 +283,7 @@ async def test_a_returned_ok_is_unwrapped(world: World) -> None:
     assert await seven.enqueue() == 7
 
 
-@pytest.mark.req("RP-26", "RP-27", "RP-31", "RP-32", "RP-33", "RP-34", "RP-37")
+@pytest.mark.req("RP-26", "RP-27", "RP-31", "RP-32", "RP-33", "RP-34", "RP-37", "RP-29", "RP-30")
 async def test_exceptions_become_codes_in_the_order_of_the_mappers() -> None:
     """The task's mapper, the manager's, the task's default, the manager's default; exact classes unless told."""
 

@@ -196,7 +196,10 @@ def test_a_queue_names_every_fault() -> None:
     assert QueueConfig("mail", priority=100).max_concurrency is None
 
 
-@pytest.mark.req(*(f"RC-{number:02}" for number in (5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 17, 18, 19, 20)), "RC-s8")
+@pytest.mark.req(
+    "RC-05", "RC-06", "RC-07", "RC-08", "RC-09", "RC-10", "RC-11", "RC-12", "RC-13", "RC-15", "RC-16", "RC-17", "RC-18",
+    "RC-19", "RC-20", "RC-s8", "HB-16", "HB-38",
+)  # fmt: skip
 def test_recovery_defaults() -> None:
     config = RecoveryConfig()
     assert config == RecoveryConfig(

@@ -81,6 +81,7 @@ async def created(path: Path) -> None:
     await store.close()
 
 
+@pytest.mark.req("DS-s7")
 async def test_a_fresh_file_equals_one_migrated_step_by_step(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever upgrades gets the schema that newcomers get."""
     await created(path)
@@ -448,6 +449,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.req("DS-115")
 def test_several_processes_may_open_the_same_new_file_at_once(path: Path) -> None:
     """Each migration runs once, and nobody fails because another was first."""
     starting = [
