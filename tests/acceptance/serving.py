@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tests.crash.harness import ROOT, Site, wait_for
 
-READY_S = 30.0
+READY_S = 60.0
 
 
 def free_port() -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.command_line import digest, write_tasks
 
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 60.0
 PROGRAM: Final = """
 import asyncio
 from taskmanager import TaskManager

@@ -19,7 +19,7 @@ from tests.unit.command_line import digest, taskmanager
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and flock")
 
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 60.0
 PROGRAM: Final = """
 import asyncio, sys, time
 from pathlib import Path

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 POLL_S = 0.01
 TERMINAL = ("COMPLETED", "FAILED", "CANCELLED", "EXPIRED", "INTERRUPTED")
 
