@@ -234,6 +234,7 @@ def test_the_sql_that_changes_something_does_what_the_page_says(tmp_path: Path) 
             with sqlite3.connect(database) as connection:
                 connection.execute(sql, ["former" if value == "job" else value for value in parameters])
             connection.close()
+            _execute(database, _change("free"), instance_id="nobody")
             _execute(database, _change("rename"), old_name="former", new_name="job")
             renamed = str(parameters[0])
             assert (await manager.handle(renamed).result()).is_ok()
