@@ -61,7 +61,7 @@ def _say(answer: dict[str, Any], text: str, as_json: bool) -> None:
 
 def _list(db: Path, as_json: bool) -> None:
     with read(db) as connection:
-        rows = stored.fetch(connection, None, None)
+        rows = stored.fetch(connection)
         instances = connection.execute("SELECT instance_id FROM taskmanager_instances").fetchall()
     database = db.absolute()
     alive = {instance_id for (instance_id,) in instances if not is_dead(database, instance_id)}

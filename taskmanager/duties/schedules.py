@@ -35,6 +35,8 @@ RETRY_S: Final = 1.0
 UNWATCHED_S: Final = 10.0
 """After this long without a look the machine slept, or the process was stopped: what came due meanwhile was missed."""
 FIRST_LOOK_US: Final = 5_000
+LATE_WRITE_US: Final = 60_000_000
+"""A write waits for the store after it was stamped; this long at most where the store is of any use."""
 _US: Final = 1_000_000
 
 
@@ -53,6 +55,8 @@ class Schedules:
         self._watched_since = 0
         self._looked_s: float | None = None
         self._heard_s = 0.0
+        self._heard_at: int | None = None
+        self._steps_heard = 0
         self._steps_seen = 0
         self._full_queues: set[str] = set()
         self._is_store_silent = False
@@ -100,7 +104,8 @@ class Schedules:
 
     async def open(self) -> None:
         """What a start does before anything runs: declare everything. Raises `StoreError`."""
-        self._watch()
+        self._heard_at, self._heard_s = self._watch(), self._engine.clock.elapsed_s()
+        self._version = await self._engine.store.data_version()
         await self.declare()
 
     async def run_once(self) -> None:
@@ -162,9 +167,16 @@ class Schedules:
             return
         self._heard_s = now_s
         version = await engine.store.data_version()
-        if version != self._version:
-            await self.refresh()
-            self._version = version
+        if version == self._version:
+            return
+        now = engine.steps.now_us()
+        if self._heard_at is None or engine.steps.count != self._steps_heard:
+            await self.refresh()  # the instants by which changes are found mean nothing now
+        else:
+            self._take(await engine.store.schedules(changed_since=self._heard_at - LATE_WRITE_US))
+            alive = {each.instance_id for each in await engine.store.instances()}
+            self._orphans |= {name for name, row in self.book.rows.items() if row.owner_id not in alive}
+        self._heard_at, self._steps_heard, self._version = now, engine.steps.count, version
 
     async def refresh(self, names: Sequence[str] | None = None) -> None:
         """Read what the store says of these schedules, or of all; one that is not there any more is declared again."""

@@ -18,7 +18,7 @@ from taskmanager.model.record import TaskRow
 from taskmanager.model.result import Seconds, seconds_of
 from taskmanager.model.schedule import SCHEDULE_TAG, ScheduleDeclaration, ScheduleRow
 from taskmanager.model.states import TaskStatus
-from taskmanager.rules.cron import Cron
+from taskmanager.rules.cron import cron_of
 from taskmanager.rules.schedule import CatchUp, Overlap, Plan, Timing
 
 MIN_INTERVAL_S: Final = 0.01
@@ -64,7 +64,7 @@ class ScheduleOptions:
             return ["give cron= or every=, one of them"]
         try:
             if self.cron is not None:
-                Cron(self.cron, self.timezone)
+                _check(self.cron, self.timezone)
             elif self.every is not None and seconds_of(self.every, "every") < MIN_INTERVAL_S:
                 return [f"every must be at least {MIN_INTERVAL_S} seconds, not {self.every!r}"]
         except ConfigurationError as exc:
@@ -86,10 +86,16 @@ class ScheduleOptions:
         """When the schedule of that name fires."""
         return Timing(
             name,
-            cron=None if self.cron is None else Cron(self.cron, self.timezone),
+            cron=None if self.cron is None else cron_of(self.cron, self.timezone),
             every_us=None if self.every is None else round(seconds_of(self.every, "every") * _US),
             jitter_us=round(seconds_of(self.jitter, "jitter") * _US),
         )
+
+
+def _check(cron: object, timezone: object) -> None:
+    if not isinstance(cron, str) or not isinstance(timezone, str | None):
+        raise ConfigurationError(f"cron and timezone must be text, not {cron!r} and {timezone!r}")
+    cron_of(cron, timezone)
 
 
 def _name_fault(name: object) -> str | None:

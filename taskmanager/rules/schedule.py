@@ -59,10 +59,6 @@ class Timing:
         digest = hashlib.sha256(f"{self._name}@{fire_us}".encode("utf-8", "surrogatepass")).digest()
         return fire_us + int.from_bytes(digest[:8], "big") % self.jitter_us
 
-    def grace_us(self, fire_us: int) -> int:
-        """How late this fire may be and still be on time."""
-        return min(GRACE_US, (self.after(fire_us, fire_us) - fire_us) // 10)
-
     def newest(self, fire_us: int, until_us: int, count: int) -> int:
         """The first of the newest `count` fires from `fire_us` on that are not later than `until_us`."""
         if self._every_us is not None:
@@ -142,23 +138,24 @@ def judge(plan: Plan, next_run_at: int | None, now: int, watched_since: int, is_
         return Move(None, timing.after(now))
     if timing.due(next_run_at) > now:
         return Wait(timing.due(next_run_at))
-    on_time_from = watched_since - timing.grace_us(next_run_at)
-    fire = next_run_at
+    fire, due_until = next_run_at, now - timing.jitter_us
+    following = timing.after(fire, fire)
+    on_time_from = watched_since - min(GRACE_US, (following - fire) // 10)
     if plan.catch_up == "skip":
         fire = _first_due_from(timing, fire, on_time_from)
         if timing.due(fire) > now:
             return Move(None, fire, "missed")
-    fire = timing.newest(fire, now - timing.jitter_us, plan.max_catch_up_runs if plan.catch_up == "all" else 1)
-    is_missed = timing.due(fire) < on_time_from
-    if plan.overlap == "queue" and not is_missed:
-        fire = timing.newest(fire, now - timing.jitter_us, 1)  # the one that waits is the newest
-    behind_all_due = timing.after(max(fire, now - timing.jitter_us), fire)
+    if following <= due_until:  # nearly always it is not, and there is nothing to choose
+        fire = timing.newest(fire, due_until, plan.max_catch_up_runs if plan.catch_up == "all" else 1)
+        if plan.overlap == "queue" and timing.due(fire) >= on_time_from:
+            fire = timing.newest(fire, due_until, 1)  # the one that waits is the newest
     if is_busy and plan.overlap != "allow":
-        if is_missed or plan.overlap == "queue":
+        if timing.due(fire) < on_time_from or plan.overlap == "queue":
             return Hold()
-        return Move(None, behind_all_due, "an earlier run has not ended")
-    reason = None if fire == next_run_at else "missed" if is_missed else "another fire came due"
-    return Move(fire, timing.after(fire, fire), reason)
+        return Move(None, timing.after(max(fire, due_until), fire), "an earlier run has not ended")
+    if fire == next_run_at:
+        return Move(fire, following)
+    return Move(fire, timing.after(fire, fire), "missed, or others came due with them")
 
 
 def _first_due_from(timing: Timing, fire_us: int, instant_us: int) -> int:

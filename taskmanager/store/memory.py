@@ -326,8 +326,11 @@ class MemoryStore:
             self._schedules[each.schedule_name] = row
         return frozenset(lost)
 
-    async def schedules(self, names: Collection[str] | None = None, limit: int | None = None) -> list[ScheduleRow]:
+    async def schedules(
+        self, names: Collection[str] | None = None, *, limit: int | None = None, changed_since: int | None = None
+    ) -> list[ScheduleRow]:
         found = [row for name in (self._schedules if names is None else names) if (row := self._schedule(name))]
+        found = [row for row in found if changed_since is None or row.updated_at >= changed_since]
         found.sort(key=lambda row: (row.next_run_at is None, row.next_run_at or 0, row.schedule_name))
         return found if limit is None else found[:limit]
 

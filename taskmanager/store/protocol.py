@@ -277,8 +277,10 @@ class Store(Protocol):
         """
         ...
 
-    async def schedules(self, names: Collection[str] | None = None, limit: int | None = None) -> list[ScheduleRow]:
-        """All of them, or these, by their next fire; those without one last."""
+    async def schedules(
+        self, names: Collection[str] | None = None, *, limit: int | None = None, changed_since: int | None = None
+    ) -> list[ScheduleRow]:
+        """All of them, or these, or those written at that instant or later, by their next fire; without one last."""
         ...
 
     async def busy_schedules(self) -> frozenset[str]:

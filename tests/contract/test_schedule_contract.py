@@ -234,6 +234,9 @@ async def test_schedules_are_listed_by_their_next_fire(store: Store) -> None:
     assert [row.schedule_name for row in await store.schedules()] == ["soon", "middle", "late", "none"]
     assert [row.schedule_name for row in await store.schedules(limit=2)] == ["soon", "middle"]
     assert [row.schedule_name for row in await store.schedules(["none", "late", "nobody"])] == ["late", "none"]
+    await store.set_schedule_paused("late", True, 70)
+    assert [row.schedule_name for row in await store.schedules(changed_since=60)] == ["late"]
+    assert [row.schedule_name for row in await store.schedules(["soon", "late"], changed_since=50)] == ["soon", "late"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ _COLUMNS: Final = ScheduleRow._fields[:-1]
 _NAMES: Final = ", ".join(_COLUMNS)
 _BY_NEXT: Final = "ORDER BY next_run_at IS NULL, next_run_at, schedule_name"
 _IS_DECLARED: Final = "s.owner_id IN (SELECT instance_id FROM taskmanager_instances)"
-_WANTED: Final = "s.schedule_name IN (SELECT value FROM json_each(:names))"
 
 _SAVE: Final = f"""
 INSERT OR REPLACE INTO taskmanager_schedule_state ({_NAMES})
@@ -44,7 +43,7 @@ def declare(
 ) -> frozenset[str]:
     """See `Store.declare_schedules`."""
     with transaction(connection):
-        there = {row.schedule_name: row for row in fetch(connection, [each.schedule_name for each in declared], None)}
+        there = {row.schedule_name: row for row in fetch(connection, [each.schedule_name for each in declared])}
         made = [each.onto(there.get(each.schedule_name), owner, now) for each in declared]
         rows = [row for row in made if row is not None]
         connection.execute(_SAVE, (json.dumps([row[:-1] for row in rows]),))
@@ -55,7 +54,7 @@ def fire(connection: sqlite3.Connection, fires: Sequence[ScheduleFire]) -> froze
     """See `Store.fire_schedules`."""
     tasks = {each.schedule_name: _storable(each.task) for each in fires if each.task is not None}
     with transaction(connection):
-        there = {row.schedule_name: row for row in fetch(connection, [each.schedule_name for each in fires], None)}
+        there = {row.schedule_name: row for row in fetch(connection, [each.schedule_name for each in fires])}
         winners = [each for each in fires if each.wins(there.get(each.schedule_name))]
         before = fetch_ids(connection, [each.task.task_id for each in winners if each.task is not None])
         fresh = {name: task for name, task in tasks.items() if task.task_id not in before}
@@ -73,18 +72,24 @@ def _storable(task: TaskRow) -> TaskRow:
     return encodable_write(TaskWrite(task, None)).row
 
 
-def fetch(connection: sqlite3.Connection, names: Collection[str] | None, limit: int | None) -> list[ScheduleRow]:
+def fetch(
+    connection: sqlite3.Connection,
+    names: Collection[str] | None = None,
+    limit: int | None = None,
+    changed_since: int | None = None,
+) -> list[ScheduleRow]:
     """See `Store.schedules`."""
-    where = "" if names is None else f"WHERE {_WANTED}"
+    parameters: dict[str, Any] = {"limit": -1 if limit is None else limit, "since": changed_since}
+    conditions = [] if changed_since is None else ["s.updated_at >= :since"]
+    if names is not None:
+        conditions.append("s.schedule_name IN (SELECT value FROM json_each(:names))")
+        parameters["names"] = json.dumps(list(names))
     query = f"""
         SELECT json_group_array(json_array({_NAMES}, is_declared)) FROM (
             SELECT s.*, {_IS_DECLARED} AS is_declared FROM taskmanager_schedule_state AS s
-            {where} {_BY_NEXT} LIMIT :limit
+            {"WHERE" if conditions else ""} {" AND ".join(conditions)} {_BY_NEXT} LIMIT :limit
         )
     """
-    parameters: dict[str, Any] = {"limit": -1 if limit is None else limit}
-    if names is not None:
-        parameters["names"] = json.dumps(list(names))
     (text,) = connection.execute(query, parameters).fetchone()
     rows = [ScheduleRow._make(row) for row in json.loads(text)]
     return [row._replace(is_declared=bool(row.is_declared)) for row in rows]

@@ -184,8 +184,10 @@ class SqliteStore:
     async def fire_schedules(self, fires: Sequence[ScheduleFire]) -> frozenset[str]:
         return await self._write(schedules.fire, fires)
 
-    async def schedules(self, names: Collection[str] | None = None, limit: int | None = None) -> list[ScheduleRow]:
-        return await self._read(schedules.fetch, names, limit)
+    async def schedules(
+        self, names: Collection[str] | None = None, *, limit: int | None = None, changed_since: int | None = None
+    ) -> list[ScheduleRow]:
+        return await self._read(schedules.fetch, names, limit, changed_since)
 
     async def busy_schedules(self) -> frozenset[str]:
         return await self._read(schedules.busy)
