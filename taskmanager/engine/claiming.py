@@ -106,7 +106,8 @@ class Claimer:
         now_us = engine.steps.now_us()
         is_due = await self._mend_due(now_us) or (self._next_due_at is not None and self._next_due_at <= now_us)
         if changed:
-            if self._submitted:
+            if self._submitted and not engine.is_stopping:
+                await self.claim()  # before all else: somebody waits for it
                 self._submitted.difference_update(await engine.store.fetch_ids(list(self._submitted)))
             await self._hear_others()
         elif (asked or engine.follower.is_owed) and len(engine.follower):

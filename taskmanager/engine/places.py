@@ -88,7 +88,10 @@ class Places:
 
 
 def _takes_a_place(live: LiveTask | None) -> bool:
-    return live is not None and live.committed is not None and live.committed.status in _TAKES_A_PLACE
+    """By what the file says of the task; by what it will say where the file was lost and is written anew."""
+    if live is None:
+        return False
+    return (live.status if live.committed is None else live.committed.status) in _TAKES_A_PLACE
 
 
 def _lends(live: LiveTask | None) -> bool:

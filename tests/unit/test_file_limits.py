@@ -178,6 +178,32 @@ async def test_two_instances_share_one_limit_and_each_fills_what_the_other_frees
         assert await task_a.enqueue("a") == "a"
 
 
+async def test_a_file_that_is_made_anew_knows_who_holds_its_places(tmp_path: Path) -> None:
+    """What ran goes on in its place, what was waiting for one is gone with the old file, and what comes gets one."""
+    db, meter = tmp_path / "tasks.db", Meter()
+    manager, task = gpu(db, meter, limit=1, store_poll=0.02)
+    gate = asyncio.Event()
+
+    async def held() -> None:
+        await meter.work("held")
+        await gate.wait()
+
+    hold = manager.task(name="hold", persist=True, queue_name="gpu")(held)
+    async with manager:
+        first = hold.enqueue()
+        await _until(lambda: meter.order == ["held"])
+        for name in (db.name, f"{db.name}-wal", f"{db.name}-shm"):
+            db.with_name(name).unlink(missing_ok=True)
+        await _until(db.exists)
+        second = task.enqueue("second")
+        await second.saved()
+        with pytest.raises(TimeoutError):
+            await second.result(timeout=0.3)
+        gate.set()
+        await first
+        assert await asyncio.wait_for(second, 10) == "second"
+
+
 async def _until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not holds():  # noqa: ASYNC110  # a status has no event
