@@ -457,7 +457,7 @@ class TaskManager:
 
     def _rounds(self, engine: Engine, recovery: Recovery) -> Rounds:
         is_alone = self._is_isolated or self._settings.database is None
-        return Rounds(engine, recovery, self._registry.schedules.values(), is_alone=is_alone)
+        return Rounds(engine, recovery, self._registry.schedules, is_alone=is_alone)
 
     def _stale_tasks(self) -> StaleTasks:
         engine = self._running().engine

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from taskmanager.duties.heartbeat import Heartbeat
@@ -28,7 +28,7 @@ class Rounds:
     """Starts with the instance, and stops last."""
 
     def __init__(
-        self, engine: Engine, recovery: Recovery, schedules: Iterable[Schedule] = (), *, is_alone: bool
+        self, engine: Engine, recovery: Recovery, schedules: Mapping[str, Schedule], *, is_alone: bool
     ) -> None:
         self._engine = engine
         self._is_alone = is_alone

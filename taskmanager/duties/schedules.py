@@ -11,7 +11,7 @@ is there; when the owner is gone, whoever still declares the schedule takes it o
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -43,10 +43,11 @@ _US: Final = 1_000_000
 class Schedules:
     """One per start of a manager."""
 
-    def __init__(self, engine: Engine, schedules: Iterable[Schedule]) -> None:
+    def __init__(self, engine: Engine, schedules: Mapping[str, Schedule]) -> None:
         self._engine = engine
+        self._schedules = schedules
         self.book = ScheduleBook()
-        self._new: deque[Schedule] = deque(schedules)
+        self._new: deque[Schedule] = deque(schedules.values())
         self._orphans: set[str] = set()
         self._startup: set[str] = set()
         self._holds: dict[str, int] = {}
@@ -138,12 +139,14 @@ class Schedules:
 
     async def declare(self) -> None:
         """Tell the store what is new here, and take over what nobody else declares any more."""
+        engine, book = self._engine, self.book
+        if len(self._schedules) > len(book.declared) + len(self._new):  # declared in the middle of the start
+            self._new.extend(each for name, each in list(self._schedules.items()) if name not in book.declared)
         fresh, orphans = list(self._new), self._orphans
         if not fresh and not orphans:
             return
         self._new.clear()
         self._orphans = set()
-        engine, book = self._engine, self.book
         book.declared.update((each.name, each) for each in fresh)
         names = [*orphans, *(each.name for each in fresh)]
         try:

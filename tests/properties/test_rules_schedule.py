@@ -1,0 +1,87 @@
+"""What becomes of a schedule, for any timing, any policy and any moment: it goes forwards, and never in a burst."""
+
+from typing import Any
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from taskmanager.rules.cron import cron_of
+from taskmanager.rules.schedule import Hold, Move, Plan, Timing, Wait, judge
+
+SECOND_US = 1_000_000
+START_US = 1_772_000_000 * SECOND_US  # some weeks before clocks change in Europe
+CRONS = ("* * * * *", "*/7 * * * *", "30 2 * * *", "0 9-17 * * MON-FRI", "15,45 3 1,15 * *", "*/20 * * * * *")
+
+
+@st.composite
+def timings(draw: st.DrawFn) -> Timing:
+    jitter_us = draw(st.sampled_from((0, 0, 3 * SECOND_US)))
+    if draw(st.booleans()):
+        return Timing("t", cron=None, every_us=draw(st.integers(4, 90_000)) * SECOND_US, jitter_us=jitter_us)
+    cron = cron_of(draw(st.sampled_from(CRONS)), draw(st.sampled_from(("UTC", "Europe/Berlin"))))
+    return Timing("t", cron=cron, every_us=None, jitter_us=jitter_us)
+
+
+def fires_until(timing: Timing, first: int, until: int, most: int) -> list[int]:
+    """The plain way: one after the other."""
+    found = [first]
+    while len(found) <= most and (following := timing.after(found[-1], found[-1])) <= until:
+        found.append(following)
+    return found
+
+
+@given(timings(), st.integers(0, 40 * 86_400), st.integers(1, 30))
+def test_the_newest_fires_are_those_that_counting_finds(timing: Timing, seconds: int, count: int) -> None:
+    """Found by halving, because a year of minutes cannot be counted while an application starts."""
+    first = timing.after(START_US)
+    fires = fires_until(timing, first, first + seconds * SECOND_US, 5_000)
+    assume(len(fires) <= 5_000)
+    assert timing.newest(first, first + seconds * SECOND_US, count) == fires[-count:][0]
+
+
+@given(
+    timings(),
+    st.sampled_from(("skip", "latest", "all")),
+    st.sampled_from(("skip", "queue", "allow")),
+    st.integers(1, 5),
+    st.booleans(),
+    st.lists(st.tuples(st.integers(1, 200_000), st.booleans()), min_size=1, max_size=8),
+)
+def test_a_schedule_only_goes_forwards_and_never_in_a_burst(
+    timing: Timing, catch_up: Any, overlap: Any, most: int, watches: bool, looks: list[tuple[int, bool]]
+) -> None:
+    """Looked at in any rhythm, watched or not, busy or not: fires are due, in order, each at most once, and bounded."""
+    plan = Plan(timing, catch_up, most, overlap)
+    now, next_run_at = START_US, timing.after(START_US)
+    fired: list[int] = []
+    for seconds, is_busy in looks:
+        now += seconds * SECOND_US
+        at_this_look = 0
+        while True:
+            step = judge(plan, next_run_at, now, START_US if watches else now, is_busy)
+            if isinstance(step, Wait):
+                assert step.until_us == timing.due(next_run_at) > now
+                break
+            if isinstance(step, Hold):
+                assert is_busy
+                assert overlap != "allow"
+                break
+            assert isinstance(step, Move)
+            assert step.next_run_at > next_run_at
+            if step.fire_at is not None:
+                assert next_run_at <= step.fire_at < step.next_run_at
+                assert timing.due(step.fire_at) <= now
+                assert not (is_busy and overlap != "allow")
+                fired.append(step.fire_at)
+                at_this_look += 1
+            next_run_at = step.next_run_at
+        assert at_this_look <= (most if catch_up == "all" else 1)
+    assert fired == sorted(set(fired))
+
+
+@given(timings(), st.integers(0, 10**12))
+def test_jitter_stays_behind_its_fire_and_in_its_bound(timing: Timing, offset_us: int) -> None:
+    """And is the same whoever asks."""
+    fire = timing.after(START_US + offset_us)
+    assert fire <= timing.due(fire) < fire + max(1, timing.jitter_us)
+    assert timing.due(fire) == timing.due(fire)
