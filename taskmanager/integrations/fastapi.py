@@ -118,16 +118,19 @@ class Page(BaseModel):
 
 
 class Schedule(BaseModel):
-    """One schedule."""
+    """One schedule; `definition` is its timing in words. One that no running instance declares does not fire."""
 
     model_config = ConfigDict(from_attributes=True)
 
     schedule_name: str
+    task_name: str
+    definition: str
     last_run_at: datetime | None
     next_run_at: datetime | None
     last_task_id: str | None
     run_count: int
     is_paused: bool
+    is_declared: bool
 
 
 class Health(BaseModel):

@@ -250,11 +250,37 @@ def test_a_task_is_cancelled_where_it_can_be(client: TestClient, manager: TaskMa
     assert client.post("/tm/tasks/nothing/cancel").status_code == 404
 
 
-def test_schedules_are_listed_and_an_unknown_one_is_not_found(client: TestClient) -> None:
-    """Names may hold slashes and colons."""
-    assert client.get("/tm/schedules").json() == []
-    for verb in ("pause", "resume", "run"):
-        assert client.post(f"/tm/schedules/app.jobs:clean/up/{verb}").status_code == 404
+def test_schedules_are_listed_paused_resumed_and_run(tmp_path: Path) -> None:
+    """Names may hold slashes and colons; an unknown one is not found."""
+    manager = TaskManager(tmp_path / "tasks.db", store_poll=0.02)
+    name = "app.jobs:clean/up"
+
+    @manager.schedule(every=3600, name=name)
+    @manager.task(name="clean")
+    async def clean() -> str:
+        return "clean"
+
+    def shown() -> dict[str, Any]:
+        (found,) = client.get("/tm/schedules").json()
+        assert (found["schedule_name"], found["task_name"], found["run_count"]) == (name, "clean", 0)
+        return dict(found)
+
+    with serve(manager) as client:
+        assert shown()["is_declared"] is True
+        assert client.post(f"/tm/schedules/{name}/pause").status_code == 204
+        assert shown()["is_paused"] is True
+        assert client.post(f"/tm/schedules/{name}/resume").status_code == 204
+        assert shown()["is_paused"] is False
+        ran = client.post(f"/tm/schedules/{name}/run")
+        assert (ran.status_code, ran.json()["task_name"]) == (202, "clean")
+        assert client.portal is not None
+
+        async def result() -> Any:
+            return await manager.handle(ran.json()["task_id"])
+
+        assert client.portal.call(result) == "clean"
+        for verb in ("pause", "resume", "run"):
+            assert client.post(f"/tm/schedules/no/such/{verb}").status_code == 404
 
 
 # Health.
