@@ -113,12 +113,16 @@ class Connection:
         return await self._reader.readexactly(int(length.partition(b":")[2]))
 
 
+async def ended_tasks(port: int) -> int:
+    """How many tasks have ended so far; on a connection of its own, since a server closes one that is idle."""
+    return int(await (await Connection.open(port)).get("/ended"))
+
+
 async def load(port: int, duration_s: float) -> dict[str, Any]:
     """Requests at the fixed rate, each on the next connection that is free; latencies in ms, and tasks per second."""
     free: asyncio.Queue[Connection] = asyncio.Queue()
     for _ in range(CONNECTIONS):
         free.put_nowait(await Connection.open(port))
-    side = await Connection.open(port)
     latencies_ms: list[float] = []
 
     async def one(due: float, is_counted: bool) -> None:
@@ -136,9 +140,9 @@ async def load(port: int, duration_s: float) -> dict[str, Any]:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             is_counted = number >= WARM_UP_S * REQUESTS_PER_S
             if is_counted and not counted_from:
-                ended_before, counted_from = int(await side.get("/ended")), time.perf_counter()
+                ended_before, counted_from = await ended_tasks(port), time.perf_counter()
             group.create_task(one(due, is_counted))
-    ended = int(await side.get("/ended")) - ended_before
+    ended = await ended_tasks(port) - ended_before
     return {"latencies_ms": latencies_ms, "tasks_per_s": ended / (time.perf_counter() - counted_from)}
 
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from taskmanager import QueueConfig, TaskManager, current_task
+from taskmanager import QueueConfig, TaskManager, TaskStatus, current_task
 
 logger = logging.getLogger("reports")
 
@@ -53,3 +53,13 @@ async def send_email(address: str, subject: str) -> None:
 def count_words(text: str) -> int:
     """A plain function runs in a thread."""
     return len(text.split())
+
+
+@manager.schedule(cron="0 6 * * MON-FRI", timezone="UTC")
+@manager.task(requeue_on_interrupt=True)
+async def morning_mail() -> None:
+    """Once per working day, however many processes there are."""
+    counts = await manager.counts()
+    day = current_task().scheduled_for or datetime.now(UTC)
+    mail = send_email.with_options(idempotency_key=f"morning {day:%Y-%m-%d}")
+    await mail.enqueue("team@acme.test", f"{counts[TaskStatus.FAILED]} tasks have failed").saved()

@@ -57,6 +57,11 @@ async def test_nobody_is_welcomed_at_a_wrong_address(world: World, client: httpx
     assert [each.args for each in world.enqueued] == [("ada@acme.test", "Welcome")]
 
 
+async def test_the_team_has_one_mail_per_working_day(world: World) -> None:
+    await world.advance(7 * 24 * 3600)
+    assert [each.args[0] for each in world.enqueued].count("team@acme.test") == 5
+
+
 async def test_the_function_alone(world: World) -> None:
     report = await build_report("acme", 0)
     assert isinstance(report, Report)
