@@ -12,6 +12,7 @@ from taskmanager.cli.records import iso
 from taskmanager.duties import schedule_actions
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
+from taskmanager.model.ids import new_task_id
 from taskmanager.model.schedule import ScheduleRow
 from taskmanager.store.sqlite import schedules as stored
 
@@ -41,8 +42,8 @@ def schedules(action: str | None, name: str | None, db: Path, as_json: bool) -> 
     elif not name:
         raise click.UsageError(f"{action} what? Give the name of a schedule; `taskmanager schedules` lists them")
     elif action == "run":
-        now = SystemClock().now_us()
-        task_id = write(db, lambda store: patiently(lambda: schedule_actions.run_by_hand(store, name, now)))
+        task_id, now = new_task_id(), SystemClock().now_us()
+        write(db, lambda store: patiently(lambda: schedule_actions.run_by_hand(store, name, task_id, now)))
         _say({"schedule_name": name, "task_id": task_id}, f"schedule {name} runs once more, as task {task_id}", as_json)
     else:
         is_paused = action == "pause"

@@ -16,17 +16,17 @@ MAX_TRIES: Final = 20
 """How often a run by hand is tried again when the schedule fired in the same moment."""
 
 
-async def run_by_hand(store: Store, name: str, now: int) -> str:
-    """Write one run of a schedule, paused or not, beside its fires; the id of the task.
+async def run_by_hand(store: Store, name: str, task_id: str, now: int) -> None:
+    """Write one run of a schedule, paused or not, beside its fires. The same id again is the same run.
 
     Works from the store alone: the function need not be known here. Raises `UnknownTask`.
     """
     for _ in range(MAX_TRIES):
         row = await _row(store, name)
-        task = task_of(row.template, new_task_id(), now, now)
+        task = task_of(row.template, task_id, now, now)
         fire = ScheduleFire(name, row.config_hash, row.next_run_at, row.next_run_at, task, now, is_manual=True)
         if not await store.fire_schedules([fire]):
-            return task.task_id
+            return
     raise StoreUnavailable(f"schedule {name!r} changed each time it was to be run; try again")
 
 
@@ -84,7 +84,8 @@ class ScheduleActions:
     async def run(self, name: str) -> str:
         """One run beside the fires; the id of the task."""
         await self._schedules.declare()
-        task_id = await run_by_hand(self._engine.store, name, self._engine.steps.now_us())
+        task_id = new_task_id()
+        await run_by_hand(self._engine.store, name, task_id, self._engine.steps.now_us())
         await self._schedules.refresh([name])
         self._engine.wants_claim.set()
         return task_id

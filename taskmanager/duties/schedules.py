@@ -20,7 +20,6 @@ from taskmanager.engine.engine import Engine
 from taskmanager.engine.schedule import Schedule, task_of
 from taskmanager.model.clock import from_us
 from taskmanager.model.errors import StoreError, StoreUnavailable
-from taskmanager.model.ids import new_task_id
 from taskmanager.model.schedule import ScheduleFire, ScheduleRow
 from taskmanager.rules.schedule import Hold, Wait, judge
 
@@ -153,12 +152,14 @@ class Schedules:
             before = {row.schedule_name: row for row in await engine.store.schedules(names)}
             now = engine.steps.now_us()
             declared = [book.declared[name].declaration(before.get(name), now) for name in dict.fromkeys(names)]
-            owned = await engine.store.declare_schedules(declared, engine.identity.instance_id, now)
+            await engine.store.declare_schedules(declared, engine.identity.instance_id, now)
             rows = await engine.store.schedules(names)
         except BaseException:
             self._new.extendleft(reversed(fresh))
             self._orphans |= orphans
             raise
+        # Asked of the rows: the answer of a declaration that was made twice says nothing of the first time.
+        owned = {row.schedule_name for row in rows if row.owner_id == engine.identity.instance_id}
         self._startup.update(each.name for each in fresh if each.run_on_startup and each.name in owned)
         for row in rows:
             _log_change(before.get(row.schedule_name), row)
@@ -206,6 +207,7 @@ class Schedules:
                 if row.is_declared and (before is None or before.config_hash != row.config_hash):
                     foreign.append(f"{name} ({row.definition})")
             elif row.paused_at is not None:
+                self._startup.discard(name)
                 self.book.park(name)
             elif row.next_run_at is None or name in self._startup:
                 self.book.plan(name, 0)
@@ -269,10 +271,12 @@ class Schedules:
         holds = self._holds[name] = self._holds.get(name, 0) + 1
         return now + min(FIRST_LOOK_US << min(holds, 20), int(self._engine.settings.store_poll_s * _US))
 
-    @staticmethod
-    def _run_now(schedule: Schedule, row: ScheduleRow, now: int) -> ScheduleFire:
-        """The run at the start of the owner; the fires that are planned stay as they are."""
-        task = task_of(schedule.template, new_task_id(), now, now)
+    def _run_now(self, schedule: Schedule, row: ScheduleRow, now: int) -> ScheduleFire:
+        """The run at the start of the owner; the fires that are planned stay as they are.
+
+        Written again when nobody knows whether it was, so its id is that of the start.
+        """
+        task = task_of(schedule.template, schedule.startup_id(self._engine.identity.instance_id), now, now)
         return ScheduleFire(schedule.name, schedule.config_hash, row.next_run_at, row.next_run_at, task, now)
 
     def _is_full(self, schedule: Schedule) -> bool:

@@ -132,6 +132,10 @@ class Schedule:
         """The id of the run of one fire, the same in every process: no two rows can stand for one fire."""
         return keyed_task_id(f"schedule:{self.name}", str(fire_at))
 
+    def startup_id(self, instance_id: str) -> str:
+        """The id of the run at the start of that instance."""
+        return keyed_task_id(f"schedule:{self.name}", instance_id)
+
 
 def make_schedule(name: str, definition: Definition, options: ScheduleOptions) -> Schedule:
     """Raises `ConfigurationError` when the arguments do not fit the function, or cannot be stored."""

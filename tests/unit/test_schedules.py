@@ -541,6 +541,7 @@ async def test_the_scheduled_time_survives_a_retry_and_a_restart(manager: TaskMa
 async def test_every_failing_call_of_the_store_leaves_each_fire_run_once(manager: TaskManager) -> None:
     """The n-th call fails, before it takes effect and after, for every n that a run has."""
 
+    @manager.schedule(cron="@yearly", name="start", run_on_startup=True)
     @manager.schedule(every=60, name="tick", overlap="allow", catch_up="all")
     @manager.schedule(cron="*/2 * * * *", name="tock")
     @manager.task(persist=True, requeue_on_interrupt=True)
@@ -564,6 +565,8 @@ async def test_every_failing_call_of_the_store_leaves_each_fire_run_once(manager
                 assert ticks == [ticks[0] + number * MINUTE for number in range(5)], (verb, nth, after)
                 tocks = sorted(at for name, at in runs if name == "tock" and at is not None)
                 assert tocks == [START + 2 * MINUTE, START + 4 * MINUTE], (verb, nth, after)
+                at_start = len([name for name, _ in runs if name == "start"])
+                assert at_start == 1, (verb, nth, after)
                 is_spent = store.is_spent
                 reached += is_spent
                 nth += 1
