@@ -44,7 +44,9 @@ class WriterNews:
                 self._engine.publish(live)
         elif phase is Phase.ACCEPTED and live.attempt is None:
             if live.is_spilled:
-                self._gone_to_store(live)
+                # What is in the store may still be the attempt before; it is free when the row says so.
+                if live.committed == live.expectation():
+                    self._gone_to_store(live)
             elif live.awaits_row:
                 if live.is_duplicate is None:
                     live.is_duplicate = False

@@ -316,6 +316,8 @@ class Writer:
             else:
                 if live.committed is sent[3]:  # else its row was claimed again before this answer came
                     live.committed = sent[1]
+                # A start that was taken back meanwhile has arrived; the count of a row never goes back.
+                live.start_count = max(live.start_count, sent[1].start_count)
                 if live.in_doubt:
                     live.in_doubt = ()
                 listener.committed(live)

@@ -306,6 +306,23 @@ async def test_a_start_that_arrived_and_was_taken_back_still_counts() -> None:
         assert (row.status, row.start_count, live.start_count) == ("PENDING", 1, 1)
 
 
+async def test_a_start_taken_back_while_it_arrives_still_counts() -> None:
+    """As above, where the commit of the start was only slow: a stop frees the row, and its count stays."""
+    store = Store("hold")
+    async with a_writer(store) as (writer, _):
+        live = new_live(task_id="a")
+        start(live)
+        writer.mark(live)
+        await until(lambda: store.is_held)
+        live.status, live.started_at, live.start_count, live.owner = TaskStatus.PENDING, None, 0, None
+        writer.mark(live)
+        store.gate.set()
+        await writer.flush()
+        row = await store.fetch("a")
+        assert row is not None
+        assert (row.status, row.start_count) == ("PENDING", 1)
+
+
 async def test_a_released_row_that_had_arrived_is_recognised() -> None:
     """Without an owner in the row it is still what we wrote."""
     store = Store("", "arrive fail")
