@@ -293,9 +293,12 @@ class Dispatcher:
     # Attempts that wait for other tasks lend their slot (see engine/attempt.py).
 
     def lend(self, attempt: Attempt) -> None:
-        """`attempt` waits for a handle and gives up its slot."""
+        """`attempt` waits for a handle and gives up its slot.
+
+        A suspect that waits runs nothing either: what it waits for may be held up by all that may not run beside it.
+        """
         attempt.has_slot = False
-        self._free_slot(attempt.live)
+        self.give_back(attempt.live)
 
     def take_back(self, attempt: Attempt) -> asyncio.Future[None]:
         """A future that is done when `attempt` has its slot again, ahead of every waiting task."""
@@ -307,6 +310,8 @@ class Dispatcher:
     def take_back_now(self, attempt: Attempt) -> None:
         """Give the slot at once, even above the limit: `attempt` was cancelled and must clean up."""
         attempt.has_slot = True
+        if attempt.live.crash_count and self._suspect is None:
+            self._suspect = attempt.live
         self.lanes[attempt.live.definition.lane].take()
         self.queue(attempt.live.queue_name).slots.take()
 
@@ -322,7 +327,8 @@ class Dispatcher:
             if future.done():  # cancelled while it waited for its slot
                 continue
             queue = self.queue(attempt.live.queue_name)
-            if not (slots.has_room and queue.slots.has_room):
+            is_second = attempt.live.crash_count > 0 and self._suspect is not None
+            if is_second or not (slots.has_room and queue.slots.has_room):
                 resuming.append((attempt, future))
                 continue
             self.take_back_now(attempt)

@@ -150,17 +150,24 @@ def test_a_suspect_runs_apart_from_other_suspects_and_from_what_is_not_safe_to_r
     assert world.take() == []
 
 
-def test_a_suspect_that_lends_its_slot_is_a_suspect_all_the_same() -> None:
-    """It still executes."""
+async def test_a_suspect_that_lends_its_slot_is_none_until_it_goes_on() -> None:
+    """What it waits for may be what nothing unsafe runs beside; it goes on when no other suspect runs."""
     world = World()
     attempt = Attempt(world.ready("suspect", SAFE, crash_count=1), world.dispatcher, 0)
     assert world.take() == ["suspect"]
     world.dispatcher.lend(attempt)
-    world.ready("not safe")
+    other = world.ready("other suspect", SAFE, crash_count=1)
+    world.ready("not safe", DEFAULT, priority=1)
+    assert world.take() == ["not safe", "other suspect"]
+    goes_on = world.dispatcher.take_back(attempt)
     assert world.take() == []
-    world.dispatcher.take_back_now(attempt)
+    assert not goes_on.done()
+    world.dispatcher.give_back(other)
+    world.ready("not safe either")
+    assert world.take() == []
+    assert goes_on.done()
     world.dispatcher.give_back(attempt.live)
-    assert world.take() == ["not safe"]
+    assert world.take() == ["not safe either"]
 
 
 # Leaving early.

@@ -1261,3 +1261,56 @@ async def test_a_memory_only_task_that_outlives_the_stop_leaves_its_attempt() ->
         assert row.status == "INTERRUPTED"
         assert [each.outcome for each in await store.memory.fetch_attempts(handle.task_id)] == ["INTERRUPTED"]
         ends.set()
+
+
+async def test_a_retry_that_memory_has_no_room_for_is_written_free_before_it_is_let_go() -> None:
+    """The answer to the commit of its start comes later than its end, and is no answer to the row put away."""
+    manager = manager_of(max_in_memory=1)
+    fails = asyncio.Event()
+    starts: list[int] = []
+
+    @manager.task(persist=True, requeue_on_interrupt=True, retries=1, retry_delay=1)
+    async def flaky() -> str:
+        starts.append(1)
+        await fails.wait()
+        if len(starts) == 1:
+            raise ValueError
+        return "done"
+
+    waits = persisted(manager)
+    async with world_of(manager) as (world, store):
+        waits.with_options(delay=100).enqueue("later")
+        await manager.flush()
+        store.fail("commit")
+        handle = flaky.enqueue()
+        await turns_until(lambda: bool(starts))
+        store.hold("commit", after=True)
+        await world.advance(0.1)  # until the writer tries again
+        await store.until_held("commit")
+        fails.set()
+        await turns_until(lambda: handle.status == "PENDING")
+        store.let_go()
+        assert await handle == "done"
+
+
+async def test_a_suspect_that_waits_for_its_child_does_not_hold_it_up() -> None:
+    """Nothing unsafe starts beside a task that has crashed before; but what it waits for must start."""
+    manager = manager_of()
+
+    @manager.task(persist=True)
+    async def child() -> str:
+        return "done"
+
+    @manager.task(persist=True, requeue_on_interrupt=True)
+    async def parent() -> str:
+        return await child.enqueue()
+
+    async with world_of(manager) as (world, store):
+        handle = parent.with_options(delay=1).enqueue()
+        await manager.stop()
+        row = await store.memory.fetch(handle.task_id)
+        assert row is not None
+        await store.memory.commit([TaskWrite(row._replace(crash_count=1), expected_of(row))])
+        await world.start()
+        assert await manager.handle(handle.task_id) == "done"
+        assert engine_of(manager).dispatcher._suspect is None
