@@ -86,8 +86,8 @@ bench: venv  ## Every question in benchmarks/, one after the other
 	  $(call say,$$file); $(BIN)/python "$$file" $(ARGS); \
 	done
 
-simulate: venv  ## The seeded simulator
-	@$(call say,simulation); $(BIN)/pytest -q -n $(WORKERS) --timeout 0 tests/simulation $(ARGS)
+simulate: venv  ## The seeded simulator: thousands of bad days on virtual time
+	@$(call say,simulation); $(BIN)/python -m tests.simulation --seeds 2000 --workers $(WORKERS) $(ARGS)
 
 churn: venv  ## Kill it again and again: 500 rounds of random signals, then the count
 	@$(call say,churn); $(BIN)/python -m tests.crash.churn --rounds 500 $(ARGS)

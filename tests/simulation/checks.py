@@ -1,0 +1,160 @@
+"""Safety, judged after every call that wrote: what a row may become, and by whom."""
+
+from collections import Counter
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from taskmanager.engine.instance import is_dead
+from taskmanager.model.record import AttemptRow, TaskRow
+from taskmanager.model.states import LIVE, TERMINAL, TaskStatus, can_move
+from tests.simulation.faults import READS
+from tests.simulation.process import WOKEN_US
+
+if TYPE_CHECKING:
+    from tests.simulation.process import Process
+    from tests.simulation.world import World
+
+
+def _reachable() -> frozenset[tuple[str, str]]:
+    """Pairs of statuses with a way of legal moves between them on which nothing ends: one write may carry it all."""
+    pairs = {(a, b) for a, b in product(TaskStatus, TaskStatus) if can_move(a, b)}
+    while True:
+        more = {(a, d) for (a, b), (c, d) in product(pairs, pairs) if b is c and b in LIVE} - pairs
+        if not more:
+            return frozenset((a.value, b.value) for a, b in pairs)
+        pairs |= more
+
+
+REACHABLE = _reachable()
+
+
+class Checks:
+    """What was promised, and the rows as they were when somebody last wrote."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.rows: dict[str, TaskRow] = {}
+        self.attempts: dict[tuple[str, int], AttemptRow] = {}
+        self.saved: set[str] = set()
+        self.started: set[tuple[str, int, str]] = set()
+        self.revived: Counter[str] = Counter()
+        """How often a task that had ended was put back."""
+        self.may_revive: set[str] = set()
+        """Tasks for which somebody asked that: `retry`, or the same key again."""
+
+    def promised(self, task_id: str) -> None:
+        """`saved()` has returned."""
+        self.saved.add(task_id)
+        if task_id not in self.rows:
+            self._world.fault(f"{task_id} was called saved, and is not in the store")
+
+    def observe(self, process: "Process", verb: str, args: tuple[Any, ...]) -> None:
+        """`process` has called `verb`; compare what stands there with what stood there."""
+        if verb in READS:
+            return
+        rows = self._world.disk.rows()
+        if rows is None:
+            return
+        attempts = self._world.disk.attempts()
+        self._judge_attempts(rows, attempts)
+        for task_id, old in self.rows.items():
+            new = rows.get(task_id)
+            if new is None:
+                self._world.fault(f"{old.task_name} {task_id} has disappeared, by {verb} of {process}")
+            elif new is not old and new != old:
+                self._judge_change(process, verb, old, new)
+        for task_id, new in rows.items():
+            if task_id not in self.rows:
+                self._note(process, verb, new)
+        self.rows, self.attempts = rows, attempts
+
+    def _note(self, process: "Process", verb: str, row: TaskRow) -> None:
+        self._world.log(
+            process, verb, row.task_name, row.task_id, row.status, row.claimed_by_worker_id, row.start_count
+        )
+        if row.status == TaskStatus.RUNNING:
+            self.started.add((row.task_id, row.start_count, row.claimed_by_worker_id or ""))
+
+    def _judge_change(self, process: "Process", verb: str, old: TaskRow, new: TaskRow) -> None:
+        fault = self._world.fault
+        what = (
+            f"{old.task_name} {old.task_id}, {old.status} {old.start_count} of {old.claimed_by_worker_id}, becomes "
+            f"{new.status} {new.start_count} of {new.claimed_by_worker_id} by {verb} of {process}"
+        )
+        place = (old.status, old.claimed_by_worker_id, old.start_count)
+        if place != (new.status, new.claimed_by_worker_id, new.start_count):
+            self._note(process, verb, new)
+        is_snoozed = new.snooze_count > old.snooze_count
+        # An attempt whose start was taken back before user code ran leaves none.
+        has_run = self._world.runs.starts[old.task_id, old.start_count] > 0
+        is_again = (
+            has_run
+            and new.status == old.status
+            and new.start_count > old.start_count
+            and old.status == TaskStatus.RUNNING
+        )
+        if old.status != new.status and (old.status, new.status) not in REACHABLE:
+            fault(f"no legal way: {what}")
+        if old.status in TERMINAL and new._replace(cancel_requested_at=old.cancel_requested_at) != old:
+            self._judge_revival(old, new, what)
+        if new.start_count < old.start_count and old.status not in TERMINAL:
+            fault(f"the start count went back: {what}")
+        if (
+            is_again
+            and not is_snoozed
+            and not any(n == old.start_count for i, n in self._world.disk.attempts() if i == old.task_id)
+        ):
+            fault(f"an attempt left no row: {what}")
+        self._judge_owner(process, verb, old, new, what)
+        if new.status == TaskStatus.COMPLETED and old.status != TaskStatus.COMPLETED:
+            ended = self._world.disk.attempts().get((new.task_id, new.start_count))
+            if ended is None or ended.outcome != "COMPLETED":
+                fault(f"completed without its attempt: {what}")
+
+    def _judge_revival(self, old: TaskRow, new: TaskRow, what: str) -> None:
+        if old.task_id not in self.may_revive:
+            changed = [name for name in TaskRow._fields if getattr(old, name) != getattr(new, name)]
+            self._world.fault(f"an ended task changed {changed}: {what}")
+        self.revived[old.task_id] += 1
+
+    def _judge_owner(self, process: "Process", verb: str, old: TaskRow, new: TaskRow, what: str) -> None:
+        """Only its owner changes an owned row; others when that is dead, or was silent too long."""
+        owner = old.claimed_by_worker_id
+        if verb == "request_cancel":
+            if (old.status, owner, old.start_count) != (new.status, new.claimed_by_worker_id, new.start_count):
+                self._world.fault(f"a request changed more than it should: {what}")
+            return
+        if old.status in TERMINAL or owner is None or owner in process.instance_ids:
+            return
+        if owner == process.instance_id:
+            return
+        holder = self._world.process_of(owner)
+        if holder is None or not holder.is_alive or holder.instance_id != owner:
+            return
+        if is_dead(self._world.database, owner):
+            return  # it has stopped, and could not write everything
+        silent_us = self._world.now_us - holder.last_beat_us
+        if silent_us < self._world.stale_us and self._world.now_us - holder.woke_us > WOKEN_US:
+            self._world.fault(f"taken from a living owner, silent for {silent_us / 1e6:.1f} s: {what}")
+
+    def _judge_attempts(self, rows: dict[str, TaskRow], attempts: dict[tuple[str, int], AttemptRow]) -> None:
+        for key, old in self.attempts.items():
+            if attempts.get(key) != old:
+                self._world.fault(f"attempt {key} changed from {old} to {attempts.get(key)}")
+        for key in attempts.keys() - self.attempts.keys():
+            row = rows.get(key[0])
+            if row is None or key[1] > row.start_count:
+                self._world.fault(f"attempt {key} of a row that counts {row and row.start_count} starts")
+
+    def at_the_end(self) -> None:
+        """Everything that was accepted and saved has ended, and its record is whole."""
+        for task_id in self.saved:
+            row = self.rows.get(task_id)
+            if row is None or row.status not in TERMINAL:
+                self._world.fault(f"{task_id} was saved and is {row and row.status} at the end")
+        for row in self.rows.values():
+            if row.status not in TERMINAL:
+                self._world.fault(f"{row.task_name} {row.task_id} never ends: {row}")
+            last = self.attempts.get((row.task_id, row.start_count))
+            if row.status in ("COMPLETED", "FAILED", "INTERRUPTED") and last is None:
+                self._world.fault(f"{row.task_name} {row.task_id} is {row.status} without attempt {row.start_count}")

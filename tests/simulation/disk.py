@@ -1,0 +1,255 @@
+"""The one place where all simulated processes keep their records: a store in memory, or a real SQLite file.
+
+Every call runs to its end where it is made, without a thread, so that the order of effects is the simulation's.
+"""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, TypeVarTuple, cast
+
+from taskmanager.model.record import AttemptRow, TaskRow
+from taskmanager.store.memory import MemoryStore
+from taskmanager.store.protocol import Beat, Beater, Store
+from taskmanager.store.sqlite.connection import configure_reader, configure_writer, raise_not_open, translate
+from taskmanager.store.sqlite.queries import task_rows
+from taskmanager.store.sqlite.schema import migrate
+from taskmanager.store.sqlite.statements import ATTEMPT_COLUMNS
+from taskmanager.store.sqlite.store import SqliteStore
+
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+Attempts = dict[tuple[str, int], AttemptRow]
+
+
+class Disk(Protocol):
+    """What survives every process."""
+
+    def connect(self) -> "Connected":
+        """The store as one process sees it."""
+        ...
+
+    def rows(self) -> dict[str, TaskRow] | None:
+        """Every task as it stands; None when nothing was written since the last look."""
+        ...
+
+    def attempts(self) -> Attempts:
+        """Every attempt."""
+        ...
+
+    def close(self) -> None:
+        """The end of the simulation."""
+        ...
+
+
+class Connected(Protocol):
+    """One process and the disk."""
+
+    store: Store
+
+    def beater(self) -> Beater:
+        """For its heart."""
+        ...
+
+    def cut(self) -> None:
+        """The process is gone: the operating system closes what it had open."""
+        ...
+
+
+# In memory.
+
+
+class MemoryDisk:
+    """One `MemoryStore`, and what it leaves out because usually nobody else can see it: versions and heartbeats."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryStore(max_history=1_000_000)
+        self.writes: Counter[int] = Counter()
+        self.beats: dict[tuple[str, str], int] = {}
+        self._seen = -1
+
+    def connect(self) -> "MemoryView":
+        return MemoryView(self)
+
+    def rows(self) -> dict[str, TaskRow] | None:
+        written = self.writes.total()
+        if written == self._seen:
+            return None
+        self._seen = written
+        return {**self.memory._live, **self.memory._ended}
+
+    def attempts(self) -> Attempts:
+        return {
+            (task_id, number): row for task_id, rows in self.memory._attempts.items() for number, row in rows.items()
+        }
+
+    def close(self) -> None:
+        pass
+
+
+_WRITES = frozenset(
+    {"commit", "claim", "release", "request_cancel", "purge", "save_instance", "forget_instances", "set_paused"}
+)
+
+
+class MemoryView:
+    """The store in memory, as one of several processes sees it."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        self._disk = disk
+        self.store = cast("Store", self)
+
+    def __getattr__(self, verb: str) -> Any:
+        method = getattr(self._disk.memory, verb)
+        if verb not in _WRITES:
+            return method
+
+        async def write(*args: Any) -> Any:
+            self._disk.writes[id(self)] += 1
+            return await method(*args)
+
+        return write
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    async def data_version(self) -> int:
+        return self._disk.writes.total() - self._disk.writes[id(self)]
+
+    async def heartbeats(self) -> list[tuple[str, str, int]]:
+        return [(sender, role, at) for (sender, role), at in self._disk.beats.items()]
+
+    def beater(self) -> Beater:
+        return _MemoryBeater(self._disk)
+
+    def cut(self) -> None:
+        pass
+
+
+class _MemoryBeater:
+    def __init__(self, disk: MemoryDisk) -> None:
+        self._disk = disk
+
+    def beat(self, beats: Sequence[Beat]) -> None:
+        self._disk.beats.update({(beat.sender_id, beat.role): beat.sent_at for beat in beats})
+
+    def close(self) -> None:
+        pass
+
+
+# On a file.
+
+
+class InlineSqliteStore(SqliteStore):
+    """The real statements on plain connections, in the thread of the caller."""
+
+    raw_writer: sqlite3.Connection | None = None
+    raw_reader: sqlite3.Connection | None = None
+
+    async def open(self) -> None:
+        if self.raw_writer is not None:
+            return
+        self.raw_writer = self._connect(self._configure)
+        self.raw_reader = self._connect(configure_reader)
+
+    def _configure(self, connection: sqlite3.Connection) -> None:
+        configure_writer(connection, "normal")
+        connection.execute("PRAGMA synchronous = OFF")  # nobody cuts the power here
+        migrate(connection, self.path)
+
+    def _connect(self, configure: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, isolation_level=None, timeout=0)
+        configure(connection)
+        return connection
+
+    async def close(self) -> None:
+        for connection in (self.raw_reader, self.raw_writer):
+            if connection is not None:
+                connection.close()
+        self.raw_reader = self.raw_writer = None
+
+    async def _write(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+        return self._now(self.raw_writer, work, *args)
+
+    async def _read(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+        return self._now(self.raw_reader, work, *args)
+
+    def _now(
+        self, connection: sqlite3.Connection | None, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts
+    ) -> R:
+        if connection is None:
+            raise_not_open(self.path)
+        try:
+            return work(connection, *args)
+        except sqlite3.Error as error:
+            raise translate(self.path, error) from error
+
+    async def is_same_file(self) -> bool:
+        return True
+
+
+class FileDisk:
+    """A real file, and a connection of the judge's own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        first = InlineSqliteStore(path)
+        _finish(first.open())
+        _finish(first.close())
+        self._judge = sqlite3.connect(path, isolation_level=None)
+        self._seen: object = None
+
+    def connect(self) -> "FileView":
+        return FileView(self.path)
+
+    def rows(self) -> dict[str, TaskRow] | None:
+        version = self._judge.execute("PRAGMA data_version").fetchone()
+        if version == self._seen:
+            return None
+        self._seen = version
+        return {row.task_id: row for row in task_rows(self._judge, "taskmanager_tasks AS t", ())}
+
+    def attempts(self) -> Attempts:
+        names = ", ".join(ATTEMPT_COLUMNS)
+        rows = self._judge.execute(f"SELECT {names} FROM taskmanager_task_attempts").fetchall()
+        return {(row[0], row[1]): AttemptRow._make(row) for row in rows}
+
+    def close(self) -> None:
+        (answer,) = self._judge.execute("PRAGMA integrity_check").fetchone()
+        self._judge.close()
+        assert answer == "ok", answer
+
+
+class FileView:
+    """The file, as one process has it open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.inline = InlineSqliteStore(path)
+        self.store: Store = self.inline
+        self._beater: Any = None
+
+    def beater(self) -> Beater:
+        from taskmanager.store.sqlite.beat import SqliteBeater
+
+        self._beater = SqliteBeater(str(self.path))
+        return cast("Beater", self._beater)
+
+    def cut(self) -> None:
+        _finish(self.inline.close())
+        if self._beater is not None:
+            self._beater.close()
+
+
+def _finish(coroutine: Any) -> Any:
+    """The result of a coroutine that never waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    raise AssertionError(f"{coroutine} waits")
+
+
+finish = _finish

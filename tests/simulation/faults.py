@@ -1,0 +1,125 @@
+"""The way from a process to the disk: calls that come late, fail before they took effect, or fail although they did."""
+
+import asyncio
+import inspect
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+
+from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.store.protocol import Store
+from tests.simulation.disk import finish
+
+if TYPE_CHECKING:
+    from tests.simulation.process import Process
+
+READS = frozenset(
+    {"free_queues", "counts", "instances", "heartbeats", "paused_queues"}
+    | {f"fetch{what}" for what in ("", "_attempts", "_ids", "_many", "_owned", "_orphans", "_cancel_requests")}
+)
+"""What goes through the reader's connection; everything else is the writer's."""
+
+
+class Fate(NamedTuple):
+    """What happens to one call."""
+
+    kind: Literal["ok", "before", "after"] = "ok"
+    wait_us: int = 0
+    answer_us: int = 0
+
+
+@dataclass
+class Weather:
+    """How likely what is, in one seed."""
+
+    fail_before: float = 0.0
+    fail_after: float = 0.0
+    late: float = 0.0
+    longest_us: int = 50_000
+
+    def draw(self, chance: random.Random) -> Fate:
+        """The fate of the next call."""
+        dice = chance.random()
+        kind: Literal["ok", "before", "after"] = "ok"
+        if dice < self.fail_before:
+            kind = "before"
+        elif dice < self.fail_before + self.fail_after:
+            kind = "after"
+        if chance.random() >= self.late:
+            return Fate(kind)
+        return Fate(kind, chance.randrange(self.longest_us), chance.randrange(self.longest_us))
+
+
+class FaultyLine:
+    """The store of one process, with its line to the disk. Calls of one connection keep their order."""
+
+    def __init__(self, process: "Process") -> None:
+        self._process = process
+        self._store = process.view.store
+        self._busy_until_us = {"reader": 0, "writer": 0}
+
+    def as_store(self) -> Store:
+        """Itself, as the protocol that it answers."""
+        return cast("Store", self)
+
+    def open_beater(self) -> None:
+        """The heart of a simulated process is beaten by the simulation, not by a thread."""
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        method: Callable[..., Any] = getattr(self._store, verb)
+        if not inspect.iscoroutinefunction(method):
+            return method
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            return await self._call(verb, lambda: finish(method(*args, **kwargs)), args)
+
+        return call
+
+    async def _call(self, verb: str, work: Callable[[], Any], args: tuple[Any, ...]) -> Any:
+        process, world = self._process, self._process.world
+        fate = Fate() if verb in ("close", "is_same_file") else process.fate()
+        connection = "reader" if verb in READS else "writer"
+        now_us = world.now_us
+        if verb == "close":  # behind everything that is under way
+            self._busy_until_us["writer"] = max(self._busy_until_us.values())
+        if fate.kind == "ok" and not fate.wait_us + fate.answer_us and self._busy_until_us[connection] <= now_us:
+            return self._effect(verb, work, args)
+        begins = max(now_us, self._busy_until_us[connection]) + fate.wait_us
+        self._busy_until_us[connection] = begins + fate.answer_us
+        answer: asyncio.Future[Any] = process.loop.create_future()
+        process.at(begins, lambda: self._happen(verb, work, args, fate, answer))
+        return await answer
+
+    def _happen(
+        self, verb: str, work: Callable[[], Any], args: tuple[Any, ...], fate: Fate, answer: "asyncio.Future[Any]"
+    ) -> None:
+        value, error = None, None
+        if fate.kind == "before":
+            error = StoreUnavailable(f"{verb} fails, as the seed wants it")
+        else:
+            try:
+                value = self._effect(verb, work, args)
+            except StoreError as exc:
+                error = exc
+            if fate.kind == "after" and error is None:
+                error = StoreUnavailable(f"{verb} took effect and fails, as the seed wants it")
+        if error is not None:
+            self._process.was_degraded |= verb == "commit"
+            self._process.world.log(self._process, "store", verb, fate.kind)
+        process = self._process
+
+        def give() -> None:
+            if answer.done():
+                return
+            if error is None:
+                answer.set_result(value)
+            else:
+                answer.set_exception(error)
+
+        process.at(process.world.now_us + fate.answer_us, lambda: process.loop.call_soon(give))
+
+    def _effect(self, verb: str, work: Callable[[], Any], args: tuple[Any, ...]) -> Any:
+        value = work()
+        self._process.world.checks.observe(self._process, verb, args)
+        return value

@@ -1,0 +1,151 @@
+"""The user code of the simulation: tasks of each kind of promise, doing what their plan says, and noted as they run."""
+
+import asyncio
+from collections.abc import Callable
+from contextvars import Context
+from typing import TYPE_CHECKING, Any
+
+from taskmanager import RetryPolicy, Snooze, Task, TaskManager, current_task
+
+if TYPE_CHECKING:
+    from tests.simulation.process import Process
+
+ONCE = frozenset({"once", "narrow_once", "thread_once"})
+"""Not safe to repeat, and without retries: user code starts at most once in all."""
+UNSAFE = ONCE | {"crash_retry", "retried"}
+"""Not safe to repeat: user code of one attempt starts at most once."""
+NARROW_LIMIT = 2
+Jobs = dict[str, Task[..., Any]]
+
+
+class Planned(Exception):
+    """A failure that the plan asked for."""
+
+
+def define_jobs(manager: TaskManager, process: "Process") -> Jobs:
+    """Declare every task on the manager of one process."""
+
+    def make(name: str, **options: Any) -> Task[..., Any]:
+        async def job(label: int, plan: str) -> int | Snooze:
+            return await _live(process, name, label, plan)
+
+        return manager.task(name=name, **options)(job)
+
+    def make_thread(name: str, **options: Any) -> Task[..., Any]:
+        def job(label: int, plan: str) -> int:
+            return _work(process, name, label, plan)
+
+        return manager.task(name=name, executor="thread", **options)(job)
+
+    crash_policy = RetryPolicy.fixed([1, 1], auto_retry_for=["WORKER_CRASHED"])
+    quick = {"retries": 2, "retry_delay": 0.2}
+    return {
+        "safe": make("safe", persist=True, requeue_on_interrupt=True, **quick),
+        "once": make("once", persist=True),
+        "retried": make("retried", persist=True, **quick),
+        "crash_retry": make("crash_retry", persist=True, retry_policy=crash_policy),
+        "timed": make("timed", persist=True, requeue_on_interrupt=True, timeout=1.5, **quick),
+        "narrow": make("narrow", persist=True, requeue_on_interrupt=True, queue_name="narrow", **quick),
+        "narrow_once": make("narrow_once", persist=True, queue_name="narrow"),
+        "memory": make("memory", persist=False, **quick),
+        "thread_safe": make_thread("thread_safe", persist=True, requeue_on_interrupt=True, timeout=2, **quick),
+        "thread_once": make_thread("thread_once", persist=True, timeout=2),
+    }
+
+
+async def _live(process: "Process", name: str, label: int, plan: str) -> int | Snooze:
+    world = process.world
+    context = current_task()
+    run = world.runs.begin(process, name, context.task_id, context.attempt)
+    kind, _, number = plan.partition(":")
+    amount = float(number or 0)
+    try:
+        if kind == "sleep":
+            await asyncio.sleep(amount)
+        elif kind == "fail":
+            await asyncio.sleep(0)
+            if world.spend(label, amount):
+                raise Planned(f"{label} fails")
+        elif kind == "snooze":
+            if world.spend(label, 1):
+                world.runs.is_asked_for(run)
+                return Snooze(amount)
+        elif kind == "stubborn":
+            await _ignore_cancellation(amount)
+        elif kind == "parent":
+            child = process.jobs["safe"].enqueue(world.next_label(), f"sleep:{amount}")
+            run.is_waiting = True
+            await child
+            run.is_waiting = False
+            world.runs.check_limits(run)
+        elif kind == "exit":
+            raise SystemExit(3)
+        elif kind == "progress":
+            for step in range(4):
+                context.progress(step, 4)
+                await asyncio.sleep(amount)
+        return label
+    finally:
+        world.runs.end(run)
+
+
+async def _ignore_cancellation(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + seconds
+    while loop.time() < ends:
+        try:
+            await asyncio.sleep(ends - loop.time())
+        except asyncio.CancelledError:
+            continue
+
+
+def _work(process: "Process", name: str, label: int, plan: str) -> int:
+    context = current_task()
+    run = process.world.runs.begin(process, name, context.task_id, context.attempt)
+    kind, _, number = plan.partition(":")
+    threads: Any = process.engine.runner.threads if process.engine else None
+    threads.works(float(number or 0), run)
+    if kind == "fail" and process.world.spend(label, float(number or 0)):
+        raise Planned(f"{label} fails")
+    return label
+
+
+class SimulatedThreads:
+    """The thread lane on virtual time: the function runs at once, and its outcome comes when its work is done."""
+
+    def __init__(self, process: "Process") -> None:
+        self._process = process
+        self._seconds = 0.0
+        self._run: Any = None
+        self.on_outlived: Callable[[], None] | None = None
+
+    def works(self, seconds: float, run: Any) -> None:
+        """How long the function that runs now takes."""
+        self._seconds, self._run = seconds, run
+
+    def submit(self, call: Callable[[], Any], context: Context) -> "asyncio.Future[Any]":
+        """As `ThreadLane.submit`."""
+        process = self._process
+        future: asyncio.Future[Any] = process.loop.create_future()
+        value, error = None, None
+        try:
+            value = context.run(call)
+        except Exception as exc:
+            error = exc
+        run = self._run
+
+        def deliver() -> None:
+            process.world.runs.end(run)
+            if future.done():
+                return
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
+
+        ends_us = process.world.now_us + round(self._seconds * 1_000_000)
+        process.at(ends_us, lambda: process.loop.call_soon(deliver))
+        return future
+
+    def close(self) -> None:
+        """Nothing to let go."""

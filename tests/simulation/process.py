@@ -1,0 +1,277 @@
+"""One simulated process: its loop, its manager with the tasks of `jobs`, its heart, and what it was promised."""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import TYPE_CHECKING, Any
+
+from taskmanager import TaskHandle, TaskManager, TaskManagerError, TaskNotCompleted
+from taskmanager.engine.engine import Engine
+from taskmanager.engine.lifecycle import Lifecycle
+from taskmanager.model.errors import StoreError
+from taskmanager.store.protocol import Beater
+from tests.simulation.faults import Fate, FaultyLine
+from tests.simulation.jobs import SimulatedThreads, define_jobs
+from tests.simulation.turns import TurnLoop
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+HEART_US = 500_000
+WOKEN_US = 5_000_000
+"""Who saw it silent may act on that for as long as a slow reader takes."""
+STOP_SLACK_S = 3.0
+"""What late answers of the store may add to the two seconds of a stop."""
+
+
+class Process:
+    """Lives until it is killed, or has stopped and ended."""
+
+    def __init__(self, world: "World", number: int) -> None:
+        self.world = world
+        self.number = number
+        self.chance: random.Random = world.chance
+        self.loop = TurnLoop(lambda: world.now_us)
+        self.view = world.disk.connect()
+        self.manager: TaskManager = world.make_manager()
+        self.jobs = define_jobs(self.manager, self)
+        self.handles: dict[str, TaskHandle[Any]] = {}
+        self.waiting: dict[str, str] = {}
+        self.is_alive = True
+        self.is_up = False
+        self.is_leaving = False
+        self.was_out = False
+        """Whether it was ever frozen or blocked, so that others may have taken it for dead."""
+        self.was_degraded = False
+        """Whether a commit of its failed, so that work safe to repeat may run without its start in the store."""
+        self.frozen_until_us = 0
+        self.blocked_until_us = 0
+        self.turns_left: int | None = None
+        self.outage_until_us = 0
+        self.last_beat_us = world.now_us
+        self.woke_us = -WOKEN_US
+        """When its heart beat again after a silence."""
+        self.instance_ids: list[str] = []
+        self._seen_lifecycle: Lifecycle | None = None
+        self._deferred: list[Callable[[], None]] = []
+        self._hearts: list[Any] = []
+        self._beater: Beater | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        line = FaultyLine(self)
+        self.manager._clock = world.clock
+        self.manager._make_store = line.as_store
+        self.manager._intake = self.manager._new_intake()
+
+    def __repr__(self) -> str:
+        return f"p{self.number}"
+
+    # Turns.
+
+    @property
+    def is_frozen(self) -> bool:
+        return self.frozen_until_us > self.world.now_us
+
+    @property
+    def may_turn(self) -> bool:
+        """Whether its loop may run a callback now."""
+        now_us = self.world.now_us
+        return self.is_alive and self.frozen_until_us <= now_us and self.blocked_until_us <= now_us
+
+    def turn(self) -> None:
+        """Run one callback, and perhaps die after it."""
+        self.loop.turn()
+        if self.lifecycle is not self._seen_lifecycle:
+            self._seen_lifecycle = self.lifecycle
+            if self.instance_id is not None:
+                self.instance_ids.append(self.instance_id)
+        for failure in self.loop.failures:
+            self.world.fault(f"{self} has an unhandled error: {failure.get('message')} {failure.get('exception')!r}")
+        if self.turns_left is not None:
+            self.turns_left -= 1
+            if self.turns_left <= 0:
+                self.kill()
+
+    def at(self, at_us: int, work: Callable[[], Any]) -> None:
+        """Let something happen in the threads of this process: not after its death, and not while it is frozen."""
+        self.world.at(at_us, lambda: self._happen(work))
+
+    def _happen(self, work: Callable[[], Any]) -> None:
+        if not self.is_alive:
+            return
+        if self.is_frozen:
+            self._deferred.append(work)
+        else:
+            work()
+
+    def thaw(self) -> None:
+        """It runs again; what its threads had begun goes on."""
+        deferred, self._deferred = self._deferred, []
+        for work in deferred:
+            self._happen(work)
+
+    def spawn(self, work: Coroutine[Any, Any, Any], what: str) -> None:
+        """Run something of the application in its loop; errors of the library are noted, others are faults."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except TaskManagerError as exc:
+                self.world.log(self, what, "raised", type(exc).__name__)
+            except TimeoutError:
+                self.world.log(self, what, "timed out")
+            except Exception as exc:  # whatever else comes out of the library is a mistake of ours
+                self.world.fault(f"{self}: {what} raised {exc!r}")
+
+        task = self.loop.create_task(guarded(), context=Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # The library.
+
+    @property
+    def lifecycle(self) -> Lifecycle | None:
+        return self.manager._lifecycle
+
+    @property
+    def engine(self) -> Engine | None:
+        return None if self.lifecycle is None else self.lifecycle.engine
+
+    @property
+    def instance_id(self) -> str | None:
+        return None if self.engine is None else self.engine.identity.instance_id
+
+    def fate(self) -> Fate:
+        """What becomes of the next call of the store."""
+        world = self.world
+        if not world.has_faults:
+            return Fate()
+        if max(self.outage_until_us, world.outage_until_us) > world.now_us:
+            return Fate("before", world.chance.choice((0, 0, 100_000)))
+        return world.weather.draw(world.chance)
+
+    def begin(self) -> None:
+        """The program starts."""
+        self.spawn(self._main(), "start")
+        self.at(self.world.now_us, self._pulse)
+
+    async def _main(self) -> None:
+        try:
+            await self.manager.start()
+        except StoreError as exc:
+            self.world.log(self, "could not start", str(exc)[:60])
+            self.kill()
+            return
+        engine = self.engine
+        assert engine is not None
+        engine.runner.threads = SimulatedThreads(self)  # type: ignore[assignment]  # in place of real ones
+        self.is_up = True
+        self.world.log(self, "is up as", engine.identity.instance_id)
+
+    def _pulse(self) -> None:
+        """The heart's thread, one turn."""
+        self.at(self.world.now_us + HEART_US, self._pulse)
+        if self.lifecycle is not None:
+            heart: Any = self.lifecycle._duties._heartbeat  # type: ignore[attr-defined]  # of the real rounds
+            if heart._thread is not None and heart not in self._hearts:
+                self._hearts.append(heart)
+        if self._beater is None:
+            self._beater = self.view.beater()
+        for heart in self._hearts:  # an instance that has stopped may still have one, while its code executes
+            if not heart._stop.is_set():
+                self._beat(heart)
+
+    def _beat(self, heart: Any) -> None:
+        beater: Any = _Down() if self.fate().kind == "before" else self._beater
+        before = dict(heart._due_s)
+        heart.pulse(beater)
+        if heart._due_s != before and heart.failed_count == 0:
+            now_us = self.world.now_us
+            if now_us - self.last_beat_us >= self.world.stale_us:
+                self.woke_us = now_us
+            self.last_beat_us = now_us
+
+    def leave(self, drain_s: float) -> None:
+        """A graceful stop, and the end of the program."""
+        if not self.is_up or self.is_leaving:
+            return
+        self.is_leaving = True
+        self.spawn(self._leave(drain_s), "stop")
+
+    async def _leave(self, drain_s: float) -> None:
+        await self._stop(drain_s)
+        # Some turns more: whoever waited for a handle hears of it before the program ends.
+        for _ in range(20):
+            await asyncio.sleep(0)
+        self._judge_waiters()
+        self.kill()
+
+    async def _stop(self, drain_s: float) -> None:
+        self.is_up = False
+        began, pauses = self.loop.time(), (self.was_out, self.world.suspension_count)
+        try:
+            await self.manager.stop(timeout=drain_s)
+        except StoreError as exc:
+            self.world.log(self, "stop raised", exc)
+        took_s = self.loop.time() - began
+        self.world.log(self, "has stopped", f"after {took_s:.3f} s")
+        if took_s > drain_s + 2 + STOP_SLACK_S and pauses == (self.was_out, self.world.suspension_count):
+            self.world.fault(f"{self} took {took_s:.1f} s to stop, with a drain of {drain_s:g} s")
+
+    def _judge_waiters(self) -> None:
+        for what, task_id in self.waiting.items():
+            self.world.fault(f"{self} has stopped, and {what} of {task_id} still waits")
+
+    async def restart(self, drain_s: float) -> None:
+        """Stop and start in the same program."""
+        if not self.is_up or self.is_leaving:
+            return
+        await self._stop(drain_s)
+        await self._main()
+
+    def kill(self) -> None:
+        """SIGKILL: no turn any more, and the system lets go of what it held."""
+        if not self.is_alive:
+            return
+        self.world.log(self, "dies")
+        self.is_alive = self.is_up = False
+        if self.lifecycle is not None and self.lifecycle._lock is not None:
+            self.lifecycle._lock.close_descriptor()
+        for lock in self.world.locks_of(self):
+            lock.close_descriptor()
+        self.view.cut()
+        self.world.runs_end(self)
+
+    # What the application does.
+
+    def watch(self, handle: TaskHandle[Any]) -> None:
+        """Wait for the end of a task and for its commit, as an application would."""
+        key = f"{handle.task_id}#{len(self.waiting)}"
+        self.handles[handle.task_id] = handle
+        self.spawn(self._await_end(handle, key), "handle")
+        self.spawn(self._await_saved(handle), "saved")
+
+    async def _await_end(self, handle: TaskHandle[Any], key: str) -> None:
+        self.waiting[key] = handle.task_id
+        try:
+            await handle
+        except TaskNotCompleted as exc:
+            self.world.log(self, "handle", handle.task_id, str(exc.status))
+        else:
+            self.world.log(self, "handle", handle.task_id, "COMPLETED")
+        finally:
+            if self.is_alive:
+                self.waiting.pop(key, None)
+
+    async def _await_saved(self, handle: TaskHandle[Any]) -> None:
+        await handle.saved()
+        self.world.checks.promised(handle.task_id)
+
+
+class _Down:
+    """A beater while the file cannot be written."""
+
+    def beat(self, beats: object) -> None:
+        from taskmanager import StoreUnavailable
+
+        raise StoreUnavailable("a beat fails, as the seed wants it")

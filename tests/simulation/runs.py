@@ -1,0 +1,113 @@
+"""The execution log: which user code runs where, and the rules that no start of it may break."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from taskmanager.model.states import TaskStatus
+from tests.simulation.jobs import NARROW_LIMIT, ONCE, UNSAFE
+
+if TYPE_CHECKING:
+    from tests.simulation.process import Process
+    from tests.simulation.world import World
+
+
+@dataclass(eq=False)
+class Run:
+    """One start of user code."""
+
+    process: "Process"
+    name: str
+    task_id: str
+    attempt: int
+    instance_id: str | None
+    life: int
+    is_waiting: bool = False
+    """It awaits a handle, and its slot is lent."""
+
+    @property
+    def is_thread(self) -> bool:
+        return self.name.startswith("thread_")
+
+
+class Runs:
+    """What runs now, and how often everything has started."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.now: list[Run] = []
+        self.starts: Counter[tuple[str, int]] = Counter()
+        self.lives: Counter[tuple[str, int]] = Counter()
+        """Starts of one task in one of its lives: a retry asked for by a person begins another one."""
+        self.total = 0
+
+    def begin(self, process: "Process", name: str, task_id: str, attempt: int) -> Run:
+        """User code starts; every rule about that is judged here."""
+        run = Run(process, name, task_id, attempt, process.instance_id, self._world.checks.revived[task_id])
+        self.total += 1
+        self._world.log(process, "runs", name, task_id, attempt)
+        self._judge_repetition(run)
+        self._judge_claim(run)
+        for other in self.now:
+            # Who puts an ended task back from another process cannot know that its old thread still works.
+            is_same = other.task_id == task_id and other.life == run.life
+            if is_same and not (other.process.was_out or process.was_out):
+                self._world.fault(f"{name} {task_id} runs in {process} while it runs in {other.process}")
+        self.now.append(run)
+        self.check_limits(run)
+        return run
+
+    def is_asked_for(self, run: Run) -> None:
+        """The run asks for another one itself."""
+        self.lives[run.task_id, self._world.checks.revived[run.task_id]] -= 1
+
+    def end(self, run: Run) -> None:
+        """User code has ended."""
+        if run in self.now:
+            self.now.remove(run)
+            self._world.log(run.process, "ran", run.name, run.task_id, run.attempt)
+
+    def drop(self, process: "Process") -> None:
+        """The process is gone."""
+        self.now = [run for run in self.now if run.process is not process]
+
+    def _judge_repetition(self, run: Run) -> None:
+        self.starts[run.task_id, run.attempt] += 1
+        if run.name in UNSAFE and self.starts[run.task_id, run.attempt] > 1:
+            self._world.fault(
+                f"attempt {run.attempt} of {run.name} {run.task_id} starts twice, and is not safe to repeat"
+            )
+        life = (run.task_id, self._world.checks.revived[run.task_id])
+        self.lives[life] += 1
+        if run.name in ONCE and self.lives[life] > 1:
+            self._world.fault(f"{run.name} {run.task_id} starts again, though nobody asked for it")
+
+    def _judge_claim(self, run: Run) -> None:
+        """A start is in the store before user code runs, and it is this one's."""
+        if run.name == "memory":
+            return
+        checks, process = self._world.checks, run.process
+        engine = process.engine
+        if engine is None:
+            return
+        is_degraded = engine.dispatcher.is_store_degraded or engine.writer.degraded_since is not None
+        if run.name not in UNSAFE and (is_degraded or process.was_degraded):
+            return
+        claim = (run.task_id, run.attempt, engine.identity.instance_id)
+        if claim not in checks.started:
+            self._world.fault(f"{run.name} {run.task_id} attempt {run.attempt} runs before its start is in the store")
+        row = checks.rows.get(run.task_id)
+        is_ours = row is not None and row.status == TaskStatus.RUNNING and row.start_count == run.attempt
+        if not is_ours and not process.was_out:
+            self._world.fault(f"{run.name} {run.task_id} attempt {run.attempt} starts on the row {row}")
+
+    def check_limits(self, run: Run) -> None:
+        """No instance runs more than its lane, or a queue of it, allows."""
+        mine = [each for each in self.now if each.instance_id == run.instance_id and not each.is_waiting]
+        in_lane = sum(not each.is_thread for each in mine)
+        limit = self._world.concurrency
+        if in_lane > limit:
+            self._world.fault(f"{run.process} runs {in_lane} tasks in its async lane of {limit}")
+        narrow = sum(each.name.startswith("narrow") for each in mine)
+        if narrow > NARROW_LIMIT:
+            self._world.fault(f"{run.process} runs {narrow} tasks of a queue limited to {NARROW_LIMIT}")

@@ -1,0 +1,241 @@
+"""One seed: processes, a disk, a clock, bad weather, and the rule by which each takes its turn."""
+
+import contextlib
+import heapq
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from taskmanager import QueueConfig, RecoveryConfig, TaskManager
+from taskmanager.engine import instance
+from taskmanager.model import ids
+from taskmanager.testing import WallClock
+from tests.simulation.checks import Checks
+from tests.simulation.disk import Disk, FileDisk, MemoryDisk
+from tests.simulation.faults import Weather
+from tests.simulation.jobs import NARROW_LIMIT
+from tests.simulation.process import Process
+from tests.simulation.runs import Runs
+
+STALE_S = 4.0
+MAX_TURNS_AT_ONCE = 20_000
+"""Callbacks without time passing; more are a loop that spins."""
+MAX_FAULTS = 5
+
+
+class Broken(Exception):
+    """The seed has shown a fault; `World.faults` says which."""
+
+
+class World:
+    """Everything one seed needs. Nothing in it asks the real machine for time, chance or order."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.seed = seed
+        self.chance = random.Random(seed)
+        self.now_us = 0
+        self.clock = WallClock(self)
+        self.events: list[tuple[int, int, Callable[[], Any]]] = []
+        self.lines: list[str] = []
+        self.faults: list[str] = []
+        self.processes: list[Process] = []
+        self.has_faults = True
+        self.is_over = False
+        self.suspension_count = 0
+        self.outage_until_us = 0
+        self.stale_us = round(STALE_S * 1_000_000)
+        self.runs = Runs(self)
+        self.checks = Checks(self)
+        self._order = count()
+        self._labels = count(1)
+        self._spent: Counter[int] = Counter()
+        self.database = folder / "sim.db"
+        self._shape()
+        self.disk: Disk = FileDisk(self.database) if self.is_on_file else MemoryDisk()
+
+    def __repr__(self) -> str:
+        return f"<World {self.seed} at {self.now_us / 1e6:.3f} s, {len(self.processes)} processes>"
+
+    def _shape(self) -> None:
+        """What this seed is like."""
+        chance = self.chance
+        self.is_on_file = self.seed % 3 == 0
+        self.concurrency = chance.choice((1, 2, 3, 6))
+        rate = chance.choice((0.0, 0.01, 0.03, 0.1))
+        self.weather = Weather(
+            rate, chance.choice((0.0, rate)), chance.choice((0.0, 0.2, 0.9)), chance.choice((2_000, 50_000, 400_000))
+        )
+        self._options: dict[str, Any] = {
+            "concurrency": self.concurrency,
+            "threads": chance.choice((1, 2)),
+            "queues": [QueueConfig("narrow", max_concurrency=NARROW_LIMIT, priority=chance.choice((50, 10)))],
+            "max_in_memory": chance.choice((2, 5, 10_000)),
+            "commit_interval": chance.choice((0.0, 0.02)),
+            "snapshot_interval": chance.choice((0.5, 60.0)),
+            "recovery": RecoveryConfig(
+                check_interval_ms=1_000,
+                claimed_stale_threshold_ms=round(STALE_S * 1_000),
+                running_stale_threshold_ms=round(STALE_S * 1_000),
+                finalizing_stale_threshold_ms=round(STALE_S * 1_000),
+                runner_heartbeat_interval_ms=1_000,
+                claimer_heartbeat_interval_ms=1_000,
+                worker_state_snapshot_interval_ms=300_000,
+                terminal_record_retention_hours=None,
+                crash_budget=chance.choice((1, 3, 100)),
+            ),
+        }
+
+    # What processes ask.
+
+    @property
+    def elapsed_us(self) -> int:
+        """For the clock: time that no step moves."""
+        return self.now_us
+
+    def make_manager(self) -> TaskManager:
+        """A manager as this seed configures it."""
+        return TaskManager(self.database, **self._options)
+
+    def next_label(self) -> int:
+        """A number for one more task."""
+        return next(self._labels)
+
+    def spend(self, label: int, amount: float) -> bool:
+        """Whether the plan of a task still has one of its `amount` bad turns left."""
+        self._spent[label] += 1
+        return self._spent[label] <= amount
+
+    def process_of(self, instance_id: str) -> Process | None:
+        """Who started this instance."""
+        return next((each for each in self.processes if instance_id in each.instance_ids), None)
+
+    def locks_of(self, process: Process) -> list[instance.InstanceLock]:
+        """The lock files that a process holds."""
+        names = {instance.lock_path(self.database, each).name for each in process.instance_ids}
+        return [lock for lock in list(instance._held) if lock.path.name in names]
+
+    def runs_end(self, process: Process) -> None:
+        """A process is gone, and what ran in it."""
+        self.runs.drop(process)
+
+    def log(self, process: Process | None, *what: object) -> None:
+        """One line of the history."""
+        if self.is_over:
+            return
+        self.lines.append(f"{self.now_us / 1e6:10.6f} {process or '--'} {' '.join(map(str, what))}")
+
+    def fault(self, text: str) -> None:
+        """A rule is broken. The history goes on for a little, which often tells more."""
+        if not self.is_over:
+            self.lines.append(f"{self.now_us / 1e6:10.6f} FAULT {text}")
+            self.faults.append(text)
+
+    # Turns.
+
+    def at(self, at_us: int, work: Callable[[], Any]) -> None:
+        """Let something happen at a moment."""
+        heapq.heappush(self.events, (max(at_us, self.now_us), next(self._order), work))
+
+    def run_until(self, is_done: Callable[[], bool], budget_s: float) -> bool:
+        """Turn after turn until `is_done`; False when the time is up."""
+        ends_us = self.now_us + round(budget_s * 1_000_000)
+        turns = 0
+        while not is_done():
+            if len(self.faults) >= MAX_FAULTS:
+                raise Broken(self.faults[-1])
+            if self._turn():
+                turns += 1
+                if turns > MAX_TURNS_AT_ONCE:
+                    raise Broken(f"{turns} callbacks without time passing: {self._spinning()}")
+                continue
+            turns = 0
+            if not self._pass_time(ends_us):
+                return is_done()
+        return True
+
+    def _turn(self) -> bool:
+        """Let one of those who can go on do so."""
+        ready = [each for each in self.processes if each.may_turn and each.loop.has_work()]
+        has_event = bool(self.events) and self.events[0][0] <= self.now_us
+        choices = len(ready) + has_event
+        if not choices:
+            return False
+        chosen = self.chance.randrange(choices) if choices > 1 else 0
+        if chosen < len(ready):
+            ready[chosen].turn()
+        else:
+            heapq.heappop(self.events)[2]()
+        return True
+
+    def _pass_time(self, ends_us: int) -> bool:
+        """On to the next moment at which something can happen."""
+        found = [self.events[0][0]] if self.events else []
+        for each in self.processes:
+            if not each.is_alive:
+                continue
+            timer_us = each.loop.next_timer_us()
+            out_until_us = max(each.frozen_until_us, each.blocked_until_us)
+            if timer_us is not None:
+                found.append(max(timer_us, out_until_us))
+            if out_until_us > self.now_us:
+                found.append(out_until_us)
+        if not found or min(found) > ends_us:
+            self.now_us = max(self.now_us, ends_us)
+            return False
+        self.now_us = max(self.now_us + 1, min(found)) if min(found) <= self.now_us else min(found)
+        return True
+
+    def _spinning(self) -> str:
+        return "; ".join(f"{each}: {list(each.loop._ready)[:3]}" for each in self.processes if each.is_alive)
+
+    def close(self) -> None:
+        """Take everything down."""
+        self.is_over = True
+        for each in self.processes:
+            each.is_alive = False
+            each.loop.bury()
+        with contextlib.suppress(Exception):
+            self.disk.close()
+
+
+class _Ids:
+    """Ids as they come: in order, and the same for the same seed."""
+
+    def __init__(self) -> None:
+        self._count = count(1)
+
+    def next(self) -> str:
+        return f"id-{next(self._count):06d}"
+
+
+class _ToLines(logging.Handler):
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = " | ".join(record.getMessage().splitlines()[:1] + record.getMessage().splitlines()[-1:])
+        self._world.log(None, record.levelname, text)
+
+
+@contextlib.contextmanager
+def inhabited(world: World) -> Iterator[None]:
+    """Ids and dice from the seed, and the library's log in the history, while the block runs."""
+    logger = logging.getLogger("taskmanager")
+    handler = _ToLines(world)
+    kept = ids._sequence, random.getstate(), logger.level, logger.propagate
+    ids._sequence = _Ids()  # type: ignore[assignment]
+    random.seed(world.seed)
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        ids._sequence, state, logger.level, logger.propagate = kept
+        random.setstate(state)
