@@ -11,7 +11,7 @@ ARGS ?=
 BIN := .venv/bin
 PIP_FLAGS := --quiet --quiet --disable-pip-version-check --retries 5
 PYTEST_FLAGS := -n $(WORKERS) --dist loadfile --max-worker-restart 0
-# The suite that proves the rules on every Python; crash and acceptance tests run on the main one.
+# The suite that proves the rules on every Python; crash, acceptance and slow tests run on the main one.
 PORTABLE := tests/unit tests/contract tests/properties
 
 # One heading per step.
@@ -71,7 +71,7 @@ others: venv  ## The portable part of the suite on each other supported Python t
 	  [ "$$version" != "$$main" ] || continue; \
 	  $(call make_venv,.venv-$$version,"$$python"); \
 	  $(call say,mypy on Python $$version); .venv-$$version/bin/mypy --strict --python-version $$version --cache-dir .mypy_cache/$$version tests/typing/api.py; \
-	  [ -z "$$paths" ] || { $(call say,pytest on Python $$version); HYPOTHESIS_PROFILE=brief .venv-$$version/bin/pytest -q $(PYTEST_FLAGS) -p no:cacheprovider $$paths </dev/null; }; \
+	  [ -z "$$paths" ] || { $(call say,pytest on Python $$version); HYPOTHESIS_PROFILE=brief .venv-$$version/bin/pytest -q $(PYTEST_FLAGS) -m 'not slow' -p no:cacheprovider $$paths </dev/null; }; \
 	done
 
 quick: venv  ## The suite without the slow tests, on one Python, for while you work

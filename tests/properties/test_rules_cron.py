@@ -35,6 +35,7 @@ def around_changes(scan: Scan, dice: random.Random) -> Callable[[bytes], Iterato
     return minutes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zone", ZONES)
 def test_the_next_fire_is_the_one_that_a_scan_of_every_minute_finds(zone: str) -> None:
     """For random expressions: fixed times once a day whatever the clocks do, steps at every real instant they match."""

@@ -32,7 +32,7 @@ from taskmanager.store.protocol import CommitReport, Store
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.testing import Fault, FaultyStore
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 MAX_CALLS = 200
 PATIENCE_S = 20.0

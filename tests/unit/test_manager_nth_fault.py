@@ -9,7 +9,7 @@ from taskmanager import StoreUnavailable, TaskManager, current_task
 from taskmanager.store.memory import MemoryStore
 from taskmanager.testing import Fault, FaultyStore, World, isolated
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 MAX_CALLS = 300
 

@@ -142,6 +142,7 @@ def close_to_others(folder: Path) -> None:
     folder.chmod(0o555)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="directories without permissions")
 def test_a_file_in_a_directory_that_cannot_be_written_is_read(open_folder: Path) -> None:
     """No side file can be made there. Without a log the file alone is the truth; a log that must be replayed is not
