@@ -107,6 +107,13 @@ class Schedules:
         self._heard_at, self._heard_s = self._watch(), self._engine.clock.elapsed_s()
         self._version = await self._engine.store.data_version()
         await self.declare()
+        rows = await self._engine.store.schedules()
+        if lonely := [row.schedule_name for row in rows if not row.is_declared]:
+            logger.info(
+                "%d schedules of the file are declared by no instance that runs, and do not fire: %s",
+                len(lonely),
+                ", ".join(lonely[:5]),
+            )
 
     async def run_once(self) -> None:
         """Declare what is new, hear what others did, and fire what is due."""

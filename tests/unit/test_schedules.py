@@ -620,8 +620,11 @@ async def test_new_arguments_with_the_old_timing_make_up_what_was_missed(fires: 
     assert fires.minutes() == [60, 120]
 
 
-async def test_a_schedule_that_nobody_declares_any_more_is_kept_and_shown(fires: Fires) -> None:
-    """It does not fire, its row says so, and a release that has it again goes on with it."""
+async def test_a_schedule_that_nobody_declares_any_more_is_kept_and_shown(
+    fires: Fires, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It does not fire, its row and the log say so, and a release that has it again goes on with it."""
+    caplog.set_level(logging.INFO, "taskmanager")
     store = MemoryStore()
     async with isolated(release(fires, every=60), store=store) as world:
         await world.advance(61)
@@ -631,6 +634,7 @@ async def test_a_schedule_that_nobody_declares_any_more_is_kept_and_shown(fires:
         assert (info.schedule_name, info.is_declared, info.run_count) == ("tick", False, 1)
         assert manager.status().schedules == ()
     assert len(fires) == 1
+    assert caplog.text.count("declared by no instance that runs, and do not fire: tick") == 1
     async with isolated(manager := release(fires, every=60), store=store) as world:
         (info,) = await manager.schedules()
         assert info.is_declared
