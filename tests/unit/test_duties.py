@@ -297,6 +297,29 @@ async def test_a_heartbeat_that_cannot_be_written_harms_no_task_and_is_tried_aga
     assert await handle == "done"
 
 
+async def test_the_heart_beats_until_the_last_task_of_a_drain_has_ended(stage: Any) -> None:
+    """Else a long drain would look like a death, and others would start the tasks that are about to end."""
+    scene = await stage()
+    gate = asyncio.Event()
+
+    @scene.manager.task(persist=True, requeue_on_interrupt=True)  # type: ignore[untyped-decorator]
+    async def work() -> str:
+        await gate.wait()
+        return "done"
+
+    handle = work.enqueue()
+    await until(lambda: handle.status is TaskStatus.RUNNING)
+    await until(lambda: len(scene.query("SELECT 1 FROM taskmanager_heartbeats")) == 2)
+    stopping = asyncio.ensure_future(scene.manager.stop(timeout=30))
+    await until(lambda: scene.manager.status().state == "draining")
+    scene.clock.pass_s(30)
+    await until(lambda: len(scene.query("SELECT 1 FROM taskmanager_heartbeats")) == 4)
+    assert not stopping.done()
+    gate.set()
+    await stopping
+    assert await handle == "done"
+
+
 # Retention.
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "EXPIRED", "INTERRUPTED")
