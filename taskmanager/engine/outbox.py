@@ -25,6 +25,8 @@ class Outbox:
         self._history: deque[LiveTask] = deque()
         self.unsaved_history: dict[str, LiveTask] = {}
         self.marked_count = self.settled_count = 0
+        self.doubled_count = 0
+        """Changes behind one that was put back: of the same records, so there is no more unsaved than without them."""
         self.recorded_count = self.kept_count = 0
 
     def __repr__(self) -> str:
@@ -33,7 +35,7 @@ class Outbox:
     @property
     def unsaved_count(self) -> int:
         """Records that the store does not hold in their newest state, those in flight included."""
-        return self.marked_count - self.settled_count + self.unsaved_history_count
+        return self.marked_count - self.settled_count - self.doubled_count + self.unsaved_history_count
 
     @property
     def unsaved_history_count(self) -> int:
@@ -141,6 +143,7 @@ class Outbox:
         if live.is_persisted:
             if live.is_dirty:
                 live.put_back_count += 1
+                self.doubled_count += 1
             live.is_dirty = live.is_urgent = True
             self._changed.appendleft(live)
         elif live.is_dirty:
@@ -155,6 +158,7 @@ class Outbox:
             self.settled_count += 1
             if live.put_back_count:
                 self.settled_count += live.put_back_count
+                self.doubled_count -= live.put_back_count
                 live.put_back_count = 0
         else:
             self.kept_count += 1
