@@ -111,7 +111,10 @@ class TaskHandle(Generic[R_co]):
             return live.ending
         async with _slot_given_up():
             if live is None or live.is_elsewhere:
-                return await self._keeper.wait_for(self._task_id, was_accepted=live is not None)
+                ending = await self._keeper.wait_for(self._task_id, was_accepted=live is not None)
+                if live is not None and live.is_elsewhere:
+                    live.status = ending.status
+                return ending
             return cast("Ending", await wait_in(live.waiters_list()))
 
     async def saved(self, *, timeout: float | None = None) -> None:

@@ -98,4 +98,7 @@ async def _repeat(name: str, interval_s: float, work: Callable[[], Awaitable[Any
         except StoreError as exc:
             failures += 1
             logger.error("the %s failed: %s", name, exc)
+        except Exception:
+            failures += 1
+            logger.critical("the %s failed unexpectedly", name, exc_info=True)
     logger.critical("the %s failed %d times and is given up until the next start", name, MAX_PERMANENT_FAILURES)

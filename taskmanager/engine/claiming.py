@@ -31,6 +31,7 @@ FIRST_PAGE: Final = 200
 """Rows per queue that are claimed before the start returns: the best of all, more than start at once by default."""
 CHECK_S: Final = 0.5
 """How often it is looked whether the file is still there, and whether the other instances live."""
+FAILED_PAUSE_S: Final = 1.0
 CLOSE_POLL_S: Final = 0.002
 CLOSE_WATCH_S: Final = 1.0
 
@@ -47,6 +48,7 @@ class Claimer:
         self._is_owed = False
         self._page, self._is_first = CLAIM_PAGE, False
         self._steps_seen = -1
+        self._has_failed = False
         self._close_until = 0.0
         self._submitted: set[str] = set()
         self._others: set[str] = set()
@@ -74,8 +76,18 @@ class Claimer:
                     if self._finds_dead():
                         await self.on_death()
                 await self.look()
+                self._has_failed = False
             except StoreError as exc:
                 logger.debug("the store could not be read: %s", exc)
+            except Exception as exc:  # noqa: BLE001  # without its claimer an instance would take no work, silently
+                await self._survive(exc)
+
+    async def _survive(self, exc: Exception) -> None:
+        """A mistake of ours: it is said once in a row."""
+        if not self._has_failed:
+            logger.critical("the claimer failed unexpectedly, and tries again", exc_info=exc)
+        self._has_failed = True
+        await asyncio.sleep(FAILED_PAUSE_S)
 
     def watch_closely(self, task_id: str) -> None:
         """A transaction of the application itself will bring this task: look every few milliseconds, until it has

@@ -192,7 +192,8 @@ class Runner:
         live = attempt.live
         logger.warning("task %s (%s) timed out: %s", live.definition.name, live.task_id, what, extra=extra_of(live))
         self.abandon(attempt)
-        self._report(attempt, _timed_out(live))
+        was_cancelled = attempt.stop_reason is StopReason.CANCEL  # asked for before its time was up, and ignored
+        self._report(attempt, Outcome("stopped") if was_cancelled else _timed_out(live))
 
 
 def _begin(attempt: Attempt) -> None:

@@ -249,6 +249,12 @@ class Writer:
             self._put_back(batch)
             self._note_degraded(exc)
             return False
+        except Exception as exc:
+            # A mistake of ours, or of a store: without its writer nothing would be saved any more, and nobody told.
+            logger.critical("the writer failed unexpectedly, and tries again", exc_info=True)
+            self._put_back(batch)
+            self._note_degraded(StoreError(f"unexpected {type(exc).__name__}: {exc}"))
+            return False
         except asyncio.CancelledError:
             self._put_back(batch)
             raise
@@ -298,31 +304,37 @@ class Writer:
                 self._history_due.is_now = True
 
     def _absorb(self, batch: list[_Sent], report: CommitReport) -> None:
-        listener = self._listener
         troubled = bool(report.lost or report.rejected)
-        settle = self.outbox.settle
         for sent in batch:
             live = sent[0]
-            settle(live)
+            self.outbox.settle(live)
             if not live.is_persisted and not troubled:
                 continue
-            if troubled and live.task_id in report.rejected:
-                listener.rejected(live, report.rejected[live.task_id])
-            elif troubled and live.task_id in report.lost:
-                was_dirty = live.is_dirty
-                self._absorb_loss(sent, report.lost[live.task_id])
-                if live.is_dirty and not was_dirty:
-                    self.outbox.is_tried_again()
-            else:
-                if live.committed is sent[3]:  # else its row was claimed again before this answer came
-                    live.committed = sent[1]
-                # A start that was taken back meanwhile has arrived; the count of a row never goes back.
-                live.start_count = max(live.start_count, sent[1].start_count)
-                if live.in_doubt:
-                    live.in_doubt = ()
-                listener.committed(live)
+            try:
+                if troubled and live.task_id in report.rejected:
+                    self._listener.rejected(live, report.rejected[live.task_id])
+                elif troubled and live.task_id in report.lost:
+                    was_dirty = live.is_dirty
+                    self._absorb_loss(sent, report.lost[live.task_id])
+                    if live.is_dirty and not was_dirty:
+                        self.outbox.is_tried_again()
+                else:
+                    self._absorb_win(sent)
+            except Exception:
+                # A mistake of ours with one task must not keep the others, and all that come, from being saved.
+                logger.critical("what became of task %s could not be taken in", live.task_id, exc_info=True)
         self._release_barriers()
-        listener.written()
+        self._listener.written()
+
+    def _absorb_win(self, sent: _Sent) -> None:
+        live, state, _, base = sent
+        if live.committed is base:  # else its row was claimed again before this answer came
+            live.committed = state
+        # A start that was taken back meanwhile has arrived; the count of a row never goes back.
+        live.start_count = max(live.start_count, state.start_count)
+        if live.in_doubt:
+            live.in_doubt = ()
+        self._listener.committed(live)
 
     def _absorb_loss(self, sent: _Sent, row: TaskRow | None) -> None:
         """A write whose precondition did not hold. Our own row there means that an earlier commit did arrive

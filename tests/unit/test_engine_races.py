@@ -1314,3 +1314,78 @@ async def test_a_suspect_that_waits_for_its_child_does_not_hold_it_up() -> None:
         await world.start()
         assert await manager.handle(handle.task_id) == "done"
         assert engine_of(manager).dispatcher._suspect is None
+
+
+# Mistakes of ours: a loop that ends without a word is the worst of them.
+
+
+@pytest.mark.parametrize("verb", ["commit", "data_version"])
+async def test_an_unexpected_error_of_the_store_is_said_and_survived(
+    verb: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the writer nor the claimer ends by an exception that nobody has thought of."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager) as (world, store):
+        right = getattr(store.memory, verb)
+        failed: list[str] = []
+
+        async def wrong(*args: Any) -> Any:
+            if not failed:
+                failed.append(verb)
+                raise ZeroDivisionError(verb)
+            return await right(*args)
+
+        monkeypatch.setattr(store.memory, verb, wrong)
+        handle = work.enqueue("a")
+        await world.advance(10)
+        assert failed == [verb]
+        assert await handle == "a"
+        assert [record.levelname for record in caplog.records].count("CRITICAL") >= 1
+        lifecycle = manager._lifecycle
+        assert lifecycle is not None
+        assert lifecycle._claim_task is not None
+        assert not lifecycle._claim_task.done()
+
+
+async def test_a_task_that_ignores_its_cancel_until_its_time_is_up_was_cancelled() -> None:
+    """The request came first; that it was ignored for so long makes it no failure."""
+    manager = manager_of()
+    ends = asyncio.Event()
+
+    @manager.task(persist=True, timeout=5, retries=3)
+    async def stubborn() -> None:
+        while not ends.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await ends.wait()
+
+    async with world_of(manager) as (world, _store):
+        handle = stubborn.enqueue()
+        await world.advance(1)
+        assert handle.cancel()
+        with pytest.raises(TaskCancelled):
+            await handle
+        ends.set()
+
+
+async def test_the_status_of_a_duplicate_is_how_its_task_ended() -> None:
+    """The key led to a task that this process did not run; once awaited, the handle knows."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager) as (_world, store):
+        first = work.with_options(idempotency_key="k").enqueue("a")
+        await first.saved()
+        await first
+        await manager.flush()
+        ended = await store.memory.fetch(first.task_id)
+        assert ended is not None
+        store.memory._put(
+            ended._replace(status="RUNNING", claimed_by_worker_id="other", started_at=1, completed_at=None)
+        )
+        second = work.with_options(idempotency_key="k").enqueue("a")
+        await second.saved()
+        assert (second.is_duplicate, str(second.status)) == (True, "RUNNING")
+        store.memory._put(ended)
+        store.memory.others_wrote()
+        assert await second == "a"
+        assert second.status == "COMPLETED"

@@ -376,6 +376,27 @@ async def test_the_answer_to_a_commit_does_not_undo_a_claim_that_came_before_it(
         assert "lost" not in [word for word, *_ in listener.heard]
 
 
+async def test_a_mistake_with_one_task_does_not_end_the_writer(caplog: pytest.LogCaptureFixture) -> None:
+    """The others of the batch hear of their commit, what comes later is saved, and somebody is told."""
+    store = Store()
+    async with a_writer(store) as (writer, listener):
+        heard = listener.committed
+
+        def committed(live: LiveTask) -> None:
+            if live.task_id == "a":
+                raise ZeroDivisionError
+            heard(live)
+
+        listener.committed = committed  # type: ignore[method-assign]
+        for name in "ab":
+            writer.mark(new_live(task_id=name))
+        await writer.flush()
+        writer.mark(new_live(task_id="c"))
+        await writer.flush()
+        assert listener.heard == [("committed", "b"), ("committed", "c")]
+        assert [record.levelname for record in caplog.records] == ["CRITICAL"]
+
+
 async def test_a_row_that_cannot_be_stored_is_reported_and_not_tried_again() -> None:
     """The rest of its batch is committed."""
     store = Store()
