@@ -25,8 +25,8 @@ from taskmanager.rules.schedule import Hold, Wait, judge
 
 logger = logging.getLogger("taskmanager")
 
-PAGE: Final = 500
-"""Fires per transaction: bounds how long one holds the store."""
+PAGE: Final = 250
+"""Fires per transaction: bounds how long one holds the store, and deciding them the loop (about 25 ms)."""
 RECHECK_S: Final = 5.0
 """How often the wall clock, and what others wrote, is looked at while nothing is due."""
 RETRY_S: Final = 1.0
