@@ -5,7 +5,7 @@ rate on keep-alive connections. A latency counts from the moment when the reques
 does not slow the measurement down with it.
 
 Two controls: an application without a manager, and one whose only background is a thread that syncs a file to the disk
-about as often as the manager commits. What the second one costs is the machine's price for durability, whoever asks for it.
+about as often as the manager commits. What the second one costs is the machine's price for durability, whoever asks.
 """
 
 import asyncio
