@@ -133,6 +133,9 @@ class Checks:
             return
         if is_dead(self._world.database, owner):
             return  # it has stopped, and could not write everything
+        was_blocked = holder.last_blocked_us + WOKEN_US > self._world.now_us
+        if old.status != TaskStatus.RUNNING and was_blocked:
+            return  # while its loop is blocked its claimer is silent, so that others take what waits
         silent_us = self._world.now_us - holder.last_beat_us
         if silent_us < self._world.stale_us and self._world.now_us - holder.woke_us > WOKEN_US:
             self._world.fault(f"taken from a living owner, silent for {silent_us / 1e6:.1f} s: {what}")

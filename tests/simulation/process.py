@@ -50,6 +50,8 @@ class Process:
         self.turns_left: int | None = None
         self.outage_until_us = 0
         self.last_beat_us = world.now_us
+        self.last_blocked_us = -WOKEN_US
+        """Until when its loop was blocked last."""
         self.woke_us = -WOKEN_US
         """When its heart beat again after a silence."""
         self.instance_ids: list[str] = []
@@ -182,6 +184,8 @@ class Process:
                 self._beat(heart)
 
     def _beat(self, heart: Any) -> None:
+        if self.blocked_until_us > self.world.now_us:
+            self.last_blocked_us = self.world.now_us
         beater: Any = _Down() if self.fate().kind == "before" else self._beater
         before = dict(heart._due_s)
         heart.pulse(beater)
