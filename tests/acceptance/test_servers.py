@@ -91,9 +91,9 @@ def serve_under_load(site: Site, port: int, *rounds: Round, requests: int) -> li
     accepted: list[Accepted] = []
     with loaded(site.folder, port, *KINDS) as load:
         for number, (command, workers) in enumerate(rounds, 1):
+            wanted_processes = len(pids(site)) + min(workers, 2)
             with served(site, port, *command) as server:
                 server.until_logged("Application startup complete", workers)
-                wanted_processes = len(pids(site)) + min(workers, 2)
                 load.until(len(load.accepted()) + requests)
                 wait_for(partial(has_processes, site, wanted_processes), server.log)
                 if number == len(rounds):
