@@ -6,7 +6,8 @@ SHELL := /bin/bash
 .PHONY: help venv test quick lint typing unit others demo bench simulate churn audit fmt clean
 
 SUPPORTED := 3.11 3.12 3.13 3.14
-WORKERS ?= 2
+# One more than there are cores: half of the suite waits for the processes that it has started.
+WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 ARGS ?=
 BIN := .venv/bin
 PIP_FLAGS := --quiet --quiet --disable-pip-version-check --retries 5
@@ -66,6 +67,10 @@ test: lint others  ## Everything: style, every Python found, and the full suite 
 others: venv  ## The portable part of the suite on each other supported Python that is installed
 	@$(interpreters); \
 	main="$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')"; \
+	found | { while read -r version python; do \
+	  [ "$$version" != "$$main" ] || continue; \
+	  $(call make_venv,.venv-$$version,"$$python") & \
+	done; wait; }; \
 	paths="$$(for path in $(PORTABLE); do if compgen -G "$$path/test_*.py" >/dev/null; then echo $$path; fi; done)"; \
 	found | while read -r version python; do \
 	  [ "$$version" != "$$main" ] || continue; \

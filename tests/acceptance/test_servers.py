@@ -111,7 +111,7 @@ def has_processes(site: Site, count: int) -> bool:
 def test_a_server_that_is_restarted_under_load_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
     """SIGTERM again and again; with `saved()`, synchronous, with `Background`, with plain `BackgroundTasks`."""
     site, port = Site(tmp_path), free_port()
-    accepted = serve_under_load(site, port, *[Round(uvicorn(port))] * 3, requests=300)
+    accepted = serve_under_load(site, port, *[Round(uvicorn(port))] * 3, requests=150)
     assert {kind(each) for each in accepted} == set(KINDS)
     assert_each_ended_once(site, accepted)
 
@@ -120,7 +120,7 @@ def test_four_workers_share_one_file(tmp_path: Path) -> None:
     """Four instances, each with its own tasks and connections; a stop under load, and a single one goes on."""
     site, port = Site(tmp_path), free_port()
     rounds = Round(uvicorn(port, "--workers", "4"), workers=4), Round(uvicorn(port))
-    assert_each_ended_once(site, serve_under_load(site, port, *rounds, requests=150))
+    assert_each_ended_once(site, serve_under_load(site, port, *rounds, requests=100))
 
 
 def test_a_reload_loses_nothing(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from taskmanager.model.states import TERMINAL
 from tests.simulation.process import Process
 from tests.simulation.world import Broken, World, inhabited
 
-FAULTY_S = 20.0
+FAULTY_S = 14.0
 """How long bad things happen."""
 HEALTHY_S = 900.0
 """How long the rest may take: retries, snoozes and timeouts are all shorter than this together."""
