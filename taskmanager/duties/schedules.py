@@ -49,6 +49,7 @@ class Schedules:
         self._new: deque[Schedule] = deque(schedules.values())
         self._orphans: set[str] = set()
         self._startup: set[str] = set()
+        self._declaring = asyncio.Lock()
         self._holds: dict[str, int] = {}
         self._changed = asyncio.Event()
         self._version: int | None = None
@@ -144,7 +145,14 @@ class Schedules:
     # Declaring, and hearing what others did.
 
     async def declare(self) -> None:
-        """Tell the store what is new here, and take over what nobody else declares any more."""
+        """Tell the store what is new here, and take over what nobody else declares any more.
+
+        When it returns, all that was declared before the call is in the store, whoever of several callers told it.
+        """
+        async with self._declaring:
+            await self._declare()
+
+    async def _declare(self) -> None:
         engine, book = self._engine, self.book
         if len(self._schedules) > len(book.declared) + len(self._new):  # declared in the middle of the start
             self._new.extend(each for name, each in list(self._schedules.items()) if name not in book.declared)
@@ -309,11 +317,12 @@ class Schedules:
         except StoreError as exc:
             await self._fire_apart(fires, exc)
             return
+        finally:
+            if any(each.task is not None for each in fires):
+                engine.wants_claim.set()  # also when only the answer was lost: the task stands there, free
         for each in fires:
             if each.schedule_name not in lost:
                 self._moved(each)
-        if any(each.task is not None for each in fires):
-            engine.wants_claim.set()
         if lost:
             await self.refresh(list(lost))
 

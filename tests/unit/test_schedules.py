@@ -1,6 +1,7 @@
 """Schedules on a virtual clock: when they fire, what happens to fires that were missed, and what overlaps."""
 
 import asyncio
+import itertools
 import logging
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -458,6 +459,46 @@ async def test_a_store_that_is_away_for_a_while_loses_no_fire(
         await world.advance(10)
         assert fires.minutes() == [60]
     assert len([record for record in caplog.records if "schedules wait" in record.getMessage()]) == 1
+
+
+@pytest.mark.parametrize("verb", ["declare_schedules", "schedules", "fire_schedules"])
+@pytest.mark.parametrize("overlap", ["skip", "allow", "queue"])
+async def test_a_run_at_the_start_is_one_run_whatever_call_fails(fires: Fires, overlap: Any, verb: str) -> None:
+    """Also when the call took effect and only its answer was lost, so that it is repeated."""
+    for nth, after in itertools.product((1, 2), (False, True)):
+        fires.clear()
+        manager = TaskManager("never-opened.db")
+        store = FaultyStore(MemoryStore())
+        async with isolated(manager, store=store.as_store()) as world:
+            await world.advance(1)
+            store.plan.append(Fault.fail(store.calls.count(verb) + nth, verb=verb, after=after))
+
+            @manager.schedule(every=60, run_on_startup=True, overlap=overlap, name="tick")
+            async def tick() -> None:
+                await fires.run()
+
+            await world.advance(50)
+        assert len(fires) == 1, (nth, after)
+
+
+async def test_a_schedule_can_be_paused_while_its_declaration_is_under_way() -> None:
+    """Whoever tells the store of it, all who need it there wait for that."""
+    manager = TaskManager("never-opened.db")
+    store = FaultyStore(MemoryStore())
+    async with isolated(manager, store=store.as_store()) as world:
+        store.plan.append(Fault.hold(1, verb="declare_schedules"))
+
+        @manager.schedule(every=60, name="tick")
+        async def tick() -> None: ...
+
+        await world.advance(1)
+        assert store.held == ["declare_schedules"]
+        pause = asyncio.create_task(manager.pause_schedule("tick"))
+        await world.advance(1)
+        store.let_go()
+        await pause
+        (info,) = await manager.schedules()
+    assert info.is_paused
 
 
 async def test_one_schedule_that_cannot_be_reckoned_does_not_stop_the_others(
