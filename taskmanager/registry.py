@@ -15,7 +15,7 @@ from taskmanager.codec.results import ResultCodec
 from taskmanager.codec.values import Codec
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.schedule import Schedule, ScheduleOptions, make_schedule
-from taskmanager.model.config import ExceptionMapper, RetryPolicy
+from taskmanager.model.config import ExceptionMapper, RetryPolicy, raise_faults
 from taskmanager.model.errors import ConfigurationError, UnknownTask
 from taskmanager.model.result import seconds_of
 from taskmanager.model.states import Lane
@@ -27,7 +27,7 @@ logger = logging.getLogger("taskmanager")
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What the manager says where a task says nothing."""
+    """What the manager says where a task says nothing. Raises `ConfigurationError` with every fault."""
 
     has_store: bool
     requeue_pending: bool
@@ -35,6 +35,16 @@ class Defaults:
     exception_mapper: ExceptionMapper
     default_code: str
     codec: Codec | None
+
+    def __post_init__(self) -> None:
+        faults = []
+        if not isinstance(self.requeue_pending, bool):  # "no" would mean yes
+            faults.append(f"requeue_pending must be True or False, not {self.requeue_pending!r}")
+        if self.retry_policy is not None and not isinstance(self.retry_policy, RetryPolicy):
+            faults.append(f"retry_policy must be a RetryPolicy, not {self.retry_policy!r}")
+        if self.codec is not None and not all(callable(getattr(self.codec, way, None)) for way in ("encode", "decode")):
+            faults.append(f"codec must have encode and decode, not be {self.codec!r}")
+        raise_faults("TaskManager", faults)
 
 
 class Registry:

@@ -72,6 +72,8 @@ class TaskOptions:
             found.append(f"retry_policy must be a RetryPolicy, not {self.retry_policy!r}")
         if self.persist not in (None, True, False):
             found.append(f"persist must be True, False or None, not {self.persist!r}")
+        if not isinstance(self.requeue_on_interrupt, bool):  # "no" would mean yes
+            found.append(f"requeue_on_interrupt must be True or False, not {self.requeue_on_interrupt!r}")
         if self.persist is False and self.requeue_on_interrupt:
             found.append("requeue_on_interrupt=True needs persist=True: a memory-only task cannot come back")
         if self.executor is not None and self.executor not in get_args(Lane):

@@ -9,7 +9,8 @@ from taskmanager.engine.acting import CANCELLED_BEFORE_START, cancel_stored, is_
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live import Ending, LiveTask, Phase
 from taskmanager.model.clock import from_us
-from taskmanager.model.errors import UnknownTask
+from taskmanager.model.config import is_int
+from taskmanager.model.errors import ConfigurationError, UnknownTask
 from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TERMINAL, AttemptOutcome, TaskStatus
@@ -55,6 +56,7 @@ class Records:
 
     async def list(self, wanted: TaskFilter) -> tuple[TaskInfo, ...]:
         """Newest first; tasks in memory with their newest state."""
+        _check_filter(wanted)
         before = None if wanted.before is None else await self._place_of(wanted.before)
         stored = await self._engine.store.fetch_many(wanted)
         memory = {**self._engine.writer.unsaved_ids, **self._engine.live}
@@ -152,6 +154,8 @@ class Records:
     async def purge(self, status: TaskStatus | None, older_than: timedelta | None) -> int:
         """Delete ended records, in pages; live ones are never touched."""
         engine = self._engine
+        if older_than is not None and older_than < timedelta(0):  # it would take every record there is
+            raise ConfigurationError(f"purge: older_than must not be negative, not {older_than}")
         await engine.writer.flush()
         cutoff = None if older_than is None else engine.clock.now_us() - int(older_than.total_seconds() * 1_000_000)
         gone = 0
@@ -165,6 +169,14 @@ class Records:
 
 def _unknown(task_id: str) -> UnknownTask:
     return UnknownTask(f"there is no task {task_id}; it was purged, or never accepted")
+
+
+def _check_filter(wanted: TaskFilter) -> None:
+    """A typo must not look like an empty list."""
+    if wanted.status is not None and wanted.status not in list(TaskStatus):
+        raise ConfigurationError(f"list: status must be one of {', '.join(TaskStatus)}, not {wanted.status!r}")
+    if not is_int(wanted.limit) or wanted.limit < 0:
+        raise ConfigurationError(f"list: limit must be a whole number from 0, not {wanted.limit!r}")
 
 
 def _result_in(live: LiveTask) -> TaskResult[Any] | None:

@@ -54,6 +54,10 @@ class Settings:
                 faults.append(f"{name.removesuffix('_s')} must be seconds, at least {low:g}, not {value!r}")
         if self.synchronous not in ("full", "normal"):
             faults.append(f"synchronous must be 'full' or 'normal', not {self.synchronous!r}")
+        if not isinstance(self.recovery, RecoveryConfig):
+            faults.append(f"recovery must be a RecoveryConfig, not {self.recovery!r}")
+        if self.instance_name is not None and not isinstance(self.instance_name, str):
+            faults.append(f"instance_name must be text or None, not {self.instance_name!r}")
         faults.extend(_queue_faults(self.queues))
         raise_faults("TaskManager", faults)
 

@@ -315,6 +315,11 @@ def test_requeue_on_interrupt_that_nothing_persists_warns() -> None:
         {"exception_mapper": {ValueError: "lower"}},
         {"default_unhandled_error_code": "ValueError"},
         {"snapshot_db": "postgresql://host/db"},
+        {"requeue_pending": "no"},
+        {"retry_policy": 3},
+        {"codec": "zlib"},
+        {"recovery": {"check_interval_ms": 1_000}},
+        {"instance_name": 3},
     ],
 )
 def test_a_manager_is_validated_when_it_is_made(options: dict[str, Any]) -> None:

@@ -798,8 +798,13 @@ async def test_purge_deletes_ended_records_only(world: World) -> None:
     assert await world.manager.purge(status=TaskStatus.FAILED, older_than=timedelta(seconds=10)) == 1
     with pytest.raises(ConfigurationError, match="ended"):
         await world.manager.purge(status=TaskStatus.PENDING)
+    with pytest.raises(ConfigurationError, match="older_than"):  # it would take every record there is
+        await world.manager.purge(older_than=timedelta(seconds=-1))
     assert await world.manager.purge() == 1
     assert await world.manager.purge() == 0
+    for typo in ({"status": "FINISHED"}, {"limit": -1}):  # must not look like an empty list
+        with pytest.raises(ConfigurationError, match=next(iter(typo))):
+            await world.manager.list(**typo)
     assert [each.task_id for each in await world.manager.list()] == [waiting.task_id]
 
 
