@@ -254,6 +254,7 @@ def test_commands_find_what_an_application_leaves_when_it_dies(tmp_path: Path) -
     """`doctor` sees it, `show` says what is to come, `recover` does it, and who lives is left alone."""
     terminal = Terminal(tmp_path)
     with application(tmp_path) as (living, _), application(tmp_path, "first") as (dying, _):
+        living.send_signal(signal.SIGSTOP)  # it would notice the death at once, and leave nothing to do
         dying.send_signal(signal.SIGKILL)
         dying.wait()
         assert not checks(terminal)["claims"]["ok"]
@@ -264,6 +265,7 @@ def test_commands_find_what_an_application_leaves_when_it_dies(tmp_path: Path) -
         assert recovered["dead_instances"] == 1
         assert recovered["recovered"] == 5
         assert terminal.ask("show", unsafe["task_id"])["error_code"] == "WORKER_CRASHED"
+        living.send_signal(signal.SIGCONT)
         again = terminal.until(safe["task_id"], ended_as("RUNNING"))
         assert (again["start_count"], again["worker_pid"]) == (2, living.pid)
         (untouched,) = (each for each in terminal.by_name("jobs:wait") if each["args"] == [9])
