@@ -76,6 +76,14 @@ class Timing:
             found, width = earlier, max(_SECOND_US, found - earlier)
         return found
 
+    def last_due(self, fire_us: int, now_us: int) -> int:
+        """The last of the fires from `fire_us` on, itself due, before the first that is not due yet."""
+        found = self.newest(fire_us, now_us - self.jitter_us, 1)
+        # Those in the width of the jitter may be due or not, each by itself.
+        while self.due(following := self.after(found, found)) <= now_us:
+            found = following
+        return found
+
     def _latest(self, first_us: int, until_us: int, width_us: int) -> int:
         """The last fire from `first_us` (a fire) to `until_us`, searched for backwards in windows that grow."""
         low, high = first_us, until_us
@@ -138,21 +146,23 @@ def judge(plan: Plan, next_run_at: int | None, now: int, watched_since: int, is_
         return Move(None, timing.after(now))
     if timing.due(next_run_at) > now:
         return Wait(timing.due(next_run_at))
-    fire, due_until = next_run_at, now - timing.jitter_us
+    fire = last = next_run_at
     following = timing.after(fire, fire)
     on_time_from = watched_since - min(GRACE_US, (following - fire) // 10)
     if plan.catch_up == "skip":
-        fire = _first_due_from(timing, fire, on_time_from)
+        fire = last = _first_due_from(timing, fire, on_time_from)
         if timing.due(fire) > now:
             return Move(None, fire, "missed")
-    if following <= due_until:  # nearly always it is not, and there is nothing to choose
-        fire = timing.newest(fire, due_until, plan.max_catch_up_runs if plan.catch_up == "all" else 1)
+        following = timing.after(fire, fire)
+    if timing.due(following) <= now:  # nearly always it is not, and there is nothing to choose
+        last = timing.last_due(fire, now)
+        fire = timing.newest(fire, last, plan.max_catch_up_runs if plan.catch_up == "all" else 1)
         if plan.overlap == "queue" and timing.due(fire) >= on_time_from:
-            fire = timing.newest(fire, due_until, 1)  # the one that waits is the newest
+            fire = last  # the one that waits is the newest
     if is_busy and plan.overlap != "allow":
         if timing.due(fire) < on_time_from or plan.overlap == "queue":
             return Hold()
-        return Move(None, timing.after(max(fire, due_until), fire), "an earlier run has not ended")
+        return Move(None, timing.after(last, fire), "an earlier run has not ended")
     if fire == next_run_at:
         return Move(fire, following)
     return Move(fire, timing.after(fire, fire), "missed, or others came due with them")
