@@ -18,7 +18,8 @@ _MB: Final = 1024 * 1024
 
 class WalLimits(NamedTuple):
     """Sizes of the log in bytes: above the first it is cut when everything in it is moved; from the second on a reader
-    that keeps it from being moved is reported; from the third on nothing more is written.
+    that keeps it from being moved is reported; from the third on no change of a task is committed. Claims and
+    what the duties write are few, and go on.
     """
 
     truncate_bytes: int = WAL_LIMIT_BYTES
