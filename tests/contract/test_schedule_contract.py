@@ -1,7 +1,5 @@
 """The verbs of schedules, for every store: who owns a definition, and a fire that happens once or not at all."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,21 +7,12 @@ import pytest
 from taskmanager.model.errors import StoreError
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow
-from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import InstanceRow, Store
-from taskmanager.store.sqlite import SqliteStore
+from tests.contract.rows import FREE_ROW
 
 pytestmark = pytest.mark.anyio
 
 OLD, NEW = "instance-1", "instance-2"
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    made: Store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "tasks.db")
-    await made.open()
-    yield made
-    await made.close()
 
 
 async def begin(store: Store, *instances: str) -> None:
@@ -37,28 +26,7 @@ def declared(name: str = "nightly", **changes: Any) -> ScheduleDeclaration:
 
 
 def run_of(name: str = "nightly", task_id: str = "run-1", **changes: Any) -> TaskRow:
-    row = TaskRow(**dict.fromkeys(TaskRow._fields))._replace(
-        task_id=task_id,
-        task_name="app:job",
-        queue_name="default",
-        priority=50,
-        args="[]",
-        kwargs="{}",
-        status="PENDING",
-        sent_at=100,
-        enqueued_at=100,
-        retry_count=0,
-        max_retries=0,
-        start_count=0,
-        crash_count=0,
-        snooze_count=0,
-        task_options='{"persist": true}',
-        tags=f'{{"schedule": "{name}"}}',
-        scheduled_for=100,
-        is_workflow_task=0,
-        created_at=100,
-        updated_at=100,
-    )
+    row = FREE_ROW._replace(task_id=task_id, tags=f'{{"schedule": "{name}"}}', scheduled_for=100)
     return row._replace(**changes)
 
 

@@ -1,16 +1,13 @@
 """One suite for every store: each verb's happy path, and each way to lose, which changes nothing."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite
 from taskmanager.model.states import TERMINAL, TaskStatus
-from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import ClaimRequest, FreeQueue, InstanceRow, Store, TaskFilter
-from taskmanager.store.sqlite import SqliteStore
+from tests.contract.rows import FREE_ROW
 
 pytestmark = pytest.mark.anyio
 
@@ -19,36 +16,9 @@ PERSISTED, MEMORY_ONLY = '{"persist": true}', "{}"
 LONE_SURROGATE = "caf\udce9"
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    made: Store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "tasks.db")
-    await made.open()
-    yield made
-    await made.close()
-
-
 def task(task_id: str = "t1", **changes: Any) -> TaskRow:
     """A free PENDING row, and whatever else its status demands."""
-    row = TaskRow(**dict.fromkeys(TaskRow._fields))._replace(
-        task_id=task_id,
-        task_name="app:job",
-        queue_name="default",
-        priority=50,
-        args="[]",
-        kwargs="{}",
-        status="PENDING",
-        sent_at=100,
-        enqueued_at=100,
-        retry_count=0,
-        max_retries=0,
-        start_count=0,
-        crash_count=0,
-        snooze_count=0,
-        task_options=PERSISTED,
-        is_workflow_task=0,
-        created_at=100,
-        updated_at=100,
-    )
+    row = FREE_ROW._replace(task_id=task_id)
     status = changes.get("status")
     if status == "CLAIMED":
         row = row._replace(claimed_by_worker_id=ME, claimed_at=110)

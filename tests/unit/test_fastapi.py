@@ -289,6 +289,18 @@ def test_a_response_that_fails_drops_nothing(
     assert office.finish(client) == [("send", "ada")]
 
 
+async def cancel_a_request(app: FastAPI, office: Office, began: asyncio.Event) -> None:
+    """Send one, cancel it when its route has `began`, and run the tasks that there are."""
+    transport = httpx.ASGITransport(app)
+    async with isolated(office.manager) as world, httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+        request = asyncio.create_task(client.get("/"))
+        await began.wait()
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        await world.drain()
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("scope", SCOPES)
 async def test_a_request_that_is_cancelled_while_its_response_is_sent_drops_nothing(
@@ -309,14 +321,7 @@ async def test_a_request_that_is_cancelled_while_its_response_is_sent_drops_noth
 
     route.__annotations__["background"] = tasks_of(office, scope)
     app.get("/")(route)
-    transport = httpx.ASGITransport(app)
-    async with isolated(office.manager) as world, httpx.AsyncClient(transport=transport, base_url="http://t") as client:
-        request = asyncio.create_task(client.get("/"))
-        await began.wait()
-        request.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await request
-        await world.drain()
+    await cancel_a_request(app, office, began)
     assert office.done == [("send", "ada")]
 
 
@@ -476,14 +481,7 @@ async def test_a_cancelled_request_cancels_no_task_that_was_enqueued(app: FastAP
         began.set()
         await asyncio.Event().wait()
 
-    transport = httpx.ASGITransport(app)
-    async with isolated(office.manager) as world, httpx.AsyncClient(transport=transport, base_url="http://t") as client:
-        request = asyncio.create_task(client.get("/"))
-        await began.wait()
-        request.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await request
-        await world.drain()
+    await cancel_a_request(app, office, began)
     assert office.done == [("send", "enqueued")]
 
 
