@@ -19,7 +19,7 @@ from taskmanager.engine.instance import is_dead
 from taskmanager.engine.live import LiveTask, Phase
 from taskmanager.engine.places import Places
 from taskmanager.model.errors import StoreError
-from taskmanager.model.record import TaskRow
+from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 from taskmanager.store.protocol import ClaimRequest, FreeQueue, TaskFilter
 
@@ -222,7 +222,11 @@ class Claimer:
         return False
 
     async def _take_strays(self) -> None:
-        """Rows of a claim that failed after it had taken effect: ours in the store, and not in memory."""
+        """Rows of a claim that failed after it had taken effect: ours in the store, and not in memory.
+
+        With the answer it was lost which of them have a place of their own in a queue that is limited for the whole
+        file, so those are given back, and claimed anew.
+        """
         engine = self._engine
         me = engine.identity.instance_id
         after = ""
@@ -230,8 +234,23 @@ class Claimer:
             after = rows[-1].task_id
             for row in rows:
                 is_here = row.task_id in engine.live or row.task_id in engine.writer.unsaved_ids
-                if row.status == TaskStatus.CLAIMED and not is_here and row.task_name in engine.definitions:
+                if row.status != TaskStatus.CLAIMED or is_here or row.task_name not in engine.definitions:
+                    continue
+                queue = engine.dispatcher.queue(row.queue_name)
+                if queue.places is None:
                     self._take(row)
+                else:
+                    await self._give_back(row)
+                    queue.has_backlog = queue.places.is_owed = True
+
+    async def _give_back(self, row: TaskRow) -> None:
+        freed = row._replace(
+            status=TaskStatus.PENDING.value,
+            claimed_at=None,
+            claimed_by_worker_id=None,
+            updated_at=self._engine.clock.now_us(),
+        )
+        await self._engine.store.commit([TaskWrite(freed, expected_of(row))])
 
     async def _fill(self, queue: QueueState, names: list[str]) -> int:
         """Claim for one queue, and note when rows are left for want of room; how many were claimed."""

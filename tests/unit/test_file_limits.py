@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from taskmanager import ConfigurationError, QueueConfig, Snooze, TaskFailed, TaskHandle, TaskManager, TaskStatus
+from taskmanager.store.memory import MemoryStore
 from taskmanager.testing import isolated
+from taskmanager.testing.faulty import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio
 
@@ -104,6 +106,26 @@ async def test_parents_that_wait_for_children_in_the_same_queue_do_not_block_it(
     async with isolated(manager):
         assert await asyncio.wait_for(parent.enqueue(3), 60) == 4
         assert await asyncio.gather(*(parent.enqueue(1) for _ in range(3))) == [2, 2, 2]
+    assert meter.most == 1
+
+
+@pytest.mark.parametrize("nth", range(1, 13))
+async def test_a_claim_whose_answer_is_lost_grants_nothing_twice(nth: int) -> None:
+    """It is not known which of its rows use a lent place, so none is taken for a place of its own."""
+    manager = TaskManager("never-opened.db", queues=[QueueConfig("gpu", max_concurrency=1, scope="file")])
+    meter, store = Meter(), FaultyStore(MemoryStore(), [Fault.fail(nth, verb="claim", after=True)])
+
+    @manager.task(persist=True, queue_name="gpu", requeue_on_interrupt=True)
+    async def parent(depth: int) -> int:
+        await meter.work(depth, 1.0)
+        below = await parent.enqueue(depth - 1) if depth else 0
+        await meter.work(depth, 1.0)
+        return below + 1
+
+    async with isolated(manager, store=store.as_store()):
+        parents = [parent.enqueue(depth) for depth in (3, 1, 1, 1)]
+        assert await asyncio.wait_for(asyncio.gather(*parents), 300) == [4, 2, 2, 2]
+    assert store.is_spent
     assert meter.most == 1
 
 
