@@ -1,7 +1,7 @@
 """How long until the work of a killed process runs again, after a restart and beside a living instance?
 
 A process with running and waiting tasks gets SIGKILL. Restart: a fresh process, from its `start()` to the first and the
-last repeated task, imports not counted. Living instance: from the SIGKILL on; it looks every half second whether the
+last repeated task, imports not counted. Living instance: from the SIGKILL on; it looks four times a second whether the
 locks of the others can be taken.
 """
 

@@ -43,7 +43,8 @@ class Reaper:
         moved = await self.recover_dead()
         silent_claimers, silent_runners = await self._silent()
         if silent_claimers and config.auto_requeue_stale_claimed:
-            moved += await self._take_over(silent_claimers, lambda row: row.status != TaskStatus.RUNNING)
+            freed = sum([await self._recovery.free_waiting(owner) for owner in silent_claimers])
+            moved += await self._take_over(silent_claimers, lambda row: row.status != TaskStatus.RUNNING, freed)
         if silent_runners and config.auto_fail_stale_running:
             moved += await self._take_over(silent_runners, lambda row: self._is_stuck(row, silent_runners))
         if moved:
@@ -55,7 +56,9 @@ class Reaper:
         config = self._engine.settings.recovery
         if not (config.auto_requeue_stale_claimed or config.auto_fail_stale_running):
             return 0
-        return await self._recovery.run_once(self._is_recovered)
+        return await self._recovery.run_once(
+            waiting=config.auto_requeue_stale_claimed, running=config.auto_fail_stale_running
+        )
 
     def _is_stuck(self, row: TaskRow, silent_s: Mapping[str, float]) -> bool:
         """A row whose outcome was on its way (finalizing) has the longer of two thresholds to be patient for."""
@@ -63,12 +66,6 @@ class Reaper:
             return False
         limit_s = self._engine.settings.recovery.finalizing_stale_threshold_ms / 1000
         return row.finalizing_at is None or silent_s.get(row.claimed_by_worker_id or "", 0.0) > limit_s
-
-    def _is_recovered(self, row: TaskRow) -> bool:
-        config = self._engine.settings.recovery
-        if row.status == TaskStatus.RUNNING:
-            return config.auto_fail_stale_running
-        return config.auto_requeue_stale_claimed
 
     async def _silent(self) -> tuple[dict[str, float], dict[str, float]]:
         """The instances whose claimer, and whose runner, has been silent for its threshold, and for how many
@@ -100,8 +97,8 @@ class Reaper:
         for key in set(self._seen) - known:
             del self._seen[key]
 
-    async def _take_over(self, owners: Iterable[str], is_wanted: Callable[[TaskRow], bool]) -> int:
-        store, owners, after, moved = self._engine.store, list(owners), "", 0
+    async def _take_over(self, owners: Iterable[str], is_wanted: Callable[[TaskRow], bool], moved: int = 0) -> int:
+        store, owners, after = self._engine.store, list(owners), ""
         while rows := await store.fetch_owned(owners, limit=500, after=after):
             after = rows[-1].task_id
             moved += await self._recovery.recover([row for row in rows if is_wanted(row)])

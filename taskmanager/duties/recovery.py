@@ -1,5 +1,8 @@
 """Gives the work of dead instances back: judged from the row alone, written by compare-and-set.
 
+What only waited is freed by one statement for many rows. What ran, was to be cancelled or has expired is judged row by
+row, and is seldom much: an instance runs no more at once than it has slots.
+
 A task that finished after it was read is left alone, because its row no longer says what was read. Pages go on
 behind the last row seen, so that rows which cannot be recovered never starve those behind them.
 """
@@ -22,6 +25,8 @@ from taskmanager.store.protocol import InstanceRow, Store
 
 logger = logging.getLogger("taskmanager")
 PAGE: Final = 500
+FREE_PAGE: Final = 1_000
+"""Waiting rows that are freed in one transaction: bounds how long it keeps other writers waiting."""
 
 
 class Crash(NamedTuple):
@@ -56,8 +61,8 @@ class Recovery:
         self._crash_budget = crash_budget
         self._random_01 = random_01
 
-    async def run_once(self, is_wanted: Callable[[TaskRow], bool] = lambda row: True) -> int:
-        """Recover what dead instances left, as far as `is_wanted`; how many rows were moved."""
+    async def run_once(self, *, waiting: bool = True, running: bool = True) -> int:
+        """Recover what dead instances left waiting, running or both; how many rows were moved."""
         instances = {each.instance_id: each for each in await self._store.instances()}
         me = self._identity.instance_id
         dead = {instance_id for instance_id in instances if instance_id != me and self._is_dead(instance_id)}
@@ -66,14 +71,17 @@ class Recovery:
         moved = left = 0
         after = ""
         while rows := await self._store.fetch_orphans(alive, limit=PAGE, after=after):
-            after = rows[-1].task_id
-            for owner in {row.claimed_by_worker_id or "" for row in rows} - crashes.keys() - alive:
-                # An instance that registered after the list was read holds its lock, and is alive.
-                if owner not in dead and not self._is_dead(owner):
-                    alive.add(owner)
-                else:
+            if unknown := {row.claimed_by_worker_id or "" for row in rows} - crashes.keys():
+                for owner in unknown:
+                    # An instance that registered after the list was read holds its lock, and is alive.
+                    if owner not in dead and not self._is_dead(owner):
+                        alive.add(owner)
+                        continue
+                    moved += await self.free_waiting(owner) if waiting else 0
                     crashes[owner] = await self._crash_of(owner, instances.get(owner))
-            orphans = [row for row in rows if row.claimed_by_worker_id not in alive and is_wanted(row)]
+                continue  # most of them are free by now; what is left is read again
+            after = rows[-1].task_id
+            orphans = [row for row in rows if (running if row.status == TaskStatus.RUNNING else waiting)]
             left += len(rows) - len(orphans)
             moved += await self.recover(orphans, crashes)
         if not left:
@@ -85,6 +93,15 @@ class Recovery:
         if moved or dead:
             logger.info("recovered %d tasks of %d instances that are gone", moved, len(dead))
         return moved
+
+    async def free_waiting(self, owner: str) -> int:
+        """Free what waited in the memory of this instance, and may still run; how many rows."""
+        freed = 0
+        while True:
+            count = await self._store.free_waiting(owner, self._clock.now_us(), FREE_PAGE)
+            freed += count
+            if count < FREE_PAGE:  # not until there is none: an owner that was only silent may claim again meanwhile
+                return freed
 
     async def _crash_of(self, owner: str, instance: InstanceRow | None) -> Crash:
         """Who ran when this owner died, and who of them had crashed before."""

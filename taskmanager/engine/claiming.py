@@ -29,7 +29,7 @@ CLAIM_PAGE: Final = 1_000
 """Rows per claim: bounds how long one claim holds the store, and the loop that takes its rows in."""
 FIRST_PAGE: Final = 200
 """Rows per queue that are claimed before the start returns: the best of all, more than start at once by default."""
-CHECK_S: Final = 0.5
+CHECK_S: Final = 0.25
 """How often it is looked whether the file is still there, and whether the other instances live."""
 FAILED_PAUSE_S: Final = 1.0
 CLOSE_POLL_S: Final = 0.002

@@ -167,6 +167,33 @@ class MemoryStore:
             )
         return len(waiting)
 
+    async def free_waiting(self, owner: str, now: int, limit: int) -> int:
+        free = [
+            row
+            for row in self._live.values()
+            if row.claimed_by_worker_id == owner
+            and row.status in WAITING
+            and row.cancel_requested_at is None
+            and (row.good_until is None or row.good_until > now)
+        ]
+        for row in free[:limit]:
+            self._put(
+                row._replace(
+                    status=TaskStatus.PENDING.value,
+                    enqueued_at=due_at(row, now),
+                    claimed_at=None,
+                    claimed_by_worker_id=None,
+                    claim_expires_at=None,
+                    started_at=None,
+                    failed_reason=None,
+                    worker_pid=None,
+                    worker_hostname=None,
+                    worker_process_name=None,
+                    updated_at=now,
+                )
+            )
+        return len(free[:limit])
+
     async def latest_stamp(self) -> int:
         return max((row.sent_at for row in self._rows()), default=0)
 

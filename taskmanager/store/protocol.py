@@ -160,6 +160,13 @@ class Store(Protocol):
         """Every waiting row of `owner` (PENDING, CLAIMED) becomes free; how many."""
         ...
 
+    async def free_waiting(self, owner: str, now: int, limit: int) -> int:
+        """At most `limit` waiting rows of a dead `owner` become free; how many.
+
+        All but those that do not run any more: somebody asked to cancel them, or their `good_until` has passed.
+        """
+        ...
+
     async def latest_stamp(self) -> int:
         """The last instant that somebody stamped on a heartbeat or on a task sent, 0 when there is none."""
         ...

@@ -415,6 +415,36 @@ async def test_release_frees_the_waiting_rows_of_one_owner(store: Store) -> None
     assert await store.release(ME, 901) == 0
 
 
+async def test_what_waited_at_a_dead_owner_is_freed_a_page_at_a_time(store: Store) -> None:
+    """All that may still run, with its delay and its history; nothing stays of the claim, nor of who made it."""
+    claim = {"claimed_by_worker_id": ME, "claimed_at": 300, "claim_expires_at": 400, "started_at": 200}
+    worker = {"worker_pid": 7, "worker_hostname": "host", "worker_process_name": "main", "failed_reason": "stopping"}
+    kept = {"retry_count": 2, "next_retry_at": 9_000, "start_count": 3, "crash_count": 1, "good_until": 901}
+    waits = [task("m1", **claim, **worker), task("m2", **kept, enqueued_at=9_000, claimed_by_worker_id=ME)]
+    waits += [task("m3", **{**claim, "status": "CLAIMED"}), task("m4", updated_at=5_000, enqueued_at=4_000, **claim)]
+    ran = task("o1", status="RUNNING", claimed_by_worker_id=ME)
+    others = [task("o2", status="CLAIMED", claimed_by_worker_id=OTHER), task("o3", status="FAILED"), task("o4"), ran]
+    await put(store, *waits, *others)
+    counts = [await store.free_waiting(ME, 900, 3) for _ in range(3)]
+    assert counts == [3, 1, 0]
+    assert await store.fetch_ids([row.task_id for row in waits]) == {
+        "m1": task("m1", updated_at=900),
+        "m2": task("m2", **kept, enqueued_at=9_000, updated_at=900),
+        "m3": task("m3", updated_at=900),
+        "m4": task("m4", enqueued_at=900, updated_at=900),
+    }
+    assert list((await store.fetch_ids([row.task_id for row in others])).values()) == others
+
+
+async def test_what_is_to_be_cancelled_or_has_expired_is_not_freed(store: Store) -> None:
+    """It must not run, so it is left to those who judge row by row; and it is in the way of no other."""
+    asked = [task(f"a{i}", status="CLAIMED", cancel_requested_at=500) for i in range(3)]
+    expired = [task("e1", claimed_by_worker_id=ME, good_until=900), task("e2", claimed_by_worker_id=ME, good_until=8)]
+    await put(store, *asked, *expired, task("z", claimed_by_worker_id=ME, good_until=901))
+    assert await store.free_waiting(ME, 900, 2) == 1
+    assert [row.task_id for row in await store.fetch_owned([ME], limit=9)] == ["a0", "a1", "a2", "e1", "e2"]
+
+
 async def test_free_queues_shows_what_waits_unowned(store: Store) -> None:
     """Per function and queue: how many, and the earliest due time of any priority."""
     await put(

@@ -198,6 +198,11 @@ class StoresAgree(RuleBasedStateMachine):
         """An instance stops."""
         self.both(lambda store: store.release(owner, now))
 
+    @rule(owner=st.sampled_from(OWNERS), now=INSTANTS)
+    def free_waiting(self, owner: str, now: int) -> None:
+        """An instance has died. Which rows go first is not promised, so the limit is above them all."""
+        self.both(lambda store: store.free_waiting(owner, now, len(IDS)))
+
     @rule(task_id=st.sampled_from(IDS), now=INSTANTS)
     def request_cancel(self, task_id: str, now: int) -> None:
         """Somebody asks for a cancel."""

@@ -90,7 +90,8 @@ class MemoryDisk:
 
 
 _WRITES = frozenset(
-    {"commit", "claim", "release", "request_cancel", "purge", "save_instance", "forget_instances", "set_paused"}
+    {"commit", "claim", "release", "free_waiting", "request_cancel", "purge"}
+    | {"save_instance", "forget_instances", "set_paused"}
 )
 
 

@@ -102,6 +102,9 @@ class SqliteStore:
     async def release(self, owner: str, now: int) -> int:
         return await self._write(claims.release, owner, now)
 
+    async def free_waiting(self, owner: str, now: int, limit: int) -> int:
+        return await self._write(claims.free_waiting, owner, now, limit)
+
     async def latest_stamp(self) -> int:
         return await self._read(claims.latest_stamp)
 
