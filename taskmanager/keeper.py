@@ -1,13 +1,15 @@
 """What handles ask of their manager, through all its starts and stops."""
 
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import NamedTuple, Self, cast
 
 from taskmanager.duties.schedule_actions import ScheduleActions
+from taskmanager.duties.schedules import Schedules
 from taskmanager.engine.events import wait_in
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
 from taskmanager.engine.live import GOES_ON, Ending, LiveTask
+from taskmanager.engine.queues import Queues
 from taskmanager.engine.records import Records
 from taskmanager.model.errors import ManagerStopped, UnknownTask
 from taskmanager.model.record import TaskInfo
@@ -20,6 +22,13 @@ class Running(NamedTuple):
     lifecycle: Lifecycle
     records: Records
     schedules: ScheduleActions
+    queues: Queues
+
+    @classmethod
+    def of(cls, lifecycle: Lifecycle, schedules: Schedules) -> Self:
+        """All that the engine of this start can be asked for."""
+        engine = lifecycle.engine
+        return cls(lifecycle, Records(engine), ScheduleActions(engine, schedules), Queues(engine))
 
 
 class Keeper:

@@ -16,7 +16,6 @@ from taskmanager.background import Background
 from taskmanager.codec.values import Codec
 from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.rounds import Rounds
-from taskmanager.duties.schedule_actions import ScheduleActions
 from taskmanager.duties.stale import StaleTasks
 from taskmanager.engine.attempt import Attempt, current
 from taskmanager.engine.definition import CallOptions, Definition
@@ -356,7 +355,7 @@ class TaskManager:
         except BaseException:
             self._lifecycle = None
             raise
-        self._current = Running(self._lifecycle, Records(engine), ScheduleActions(engine, rounds.schedules))
+        self._current = Running.of(self._lifecycle, rounds.schedules)
 
     async def stop(self, *, timeout: float | None = None) -> None:
         """Drain for `timeout` seconds (default `drain_timeout`), cancel what is left, record, release, close.
@@ -434,9 +433,7 @@ class TaskManager:
 
     async def wait_for_room(self, queue_name: str = DEFAULT_QUEUE) -> None:
         """Return when `enqueue` to that queue would not raise `QueueFull` because of its waiting tasks."""
-        engine = self._running().engine
-        while self._intake.is_full(queue_name):
-            await engine.dispatcher.room_changed()
+        await self._keeper.needed().queues.wait_for_room(queue_name)
 
     async def flush(self) -> None:
         """Return when everything accepted or ended so far is committed, memory-only history included."""
@@ -522,12 +519,12 @@ class TaskManager:
         return await self._stale_tasks().requeue_claimed(stale_threshold_ms * 1_000)
 
     async def pause(self, queue_name: str, /) -> None:
-        """Start nothing more of that queue, in every instance, until it is resumed."""
-        await self._running().set_paused(queue_name, True)
+        """Start nothing more of that queue, in every instance, until it is resumed; also of one that is to come."""
+        await self._keeper.needed().queues.set_paused(queue_name, True)
 
     async def resume(self, queue_name: str, /) -> None:
         """Start tasks of that queue again."""
-        await self._running().set_paused(queue_name, False)
+        await self._keeper.needed().queues.set_paused(queue_name, False)
 
     async def schedules(self) -> tuple[ScheduleInfo, ...]:
         """Every schedule in the file, also of other instances, by its next fire."""
@@ -558,7 +555,10 @@ class TaskManager:
     # Looking.
 
     def console(self) -> "RenderableType":
-        """What `taskmanager status` shows, as a renderable for `rich.print`; reads the file here and now."""
+        """What `taskmanager status` shows, as a renderable for `rich.print`.
+
+        Reads the file here and now: the loop stands still for some milliseconds, half a second where it is locked.
+        """
         from taskmanager.console.instance import instance_view
 
         return instance_view(self._engine(), self.status())

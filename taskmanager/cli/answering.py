@@ -17,8 +17,13 @@ WIDTH_OF_A_PIPE: Final = 200
 
 def answer_json(value: object) -> None:
     """One document on stdout, in UTF-8 whatever the terminal speaks."""
+    click.echo(as_document(value), nl=False)
+
+
+def as_document(value: object) -> bytes:
+    """The document, with the end of its last line."""
     text = json.dumps(value, ensure_ascii=False, indent=2)
-    click.echo(text.encode("utf-8", "replace"))
+    return text.encode("utf-8", "replace") + b"\n"
 
 
 def draw(*parts: "RenderableType") -> None:

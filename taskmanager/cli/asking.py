@@ -13,7 +13,7 @@ def yes_option(command: click.decorators.FC) -> click.decorators.FC:
 def confirm(question: str) -> None:
     """Return when somebody says yes. Raises `click.ClickException` (exit code 1) otherwise."""
     click.echo(f"{question} [y/N] ", err=True, nl=False)
-    answer = sys.stdin.readline()
+    answer = sys.stdin.readline() if sys.stdin is not None else ""
     if not answer:
         click.echo(err=True)
         raise click.ClickException("nobody answered, so nothing was changed; give --yes")

@@ -3,6 +3,7 @@
 0: done. 1: not found, refused or unreadable. 2: the command line itself is wrong. 130: Ctrl-C.
 """
 
+import contextlib
 import importlib
 import os
 import sys
@@ -121,7 +122,8 @@ def main() -> None:
     try:
         # Not standalone: click would print two lines of usage above an error, and end a Ctrl-C with 1.
         code = cli.main(prog_name="taskmanager", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except click.UsageError as exc:
         where = "taskmanager" if exc.ctx is None else exc.ctx.command_path
         sys.exit(_complain(f"{exc.format_message()}  ({where} --help says more)", USAGE_EXIT))
@@ -131,13 +133,23 @@ def main() -> None:
         sys.exit(CTRL_C_EXIT)
     except TaskManagerError as exc:
         sys.exit(_complain(str(exc), 1))
-    except BrokenPipeError:
-        # Whoever read has seen enough (`| head`). What is still buffered must not fail again at the exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read has seen enough (`| head`)
+        _give_up_stdout()
         sys.exit(1)
+    except OSError as exc:
+        if exc.filename is not None:  # not of a stream
+            raise
+        _give_up_stdout()
+        sys.exit(_complain(f"stdout cannot be written: {exc.strerror}", 1))
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _give_up_stdout() -> None:
+    """What is still buffered must not fail again at the exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def _complain(message: str, code: int) -> int:
-    click.echo(f"taskmanager: {escaped(' '.join(message.split()))}", err=True)
+    with contextlib.suppress(OSError):  # the exit code still says it
+        click.echo(f"taskmanager: {escaped(' '.join(message.split()))}", err=True)
     return code

@@ -28,7 +28,7 @@ def db_option(command: F) -> F:
     """`--db PATH`, as the parameter `db: Path`."""
     return click.option(
         "--db",
-        type=click.Path(path_type=Path),
+        type=click.Path(path_type=Path, readable=False),  # whether it can be read is said in our own words
         default=DEFAULT_DB,
         envvar=DB_VARIABLE,
         show_default=True,

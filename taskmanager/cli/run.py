@@ -3,15 +3,25 @@
 import asyncio
 import importlib
 import logging
+import os
 import signal
 import sys
 import traceback
 from pathlib import Path
 from types import FrameType, ModuleType
+from typing import Any, NamedTuple
 
 import click
 
+from taskmanager.cli.answering import as_document
+from taskmanager.cli.opening import json_option, read
+from taskmanager.cli.records import iso
+from taskmanager.engine.engine import Engine
 from taskmanager.manager import TaskManager
+from taskmanager.model.clock import SystemClock
+from taskmanager.model.errors import StoreError
+from taskmanager.model.states import TERMINAL, TaskStatus
+from taskmanager.store.sqlite.queries import counts
 
 CTRL_C_EXIT = 130
 
@@ -20,10 +30,27 @@ EPILOG = """
 Examples:
   taskmanager run app.jobs:manager
   taskmanager run app.jobs:manager --log-level warning
+  taskmanager run app.jobs:manager --json >ended.json
 
 Ctrl-C or SIGTERM stops it: running tasks get the manager's drain_timeout, persisted work goes on at the next
-start. A second one cuts that short.
+start. A second one cuts that short. With --json, stdout has one document at the end: the signal, and what came of
+the tasks; what your code prints goes to stderr.
 """
+
+
+class Ended(NamedTuple):
+    """How it went. `engine` is the start that was hosted; None when there was none."""
+
+    signals: list[signal.Signals]
+    engine: Engine | None
+    is_saved: bool
+
+    @property
+    def code(self) -> int:
+        """The exit code: whether it was Ctrl-C, and whether all could be written."""
+        if not self.is_saved:
+            return 1
+        return CTRL_C_EXIT if signal.SIGINT in self.signals[:1] else 0
 
 
 @click.command(epilog=EPILOG)
@@ -35,15 +62,58 @@ start. A second one cuts that short.
     show_default=True,
     help="What is logged to stderr, unless the module has set up logging itself.",
 )
-def run(target: str, log_level: str) -> int:
+@json_option
+def run(target: str, log_level: str, as_json: bool) -> int:
     """Run the TaskManager of a module until told to stop.
 
     MODULE is imported, with the current directory on the import path as with `python -m`; MANAGER is its name there.
     """
+    stdout = _keep_stdout() if as_json else None
     manager = load_manager(target)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("taskmanager").info("running %s (%r); Ctrl-C stops it", target, manager)
-    return host(manager)
+    ended = host(manager)
+    if stdout is not None and ended.engine is not None:
+        with os.fdopen(stdout, "wb") as answer:
+            answer.write(as_document(_account(ended, ended.engine)))
+    return ended.code
+
+
+def _keep_stdout() -> int:
+    """For the document alone: whatever else writes there from now on, children too, writes to stderr."""
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    return kept
+
+
+def _account(ended: Ended, engine: Engine) -> dict[str, Any]:
+    """What `--json` says. Counts are of tasks that this instance had, `waiting_count` is of the whole file."""
+    now, tally = SystemClock().now_us(), engine.settlement.tally
+    return {
+        "instance_id": engine.identity.instance_id,
+        "signal": ended.signals[0].name if ended.signals else None,
+        "started_at": iso(engine.identity.started_at),
+        "ended_at": iso(now),
+        "duration_s": (now - engine.identity.started_at) / 1_000_000,
+        **{f"{status.lower()}_count": tally[status.value] for status in TaskStatus if status in TERMINAL},
+        "retry_count": tally["retry"],
+        "requeued_count": tally["requeued"],
+        "still_running_count": len(engine.runner.abandoned),
+        "waiting_count": _waiting_in(engine.settings.database),
+        "is_saved": ended.is_saved,
+    }
+
+
+def _waiting_in(database: Path | None) -> int | None:
+    """What is left for the next start, and for the other instances; None where that cannot be read."""
+    if database is None:
+        return 0
+    try:
+        with read(database) as connection:
+            by_status = counts(connection)
+    except StoreError:
+        return None
+    return by_status[TaskStatus.PENDING] + by_status[TaskStatus.CLAIMED]
 
 
 def load_manager(target: str) -> TaskManager:
@@ -95,18 +165,27 @@ def _suggestion(module_name: str) -> str:
     return f"; did you mean {module_name}:{managers[0]}?" if managers else ""
 
 
-def host(manager: TaskManager) -> int:
-    """Run until a signal asks to stop; the exit code says whether that was Ctrl-C."""
-    seen: list[int] = []
+def host(manager: TaskManager) -> Ended:
+    """Run until a signal asks to stop."""
+    seen: list[signal.Signals] = []
+    engines: list[Engine | None] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
+        seen.append(signal.Signals(number))
 
     async def wait() -> None:
+        engines.append(manager._engine())  # noqa: SLF001  # the command is a part of the package
         if sys.platform != "win32":
             # The loop hears of signals through its wake-up descriptor, whatever the handler is: this only listens in.
             signal.signal(signal.SIGINT, note)
+            signal.signal(signal.SIGTERM, note)
         await asyncio.Event().wait()
 
-    manager.run(wait)
-    return CTRL_C_EXIT if seen else 0
+    is_saved = True
+    try:
+        manager.run(wait)
+    except KeyboardInterrupt:  # on Windows
+        seen.append(signal.SIGINT)
+    except SystemExit:
+        is_saved = False
+    return Ended(seen, engines[0] if engines else None, is_saved)

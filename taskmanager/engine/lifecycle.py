@@ -368,13 +368,6 @@ class Lifecycle:
             self.engine.has_put_away = is_there
         return is_there
 
-    async def set_paused(self, queue_name: str, paused: bool) -> None:
-        """Pause or resume a queue here at once, and elsewhere by their next look at the store."""
-        engine = self.engine
-        await engine.store.set_paused(queue_name, paused, engine.clock.now_us())
-        engine.dispatcher.queue(queue_name).is_paused = paused
-        engine.kick()
-
     def cancel_now(self, task_id: str, live: LiveTask | None, records: Records) -> bool:
         """Cancel in memory, or ask the store in the background for a task that is elsewhere."""
         engine = self.engine

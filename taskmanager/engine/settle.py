@@ -4,6 +4,7 @@ Nothing here awaits or touches the store; the caller hands the task to the write
 """
 
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
 
@@ -56,6 +57,8 @@ class Settlement:
         self._crash_budget = crash_budget
         self._now_us = now_us
         self._random_01 = random_01
+        self.tally: Counter[str] = Counter()
+        """What has come of tasks here: how many ended, by status; "retry" and "requeued" count those that run again."""
 
     def begin(self, live: LiveTask) -> None:
         """→ RUNNING: the state that is committed before user code runs."""
@@ -87,6 +90,7 @@ class Settlement:
     def _complete(self, live: LiveTask, attempt: Attempt, value: Any) -> Next:
         now = self._now_us()
         live.status = TaskStatus.COMPLETED
+        self.tally["COMPLETED"] += 1
         live.completed_at = live.updated_at = now
         live.result_text = self._stored_result(live, value)
         live.ending = Ending(TaskStatus.COMPLETED, TaskResult(ok=value))
@@ -123,6 +127,7 @@ class Settlement:
         if delay_s is not None:
             self._add_attempt(live, attempt, now, kind, True, error, outcome.reason)
             live.retry_count += 1
+            self.tally["retry"] += 1
             self._wait_again(live, delay_s)
             live.next_retry_at = live.enqueued_at
             return Next(delay_s, is_retry=True)
@@ -155,6 +160,7 @@ class Settlement:
         self._add_attempt(live, attempt, now, AttemptOutcome.INTERRUPTED, False, error, None)
         if live.is_persisted and live.definition.requeue_on_interrupt:
             self._wait_again(live, 0.0)
+            self.tally["requeued"] += 1
             live.owner = None
             live.ending = Ending(TaskStatus.PENDING, TaskResult(err=error), requeued=True)
         else:
@@ -165,6 +171,7 @@ class Settlement:
         """→ a terminal state other than COMPLETED."""
         now = self._now_us()
         live.status = status
+        self.tally[status.value] += 1
         live.updated_at = live.failed_at = now
         live.error_code = error.error_code
         # What is no UTF-8 (a file name in a message) would break the log's handlers, and the store's text.

@@ -309,6 +309,7 @@ class Store(Protocol):
     def glance(self, now: int) -> "Glance":
         """What the console shows, here and now: the one verb that blocks, for some milliseconds, in any thread.
 
-        A file is read through a connection of its own. Raises `StoreError` when it cannot be.
+        A file is read through a connection of its own. Raises `StoreError` when it cannot be, and that within a second
+        where another program has it locked.
         """
         ...

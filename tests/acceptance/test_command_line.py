@@ -4,9 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pytest
 
 from tests.unit.command_line import digest, write_tasks
@@ -24,6 +26,33 @@ async def greet(name: str) -> None:
     print("hello", name, flush=True)
 
 greet.enqueue("world")
+"""
+
+MORE: Final = """
+import subprocess
+
+@manager.task(persist=True, retries=1, retry_delay=0)
+async def fail() -> None:
+    raise ValueError("no")
+
+@manager.task(persist=True, requeue_on_interrupt=True)
+async def repeatable() -> None:
+    await asyncio.sleep(3600)
+
+@manager.task(persist=True)
+async def delicate() -> None:
+    subprocess.run(["echo", "a child prints too"], check=True)
+    await asyncio.sleep(3600)
+
+@manager.task
+async def tell() -> None:
+    while [each.status for each in begun] != ["RUNNING", "RUNNING", "FAILED"]:
+        await asyncio.sleep(0.01)
+    print("all have begun", flush=True)
+
+begun = [repeatable.enqueue(), delicate.enqueue(), fail.enqueue()]
+fail.with_options(delay=3600).enqueue()
+tell.enqueue()
 """
 
 
@@ -47,20 +76,91 @@ def jobs(tmp_path: Path) -> Path:
     return tmp_path
 
 
+class RunDocument(msgspec.Struct, forbid_unknown_fields=True):
+    """What `run --json` says at its end."""
+
+    instance_id: str
+    signal: str | None
+    started_at: datetime
+    ended_at: datetime
+    duration_s: float
+    completed_count: int
+    failed_count: int
+    cancelled_count: int
+    expired_count: int
+    interrupted_count: int
+    retry_count: int
+    requeued_count: int
+    still_running_count: int
+    waiting_count: int | None
+    is_saved: bool
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_run_hosts_a_manager_until_a_signal(jobs: Path, number: signal.Signals, code: int) -> None:
-    """It stops in order on both signals; the exit code tells a Ctrl-C from a stop by the system."""
+def test_run_hosts_a_manager_until_ctrl_c(jobs: Path) -> None:
+    """It stops in order; the exit code tells a Ctrl-C from a stop by the system."""
     with subprocess.Popen(
         **command(jobs, "run", "jobs:manager"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "hello world\n"
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == code, errors
+    assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert not list(jobs.glob("*.lock"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_run_tells_in_json_how_it_went(jobs: Path) -> None:
+    """One document on stdout when it ends, and nothing else there: what the user's code and its children print goes
+    to stderr.
+    """
+    with (jobs / "jobs.py").open("a") as program:
+        program.write(MORE)
+    with subprocess.Popen(
+        **command(jobs, "run", "jobs:manager", "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        errors = ""
+        while "all have begun" not in errors:
+            line = process.stderr.readline()
+            assert line, errors
+            errors += line
+        process.send_signal(signal.SIGTERM)
+        out, rest = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, errors + rest
+    ended = msgspec.json.decode(out, type=RunDocument)
+    assert "hello world\n" in errors
+    assert "a child prints too\n" in errors
+    counts = {name: value for name, value in msgspec.structs.asdict(ended).items() if name.endswith("_count") and value}
+    assert counts == {
+        "completed_count": 2, "failed_count": 1, "retry_count": 1,
+        "interrupted_count": 1, "requeued_count": 1, "waiting_count": 2,
+    }  # fmt: skip
+    assert (ended.signal, ended.is_saved) == ("SIGTERM", True)
+    assert not list(jobs.glob("*.lock"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_stdout_that_takes_nothing_is_one_line(tmp_path: Path) -> None:
+    """A full disk under `>file`, a closed stream: no traceback, and exit code 1 where the answer is lost."""
+    write_tasks(tmp_path / "tasks.db")
+    for arguments in (["list"], ["status", "--json"], ["--help"]):
+        with Path("/dev/full").open("w") as full:
+            refused = subprocess.run(
+                **command(tmp_path, *arguments), stdout=full, stderr=subprocess.PIPE, check=False, timeout=PATIENCE_S
+            )
+        assert (refused.returncode, refused.stderr) == (
+            1,
+            "taskmanager: stdout cannot be written: No space left on device\n",
+        )
+    closed = subprocess.run(
+        ["sh", "-c", 'exec "$0" -m taskmanager list >&- <&-', sys.executable],
+        **{key: value for key, value in command(tmp_path).items() if key != "args"},
+        stderr=subprocess.PIPE, check=False, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert (closed.returncode, closed.stderr) == (0, "")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")

@@ -310,9 +310,21 @@ def test_a_queue_is_paused_and_resumed(copied: tuple[Path, dict[str, str]]) -> N
     database, ids = copied
     for paused, word in ((True, "pause"), (True, "pause"), (False, "resume"), (False, "resume")):
         ran = taskmanager(word, "default", "--db", database, "--json")
-        assert ran.document(dict[str, Any]) == {"queue_name": "default", "is_paused": paused}
+        assert ran.document(dict[str, Any]) == {"queue_name": "default", "is_paused": paused, "is_known": True}
         sentence = taskmanager("show", ids["later"], "--db", database, "--json").document(ShownDocument).next.text
         assert ("queue default is paused" in sentence) == paused
+
+
+def test_a_queue_that_nobody_has_named_is_paused_for_when_it_comes_and_that_is_said(
+    copied: tuple[Path, dict[str, str]],
+) -> None:
+    """A deploy may pause what it brings; a slip of the finger must not look like success."""
+    database, _ = copied
+    ran = taskmanager("pause", "defualt", "--db", database)
+    assert (ran.code, ran.out) == (0, "queue defualt is paused\n")
+    assert "no task or instance has named queue 'defualt' yet" in ran.err
+    assert "did you mean 'default'?" in ran.err
+    assert taskmanager("resume", "defualt", "--db", database).code == 0
 
 
 def test_purge_asks_unless_it_is_told_what(copied: tuple[Path, dict[str, str]]) -> None:
@@ -345,7 +357,7 @@ def test_recover_finds_nothing_where_nobody_died(copied: tuple[Path, dict[str, s
         (["show", "0"], 1, "is ambiguous"),
         (["retry", "{good}", "no-such-id", "--force"], 1, "there is no task"),
         (["list", "--before", "abcdef"], 1, "there is no task"),
-        (["pause", "no-such-queue"], 1, "there is no queue 'no-such-queue'"),
+        (["resume", "mial"], 1, "did you mean 'mail'?"),
         (["purge"], 1, "nobody answered"),
         (["list", "--status", "LOST"], 2, "'LOST' is none of PENDING, CLAIMED"),
         (["list", "--since", "soon"], 2, "'soon' is no duration"),

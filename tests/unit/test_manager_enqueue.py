@@ -247,6 +247,35 @@ async def test_a_full_queue_refuses_and_room_can_be_awaited() -> None:
         assert len(world.enqueued) == 5
 
 
+async def test_a_queue_that_nobody_has_named_is_told_with_the_name_that_was_meant(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It may be one that is to come, so it is no error; mostly it is a slip, and the real queue goes on."""
+    manager = TaskManager(None, queues=[QueueConfig("reports")])
+
+    @manager.task(queue_name="mail")
+    async def job() -> None: ...
+
+    async with isolated(manager):
+        for known in ("mail", "reports", "default"):
+            await manager.pause(known)
+            await manager.resume(known)
+            await manager.wait_for_room(known)
+        assert caplog.messages == []
+        await manager.wait_for_room("mial")
+        await manager.wait_for_room("mial")
+        await manager.resume("mial")
+        await manager.pause("rpeorts")
+        assert caplog.messages == [
+            "there is always room in queue 'mial', which no function or task has named yet; did you mean 'mail'?",
+            "queue 'mial' was not paused, and no function, task or instance has named it yet; did you mean 'mail'?",
+            "queue 'rpeorts' is paused, and no function, task or instance has named it yet; did you mean 'reports'?",
+        ]
+        caplog.clear()
+        await manager.pause("rpeorts")
+        assert caplog.messages == []
+
+
 async def test_the_whole_manager_has_a_limit_too() -> None:
     """Waiting and unsaved tasks of all queues, also while they are held for the start."""
     manager = TaskManager(None, max_pending=3)

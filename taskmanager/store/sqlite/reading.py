@@ -18,12 +18,16 @@ from taskmanager.store.sqlite.schema import check_version
 
 READ_PATIENCE_S: Final = 5.0
 """How long a read waits for another connection that replays the log; readers never wait for writers."""
+GLANCE_PATIENCE_S: Final = 0.5
+"""The same where an event loop stands still meanwhile."""
 
 _NO_SIDE_FILES: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
 
 
 @contextmanager
-def open_read_only(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
+def open_read_only(
+    path: str | os.PathLike[str], *, patience_s: float = READ_PATIENCE_S
+) -> Iterator[sqlite3.Connection]:
     """A connection that cannot write, in autocommit mode, for the `with` block.
 
     Open it anew for every look: where the directory cannot be written, what it shows is frozen at the opening.
@@ -35,7 +39,7 @@ def open_read_only(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]
     target = Path(path)
     _check_file(target)
     try:
-        with closing(_connect(target)) as connection:
+        with closing(_connect(target, patience_s)) as connection:
             check_version(connection, str(target))
             yield connection
     except sqlite3.Error as error:
@@ -67,20 +71,20 @@ def _check_file(path: Path) -> None:
         raise StoreUnavailable(f"{path} cannot be read; make it readable for this user, or become the one who owns it")
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(path: Path, patience_s: float) -> sqlite3.Connection:
     """Connected and read from once: only then does SQLite look at the file, and need its side files."""
     try:
-        return _open(f"{path.absolute().as_uri()}?mode=ro")
+        return _open(f"{path.absolute().as_uri()}?mode=ro", patience_s)
     except sqlite3.OperationalError as error:
         # A directory where the side files can neither be made nor written. Without a log nobody is connected, so the
         # file alone is the truth; with one it is not.
         if primary_code(error) not in _NO_SIDE_FILES or _log_size(path):
             raise
-        return _open(f"{path.absolute().as_uri()}?mode=ro&immutable=1")
+        return _open(f"{path.absolute().as_uri()}?mode=ro&immutable=1", patience_s)
 
 
-def _open(uri: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(uri, uri=True, timeout=READ_PATIENCE_S, isolation_level=None)
+def _open(uri: str, patience_s: float) -> sqlite3.Connection:
+    connection = sqlite3.connect(uri, uri=True, timeout=patience_s, isolation_level=None)
     try:
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.Error:

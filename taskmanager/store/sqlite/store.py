@@ -22,7 +22,7 @@ from taskmanager.store.sqlite.connection import (
     create_private,
     raise_not_open,
 )
-from taskmanager.store.sqlite.reading import open_read_only, snapshot
+from taskmanager.store.sqlite.reading import GLANCE_PATIENCE_S, open_read_only, snapshot
 from taskmanager.store.sqlite.schema import migrate
 from taskmanager.store.sqlite.statistics import statistics
 from taskmanager.store.sqlite.wal import WAL_LIMITS, Wal, WalLimits
@@ -205,7 +205,7 @@ class SqliteStore:
         return self._file == _identity(self.path)
 
     def glance(self, now: int) -> Glance:
-        with open_read_only(self.path) as connection:
+        with open_read_only(self.path, patience_s=GLANCE_PATIENCE_S) as connection:
             with snapshot(connection):
                 found = statistics(connection, now)
             return Glance(found, queries.counts(connection))

@@ -1,0 +1,72 @@
+"""What people do with queues: pause and resume them, and wait for room in one.
+
+A queue needs no declaration, so a name that nobody has used yet is no error: its tasks, or its process, may be to come.
+Mostly it is a slip, though, and then the wrong queue goes on; so it is logged.
+"""
+
+import logging
+from typing import Final
+
+from taskmanager.codec.values import loads
+from taskmanager.engine.engine import Engine
+from taskmanager.model.errors import ArgumentError
+from taskmanager.rules.nearest import did_you_mean
+
+logger = logging.getLogger("taskmanager")
+
+_OF_EVERYBODY: Final = "default"
+"""The queue of functions that name none."""
+
+
+class Queues:
+    """The queues of one start."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._told: set[str] = set()
+
+    async def set_paused(self, name: str, paused: bool) -> None:
+        """Pause or resume a queue here at once, and elsewhere by their next look at the store."""
+        engine = self._engine
+        known = self._named_here()
+        if name not in known:
+            known |= await self._named_elsewhere()
+        await engine.store.set_paused(name, paused, engine.clock.now_us())
+        engine.dispatcher.queue(name).is_paused = paused
+        engine.kick()
+        if name not in known:
+            what = "is paused" if paused else "was not paused"
+            text = "queue %r %s, and no function, task or instance has named it yet%s"
+            logger.warning(text, name, what, did_you_mean(name, known))
+
+    async def wait_for_room(self, name: str) -> None:
+        """Return when that queue is not full."""
+        if name not in self._told and name not in (known := self._named_here()):
+            self._told.add(name)
+            text = "there is always room in queue %r, which no function or task has named yet%s"
+            logger.warning(text, name, did_you_mean(name, known))
+        while self._engine.intake.is_full(name):
+            await self._engine.dispatcher.room_changed()
+
+    def _named_here(self) -> set[str]:
+        """By functions, by the configuration, and by whatever came in since the start."""
+        by_functions = {each.queue_name for each in self._engine.definitions.values()}
+        return {_OF_EVERYBODY, *by_functions, *self._engine.dispatcher.queues}
+
+    async def _named_elsewhere(self) -> set[str]:
+        """By tasks that wait in the store, by pauses, and by other instances."""
+        store = self._engine.store
+        found = {row.queue_name for row in await store.free_queues()} | await store.paused_queues()
+        for instance in await store.instances():
+            found |= _queues_of(instance.live_tasks)
+        return found
+
+
+def _queues_of(text: str | None) -> set[str]:
+    """What an instance says of itself; nothing where another version says it in another way."""
+    try:
+        document = loads(text) if text else None
+    except ArgumentError:
+        return set()
+    queues = document.get("queues") if isinstance(document, dict) else None
+    return set(queues) if isinstance(queues, dict) else set()
