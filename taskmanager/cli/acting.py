@@ -18,13 +18,13 @@ from taskmanager.cli.asking import confirm, yes_option
 from taskmanager.cli.choosing import the_tasks
 from taskmanager.cli.filtering import filter_options, search_of
 from taskmanager.cli.opening import db_option, json_option, patiently, read, write
-from taskmanager.console.plain import counted
 from taskmanager.engine.acting import cancel_stored, is_free, retry_stored, why_not_again
 from taskmanager.engine.instance import is_dead
 from taskmanager.engine.rows import Rows
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import LIVE, TERMINAL, TaskStatus
+from taskmanager.model.wording import counted
 from taskmanager.store.protocol import Store
 from taskmanager.store.sqlite.queries import fetch_ids
 from taskmanager.store.sqlite.search import Search, find_ids

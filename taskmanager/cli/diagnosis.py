@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 
 from taskmanager.cli.records import parsed
 from taskmanager.console.durations import relative, short
-from taskmanager.console.plain import counted
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
+from taskmanager.model.wording import counted
 from taskmanager.store.protocol import FreeQueue, InstanceRow
 from taskmanager.store.sqlite.beat import heartbeats
 from taskmanager.store.sqlite.claims import free_queues

@@ -11,11 +11,11 @@ from taskmanager.cli.choosing import the_task
 from taskmanager.cli.filtering import filter_options, search_of
 from taskmanager.cli.opening import db_option, json_option, read
 from taskmanager.cli.records import record
-from taskmanager.console.plain import counted
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
+from taskmanager.model.wording import counted
 from taskmanager.store.sqlite.search import Search, find, memory_only
 
 DEFAULT_LIMIT: Final = 20

@@ -9,10 +9,10 @@ from taskmanager.cli.answering import answer_json
 from taskmanager.cli.asking import confirm, yes_option
 from taskmanager.cli.filtering import Duration, Status
 from taskmanager.cli.opening import db_option, json_option, patiently, read, write
-from taskmanager.console.plain import counted
 from taskmanager.engine.records import PURGE_PAGE
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.states import TERMINAL, TaskStatus
+from taskmanager.model.wording import counted
 from taskmanager.store.protocol import Store
 from taskmanager.store.sqlite.queries import counts
 

@@ -12,12 +12,12 @@ import click
 
 from taskmanager.cli.answering import answer_json
 from taskmanager.cli.opening import db_option, json_option, patiently, write
-from taskmanager.console.plain import counted
 from taskmanager.duties.recovery import PAGE, Recovery
 from taskmanager.engine.instance import is_dead, new_identity
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.config import RecoveryConfig
 from taskmanager.model.record import TaskRow
+from taskmanager.model.wording import counted
 from taskmanager.store.protocol import Store
 
 EPILOG: Final = """
@@ -63,7 +63,8 @@ async def _recover(store: Store, database: Path) -> tuple[list[TaskRow], int]:
     known = [each.instance_id for each in await store.instances()]
     dead = [each for each in known if is_dead(database, each)]
     before = await _orphans(store, database, {*known} - {*dead})
-    recovery = Recovery(store, clock, identity, database, crash_budget=RecoveryConfig().crash_budget)
+    budget = RecoveryConfig().crash_budget
+    recovery = Recovery(store, clock, identity, database, crash_budget=budget, tell=lambda row: None)  # said at the end
     await patiently(recovery.run_once)
     now: dict[str, Any] = {}
     for start in range(0, len(before), PAGE):

@@ -13,11 +13,6 @@ def escaped_lines(text: str) -> str:
     return "\n".join(escaped(line) for line in text.expandtabs(4).split("\n"))
 
 
-def counted(number: int, one: str) -> str:
-    """`1 task`, `1,200 tasks`."""
-    return f"1 {one}" if number == 1 else f"{number:,} {one}s"
-
-
 def cut(text: str, limit: int) -> str:
     """At most `limit` characters, and a sign where some are missing."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

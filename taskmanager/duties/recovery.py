@@ -41,6 +41,14 @@ class Crash(NamedTuple):
 NO_CRASH: Final = Crash(False, None)
 
 
+def log_failed(row: TaskRow) -> None:
+    """One ERROR for a final failure, as for one that was seen to happen."""
+    if row.status == TaskStatus.FAILED:
+        about = {"task_id": row.task_id, "task_name": row.task_name}
+        text = "task %s (%s) failed with %s: %s"
+        logger.error(text, row.task_name, row.task_id, row.error_code, row.failed_reason, extra=about)
+
+
 class Recovery:
     """Finds rows whose owner is dead and moves them on."""
 
@@ -53,6 +61,7 @@ class Recovery:
         *,
         crash_budget: int,
         random_01: Callable[[], float] = random.random,
+        tell: Callable[[TaskRow], None] = log_failed,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -60,6 +69,7 @@ class Recovery:
         self._database = database
         self._crash_budget = crash_budget
         self._random_01 = random_01
+        self._tell = tell
 
     async def run_once(self, *, waiting: bool = True, running: bool = True) -> int:
         """Recover what dead instances left waiting, running or both; how many rows were moved."""
@@ -121,6 +131,9 @@ class Recovery:
         known = crashes or {}
         writes = [self._judge(row, known.get(row.claimed_by_worker_id or "", NO_CRASH)) for row in rows]
         report = await self._store.commit(writes)
+        for write in writes:
+            if write.row.task_id not in report.lost and write.row.task_id not in report.rejected:
+                self._tell(write.row)
         return len(rows) - len(report.lost) - len(report.rejected)
 
     def _is_dead(self, instance_id: str) -> bool:

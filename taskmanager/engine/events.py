@@ -9,6 +9,7 @@ from taskmanager.engine.live import Ending, LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.settle import Next, Outcome
 from taskmanager.model.states import TaskStatus
+from taskmanager.model.wording import counted
 
 logger = logging.getLogger("taskmanager")
 
@@ -78,11 +79,11 @@ def log_end(live: LiveTask) -> None:
     name, extra = live.definition.name, extra_of(live)
     if live.status is TaskStatus.FAILED:
         logger.error(
-            "task %s (%s) failed with %s after %d attempts\n%s",
+            "task %s (%s) failed with %s after %s\n%s",
             name,
             live.task_id,
             live.error_code,
-            live.start_count,
+            counted(live.start_count, "attempt"),
             live.failed_reason,
             extra=extra,
         )

@@ -23,6 +23,7 @@ from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite, expected_of
 from taskmanager.model.states import TaskStatus
+from taskmanager.model.wording import counted
 from taskmanager.store.protocol import CommitReport, Store
 
 logger = logging.getLogger("taskmanager")
@@ -380,7 +381,7 @@ class Writer:
         if self.degraded_since is not None:
             away_s = (self._clock.now_us() - self.degraded_since) / 1_000_000
             self.degraded_since = self.degraded_reason = None
-            logger.warning("the store is back after %.1f s; %d records are being written", away_s, self.unsaved_count)
+            logger.warning("the store is back after %.1f s; %s to write", away_s, counted(self.unsaved_count, "record"))
             self._listener.restored()
 
     def lose_everything_committed(self, lives: Iterable[LiveTask]) -> None:

@@ -146,6 +146,19 @@ async def test_silence_is_judged_by_role_and_a_beat_exactly_as_old_as_the_thresh
     assert [(each.attempt, each.outcome) for each in attempts] == [(1, "WORKER_FAILURE")]
 
 
+async def test_a_task_that_a_crash_has_failed_is_one_error(stage: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """As one whose failure was seen to happen: nobody else would tell. What goes on is no error."""
+    scene = await stage()
+    safe = task("safe", status="RUNNING", task_options='{"requeue_on_interrupt": true}')
+    await scene.other(
+        "gone", task("running", status="RUNNING"), safe, task("claimed", status="CLAIMED"), is_alive=False
+    )
+    await scene.manager._lifecycle._recover()
+    (said,) = [each for each in caplog.records if each.levelno >= logging.ERROR]
+    assert (said.task_id, said.task_name) == ("running", "app:job")
+    assert "failed with WORKER_CRASHED" in said.getMessage()
+
+
 @pytest.mark.req("RC-30", "RC-31")
 async def test_a_long_task_whose_instance_beats_is_healthy(stage: Any) -> None:
     """However long it runs: a beat whose value changes is a sign of life, whatever clock it was read from."""
