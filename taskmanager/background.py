@@ -5,14 +5,13 @@ import logging
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any, ParamSpec, final
+from typing import ParamSpec, final
 
-from taskmanager.engine.definition import CallOptions, Definition
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.live import LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.model.errors import ConfigurationError, TaskManagerError
-from taskmanager.task import Task, TaskCall
+from taskmanager.task import Submitter, bound_call
 
 P = ParamSpec("P")
 logger = logging.getLogger("taskmanager")
@@ -22,10 +21,11 @@ logger = logging.getLogger("taskmanager")
 class Background:
     """Collects the tasks of one route or one block. Get it with `Depends(manager.background)`."""
 
-    __slots__ = ("_has_succeeded", "_intake", "_lock", "_made")
+    __slots__ = ("_has_succeeded", "_intake", "_lock", "_made", "_submitter")
 
-    def __init__(self, intake: Intake) -> None:
+    def __init__(self, intake: Intake, submitter: Submitter) -> None:
         self._intake = intake
+        self._submitter = submitter
         self._made: list[LiveTask] = []
         self._has_succeeded: bool | None = None
         # A synchronous route adds from its thread, and may have left a thread of its own behind.
@@ -38,7 +38,7 @@ class Background:
         `ConfigurationError` for a plain function. When the code around has succeeded already (in the body of a
         streaming response, say), the task is handed over at once; when it has failed, this raises.
         """
-        definition, options = _bound(func)
+        definition, options = bound_call(func, self._submitter)
         live = self._intake.make(definition, options, args, kwargs)
         with self._lock:
             if self._has_succeeded is None:
@@ -103,9 +103,3 @@ def came_from_sending(exc: BaseException) -> bool:
             return True
         caller = name
     return False
-
-
-def _bound(func: Any) -> tuple[Definition, CallOptions]:
-    if isinstance(func, Task | TaskCall):
-        return func.bound()
-    raise ConfigurationError(f"{func!r} is not a task; decorate it with @manager.task, and it can be added")

@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 from taskmanager.engine.attempt import Attempt, current
 from taskmanager.engine.events import wait_in
 from taskmanager.engine.live import Ending, LiveTask
+from taskmanager.model.checks import check_timeout
 from taskmanager.model.errors import (
     NotPersisted,
     StoreError,
@@ -102,6 +103,7 @@ class TaskHandle(Generic[R_co]):
         """The task's `TaskResult`, value or error, without raising for a failure. `TimeoutError` after `timeout`
         seconds.
         """
+        check_timeout(timeout)
         async with asyncio.timeout(timeout):
             return (await self._ending()).result
 
@@ -120,11 +122,15 @@ class TaskHandle(Generic[R_co]):
     async def saved(self, *, timeout: float | None = None) -> None:
         """Return when the task is committed: from then on it survives SIGKILL and power loss.
 
-        Raises `NotPersisted` for a memory-only task, `StoreUnavailable` or `TimeoutError` after `timeout` seconds, and
-        `StoreError` when the record cannot be stored at all.
+        Raises `NotPersisted` for a memory-only task, `StoreUnavailable` or `TimeoutError` after `timeout` seconds,
+        `StoreError` when the record cannot be stored at all, and `UnknownTask` for an id that does not exist.
         """
+        check_timeout(timeout)
         live = self._live
-        if live is None or live.is_elsewhere or (live.committed is not None and not live.awaits_row):
+        if live is None:
+            await self.info()  # what can be found is in the file; what cannot, never was
+            return
+        if live.is_elsewhere or (live.committed is not None and not live.awaits_row):
             return
         if not live.is_persisted:
             raise NotPersisted(

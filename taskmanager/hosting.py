@@ -2,10 +2,15 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
+
+from taskmanager.model.errors import ConfigurationError, StoreUnavailable
+
+logger = logging.getLogger("taskmanager")
 
 Main = Callable[[], Coroutine[Any, Any, Any]]
 
@@ -24,6 +29,25 @@ async def shielded(work: Coroutine[Any, Any, None]) -> None:
         raise cancelled
 
 
+def run_hosted(
+    started: AbstractAsyncContextManager[object], cut_short: Callable[[], None], mains: tuple[Main, ...]
+) -> Any:
+    """`manager.run`. Raises `TypeError` for what is no function, and `ConfigurationError` where a loop runs already."""
+    if len(mains) > 1 or not all(callable(main) for main in mains):
+        given = ", ".join(repr(main) for main in mains)
+        for main in mains:
+            if asyncio.iscoroutine(main):
+                main.close()  # or Python would warn that nobody awaited it
+        raise TypeError(f"run takes one async function, not called: manager.run(main), not {given}")
+    if asyncio.events._get_running_loop() is not None:  # noqa: SLF001  # documented for such use
+        raise ConfigurationError("run() has an event loop of its own; where one runs use `async with manager:`")
+    try:
+        return asyncio.run(host(started, cut_short, *(mains or (None,))))
+    except StoreUnavailable as exc:
+        logger.error("%s", exc)
+        raise SystemExit(1) from exc
+
+
 async def host(started: AbstractAsyncContextManager[object], cut_short: Callable[[], None], main: Main | None) -> Any:
     """Run `main`, or wait, inside `started`, until it ends or a signal comes; a second signal calls `cut_short`."""
     loop = asyncio.get_running_loop()
@@ -36,7 +60,7 @@ async def host(started: AbstractAsyncContextManager[object], cut_short: Callable
 
     with _signals(loop, on_signal):
         async with started:
-            work = loop.create_task(signalled.wait() if main is None else main())
+            work = loop.create_task(signalled.wait() if main is None else _begun(main))
             waiting = loop.create_task(signalled.wait())
             await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
@@ -44,6 +68,13 @@ async def host(started: AbstractAsyncContextManager[object], cut_short: Callable
                 work.cancel()
                 await asyncio.wait([work])
             return None if main is None or work.cancelled() else work.result()
+
+
+def _begun(main: Main) -> Coroutine[Any, Any, Any]:
+    work = main()
+    if not asyncio.iscoroutine(work):
+        raise TypeError(f"run takes an async function, and {main!r} is none: it returned {work!r}")
+    return work
 
 
 @contextlib.contextmanager

@@ -1,17 +1,20 @@
 """What handles ask of their manager, through all its starts and stops."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Self, cast
 
 from taskmanager.duties.schedule_actions import ScheduleActions
 from taskmanager.duties.schedules import Schedules
+from taskmanager.engine.attempt import Attempt, current
 from taskmanager.engine.events import wait_in
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
 from taskmanager.engine.live import GOES_ON, Ending, LiveTask
 from taskmanager.engine.queues import Queues
 from taskmanager.engine.records import Records
-from taskmanager.model.errors import ManagerStopped, UnknownTask
+from taskmanager.model.checks import check_tags, check_timeout
+from taskmanager.model.errors import ConfigurationError, ManagerStopped, UnknownTask, WrongProcess
 from taskmanager.model.record import TaskInfo
 from taskmanager.model.states import TaskStatus
 
@@ -31,6 +34,29 @@ class Running(NamedTuple):
         return cls(lifecycle, Records(engine), ScheduleActions(engine, schedules), Queues(engine))
 
 
+def check_loop(lifecycle: Lifecycle) -> None:
+    """A manager belongs to the loop it was started in; from others it can be enqueued to, and its handles awaited."""
+    engine = lifecycle.engine
+    if asyncio.get_running_loop() is engine.loop:
+        return
+    if engine.intake.is_forked:
+        raise WrongProcess("this process was forked from one whose manager runs there; await manager.stop() first")
+    if engine.loop.is_closed():
+        raise ManagerStopped(
+            "the event loop that the manager was started in is closed; await manager.stop() to forget that start, and "
+            "use `async with manager:` or manager.run(main)"
+        )
+    raise ConfigurationError(
+        "the manager runs in another event loop; from here use asyncio.run_coroutine_threadsafe(manager.method(), loop)"
+    )
+
+
+def check_stop(lifecycle: Lifecycle) -> None:
+    """A stop in another loop would wait for ever; one of a start that is another process's, or gone, forgets it."""
+    if not (lifecycle.engine.intake.is_forked or lifecycle.engine.loop.is_closed()):
+        check_loop(lifecycle)
+
+
 class Keeper:
     """Answers from the start that runs now; `running` gives it, or None, and `intake` the door of the manager."""
 
@@ -39,11 +65,29 @@ class Keeper:
         self._intake = intake
 
     def needed(self) -> Running:
-        """The start that runs now; raises `ManagerStopped` when there is none."""
+        """The start that runs now; raises `ManagerStopped` when there is none, `ConfigurationError` elsewhere than in
+        its loop.
+        """
+        running = self._known()
+        check_loop(running.lifecycle)
+        return running
+
+    def _known(self) -> Running:
         running = self._running()
         if running is None:
             raise ManagerStopped("the manager does not run; use `async with manager:` or await manager.start()")
         return running
+
+    async def join(self, tags: Mapping[str, str] | None, timeout: float | None) -> None:
+        """Wait until nothing accepted or claimed here is unfinished."""
+        if isinstance(current.get(None), Attempt):
+            raise ConfigurationError(
+                "join() inside a task would wait for that task; await the handles you need instead"
+            )
+        check_tags(tags)
+        check_timeout(timeout)
+        async with asyncio.timeout(timeout):
+            await self.needed().lifecycle.join(dict(tags or {}))
 
     def find_live(self, task_id: str) -> LiveTask | None:
         """The task in memory, if it is there."""
@@ -57,7 +101,7 @@ class Keeper:
         """
         if was_accepted and self._running() is None:
             return GOES_ON
-        engine = self.needed().lifecycle.engine
+        engine = self._known().lifecycle.engine
         live = engine.live.get(task_id)
         if live is not None:
             return cast("Ending", await wait_in(live.waiters_list()))
@@ -68,7 +112,7 @@ class Keeper:
 
     async def info_of(self, task_id: str, include_attempts: bool) -> TaskInfo:
         """The record behind a handle; raises `UnknownTask` when there is none."""
-        info = await self.needed().records.get(task_id, include_attempts=include_attempts)
+        info = await self._known().records.get(task_id, include_attempts=include_attempts)
         if info is None:
             raise UnknownTask(f"there is no task {task_id}; it was purged, or never accepted")
         return info
@@ -80,13 +124,22 @@ class Keeper:
         running = self._running()
         if running is None:
             return live is not None and self._intake().cancel_held(live)
-        return running.lifecycle.cancel_now(task_id, live, running.records)
+        lifecycle = running.lifecycle
+        if asyncio.events._get_running_loop() is lifecycle.engine.loop:  # noqa: SLF001  # documented for such use
+            return lifecycle.cancel_now(task_id, live, running.records)
+        # From a thread, a route that is no coroutine for one: asked all the same, and answered by the end of the task.
+        lifecycle.engine.loop.call_soon_threadsafe(lifecycle.cancel_now, task_id, live, running.records)
+        return True
 
     def hurry(self, live: LiveTask) -> None:
         """Somebody waits for this task to be saved."""
         running = self._running()
         if running is not None and live.is_dirty:
-            running.lifecycle.engine.writer.mark(live)
+            engine = running.lifecycle.engine
+            if asyncio.events._get_running_loop() is engine.loop:  # noqa: SLF001  # documented for such use
+                engine.writer.mark(live)
+            else:
+                engine.loop.call_soon_threadsafe(engine.writer.mark, live)
 
     def last_status(self, task_id: str) -> TaskStatus | None:
         """The status of a foreign task as it was last seen."""

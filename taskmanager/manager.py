@@ -1,14 +1,11 @@
 """`TaskManager`: wiring and one-line delegations. What it does is done in `engine/`, where it is kept in `store/`."""
 
-import asyncio
-import logging
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from os import PathLike
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
 
@@ -17,7 +14,6 @@ from taskmanager.codec.values import Codec
 from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.rounds import Rounds
 from taskmanager.duties.stale import StaleTasks
-from taskmanager.engine.attempt import Attempt, current
 from taskmanager.engine.definition import CallOptions, Definition
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import Identity, new_identity
@@ -27,21 +23,23 @@ from taskmanager.engine.live import LiveTask
 from taskmanager.engine.records import Records
 from taskmanager.engine.report import status_of
 from taskmanager.engine.schedule import ScheduleOptions
-from taskmanager.engine.settings import Settings, default_processes, default_threads
+from taskmanager.engine.settings import Settings, database_of, default_processes, default_threads
 from taskmanager.handle import TaskHandle
-from taskmanager.hosting import host, shielded
-from taskmanager.keeper import Keeper, Running
+from taskmanager.hosting import run_hosted, shielded
+from taskmanager.keeper import Keeper, Running, check_stop
+from taskmanager.model.checks import check_task_id, check_timeout
 from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.config import (
     ExceptionMapper,
     QueueConfig,
     RecoveryConfig,
     RetryPolicy,
+    list_fault,
     mapper_faults,
     own_code_fault,
     raise_faults,
 )
-from taskmanager.model.errors import ConfigurationError, StoreUnavailable
+from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.record import TaskInfo
 from taskmanager.model.result import Seconds
 from taskmanager.model.states import Lane, TaskStatus
@@ -49,7 +47,16 @@ from taskmanager.model.status import ManagerStatus, ScheduleInfo
 from taskmanager.registry import Defaults, Registry, tasks_in
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Store, TaskFilter
-from taskmanager.task import DEFAULT_QUEUE, Task, TaskCall, TaskDecorator, TaskOptions
+from taskmanager.task import (
+    DEFAULT_QUEUE,
+    Task,
+    TaskCall,
+    TaskDecorator,
+    TaskOptions,
+    bound_call,
+    decorate,
+    in_brackets,
+)
 
 if TYPE_CHECKING:
     import aiosqlite
@@ -58,7 +65,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-logger = logging.getLogger("taskmanager")
 _DEFAULT_RECOVERY = RecoveryConfig()
 
 
@@ -101,11 +107,10 @@ class TaskManager:
         instance_name: str | None = None,
     ) -> None:
         code_fault = own_code_fault(default_unhandled_error_code, "default_unhandled_error_code")
-        raise_faults("TaskManager", [*mapper_faults(exception_mapper), *([code_fault] if code_fault else [])])
-        if snapshot_db is not None and "://" in str(snapshot_db):
-            raise ConfigurationError(f"snapshot_db must be a path of an SQLite file, not {str(snapshot_db)!r}")
+        faults = [code_fault, list_fault("queues", queues, "QueueConfig"), *mapper_faults(exception_mapper)]
+        raise_faults("TaskManager", [fault for fault in faults if fault])
         self._settings = Settings(
-            database=None if snapshot_db is None else Path(snapshot_db).absolute(),
+            database=database_of(snapshot_db),
             snapshot_interval_s=snapshot_interval,
             commit_interval_s=commit_interval,
             synchronous=synchronous,
@@ -203,10 +208,7 @@ class TaskManager:
         from the start after an interruption. `retries`, `retry_delay`, `retry_backoff` are the short form of
         `retry_policy`. `timeout` is seconds per attempt. `executor` is the lane: "async", "thread" or "process".
         """
-        if args:
-            (fn,) = args
-            return self._define(fn, TaskOptions(**options))
-        return TaskDecorator(lambda each: self._define(each, TaskOptions(**options)))
+        return decorate(self._define, args, options)
 
     def _define(self, fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
         made: Task[..., Any] = Task(fn, options)
@@ -218,6 +220,7 @@ class TaskManager:
         if self._lifecycle is not None:
             self._lifecycle.look_again()
 
+    @in_brackets
     def schedule(
         self,
         *,
@@ -321,7 +324,7 @@ class TaskManager:
         return insert_statement(self._make_free(task, args, kwargs).row())
 
     def _make_free(self, call: TaskCall[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> LiveTask:
-        definition, options = call.bound()
+        definition, options = bound_call(call, self)
         if self._settings.database is None or not definition.is_persisted:
             raise ConfigurationError(
                 f"task {definition.name!r} is memory-only and cannot be written in a transaction; give it persist=True"
@@ -342,8 +345,10 @@ class TaskManager:
         A manager that runs already raises `ConfigurationError`; a stopped one may be started again, on another
         loop too.
         """
-        if self._lifecycle is not None:
+        if self._lifecycle is not None and not self._lifecycle.engine.loop.is_closed():
             raise ConfigurationError("the manager runs already; stop it before starting it again")
+        await self.stop()
+        self._registry.warn_of_unkept()
         self._intake.reopen_for_start()
         identity = new_identity(self._settings.instance_name, self._clock.now_us())
         store = self._make_store()
@@ -363,12 +368,14 @@ class TaskManager:
         Takes at most two seconds longer than the drain. Raises `StoreUnavailable` when not everything could be written.
         Stopping a manager that does not run does nothing.
         """
+        check_timeout(timeout)
         lifecycle = self._lifecycle
         if lifecycle is None:
             return
         if lifecycle.is_stopping:
             await lifecycle.wait_stopped()
             return
+        check_stop(lifecycle)
         try:
             # A waiter that is cancelled must not leave the file open and every handle hanging.
             await shielded(lifecycle.stop(self._settings.drain_timeout_s if timeout is None else timeout))
@@ -409,11 +416,7 @@ class TaskManager:
         SIGTERM and SIGINT cancel `main` and stop the manager; a second one cuts the drain short. Exits with
         status 1 when the store could not be written at the stop.
         """
-        try:
-            return asyncio.run(host(self, self._cut_short, *(mains or (None,))))
-        except StoreUnavailable as exc:
-            logger.error("%s", exc)
-            raise SystemExit(1) from exc
+        return run_hosted(self, self._cut_short, mains)
 
     def _cut_short(self) -> None:
         if self._lifecycle is not None:
@@ -424,12 +427,7 @@ class TaskManager:
 
         Delayed tasks count. Raises `TimeoutError` after `timeout` seconds, `ConfigurationError` inside a task.
         """
-        if isinstance(current.get(None), Attempt):
-            raise ConfigurationError(
-                "join() inside a task would wait for that task; await the handles you need instead"
-            )
-        async with asyncio.timeout(timeout):
-            await self._running().join(dict(tags or {}))
+        await self._keeper.join(tags, timeout)
 
     async def wait_for_room(self, queue_name: str = DEFAULT_QUEUE) -> None:
         """Return when `enqueue` to that queue would not raise `QueueFull` because of its waiting tasks."""
@@ -464,6 +462,7 @@ class TaskManager:
 
     def handle(self, task_id: str, /) -> TaskHandle[Any]:
         """A handle from an id, for a task of any instance; awaiting one that does not exist raises `UnknownTask`."""
+        check_task_id(task_id)
         return TaskHandle(self._keeper, task_id, self._keeper.find_live(task_id))
 
     async def get(self, task_id: str, /, *, include_attempts: bool = False) -> TaskInfo | None:
@@ -502,21 +501,19 @@ class TaskManager:
 
     async def purge(self, *, status: TaskStatus | None = None, older_than: timedelta | None = None) -> int:
         """Delete ended records (their attempts too) and return how many. Live ones are never touched."""
-        if status is not None and not TaskStatus(status).is_terminal:
-            raise ConfigurationError(f"purge deletes ended tasks only; {status} is not an end")
         return await self._the_records().purge(status, older_than)
 
     async def get_stale_tasks(self, stale_threshold_minutes: float = 2) -> tuple[TaskInfo, ...]:
         """Live tasks of instances that have not been heard of for that long."""
-        return await self._stale_tasks().find(stale_threshold_minutes * 60_000_000)
+        return await self._stale_tasks().find(stale_threshold_minutes)
 
     async def mark_stale_tasks_as_failed(self, stale_threshold_ms: int = 300_000) -> int:
         """Fail (or retry, by their policy) RUNNING tasks of silent instances; returns how many."""
-        return await self._stale_tasks().fail_running(stale_threshold_ms * 1_000)
+        return await self._stale_tasks().fail_running(stale_threshold_ms)
 
     async def requeue_stale_claimed(self, stale_threshold_ms: int = 120_000) -> int:
         """Free CLAIMED tasks of silent instances; returns how many."""
-        return await self._stale_tasks().requeue_claimed(stale_threshold_ms * 1_000)
+        return await self._stale_tasks().requeue_claimed(stale_threshold_ms)
 
     async def pause(self, queue_name: str, /) -> None:
         """Start nothing more of that queue, in every instance, until it is resumed; also of one that is to come."""
@@ -544,7 +541,7 @@ class TaskManager:
 
     async def background(self) -> AsyncIterator[Background]:
         """For `Depends(manager.background)`: tasks added are handed over when the route has succeeded, else dropped."""
-        background = Background(self._intake)
+        background = Background(self._intake, self)
         try:
             yield background
         except BaseException as exc:

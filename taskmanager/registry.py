@@ -44,6 +44,8 @@ class Defaults:
             faults.append(f"retry_policy must be a RetryPolicy, not {self.retry_policy!r}")
         if self.codec is not None and not all(callable(getattr(self.codec, way, None)) for way in ("encode", "decode")):
             faults.append(f"codec must have encode and decode, not be {self.codec!r}")
+        if isinstance(self.codec, type):
+            faults.append(f"codec must be an object, not its class: {self.codec.__name__}()")
         raise_faults("TaskManager", faults)
 
 
@@ -56,6 +58,8 @@ class Registry:
         self.definitions: dict[str, Definition] = {}
         self.schedules: dict[str, Schedule] = {}
         self._scheduled: dict[str, Task[..., Any]] = {}
+        self._unkept: dict[str, tuple[str, int]] = {}
+        """Tasks with `requeue_on_interrupt=True` that enqueueing does not persist, and where they are declared."""
 
     def __repr__(self) -> str:
         return f"<Registry of {len(self.tasks)} tasks>"
@@ -64,6 +68,8 @@ class Registry:
         """Bind a task to the manager. Raises `ConfigurationError` for a clash of names, a second manager, or a
         bad lane.
         """
+        if not isinstance(task, Task):
+            raise ConfigurationError(f"{task!r} is not a task; decorate the function with @task, and register that")
         if task.binding is not None:
             if task.binding.submitter is submitter:
                 return
@@ -74,6 +80,8 @@ class Registry:
                 f"there is a task {task.name!r} already (from {known.fn.__module__}); give one of them another name="
             )
         definition = define(task, self.defaults)
+        if task.options.requeue_on_interrupt and not definition.is_persisted:
+            self._unkept[task.name] = _users_line()
         self.tasks[task.name] = task
         self.definitions[task.name] = definition
         task.binding = Binding(definition, submitter)
@@ -90,8 +98,24 @@ class Registry:
         self._scheduled[name] = task
         return schedule
 
+    def warn_of_unkept(self) -> None:
+        """At a start, once for each: only then is it known that no schedule, whose runs are persisted, makes it."""
+        scheduled = {schedule.task_name for schedule in self.schedules.values()} if self.defaults.has_store else set()
+        unkept, self._unkept = self._unkept, {}
+        for name, (file, line) in unkept.items():
+            if name not in scheduled:
+                warnings.warn_explicit(
+                    f"task {name!r} has requeue_on_interrupt=True but nothing persists it; it will not come back. "
+                    "Give it persist=True, or the manager requeue_pending=True",
+                    UserWarning,
+                    file,
+                    line,
+                )
+
     def get(self, name: str) -> Task[..., Any]:
         """The task of that name; `UnknownTask` when there is none."""
+        if not isinstance(name, str):
+            raise ConfigurationError(f"the name of a task must be text such as 'app.jobs:send', not {name!r}")
         task = self.tasks.get(name)
         if task is None:
             known = ", ".join(sorted(self.tasks)[:5]) or "none"
@@ -114,12 +138,6 @@ def define(task: Task[..., Any], defaults: Defaults) -> Definition:
             f"task {task.name!r} has persist=True, but the manager has snapshot_db=None and nowhere to keep it"
         )
     is_persisted = is_persisted and defaults.has_store
-    if options.requeue_on_interrupt and not is_persisted:
-        warnings.warn(
-            f"task {task.name!r} has requeue_on_interrupt=True but nothing persists it; it will not come back. "
-            "Give it persist=True, or the manager requeue_pending=True",
-            stacklevel=_users_level(),
-        )
     lane = lane_of(task)
     codec = defaults.codec
     return Definition(
@@ -143,12 +161,12 @@ def define(task: Task[..., Any], defaults: Defaults) -> Definition:
     )
 
 
-def _users_level() -> int:
-    """How many frames up the first line outside this package is: the one that a warning must name."""
-    frame, level = sys._getframe(1), 1  # noqa: SLF001  # warnings.warn has skip_file_prefixes only from Python 3.12
+def _users_line() -> tuple[str, int]:
+    """The file and the line of the first frame outside this package: the one that a warning must name."""
+    frame = sys._getframe(1)  # noqa: SLF001  # as warnings.warn does
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("taskmanager."):
-        frame, level = frame.f_back, level + 1
-    return level
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 def retry_rule(task: Task[..., Any], manager_policy: RetryPolicy | None) -> RetryRule:
@@ -202,6 +220,8 @@ def tasks_in(packages: Iterable[str]) -> Iterator[Task[..., Any]]:
 def _modules(name: str) -> Iterator[ModuleType]:
     import pkgutil
 
+    if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigurationError(f"discover takes names of modules and packages, such as 'app.jobs', not {name!r}")
     module = importlib.import_module(name)
     yield module
     for found in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{name}."):

@@ -3,8 +3,9 @@
 import inspect
 import sys
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
+from functools import wraps
 from pathlib import Path
 from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, cast, final, get_args, overload
 
@@ -13,21 +14,24 @@ from taskmanager.codec.values import dumps
 from taskmanager.engine.context import await_detached, call_detached
 from taskmanager.engine.definition import NO_OPTIONS, CallOptions, Definition
 from taskmanager.handle import TaskHandle
+from taskmanager.model.checks import is_storable, tags_fault
 from taskmanager.model.clock import to_us
 from taskmanager.model.config import (
     MAX_NAME_LENGTH,
     ExceptionMapper,
     RetryPolicy,
     mapper_faults,
+    name_fault,
     own_code_fault,
     priority_fault,
     queue_name_fault,
     raise_faults,
 )
 from taskmanager.model.errors import ConfigurationError
-from taskmanager.model.result import Seconds, Snooze, TaskResult, seconds_of
+from taskmanager.model.result import Seconds, Snooze, TaskResult, seconds_fault, seconds_of
 from taskmanager.model.states import Lane
-from taskmanager.rules.retry import RetryRule
+from taskmanager.rules.nearest import did_you_mean
+from taskmanager.rules.retry import shorthand_faults
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -62,15 +66,15 @@ class TaskOptions:
             priority_fault(self.priority),
             *mapper_faults(self.exception_mapper),
         ]
-        if self.name is not None and not (isinstance(self.name, str) and 0 < len(self.name) <= MAX_NAME_LENGTH):
-            found.append(f"name must be 1 to {MAX_NAME_LENGTH} characters of text, not {self.name!r}")
+        if self.name is not None:
+            found.append(name_fault(self.name))
         if self.default_unhandled_error_code is not None:
             found.append(own_code_fault(self.default_unhandled_error_code, "default_unhandled_error_code"))
         if self.retries is not None and self.retry_policy is not None:
             found.append("give retries= or retry_policy=, not both")
         if self.retry_policy is not None and not isinstance(self.retry_policy, RetryPolicy):
             found.append(f"retry_policy must be a RetryPolicy, not {self.retry_policy!r}")
-        if self.persist not in (None, True, False):
+        if self.persist is not None and not isinstance(self.persist, bool):
             found.append(f"persist must be True, False or None, not {self.persist!r}")
         if not isinstance(self.requeue_on_interrupt, bool):  # "no" would mean yes
             found.append(f"requeue_on_interrupt must be True or False, not {self.requeue_on_interrupt!r}")
@@ -78,27 +82,56 @@ class TaskOptions:
             found.append("requeue_on_interrupt=True needs persist=True: a memory-only task cannot come back")
         if self.executor is not None and self.executor not in get_args(Lane):
             found.append(f"executor must be 'async', 'thread' or 'process', not {self.executor!r}")
-        found.extend((timeout_fault(self.timeout), self._shorthand_fault()))
+        found.extend((timeout_fault(self.timeout), *self._shorthand_faults()))
         return [fault for fault in found if fault]
 
-    def _shorthand_fault(self) -> str | None:
-        if self.retries is None:
-            return None
-        try:
-            RetryRule.shorthand(self.retries, seconds_of(self.retry_delay, "retry_delay"), self.retry_backoff)
-        except ConfigurationError as exc:
-            return str(exc)
-        return None
+    def _shorthand_faults(self) -> list[str]:
+        if self.retries is not None:
+            return shorthand_faults(self.retries, self.retry_delay, self.retry_backoff)
+        given = [name for name in ("retry_delay", "retry_backoff") if getattr(self, name) != getattr(_DEFAULTS, name)]
+        return [f"{name} means nothing without retries=; a retry_policy has delays of its own" for name in given]
+
+
+_DEFAULTS: Final = TaskOptions()
+
+
+def options_of(given: Mapping[str, Any]) -> TaskOptions:
+    """The options of a decorator. Raises `TypeError` for one that does not exist, and names the one that was meant."""
+    known = [field.name for field in fields(TaskOptions)]
+    for name in given.keys() - set(known):
+        advice = did_you_mean(name, known) or f"; there are {', '.join(known)}"
+        raise TypeError(f"task() has no option {name!r}{advice}")
+    return TaskOptions(**given)
+
+
+def decorate(make: Callable[[Any, TaskOptions], Any], args: tuple[Any, ...], given: Mapping[str, Any]) -> Any:
+    """`@task` bare, which makes the task at once, or with options, which gives the decorator that will."""
+    options = options_of(given)
+    if len(args) > 1:
+        raise TypeError(f"a task is made from one function, not from {len(args)} arguments; options are keywords")
+    return make(args[0], options) if args else TaskDecorator(lambda fn: make(fn, options))
+
+
+def in_brackets(method: Callable[P, R]) -> Callable[P, R]:
+    """For a method that only makes decorators: written without brackets, it would be given the function itself."""
+
+    @wraps(method)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if len(args) > 1:
+            name = method.__name__
+            raise TypeError(f"{name} takes keywords in brackets, as @manager.{name}(every=60), not {args[1]!r}")
+        return method(*args, **kwargs)
+
+    return checked
 
 
 def timeout_fault(timeout: Seconds | None) -> str | None:
     """What is wrong with a time limit, or None."""
     if timeout is None:
         return None
-    try:
-        return None if seconds_of(timeout, "timeout") > 0 else "timeout must be more than 0 seconds"
-    except ConfigurationError as exc:
-        return str(exc)
+    return seconds_fault(timeout, "timeout") or (
+        None if seconds_of(timeout, "timeout") > 0 else "timeout must be more than 0 seconds"
+    )
 
 
 class Submitter(Protocol):
@@ -153,10 +186,12 @@ class TaskCall(Generic[P, C_co]):
             raise self._task.unbound()
         return binding.submitter.enqueue_call(binding.definition, self._options, args, kwargs)
 
-    def bound(self) -> tuple[Definition, CallOptions]:
-        """What is to be run and how; raises `ConfigurationError` for a task without a manager."""
+    def bound(self, submitter: Submitter | None = None) -> tuple[Definition, CallOptions]:
+        """What is to be run and how; raises `ConfigurationError` for a task without a manager, or not of this one."""
         if self._task.binding is None:
             raise self._task.unbound()
+        if submitter is not None and self._task.binding.submitter is not submitter:
+            raise ConfigurationError(f"task {self._task.name!r} is bound to another manager; use that one")
         return self._task.binding.definition, self._options
 
     def __repr__(self) -> str:
@@ -176,7 +211,9 @@ class Task(TaskCall[P, C_co]):
         self.fn: Callable[P, C_co] = plain
         self.options = options
         self.binding: Binding | None = None
-        raise_faults(f"task {getattr(plain, '__qualname__', plain)!r}", [*options.faults(), *_function_faults(plain)])
+        named = getattr(plain, "__qualname__", None)
+        subject = f"task {named!r}" if isinstance(named, str) and callable(plain) else "task"
+        raise_faults(subject, [*options.faults(), *_function_faults(plain)])
         self._name = options.name or default_name(plain)
         if len(self._name) > MAX_NAME_LENGTH:
             raise ConfigurationError(f"task name {self._name!r} is longer than {MAX_NAME_LENGTH}; give a shorter name=")
@@ -224,8 +261,9 @@ class Task(TaskCall[P, C_co]):
             timeout_fault(timeout),
             None if priority is None else priority_fault(priority),
             None if queue_name is None else queue_name_fault(queue_name),
+            None if delay is None else seconds_fault(delay, "delay"),
             _key_fault(idempotency_key),
-            _tags_fault(tags),
+            tags_fault(tags),
             "give delay= or run_at=, not both" if delay is not None and run_at is not None else None,
         ]
         raise_faults(f"{self._name}.with_options", [fault for fault in faults if fault])
@@ -264,6 +302,13 @@ class Task(TaskCall[P, C_co]):
         return f"<Task {self._name!r}{'' if self.binding else ', bound to no manager'}>"
 
 
+def bound_call(call: object, submitter: Submitter) -> tuple[Definition, CallOptions]:
+    """A task of this manager, or one with options, as a call was given it; `ConfigurationError` for anything else."""
+    if not isinstance(call, TaskCall):
+        raise ConfigurationError(f"{call!r} is not a task; decorate the function with @manager.task, and give that")
+    return call.bound(submitter)
+
+
 @final
 class TaskDecorator:
     """What `@task(...)` and `@manager.task(...)` with options return: decorates one function."""
@@ -297,11 +342,9 @@ def task(
     timeout: Seconds | None = None,
     executor: Lane | None = None,
 ) -> TaskDecorator: ...
-def task(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+def task(*args: Any, **options: Any) -> Any:
     """Declare a task without a manager, for a library; `manager.register` or `manager.discover` binds it later."""
-    if fn is not None:
-        return Task(fn, TaskOptions())
-    return TaskDecorator(lambda each: Task(each, TaskOptions(**options)))
+    return decorate(Task, args, options)
 
 
 def default_name(fn: Callable[..., Any]) -> str:
@@ -326,9 +369,13 @@ def _function_faults(fn: Any) -> list[str]:
         return [
             f"a task is made from a function, not from {fn!r}; @manager.schedule(...) stands above @manager.task(...)"
         ]
+    if isinstance(fn, str):
+        return [f"a task is made from a function, not from {fn!r}; a name is given as name={fn!r}"]
+    if isinstance(fn, classmethod):
+        return ["a class method is not a task; its class could not be stored. Make it a static method"]
     if not callable(fn):
         return [f"a task is made from a function, not from {fn!r}"]
-    if not hasattr(fn, "__qualname__") or not hasattr(fn, "__module__"):
+    if not isinstance(getattr(fn, "__qualname__", None), str) or not isinstance(getattr(fn, "__module__", None), str):
         return [f"{fn!r} has no name to be known by; wrap it in a function"]
     if inspect.isclass(fn):
         return ["a class is not a task; wrap it in a function"]
@@ -364,14 +411,6 @@ def _instant_fault(name: str, value: object) -> str | None:
 
 
 def _key_fault(key: object) -> str | None:
-    if key is None or (isinstance(key, str) and key):
+    if key is None or (key and is_storable(key)):
         return None
     return f"idempotency_key must be text of at least one character, or None, not {key!r}"
-
-
-def _tags_fault(tags: object) -> str | None:
-    if tags is None:
-        return None
-    if not isinstance(tags, Mapping) or not all(isinstance(k, str) and isinstance(v, str) for k, v in tags.items()):
-        return f"tags must map text to text, not {tags!r}"
-    return None

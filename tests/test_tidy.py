@@ -70,11 +70,11 @@ MAX_FUNCTION_LINES: Final = 40  # without the docstring
 
 # What is longer, and by how much exactly. Lower a number when the code gets shorter; do not add to these lightly.
 LONG_MODULES: Final[Mapping[str, int]] = {
-    "taskmanager/manager.py": 575,  # the public contract: signatures and docstrings of one-line delegations
+    "taskmanager/manager.py": 572,  # the public contract: signatures and docstrings of one-line delegations
 }
 LONG_FUNCTIONS: Final[Mapping[str, int]] = {
     "taskmanager/engine/live.py::LiveTask.row": 50,  # one line per column
-    "taskmanager/manager.py::TaskManager.__init__": 60,  # one line per parameter of the contract, and where it goes
+    "taskmanager/manager.py::TaskManager.__init__": 59,  # one line per parameter of the contract, and where it goes
     "taskmanager/rules/recovery.py::judge_orphan": 44,  # one line per fact of the row, and one case per verdict
 }
 

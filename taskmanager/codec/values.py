@@ -49,7 +49,7 @@ def _to_json(value: Any) -> Any:
     if hasattr(type(value), "model_dump_json") and hasattr(type(value), "model_validate_json"):
         return _model_to_json(value)
     raise TypeError(
-        f"a {type_name(value)} has no form in storage; pass what it can be made from, such as a path or a key"
+        f"the type {type_name(value)} has no form in storage; pass what it can be made from, such as a path or a key"
     )
 
 

@@ -6,6 +6,7 @@ from taskmanager.duties.schedule_book import schedule_info
 from taskmanager.duties.schedules import Schedules
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.schedule import Schedule, task_of
+from taskmanager.model.checks import check_schedule_name
 from taskmanager.model.errors import StoreUnavailable, UnknownTask
 from taskmanager.model.ids import new_task_id
 from taskmanager.model.schedule import ScheduleFire, ScheduleRow
@@ -77,12 +78,14 @@ class ScheduleActions:
         await self._set_paused(name, False)
 
     async def _set_paused(self, name: str, paused: bool) -> None:
+        check_schedule_name(name)
         await self._schedules.declare()
         await pause(self._engine.store, name, paused, self._engine.steps.now_us())
         await self._schedules.refresh([name])
 
     async def run(self, name: str) -> str:
         """One run beside the fires; the id of the task."""
+        check_schedule_name(name)
         await self._schedules.declare()
         task_id = new_task_id()
         await run_by_hand(self._engine.store, name, task_id, self._engine.steps.now_us())

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from taskmanager.duties.recovery import Recovery
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.records import task_info
+from taskmanager.model.checks import check_threshold
 from taskmanager.model.record import TaskInfo, TaskRow
 from taskmanager.model.states import TaskStatus
 
@@ -16,19 +17,22 @@ class StaleTasks:
         self._engine = engine
         self._recovery = recovery
 
-    async def find(self, threshold_us: float) -> tuple[TaskInfo, ...]:
+    async def find(self, threshold_minutes: float) -> tuple[TaskInfo, ...]:
         """Those tasks, as users see them."""
-        rows = await self._rows(threshold_us, lambda row: True)
+        check_threshold(threshold_minutes, "stale_threshold_minutes")
+        rows = await self._rows(threshold_minutes * 60_000_000, lambda row: True)
         return tuple(task_info(row, is_saved=True, result=None, attempts=None) for row in rows)
 
-    async def fail_running(self, threshold_us: float) -> int:
+    async def fail_running(self, threshold_ms: float) -> int:
         """RUNNING ones: requeued, retried or failed, by what their rows say."""
-        rows = await self._rows(threshold_us, lambda row: row.status == TaskStatus.RUNNING)
+        check_threshold(threshold_ms, "stale_threshold_ms")
+        rows = await self._rows(threshold_ms * 1_000, lambda row: row.status == TaskStatus.RUNNING)
         return await self._recover(rows)
 
-    async def requeue_claimed(self, threshold_us: float) -> int:
+    async def requeue_claimed(self, threshold_ms: float) -> int:
         """CLAIMED ones: free again."""
-        rows = await self._rows(threshold_us, lambda row: row.status == TaskStatus.CLAIMED)
+        check_threshold(threshold_ms, "stale_threshold_ms")
+        rows = await self._rows(threshold_ms * 1_000, lambda row: row.status == TaskStatus.CLAIMED)
         return await self._recover(rows)
 
     async def _recover(self, rows: list[TaskRow]) -> int:

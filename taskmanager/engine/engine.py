@@ -8,7 +8,6 @@ in `claiming`.
 import asyncio
 import logging
 import random
-import threading
 from collections.abc import Mapping
 from weakref import WeakValueDictionary
 
@@ -67,7 +66,6 @@ class Engine:
         self.identity = identity
         self.intake = intake
         self.loop = asyncio.get_running_loop()
-        self.thread_id = threading.get_ident()
         self.live: dict[str, LiveTask] = {}
         self.spilled: WeakValueDictionary[str, LiveTask] = WeakValueDictionary()
         self.ended_unsaved_count = 0

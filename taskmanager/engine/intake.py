@@ -4,11 +4,13 @@ Everything that can be wrong with a call is found here, at the call, before anyt
 last, short part only: it makes "is there room, is the key free, is the door open" one decision with the entry itself.
 """
 
+import asyncio
 import atexit
 import logging
 import os
 import threading
 import weakref
+from asyncio import _get_running_loop  # what is asked at every call; get_running_loop() would raise outside of one
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from contextvars import copy_context
@@ -34,6 +36,7 @@ from taskmanager.model.errors import (
 from taskmanager.model.ids import keyed_task_id, new_task_id
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
+from taskmanager.model.wording import counted
 
 logger = logging.getLogger("taskmanager")
 
@@ -54,7 +57,7 @@ class Door(Enum):
 class Receiver(Protocol):
     """Who takes accepted tasks while the manager runs: the engine."""
 
-    thread_id: int
+    loop: asyncio.AbstractEventLoop
 
     def accept(self, live: LiveTask) -> None: ...
     def call_soon(self) -> None: ...
@@ -189,11 +192,10 @@ class Intake:
             assert receiver is not None
             self._check_room(live, receiver)
             receiver.queue_state(live.queue_name).entered += 1
-            if threading.get_ident() == receiver.thread_id:
+            if _get_running_loop() is receiver.loop:
                 receiver.accept(live)
             else:
-                self.inbox.append(live)
-                receiver.call_soon()
+                self._send(live, receiver)
         elif door is Door.HELD:
             self._check_held_room(live)
             self.held.append(live)
@@ -206,8 +208,20 @@ class Intake:
         else:
             assert self.receiver is not None
             self.receiver.queue_state(live.queue_name).entered += 1
-            self.inbox.append(live)
-            self.receiver.call_soon()
+            self._send(live, self.receiver)
+
+    def _send(self, live: LiveTask, receiver: Receiver) -> None:
+        """From another thread, or while the loop of the manager stands still."""
+        self.inbox.append(live)
+        try:
+            receiver.call_soon()
+        except RuntimeError:  # the loop is closed: nobody will ever look into the inbox
+            self.inbox.remove(live)
+            receiver.queue_state(live.queue_name).entered -= 1
+            raise ManagerStopped(
+                f"the event loop that the manager was started in is closed, and {live.definition.name} was not "
+                "accepted; use `async with manager:` or manager.run(main), and enqueue while it runs"
+            ) from None
 
     def _check_room(self, live: LiveTask, receiver: Receiver) -> None:
         limit = self._reached_limit(live.queue_name, receiver)
@@ -372,9 +386,8 @@ def warn_of_held_tasks() -> None:
     """At the end of the process: what was held for a start that never came is lost, and said."""
     for intake in list(_intakes):
         if intake.held:
-            logger.warning(
-                "%d tasks were enqueued to a manager that was never started; they are lost", len(intake.held)
-            )
+            held = counted(len(intake.held), "task")
+            logger.warning("%s enqueued to a manager that was never started: lost with this process", held)
 
 
 if hasattr(os, "register_at_fork"):

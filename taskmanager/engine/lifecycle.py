@@ -13,12 +13,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
-from taskmanager.codec.values import loads
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import InstanceLock
-from taskmanager.engine.live import GOES_ON, Ending, LiveTask, Phase
+from taskmanager.engine.live import GOES_ON, Ending, LiveTask, Phase, carries
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.news import WriterNews
 from taskmanager.engine.records import Records
@@ -27,6 +26,7 @@ from taskmanager.engine.settle import Outcome
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
+from taskmanager.model.wording import counted
 
 logger = logging.getLogger("taskmanager")
 
@@ -153,12 +153,22 @@ class Lifecycle:
             _left_to_parents.append(self)
             self.engine.intake.close()
             return
+        if self.engine.loop.is_closed():
+            self.give_up()
+            return
         try:
             await self._came_up.wait()
             if not self._has_failed:
                 await self._stop(drain_timeout_s)
         finally:
             self._stopped.set()
+
+    def give_up(self) -> None:
+        """The loop was closed without a stop. What is in the file is recovered by the next start, as after a kill."""
+        lost = counted(len(self.engine.intake.close()), "task")
+        logger.error("the event loop of the manager was closed before stop(); %s lost that came after that", lost)
+        if self._lock is not None:
+            self._lock.drop()
 
     async def _stop(self, drain_timeout_s: float) -> None:
         engine = self.engine
@@ -167,7 +177,7 @@ class Lifecycle:
         engine.empty_inbox()
         count = self._cancel_memory_only("the task started")
         if count:
-            logger.error("%d memory-only tasks were waiting at the stop and are recorded as cancelled", count)
+            logger.error("%s waiting at the stop, recorded as cancelled", counted(count, "memory-only task"))
         # Time that the drain does not need is left for the last batches.
         self._commit_deadline = engine.loop.time() + drain_timeout_s + CANCEL_GRACE_S + FINAL_COMMIT_S
         await self._drain(drain_timeout_s)
@@ -425,12 +435,6 @@ class Lifecycle:
             engine.writer.lose_everything_committed([live for live in lives if live.is_persisted])
             row = engine.identity.row(engine.clock.now_us(), live_tasks=live_text(engine))
             await engine.store.save_instance(row)
-
-
-def carries(tags_text: str | None, tags: dict[str, str]) -> bool:
-    """Whether these stored tags hold all of those."""
-    has = loads(tags_text) if tags_text else {}
-    return all(has.get(key) == value for key, value in tags.items())
 
 
 def _let_loop_close(task: "asyncio.Task[None]") -> None:

@@ -9,6 +9,7 @@ from contextvars import Context
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from taskmanager.codec.values import loads
 from taskmanager.engine.definition import Definition
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import AttemptRow, Expected, TaskRow
@@ -257,3 +258,9 @@ class LiveTask:
         live.timeout_s = timeout_s
         live.adopt(row)
         return live
+
+
+def carries(tags_text: str | None, tags: dict[str, str]) -> bool:
+    """Whether these stored tags hold all of those."""
+    has = loads(tags_text) if tags_text else {}
+    return all(has.get(key) == value for key, value in tags.items())

@@ -9,6 +9,7 @@ from typing import Final
 
 from taskmanager.codec.values import loads
 from taskmanager.engine.engine import Engine
+from taskmanager.model.checks import check_queue_name
 from taskmanager.model.errors import ArgumentError
 from taskmanager.rules.nearest import did_you_mean
 
@@ -27,6 +28,7 @@ class Queues:
 
     async def set_paused(self, name: str, paused: bool) -> None:
         """Pause or resume a queue here at once, and elsewhere by their next look at the store."""
+        check_queue_name(name)
         engine = self._engine
         known = self._named_here()
         if name not in known:
@@ -41,6 +43,7 @@ class Queues:
 
     async def wait_for_room(self, name: str) -> None:
         """Return when that queue is not full."""
+        check_queue_name(name)
         if name not in self._told and name not in (known := self._named_here()):
             self._told.add(name)
             text = "there is always room in queue %r, which no function or task has named yet%s"

@@ -8,6 +8,7 @@ from taskmanager.codec.values import loads
 from taskmanager.engine.acting import CANCELLED_BEFORE_START, cancel_stored, is_free, retry_stored, why_not_again
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live import Ending, LiveTask, Phase
+from taskmanager.model.checks import check_age, check_status, check_task_id, is_storable
 from taskmanager.model.clock import from_us
 from taskmanager.model.config import is_int
 from taskmanager.model.errors import ConfigurationError, UnknownTask
@@ -17,6 +18,7 @@ from taskmanager.model.states import TERMINAL, AttemptOutcome, TaskStatus
 from taskmanager.store.protocol import TaskFilter
 
 PURGE_PAGE: Final = 1_000
+MAX_LIMIT: Final = 1_000_000_000
 MAX_TRIES: Final = 5
 """How often an action is tried again when the row changed under it."""
 
@@ -35,6 +37,7 @@ class Records:
 
     async def get(self, task_id: str, *, include_attempts: bool) -> TaskInfo | None:
         """The newest state of one task, or None."""
+        check_task_id(task_id)
         row: TaskRow | None = None
         live = self.find_live(task_id)
         if live is None:
@@ -56,7 +59,7 @@ class Records:
 
     async def list(self, wanted: TaskFilter) -> tuple[TaskInfo, ...]:
         """Newest first; tasks in memory with their newest state."""
-        _check_filter(wanted)
+        wanted = _checked(wanted)
         before = None if wanted.before is None else await self._place_of(wanted.before)
         stored = await self._engine.store.fetch_many(wanted)
         memory = {**self._engine.writer.unsaved_ids, **self._engine.live}
@@ -106,6 +109,7 @@ class Records:
 
     async def cancel(self, task_id: str) -> bool:
         """Returns when the request is recorded; False when the task is in no state for it."""
+        check_task_id(task_id)
         engine = self._engine
         for _ in range(MAX_TRIES):
             live = engine.live.get(task_id)
@@ -134,6 +138,9 @@ class Records:
 
     async def retry(self, task_id: str, *, force: bool) -> bool:
         """Put an ended task back; False when it is in no state for it."""
+        check_task_id(task_id)
+        if not isinstance(force, bool):  # "no" would mean yes
+            raise ConfigurationError(f"retry: force must be True or False, not {force!r}")
         engine = self._engine
         if task_id in engine.live and not engine.live[task_id].status.is_terminal:
             return False
@@ -154,8 +161,10 @@ class Records:
     async def purge(self, status: TaskStatus | None, older_than: timedelta | None) -> int:
         """Delete ended records, in pages; live ones are never touched."""
         engine = self._engine
-        if older_than is not None and older_than < timedelta(0):  # it would take every record there is
-            raise ConfigurationError(f"purge: older_than must not be negative, not {older_than}")
+        check_age(older_than)
+        status = check_status(status, "purge")
+        if status is not None and not status.is_terminal:
+            raise ConfigurationError(f"purge deletes ended tasks only; {status} is not an end")
         await engine.writer.flush()
         cutoff = None if older_than is None else engine.clock.now_us() - int(older_than.total_seconds() * 1_000_000)
         gone = 0
@@ -171,12 +180,16 @@ def _unknown(task_id: str) -> UnknownTask:
     return UnknownTask(f"there is no task {task_id}; it was purged, or never accepted")
 
 
-def _check_filter(wanted: TaskFilter) -> None:
-    """A typo must not look like an empty list."""
-    if wanted.status is not None and wanted.status not in list(TaskStatus):
-        raise ConfigurationError(f"list: status must be one of {', '.join(TaskStatus)}, not {wanted.status!r}")
-    if not is_int(wanted.limit) or wanted.limit < 0:
+def _checked(wanted: TaskFilter) -> TaskFilter:
+    """A mistake must not look like an empty list."""
+    status = check_status(wanted.status, "list")
+    if not is_int(wanted.limit) or not 0 <= wanted.limit <= MAX_LIMIT:
         raise ConfigurationError(f"list: limit must be a whole number from 0, not {wanted.limit!r}")
+    for name in ("task_name", "queue_name", "before"):
+        value = getattr(wanted, name)
+        if value is not None and not is_storable(value):
+            raise ConfigurationError(f"list: {name} must be text or None, not {value!r}")
+    return wanted._replace(status=status)
 
 
 def _result_in(live: LiveTask) -> TaskResult[Any] | None:

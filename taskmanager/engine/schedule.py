@@ -11,7 +11,7 @@ from typing import Any, Final, get_args
 
 from taskmanager.codec.values import dumps, loads
 from taskmanager.engine.definition import Definition
-from taskmanager.model.config import MAX_NAME_LENGTH, is_int, raise_faults
+from taskmanager.model.config import is_int, name_fault, raise_faults
 from taskmanager.model.errors import ArgumentError, ConfigurationError
 from taskmanager.model.ids import keyed_task_id
 from taskmanager.model.record import TaskRow
@@ -44,7 +44,7 @@ class ScheduleOptions:
     jitter: Seconds = 0.0
 
     def __post_init__(self) -> None:
-        found = [*self._timing_faults(), self._jitter_fault(), _name_fault(self.name)]
+        found = [*self._timing_faults(), self._jitter_fault(), None if self.name is None else name_fault(self.name)]
         if self.catch_up not in get_args(CatchUp):
             found.append(f"catch_up must be 'skip', 'latest' or 'all', not {self.catch_up!r}")
         if not is_int(self.max_catch_up_runs) or not 1 <= self.max_catch_up_runs <= 10_000:
@@ -93,17 +93,11 @@ class ScheduleOptions:
 
 
 def _check(cron: object, timezone: object) -> None:
-    if not isinstance(cron, str) or not isinstance(timezone, str | None):
-        raise ConfigurationError(f"cron and timezone must be text, not {cron!r} and {timezone!r}")
+    if not isinstance(cron, str):
+        raise ConfigurationError(f"cron must be text, such as '30 2 * * *', not {cron!r}")
+    if timezone is not None and not (isinstance(timezone, str) and timezone):  # "" would mean UTC
+        raise ConfigurationError(f"timezone must be a name such as 'Europe/Berlin', or None for UTC, not {timezone!r}")
     cron_of(cron, timezone)
-
-
-def _name_fault(name: object) -> str | None:
-    if name is None:
-        return None
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
-        return f"name must be 1 to {MAX_NAME_LENGTH} printable characters, not {name!r}"
-    return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from taskmanager.model.checks import is_storable
 from taskmanager.model.config import QueueConfig, RecoveryConfig, is_int, raise_faults
+from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.states import Lane
 
 LARGE_THREADS = 32
@@ -56,7 +58,7 @@ class Settings:
             faults.append(f"synchronous must be 'full' or 'normal', not {self.synchronous!r}")
         if not isinstance(self.recovery, RecoveryConfig):
             faults.append(f"recovery must be a RecoveryConfig, not {self.recovery!r}")
-        if self.instance_name is not None and not isinstance(self.instance_name, str):
+        if self.instance_name is not None and not is_storable(self.instance_name):
             faults.append(f"instance_name must be text or None, not {self.instance_name!r}")
         faults.extend(_queue_faults(self.queues))
         raise_faults("TaskManager", faults)
@@ -67,6 +69,22 @@ def _queue_faults(queues: Sequence[object]) -> list[str]:
     names = [each.name for each in queues if isinstance(each, QueueConfig)]
     faults.extend(f"queue {name!r} is configured twice" for name in sorted({n for n in names if names.count(n) > 1}))
     return faults
+
+
+def database_of(snapshot_db: object) -> Path | None:
+    """The path that a manager was given; no look at the disk. Raises `ConfigurationError` for what is no path."""
+    if snapshot_db is None:
+        return None
+    path = os.fspath(snapshot_db) if isinstance(snapshot_db, str | os.PathLike) else None
+    if not isinstance(path, str) or not path.strip() or "\0" in path:
+        raise ConfigurationError(
+            f"snapshot_db must be the path of a file, or None for memory only, not {snapshot_db!r}"
+        )
+    if "://" in path or path.startswith((":memory:", "file:")):
+        raise ConfigurationError(
+            f"snapshot_db must be the path of an SQLite file, not {path!r}; None keeps everything in memory"
+        )
+    return Path(path).absolute()
 
 
 def default_threads() -> int:

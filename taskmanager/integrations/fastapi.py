@@ -166,8 +166,12 @@ def router(
     reaches the application may read and act, and has to be written out. `health_auth` is that of `/healthz`, by default
     the same; None lets a probe in. `tracebacks` shows where user code failed, in the detail of a task.
 
-    Raises `ConfigurationError` when `auth` or `health_auth` is something else.
+    Raises `ConfigurationError` when one of them is something else.
     """
+    if not isinstance(manager, TaskManager):
+        raise ConfigurationError(f"router takes a TaskManager, not {manager!r}")
+    if not isinstance(tracebacks, bool):  # "no" would mean yes
+        raise ConfigurationError(f"tracebacks must be True or False, not {tracebacks!r}")
     required = _required("auth", auth)
     health_required = required if health_auth == "same" else _required("health_auth", health_auth)
     made = APIRouter(tags=["tasks"], responses={503: _says("The manager or its file does not answer")})

@@ -1,7 +1,7 @@
 """Configuration words: validated when they are built, every fault named, all faults at once."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, Self, get_args
 
@@ -49,8 +49,14 @@ def own_code_fault(code: object, name: str) -> str | None:
 
 def mapper_faults(mapper: ExceptionMapper | None) -> list[str]:
     """What is wrong with an exception mapper."""
+    if mapper is None:
+        return []
+    if not isinstance(mapper, Mapping):
+        return [
+            f"exception_mapper must map exception classes to codes, as {{TimeoutError: 'TIMED_OUT'}}, not {mapper!r}"
+        ]
     faults = []
-    for exception, value in (mapper or {}).items():
+    for exception, value in mapper.items():
         if not (isinstance(exception, type) and issubclass(exception, BaseException)):
             faults.append(f"exception_mapper key {exception!r} is not an exception class")
         code = value.error_code if isinstance(value, Subclasses) else value
@@ -58,6 +64,13 @@ def mapper_faults(mapper: ExceptionMapper | None) -> list[str]:
         if fault:
             faults.append(fault)
     return faults
+
+
+def list_fault(name: str, value: object, of: str) -> str | None:
+    """What is wrong with something that should be a list, or None."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        return f"{name} must be a list of {of}, not {value!r}"
+    return None
 
 
 def is_int(value: object) -> bool:
@@ -102,6 +115,8 @@ class RetryPolicy:
     ) -> None:
         if isinstance(auto_retry_for, str):
             raise ConfigurationError("RetryPolicy: auto_retry_for must be a list of codes, not one string")
+        kinds = [list_fault("auto_retry_for", auto_retry_for, "codes"), list_fault("intervals", intervals, "seconds")]
+        raise_faults("RetryPolicy", [fault for fault in kinds if fault])
         values: dict[str, Any] = {
             "auto_retry_for": tuple(plain_text(code) if isinstance(code, str) else code for code in auto_retry_for),
             "max_retries": max_retries,
@@ -144,6 +159,8 @@ class RetryPolicy:
         cls, intervals: Sequence[int], /, *, auto_retry_for: Sequence[str | BuiltInTaskCode], jitter: bool = True
     ) -> Self:
         """One retry per interval (seconds), after exactly that long, ±25 % with jitter."""
+        fault = list_fault("intervals", intervals, "seconds")
+        raise_faults("RetryPolicy.fixed", [fault] if fault else [])
         return cls(auto_retry_for=auto_retry_for, max_retries=len(intervals), intervals=intervals, jitter=jitter)
 
     @classmethod
@@ -157,6 +174,8 @@ class RetryPolicy:
         max_delay_seconds: float | None = None,
     ) -> Self:
         """`base_seconds`, then twice that, then four times, up to `max_delay_seconds` when it is given."""
+        fault = _range_fault("base_seconds", base_seconds, 1, MAX_INTERVAL_S, " s")
+        raise_faults("RetryPolicy.exponential", [fault] if fault else [])
         return cls(
             auto_retry_for=auto_retry_for,
             max_retries=max_retries,
@@ -214,8 +233,15 @@ class QueueConfig:
 
 def queue_name_fault(name: object) -> str | None:
     """What is wrong with a queue name, or None."""
-    if not isinstance(name, str) or not name.strip() or len(name) > MAX_QUEUE_NAME_LENGTH:
-        return f"queue_name must be 1 to {MAX_QUEUE_NAME_LENGTH} characters of text, not {name!r}"
+    if not isinstance(name, str) or not name.strip() or len(name) > MAX_QUEUE_NAME_LENGTH or not name.isprintable():
+        return f"queue_name must be 1 to {MAX_QUEUE_NAME_LENGTH} printable characters, not {name!r}"
+    return None
+
+
+def name_fault(name: object) -> str | None:
+    """What is wrong with the name of a task or a schedule, or None."""
+    if not isinstance(name, str) or not name.strip() or len(name) > MAX_NAME_LENGTH or not name.isprintable():
+        return f"name must be 1 to {MAX_NAME_LENGTH} printable characters, not {name!r}"
     return None
 
 

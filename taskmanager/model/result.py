@@ -38,7 +38,11 @@ class TaskError:
     def __init__(
         self, error_code: str | BuiltInTaskCode, message: str = "", data: Mapping[str, object] | None = None
     ) -> None:
-        code = plain_text(error_code) if isinstance(error_code, str) else str(error_code)
+        if not isinstance(error_code, str):
+            raise ConfigurationError(f"error_code must be text, such as 'RATE_LIMITED', not {error_code!r}")
+        if not isinstance(message, str):
+            raise ConfigurationError(f"the message of a TaskError must be text, as str(exc) is, not {message!r}")
+        code = plain_text(error_code)
         if code in RESERVED_CODES and not isinstance(error_code, BuiltInTaskCode):
             raise ConfigurationError(
                 f"{code!r} is a code of the library; use BuiltInTaskCode.{code}, or a code of your own"
@@ -178,10 +182,17 @@ MAX_DELAY_S: Final = 100 * 366 * 86_400.0
 
 def seconds_of(value: Seconds, name: str) -> float:
     """`value` as seconds; `ConfigurationError` naming `name` unless it is a finite number from 0 to a century."""
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigurationError(f"{name} must be seconds (a number) or a timedelta, not {type(value).__name__}")
-    if not 0 <= value <= MAX_DELAY_S:
-        raise ConfigurationError(f"{name} must be between 0 and {MAX_DELAY_S:.0f} seconds, not {value!r}")
-    return float(value)
+    fault = seconds_fault(value, name)
+    if fault:
+        raise ConfigurationError(fault)
+    return value.total_seconds() if isinstance(value, timedelta) else float(value)
+
+
+def seconds_fault(value: object, name: str) -> str | None:
+    """What is wrong with a duration, or None."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        return f"{name} must be seconds (a number) or a timedelta, not {value!r}"
+    if not 0 <= seconds <= MAX_DELAY_S:
+        return f"{name} must be from 0 seconds to a hundred years, not {value!r}"
+    return None

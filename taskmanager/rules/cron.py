@@ -148,7 +148,7 @@ def _zone_of(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError, TypeError) as exc:
         raise ConfigurationError(
-            f"there is no time zone {name!r}; give a name such as 'Europe/Berlin'. A system without a database of time "
+            f"timezone {name!r} is not known; give a name such as 'Europe/Berlin'. A system without a database of time "
             "zones (Windows) needs the package tzdata"
         ) from exc
 

@@ -19,7 +19,7 @@ from taskmanager.model.config import (
     is_int,
     raise_faults,
 )
-from taskmanager.model.result import RESERVED_CODES, Subclasses, TaskError, plain_text
+from taskmanager.model.result import RESERVED_CODES, Subclasses, TaskError, plain_text, seconds_fault
 from taskmanager.model.states import BuiltInTaskCode
 
 MAX_SHORTHAND_RETRIES: Final = 1_000_000
@@ -78,14 +78,7 @@ class RetryRule:
 
         Raises `ConfigurationError` with every fault.
         """
-        faults = []
-        if not is_int(retries) or not 0 <= retries <= MAX_SHORTHAND_RETRIES:
-            faults.append(f"retries must be a whole number from 0 to {MAX_SHORTHAND_RETRIES:_}, not {retries!r}")
-        if not _is_number(delay_s, at_least=0):
-            faults.append(f"retry_delay must be 0 seconds or more, not {delay_s!r}")
-        if not _is_number(backoff, at_least=1):
-            faults.append(f"retry_backoff must be a factor of 1 or more, not {backoff!r}")
-        raise_faults("retries", faults)
+        raise_faults("the short form of a policy", shorthand_faults(retries, delay_s, backoff))
         return cls(
             codes=None,
             max_retries=retries,
@@ -172,6 +165,19 @@ class RetryRule:
             min_delay_s=float(floor),  # type: ignore[arg-type]  # checked above
             max_delay_s=None if cap is None else float(cap),  # type: ignore[arg-type]  # checked above
         )
+
+
+def shorthand_faults(retries: object, delay: object, backoff: object) -> list[str]:
+    """What is wrong with `retries=, retry_delay=, retry_backoff=`."""
+    faults = []
+    if not is_int(retries) or not 0 <= retries <= MAX_SHORTHAND_RETRIES:  # type: ignore[operator]  # shown by is_int
+        faults.append(f"retries must be a whole number from 0 to {MAX_SHORTHAND_RETRIES:_}, not {retries!r}")
+    fault = seconds_fault(delay, "retry_delay")
+    if fault:
+        faults.append(fault)
+    if not _is_number(backoff, at_least=1):
+        faults.append(f"retry_backoff must be a factor of 1 or more, not {backoff!r}")
+    return faults
 
 
 def _is_number(value: object, *, at_least: float) -> bool:

@@ -244,6 +244,8 @@ async def isolated(
     `clock="real"` leaves the loop alone; delays then take their time. `store` replaces the store in memory, for example
     by a `FaultyStore`; it is closed at the end.
     """
+    if not hasattr(manager, "_isolated"):
+        raise ConfigurationError(f"isolated takes a TaskManager, not {manager!r}")
     if clock not in ("virtual", "real"):
         raise ConfigurationError(f"clock must be 'virtual' or 'real', not {clock!r}")
     with virtual_time() if clock == "virtual" else nullcontext() as virtual:

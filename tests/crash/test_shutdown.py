@@ -98,7 +98,7 @@ def test_without_persistence_nothing_comes_back(tmp_path: Path, host: str) -> No
         first.until_starts(2)
         first.stop()
     assert first.code == 0, first.errors()
-    assert "2 memory-only tasks were waiting at the stop" in first.errors()
+    assert "2 memory-only tasks waiting at the stop" in first.errors()
     assert site.query("SELECT status, error_code, count(*) FROM taskmanager_tasks GROUP BY 1, 2 ORDER BY 1") == [
         ("CANCELLED", "MANAGER_STOPPED", 2),
         ("INTERRUPTED", "TASK_INTERRUPTED", 2),

@@ -287,15 +287,43 @@ def test_persisting_without_a_file_is_refused(manager: TaskManager) -> None:
 
 
 @pytest.mark.req("PR-26")
-def test_requeue_on_interrupt_that_nothing_persists_warns() -> None:
-    """It saves nothing by itself."""
-    for manager in (TaskManager("never-opened.db"), TaskManager(None), TaskManager(None, requeue_pending=True)):
-        with pytest.warns(UserWarning, match="requeue_pending=True"):
-            manager.task(requeue_on_interrupt=True)(top_level)
+@pytest.mark.anyio
+async def test_requeue_on_interrupt_that_nothing_persists_warns(tmp_path: Path) -> None:
+    """It saves nothing by itself. Said once, at the first start, and of the line that declares the task."""
+
+    async def start(manager: TaskManager, **options: Any) -> None:
+        manager.task(requeue_on_interrupt=True, **options)(top_level)
+        for _ in range(2):
+            async with manager:
+                pass
+
+    for manager in (TaskManager(tmp_path / "a.db"), TaskManager(None), TaskManager(None, requeue_pending=True)):
+        with pytest.warns(UserWarning, match="requeue_pending=True") as caught:
+            await start(manager)
+        assert [warning.filename for warning in caught] == [__file__]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        TaskManager("never-opened.db", requeue_pending=True).task(requeue_on_interrupt=True)(top_level)
-        TaskManager("never-opened.db").task(persist=True, requeue_on_interrupt=True)(top_level)
+        await start(TaskManager(tmp_path / "b.db", requeue_pending=True))
+        await start(TaskManager(tmp_path / "c.db"), persist=True)
+
+
+@pytest.mark.anyio
+async def test_a_task_that_only_a_schedule_makes_is_persisted(tmp_path: Path) -> None:
+    """So there is nothing to warn of, in whatever order the two are declared."""
+    manager = TaskManager(tmp_path / "tasks.db")
+
+    @manager.schedule(every=3600)
+    @manager.task(requeue_on_interrupt=True)
+    async def above() -> None: ...
+
+    @manager.task(requeue_on_interrupt=True)
+    async def later() -> None: ...
+
+    manager.schedule(every=3600)(later)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        async with manager:
+            pass
 
 
 @pytest.mark.parametrize(

@@ -694,7 +694,7 @@ async def test_a_schedule_that_nobody_declares_any_more_is_kept_and_shown(
         ({"cron": "@reboot"}, "run_on_startup"),
         ({"cron": "0 0 30 2 *"}, "day-of-month"),
         ({"cron": "*/5 2 * 3 7L", "timezone": "Europe/Berlin"}, "never fires"),
-        ({"cron": "@daily", "timezone": "Europe/Atlantis"}, "time zone 'Europe/Atlantis'"),
+        ({"cron": "@daily", "timezone": "Europe/Atlantis"}, "timezone 'Europe/Atlantis'"),
         ({"every": 5, "timezone": "UTC"}, "timezone goes with cron"),
         ({"every": 0}, "at least 0.01"),
         ({"every": "5 minutes"}, "every must be seconds"),

@@ -4,6 +4,8 @@ import sqlite3
 from collections.abc import Coroutine
 from typing import Any
 
+import aiosqlite
+
 from taskmanager.model.errors import ConfigurationError, StoreError, StoreUnavailable
 from taskmanager.model.record import TaskRow
 from taskmanager.store.sqlite.statements import TASK_COLUMNS, insert_tasks
@@ -21,8 +23,11 @@ def insert_through(connection: Any, row: TaskRow) -> Coroutine[Any, Any, None] |
         with _Explained():
             connection.execute(sql, parameters)
         return None
-    if not hasattr(connection, "execute"):
-        raise ConfigurationError(f"submit_in takes a sqlite3 or aiosqlite connection, not {connection!r}")
+    if not isinstance(connection, aiosqlite.Connection):
+        raise ConfigurationError(
+            f"submit_in takes a sqlite3 or aiosqlite connection, not {connection!r}; for another driver there is "
+            "manager.insert_statement(...)"
+        )
     return _insert_async(connection, sql, parameters)
 
 

@@ -1,0 +1,85 @@
+"""What is wrong with a value that a call was given, said where it was given: `ConfigurationError`, and what to do."""
+
+import math
+from collections.abc import Mapping
+from datetime import timedelta
+
+from taskmanager.model.config import queue_name_fault, raise_faults
+from taskmanager.model.errors import ConfigurationError
+from taskmanager.model.states import TaskStatus
+
+
+def is_storable(text: object) -> bool:
+    """Text that a file can hold: no lone surrogates, which have no form in UTF-8."""
+    try:
+        return isinstance(text, str) and text.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def tags_fault(tags: object) -> str | None:
+    """What is wrong with tags, or None."""
+    if tags is None:
+        return None
+    if not isinstance(tags, Mapping) or not all(is_storable(k) and is_storable(v) for k, v in tags.items()):
+        return f"tags must map text to text, not {tags!r}"
+    return None
+
+
+def check_tags(tags: object) -> None:
+    """Tags of a call that waits for them."""
+    fault = tags_fault(tags)
+    raise_faults("join", [fault] if fault else [])
+
+
+def check_task_id(task_id: object) -> None:
+    """A handle, a task or nothing in the place of an id would look like a task that does not exist."""
+    if not is_storable(task_id):
+        raise ConfigurationError(f"task_id must be text, as handle.task_id gives it, not {task_id!r}")
+
+
+def check_schedule_name(name: object) -> None:
+    """The same for schedules."""
+    if not is_storable(name):
+        raise ConfigurationError(f"the name of a schedule must be text, as manager.schedules() gives it, not {name!r}")
+
+
+def check_queue_name(name: object) -> None:
+    """The same for queues."""
+    fault = queue_name_fault(name)
+    if fault:
+        raise ConfigurationError(fault)
+
+
+def check_timeout(timeout: object) -> None:
+    """How long a caller waits: seconds, None for ever. What is in the past has passed, as everywhere in asyncio."""
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or math.isnan(timeout):
+        hint = "; use .total_seconds()" if isinstance(timeout, timedelta) else ""
+        raise ConfigurationError(f"timeout must be a number of seconds, or None, not {timeout!r}{hint}")
+
+
+def check_threshold(value: object, name: str) -> None:
+    """A number from 0: with a negative one everybody would look dead."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        raise ConfigurationError(f"{name} must be a number from 0, not {value!r}")
+
+
+def check_status(status: object, subject: str) -> TaskStatus | None:
+    """A typo must not look like an empty list."""
+    if status is None:
+        return None
+    if not isinstance(status, str) or status not in list(TaskStatus):
+        raise ConfigurationError(f"{subject}: status must be one of {', '.join(TaskStatus)}, not {status!r}")
+    return TaskStatus(status)
+
+
+def check_age(age: object) -> None:
+    """A negative one would take every record there is."""
+    if age is None:
+        return
+    if not isinstance(age, timedelta):
+        raise ConfigurationError(f"purge: older_than must be a timedelta, such as timedelta(days=30), not {age!r}")
+    if age < timedelta(0):
+        raise ConfigurationError(f"purge: older_than must not be negative, not {age}")
