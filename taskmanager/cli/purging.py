@@ -1,5 +1,6 @@
 """`taskmanager purge`: deletes the records of ended tasks."""
 
+import asyncio
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,7 @@ from taskmanager.engine.records import PURGE_PAGE
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.states import TERMINAL, TaskStatus
 from taskmanager.model.wording import counted
-from taskmanager.store.protocol import Store
+from taskmanager.store.protocol import LET_IN_S, Store
 from taskmanager.store.sqlite.queries import counts
 
 EPILOG: Final = """
@@ -57,6 +58,9 @@ async def _in_pages(store: Store, status: TaskStatus | None, cutoff: int | None)
     gone = 0
     while page := await patiently(lambda: store.purge(status, cutoff, PURGE_PAGE)):
         gone += page
-    while gone and await patiently(store.shrink):
-        pass
+        await asyncio.sleep(LET_IN_S)
+    is_left = gone > 0
+    while is_left:
+        is_left = await patiently(store.shrink)
+        await asyncio.sleep(LET_IN_S)
     return gone

@@ -1,21 +1,23 @@
 """Deletes what has been kept long enough: heartbeats, worker states, ended tasks with their attempts. Live rows never.
 
-Small batches, one transaction each, so that no writer waits long; each category on its own, so that one that
-fails or is switched off does not hold up the others.
+Small batches, one transaction each, with a pause between them, so that no writer waits long, here or in another
+process; each category on its own, so that one that fails or is switched off does not hold up the others.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from taskmanager.engine.engine import Engine
 from taskmanager.model.errors import StoreError
+from taskmanager.store.protocol import LET_IN_S
 
 logger = logging.getLogger("taskmanager")
 
 BUDGET_S: Final = 60.0
-"""A sweep ends after this long; the rest is for the next one."""
+"""How long a sweep works on one category, its pauses not counted; the rest is for the next one."""
 _HOUR_US: Final = 3_600_000_000
 
 
@@ -42,40 +44,33 @@ class Retention:
             ("worker states", config.worker_state_retention_hours, store.prune_worker_states),
             ("ended tasks", config.terminal_record_retention_hours, self._prune_tasks),
         ]
+        batch = config.retention_delete_batch_size
         gone: dict[str, int] = {}
         for name, hours, prune in categories:
             if hours is None:
                 continue
             try:
-                gone[name] = await self._sweep(prune, now_us - hours * _HOUR_US)
+                gone[name] = await self._sweep(partial(prune, now_us - hours * _HOUR_US, batch))
             except StoreError as exc:
                 logger.warning("old %s could not be deleted now: %s", name, exc)
         if any(gone.values()):
-            await self._shrink()
+            await self._sweep(store.shrink)
             logger.info("deleted what was kept long enough: %s", gone)
         return gone
-
-    async def _shrink(self) -> None:
-        """The file gives back what they leave, in steps of about a megabyte."""
-        engine = self._engine
-        deadline = engine.loop.time() + BUDGET_S
-        is_left = True
-        while is_left and engine.loop.time() < deadline and not engine.is_stopping:
-            is_left = await engine.store.shrink()
-            await asyncio.sleep(0)
 
     async def _prune_tasks(self, cutoff: int, limit: int) -> int:
         return await self._engine.store.purge(None, cutoff, limit)
 
-    async def _sweep(self, prune: Callable[[int, int], Awaitable[int]], cutoff: int) -> int:
+    async def _sweep(self, step: Callable[[], Awaitable[int]]) -> int:
+        """Repeat a step until it finds nothing more to do; the sum of what it did."""
         engine = self._engine
-        batch = engine.settings.recovery.retention_delete_batch_size
-        deadline = engine.loop.time() + BUDGET_S
-        total = 0
-        while engine.loop.time() < deadline and not engine.is_stopping:
-            count = await prune(cutoff, batch)
-            total += count
-            if count < batch:
+        total, spent_s = 0, 0.0
+        while spent_s < BUDGET_S and not engine.is_stopping:
+            began_s = engine.loop.time()
+            count = await step()
+            if not count:
                 break
-            await asyncio.sleep(0)  # the writer goes first
+            total += count
+            spent_s += engine.loop.time() - began_s
+            await asyncio.sleep(LET_IN_S)
         return total

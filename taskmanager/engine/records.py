@@ -1,5 +1,6 @@
 """Reading and acting on records: memory and file together, each task once. What `manager.get/list/retry/...` do."""
 
+import asyncio
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -15,7 +16,7 @@ from taskmanager.model.errors import ConfigurationError, UnknownTask
 from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TERMINAL, AttemptOutcome, TaskStatus
-from taskmanager.store.protocol import TaskFilter
+from taskmanager.store.protocol import LET_IN_S, TaskFilter
 
 PURGE_PAGE: Final = 1_000
 MAX_LIMIT: Final = 1_000_000_000
@@ -170,8 +171,7 @@ class Records:
         gone = 0
         while page := await engine.store.purge(status, cutoff, PURGE_PAGE):
             gone += page
-            if page < PURGE_PAGE:
-                break
+            await asyncio.sleep(LET_IN_S)
         engine.intake.forget_ended_keys()
         return gone
 

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 FREE_COUNT_CAP: Final = 10_000
 """Free rows of one function in one queue are counted up to here."""
+LET_IN_S: Final = 0.02
+"""The pause between two calls that delete. Who waits for SQLite's lock looks again after 1, 2, 5 and 10 ms, so that in
+a pause of this length everybody who waits finds it free once.
+"""
 
 
 class InstanceRow(NamedTuple):
@@ -219,7 +223,11 @@ class Store(Protocol):
         ...
 
     async def purge(self, status: TaskStatus | None, older_than: int | None, limit: int) -> int:
-        """Delete at most `limit` terminal rows (attempts cascade) whose end is before `older_than`; how many went."""
+        """Delete terminal rows (attempts cascade) whose end is before `older_than`; how many went, 0 when none is left.
+
+        At most `limit`, and no more than is done in some milliseconds: callers repeat it, with a pause of `LET_IN_S`.
+        So do those of the other verbs that delete.
+        """
         ...
 
     async def save_instance(self, row: InstanceRow) -> None:
@@ -243,7 +251,7 @@ class Store(Protocol):
         ...
 
     async def prune_heartbeats(self, cutoff: int, limit: int) -> int:
-        """Delete at most `limit` heartbeats sent before `cutoff`; how many went."""
+        """Delete some heartbeats sent before `cutoff`, at most `limit`; how many went, 0 when none is left."""
         ...
 
     async def save_worker_state(self, state: WorkerState) -> None:
@@ -251,7 +259,7 @@ class Store(Protocol):
         ...
 
     async def prune_worker_states(self, cutoff: int, limit: int) -> int:
-        """Delete at most `limit` snapshots taken before `cutoff`; how many went."""
+        """Delete some snapshots taken before `cutoff`, at most `limit`; how many went, 0 when none is left."""
         ...
 
     async def shrink(self) -> bool:

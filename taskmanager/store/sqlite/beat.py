@@ -1,4 +1,4 @@
-"""Signs of life and snapshots: the heartbeat's own connection, and what is read and pruned of both tables."""
+"""Signs of life and snapshots: the heartbeat's own connection, and what is read and written of both tables."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -8,8 +8,6 @@ from taskmanager.store.protocol import Beat, WorkerState
 from taskmanager.store.sqlite.connection import BUSY_TIMEOUT_S, transaction, translate
 
 _STATE: Final = ", ".join(WorkerState._fields)
-_FREE_PAGES_AT_ONCE: Final = 256
-_INCREMENTAL: Final = 2
 
 
 class SqliteBeater:
@@ -54,36 +52,9 @@ def heartbeats(connection: sqlite3.Connection) -> list[tuple[str, str, int]]:
     return [(sender, role, sent_at) for sender, role, sent_at, _ in found]
 
 
-def prune_heartbeats(connection: sqlite3.Connection, cutoff: int, limit: int) -> int:
-    """See `Store.prune_heartbeats`."""
-    return _delete(connection, "taskmanager_heartbeats", "sent_at", cutoff, limit)
-
-
-def prune_worker_states(connection: sqlite3.Connection, cutoff: int, limit: int) -> int:
-    """See `Store.prune_worker_states`."""
-    return _delete(connection, "taskmanager_worker_states", "snapshot_at", cutoff, limit)
-
-
-def _delete(connection: sqlite3.Connection, table: str, instant: str, cutoff: int, limit: int) -> int:
-    with transaction(connection):
-        return connection.execute(
-            f"DELETE FROM {table} WHERE id IN (SELECT id FROM {table} WHERE {instant} < ? LIMIT ?)", (cutoff, limit)
-        ).rowcount
-
-
 def save_worker_state(connection: sqlite3.Connection, state: WorkerState) -> None:
     """See `Store.save_worker_state`."""
     with transaction(connection):
         connection.execute(
             f"INSERT INTO taskmanager_worker_states ({_STATE}) VALUES ({', '.join('?' * len(state))})", state
         )
-
-
-def shrink(connection: sqlite3.Connection) -> bool:
-    """See `Store.shrink`. A file that was made without incremental vacuum keeps its size, and uses the space again."""
-    if connection.execute("PRAGMA auto_vacuum").fetchone() != (_INCREMENTAL,):
-        return False
-    # One page per step, without a column: `execute` would leave it at the first.
-    connection.executescript(f"PRAGMA incremental_vacuum({_FREE_PAGES_AT_ONCE})")
-    (left,) = connection.execute("PRAGMA freelist_count").fetchone()
-    return bool(left)

@@ -10,7 +10,7 @@ from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import ClaimRequest, CommitReport, FreeQueue, InstanceRow, TaskFilter, WorkerState
-from taskmanager.store.sqlite import beat, claims, queries, schedules, transitions, upkeep
+from taskmanager.store.sqlite import beat, claims, pruning, queries, schedules, transitions, upkeep
 from taskmanager.store.sqlite.beat import SqliteBeater
 from taskmanager.store.sqlite.connection import (
     Connection,
@@ -22,6 +22,7 @@ from taskmanager.store.sqlite.connection import (
     create_private,
     raise_not_open,
 )
+from taskmanager.store.sqlite.pruning import Pace
 from taskmanager.store.sqlite.reading import GLANCE_PATIENCE_S, open_read_only, snapshot
 from taskmanager.store.sqlite.schema import migrate
 from taskmanager.store.sqlite.statistics import statistics
@@ -47,6 +48,7 @@ class SqliteStore:
         self._reader: Connection | None = None
         self._file: tuple[int, int] | None = None
         self._wal = Wal(Path(self.path), wal_limits)
+        self._paces = {what: Pace() for what in ("tasks", "heartbeats", "worker states", "pages")}
 
     def __repr__(self) -> str:
         return f"<SqliteStore {self.path} {'closed' if self._writer is None else 'open'}>"
@@ -142,7 +144,7 @@ class SqliteStore:
         return await self._read(queries.counts)
 
     async def purge(self, status: TaskStatus | None, older_than: int | None, limit: int) -> int:
-        return await self._write(upkeep.purge, status, older_than, limit)
+        return await self._write(pruning.purge, self._paces["tasks"], status, older_than, limit)
 
     async def save_instance(self, row: InstanceRow) -> None:
         await self._write(upkeep.save_instance, row)
@@ -160,16 +162,16 @@ class SqliteStore:
         return await self._read(beat.heartbeats)
 
     async def prune_heartbeats(self, cutoff: int, limit: int) -> int:
-        return await self._write(beat.prune_heartbeats, cutoff, limit)
+        return await self._write(pruning.prune_heartbeats, self._paces["heartbeats"], cutoff, limit)
 
     async def save_worker_state(self, state: WorkerState) -> None:
         await self._write(beat.save_worker_state, state)
 
     async def prune_worker_states(self, cutoff: int, limit: int) -> int:
-        return await self._write(beat.prune_worker_states, cutoff, limit)
+        return await self._write(pruning.prune_worker_states, self._paces["worker states"], cutoff, limit)
 
     async def shrink(self) -> bool:
-        return await self._write(beat.shrink)
+        return await self._write(pruning.shrink, self._paces["pages"])
 
     async def upkeep(self, *, is_idle: bool) -> None:
         if is_idle or self._wal.is_large:

@@ -1,15 +1,14 @@
-"""The small writes beside the life of a task: cancel requests, history purged, instances, pauses, the log's size."""
+"""The small writes beside the life of a task: cancel requests, instances, pauses, the log's size."""
 
 import json
 import sqlite3
 from collections.abc import Collection
 from typing import Final
 
-from taskmanager.model.states import TaskStatus
 from taskmanager.store.constraints import encodable
 from taskmanager.store.protocol import InstanceRow
 from taskmanager.store.sqlite.connection import BUSY_TIMEOUT_S, transaction
-from taskmanager.store.sqlite.statements import LIVE_SQL, TERMINAL_SQL, quoted
+from taskmanager.store.sqlite.statements import LIVE_SQL
 
 _INSTANCE: Final = ", ".join(InstanceRow._fields)
 
@@ -27,26 +26,6 @@ def request_cancel(connection: sqlite3.Connection, task_id: str, now: int) -> bo
             {"id": task_id, "now": now},
         )
     return asked.rowcount == 1
-
-
-def purge(connection: sqlite3.Connection, status: TaskStatus | None, older_than: int | None, limit: int) -> int:
-    """See `Store.purge`. No task ends before it was sent, so the index on `sent_at` bounds the search."""
-    if status is not None and not status.is_terminal:
-        return 0
-    old = ""
-    if older_than is not None:
-        old = "AND sent_at < :older_than AND coalesce(completed_at, failed_at, updated_at, created_at) < :older_than"
-    with transaction(connection):
-        return connection.execute(
-            f"""
-            DELETE FROM taskmanager_tasks WHERE rowid IN (
-                SELECT rowid FROM taskmanager_tasks INDEXED BY taskmanager_tasks_sent_at
-                WHERE sent_at IS NOT NULL AND status IN ({TERMINAL_SQL if status is None else quoted([status])}) {old}
-                LIMIT :limit
-            )
-            """,
-            {"older_than": older_than, "limit": limit},
-        ).rowcount
 
 
 def save_instance(connection: sqlite3.Connection, row: InstanceRow) -> None:
