@@ -75,9 +75,8 @@ class TaskManager:
 
     `snapshot_interval`: how long the history of memory-only tasks may wait for the file. `commit_interval`: how long a
     change of a persisted task may wait before its commit begins, at most; the writer begins as soon as it is idle.
-    `requeue_pending`: persist every task that does not say otherwise. `concurrency`, `threads` and `processes`
-    bound the
-    three lanes. `max_pending` bounds waiting and unsaved tasks, `max_in_memory` the waiting persisted ones per
+    `requeue_pending`: persist every task that does not say otherwise. `concurrency`, `threads` and `processes` bound
+    the three lanes. `max_pending` bounds waiting and unsaved tasks, `max_in_memory` the waiting persisted ones per
     queue that are held in memory. `drain_timeout`: how long a stop waits for running tasks.
 
     Raises `ConfigurationError` with everything that is wrong.

@@ -253,7 +253,8 @@ class Task(TaskCall[P, C_co]):
         """The same task with options for one call. Raises `ConfigurationError` with everything that is wrong.
 
         `delay` (seconds) or `run_at` (aware) say when it may start, `good_until` (aware) when it is of no use any more;
-        `priority` is 1 (first) to 100.
+        `priority` is 1 (first) to 100, `timeout` seconds per attempt. The same `idempotency_key` of the same task is
+        the same task. `tags` map text to text.
         """
         faults = [
             _instant_fault("run_at", run_at),

@@ -3,14 +3,13 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, Self
 
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.result import RESERVED_CODES, Subclasses, plain_text
 from taskmanager.model.states import BuiltInTaskCode
 
 ExceptionMapper = Mapping[type[BaseException], "str | Subclasses"]
-Strategy = Literal["fixed", "exponential"]
 
 CODE_PATTERN: Final = re.compile(r"[A-Z][A-Z0-9_]*")
 CLASS_NAME_PATTERN: Final = re.compile(r"[A-Z][A-Za-z0-9_]*(Error|Exception)")
@@ -99,7 +98,7 @@ class RetryPolicy:
     auto_retry_for: tuple[str, ...]
     max_retries: int
     intervals: tuple[int, ...]
-    backoff_strategy: Strategy
+    backoff_strategy: Literal["fixed", "exponential"]
     jitter: bool
     max_delay_seconds: float | None
 
@@ -109,7 +108,7 @@ class RetryPolicy:
         auto_retry_for: Sequence[str | BuiltInTaskCode],
         max_retries: int = 3,
         intervals: Sequence[int] = (60, 300, 900),
-        backoff_strategy: Strategy = "fixed",
+        backoff_strategy: Literal["fixed", "exponential"] = "fixed",
         jitter: bool = True,
         max_delay_seconds: float | None = None,
     ) -> None:
@@ -144,7 +143,7 @@ class RetryPolicy:
         return [fault for fault in found if fault]
 
     def _strategy_fault(self) -> str | None:
-        if self.backoff_strategy not in get_args(Strategy):
+        if self.backoff_strategy not in ("fixed", "exponential"):
             return f"backoff_strategy must be 'fixed' or 'exponential', not {self.backoff_strategy!r}"
         if self.backoff_strategy == "exponential":
             if len(self.intervals) != 1:

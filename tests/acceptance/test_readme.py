@@ -293,6 +293,34 @@ def test_every_signature_in_the_pages_is_written_so_in_the_source() -> None:
     assert faults == []
 
 
+def _overloads(tree: ast.AST, owner: str = "") -> Iterator[tuple[str, str]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ClassDef):
+            yield from _overloads(node, f"{node.name}.")
+        elif isinstance(node, ast.FunctionDef) and "overload" in map(ast.unparse, node.decorator_list):
+            yield f"{owner}{node.name}", _signature(node)
+
+
+def test_the_reference_has_every_overload() -> None:
+    """A function whose second form is left out looks as if it took no options."""
+    written = {each for block in blocks() if block.language == "pyi" for each in _signatures(ast.parse(block.text))}
+    modules = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "taskmanager").rglob("*.py")]
+    public = {each for tree in modules for each in _overloads(tree) if each[0].split(".")[0] in taskmanager.__all__}
+    assert public - written == set()
+
+
+def test_a_module_that_others_import_is_named_above_its_block() -> None:
+    """The name in the fence is not shown; who reads the page must know how to call the file."""
+    faults = []
+    for block in blocks():
+        if block.file is not None:
+            above = block.page.read_text(encoding="utf-8").splitlines()[: block.line - 1]
+            paragraph = next(line for line in reversed(above) if line.strip())
+            if f"`{block.file}`" not in paragraph:
+                faults.append(block.place)
+    assert faults == []
+
+
 def test_the_reference_has_every_public_name() -> None:
     """In the headings or in the signatures of reference.md."""
     reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
