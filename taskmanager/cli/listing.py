@@ -14,7 +14,7 @@ from taskmanager.cli.records import record
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.record import TaskRow
-from taskmanager.model.states import TaskStatus
+from taskmanager.model.states import LIVE, TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.store.sqlite.search import Search, find, memory_only
 
@@ -27,6 +27,7 @@ Examples:
   taskmanager list --status FAILED --since 1h
   taskmanager list --task 'app.jobs:*' --limit 200 --json
 
+"when" is for how long it runs or waits, in how long it is due, or how long ago it ended.
 A memory-only task is in the file when it has ended, up to a minute later.
 """
 
@@ -53,13 +54,18 @@ def list_tasks(limit: int, before: str | None, db: Path, as_json: bool, **filter
         rows = find(connection, search, limit)
         database = db.absolute()
         unseen = [each for each in memory_only(connection) if not is_dead(database, each.instance_id)]
+    owners = [row.claimed_by_worker_id for row in rows if row.status in LIVE and row.claimed_by_worker_id is not None]
+    dead = {owner for owner in set(owners) if is_dead(database, owner)}
     if as_json:
         answer_json([record(row) for row in rows])
         return
     _show(rows, search, limit)
+    if dead:
+        held = counted(sum(owner in dead for owner in owners), "task")
+        click.echo(f"\nheld by dead instances: {held}; a start, or `taskmanager recover`, gives them back")
     if unseen and search in (Search(), Search(statuses=(TaskStatus.RUNNING,))):
         what = counted(len(unseen), "memory-only task")
-        click.echo(f"\nrunning, and not in the file: {what}; `taskmanager status` shows more")
+        click.echo(f"\nrunning, not in the file: {what}; see `taskmanager status`")
 
 
 def _show(rows: Sequence[TaskRow], search: Search, limit: int) -> None:

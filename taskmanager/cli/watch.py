@@ -63,7 +63,6 @@ def _keep_watching(console: Console, db: Path, watched: Watch) -> int:
 
 def _show(console: Console, db: Path, watched: Watch) -> News:
     """The live screen, until there are news that end it."""
-    picture: Picture | None = None
     drawn: list[Text] = []
     news = News.RESIZED
     with (
@@ -71,8 +70,8 @@ def _show(console: Console, db: Path, watched: Watch) -> News:
         Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live,
     ):
         while news in (News.NOTHING, News.RESIZED):
-            picture = watched.look() or picture
-            lines = _lines(console, db, watched.fault, picture)
+            watched.look()
+            lines = _lines(console, db, watched.fault, watched.last)
             if lines != drawn or news is News.RESIZED:
                 live.update(group(lines), refresh=True)
                 drawn = lines

@@ -38,6 +38,9 @@ class Document(NamedTuple):
     memory_only_waiting: int = 0
     lanes: Mapping[str, LaneSight] = {}
     queues: Mapping[str, QueueWord] = {}
+    unlisted_queue_count: int = 0
+    unlisted_waiting_count: int = 0
+    """Of the queues that it has besides: it lists the fullest."""
     tasks: tuple[RunningSight, ...] = ()
 
 
@@ -56,10 +59,11 @@ def read(found: object, instance_id: str) -> Document:
     memory = _mapping(top.get("memory_only"))
     oldest = _mapping(top.get("oldest_waiting"))
     queues = _mapping(top.get("queues"))
+    unlisted = _mapping(top.get("unlisted_queues"))
     lanes = _mapping(top.get("lanes"))
     tasks = top.get("tasks")
     return Document(
-        heartbeat_s=_number(top.get("heartbeat_s")),
+        heartbeat_s=number(top.get("heartbeat_s")),
         is_stopping=top.get("is_stopping") is True,
         running_count=_count(top.get("running_count")),
         stuck_count=_count(top.get("stuck_count")),
@@ -71,6 +75,8 @@ def read(found: object, instance_id: str) -> Document:
         memory_only_waiting=_count(memory.get("waiting")),
         lanes={str(name): _lane(_mapping(each)) for name, each in lanes.items()},
         queues={str(name): _queue(_mapping(each), oldest.get(name)) for name, each in queues.items()},
+        unlisted_queue_count=_count(unlisted.get("count")),
+        unlisted_waiting_count=_count(unlisted.get("waiting")),
         tasks=tuple(
             task for each in (tasks if isinstance(tasks, list) else ()) for task in _task(_mapping(each), instance_id)
         ),
@@ -106,8 +112,8 @@ def _task(found: Mapping[str, Any], instance_id: str) -> tuple[RunningSight, ...
             attempt=_count(found.get("attempt")),
             started_at=started_at,
             is_persisted=found.get("is_persisted") is True,
-            done=_number(progress.get("done")),
-            total=_number(progress.get("total")),
+            done=number(progress.get("done")),
+            total=number(progress.get("total")),
             text=text if isinstance(text, str) else "",
         ),
     )
@@ -125,6 +131,7 @@ def _instant(found: object) -> int | None:
     return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
-def _number(found: object) -> float | None:
+def number(found: object) -> float | None:
+    """A number that can be reckoned with, or None."""
     is_number = isinstance(found, int | float) and not isinstance(found, bool)
     return found if is_number and math.isfinite(found) else None  # type: ignore[arg-type,return-value]  # it is one

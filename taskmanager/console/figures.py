@@ -49,8 +49,15 @@ def share(part: int, whole: int) -> str:
 
 
 def amount(number: float) -> str:
-    """What a task says it has done: `4`, `1,204`, `0.25`."""
+    """What a task says it has done: `4`, `1,204`, `0.25`, `1e+18`."""
+    if abs(number) >= 1e15:
+        return f"{number:.4g}"
     return f"{number:,.0f}" if float(number).is_integer() or abs(number) >= 1000 else f"{number:,.2f}"
+
+
+def done_of(done: float, total: float | None) -> str:
+    """`4 of 10`; `4` where nobody knows of how many."""
+    return f"{amount(done)} of {amount(total)}" if total else amount(done)
 
 
 def stopwatch(duration_us: int) -> str:

@@ -52,6 +52,8 @@ class Section(NamedTuple):
     remark_head: str = ""
     least: int = 1
     """Rows without which it is left out when room is short; all of them, if it has fewer."""
+    unlisted: int = 0
+    """Rows that there are besides, and that nobody has listed."""
 
 
 class Grid(NamedTuple):
@@ -72,15 +74,22 @@ class Grid(NamedTuple):
         return self.name + 2 * self.figure - 1 - min(name_width, self.name)
 
     def head(self, section: Section, shown: int) -> Text:
-        """The line above a table. It says so when there are more rows than are shown."""
-        figures = [Cell(head, HEAD_STYLE) for head in section.heads]
-        line = self.line(Row(Cell(section.title), figures, Cell(section.remark_head, HEAD_STYLE)))
-        line.stylize(TITLE_STYLE, len(MARGIN), len(MARGIN) + len(section.title))
-        if shown < len(section.rows):
-            part = f"  {shown} of {len(section.rows)}"
-            start = len(MARGIN) + len(section.title)
-            line.plain = line.plain[:start] + part + line.plain[start + len(part) :]
-            line.stylize(HEAD_STYLE, start, start + len(part))
+        """The line above a table. It says so when there are more rows than are shown.
+
+        Where it is narrow, the title is whole and a head has to give way.
+        """
+        ends = (len(MARGIN) + self.name + self.figure * (place + 1) for place in range(len(section.heads)))
+        heads = [(end - cell_len(head), head) for end, head in zip(ends, section.heads, strict=True) if head]
+        if section.remark_head:
+            heads.append((len(MARGIN) + self.name + FIGURES * self.figure + GAP, section.remark_head))
+        line = Text(MARGIN, no_wrap=True, overflow="ellipsis").append(section.title, TITLE_STYLE)
+        number = len(section.rows) + section.unlisted
+        part = f"  {shown} of {number:,}" if shown < number else ""
+        if not heads or line.cell_len + len(part) < heads[0][0]:
+            line.append(part, HEAD_STYLE)
+        for start, head in heads:
+            if start > line.cell_len:
+                line.append(" " * (start - line.cell_len)).append(head, HEAD_STYLE)
         return line
 
     def line(self, row: Row) -> Text:

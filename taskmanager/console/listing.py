@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from taskmanager.console.durations import relative
+from taskmanager.console.durations import relative, short
 from taskmanager.console.plain import cut_front, escaped
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
@@ -65,7 +65,9 @@ def task_table(rows: Sequence[TaskRow], now_us: int, width: int) -> Table:
 
 
 def when(row: TaskRow, now_us: int) -> str:
-    """When a waiting task is due, if that is still to come; else when it last changed."""
-    if row.status == TaskStatus.PENDING and row.enqueued_at > now_us:
-        return relative(row.enqueued_at, now_us)
-    return relative(row.updated_at, now_us)
+    """`for 44s`: so long it has run, or waited; `in 5m`: so soon it is due; `2d ago`: when it ended."""
+    status = TaskStatus(row.status)
+    if status.is_terminal:
+        return relative(row.completed_at or row.failed_at or row.updated_at, now_us)
+    since = row.started_at or row.updated_at if status is TaskStatus.RUNNING else row.enqueued_at
+    return relative(since, now_us) if since > now_us else f"for {short(now_us - since)}"

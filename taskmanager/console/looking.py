@@ -119,7 +119,7 @@ class Observer:
             silent_s=silent_s,
             held_count=found.owned.get(row.instance_id, 0),
             running_count=0 if is_dead_now else document.running_count,
-            waiting_count=0 if is_dead_now else sum(each.waiting_count for each in document.queues.values()),
+            waiting_count=0 if is_dead_now else _waiting_in(document),
             stuck_count=0 if is_dead_now else document.stuck_count,
             unwritten_count=0 if is_dead_now else document.unwritten_count,
             unsaved_count=0 if is_dead_now else document.unsaved_count,
@@ -127,6 +127,7 @@ class Observer:
             degraded_since=None if is_dead_now else document.degraded_since,
             is_stopping=document.is_stopping,
             lanes={} if is_dead_now else document.lanes,
+            unlisted_queue_count=0 if is_dead_now else document.unlisted_queue_count,
         )
 
     def _silent_s(self, instance_id: str, seen_at: int) -> float:
@@ -160,6 +161,10 @@ def look(database: Path, connection: sqlite3.Connection, clock: Clock) -> Pictur
     """One look at a file."""
     observer = Observer(database, clock)
     return observer.picture(observer.statistics(connection), observer.counts(connection))
+
+
+def _waiting_in(document: Document) -> int:
+    return document.unlisted_waiting_count + sum(each.waiting_count for each in document.queues.values())
 
 
 def _by_importance(instance: InstanceSight) -> tuple[int, int]:

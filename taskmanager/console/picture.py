@@ -53,6 +53,8 @@ class InstanceSight:
     degraded_since: int | None = None
     is_stopping: bool = False
     lanes: Mapping[str, LaneSight] = field(default_factory=dict)
+    unlisted_queue_count: int = 0
+    """Queues that it has besides the fullest, which are all that it lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +87,10 @@ class RunningSight:
 
     @property
     def fraction(self) -> float | None:
-        """How much of the work is done, from 0 to 1; None when nobody knows."""
-        if self.done is None or not self.total or self.total <= 0:
+        """How much of the work is done, from 0 to 1; None when nobody knows, as when more was done than there is."""
+        if self.done is None or not self.total or not 0 <= self.done <= self.total:
             return None
-        return min(1.0, max(0.0, self.done / self.total))
+        return self.done / self.total
 
     def left_us(self, now_us: int) -> int | None:
         """How long it will go on at the speed it had so far; None when nobody knows."""

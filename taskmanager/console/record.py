@@ -11,7 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from taskmanager.codec.values import loads
+from taskmanager.console.document import number
 from taskmanager.console.durations import clock, exact, precise, relative
+from taskmanager.console.figures import done_of
 from taskmanager.console.listing import STATUS_STYLES
 from taskmanager.console.outlook import Outlook
 from taskmanager.console.plain import cut, escaped, escaped_lines
@@ -170,12 +172,12 @@ def _instance(row: TaskRow, owner: InstanceRow | None) -> str:
 
 
 def _progress(progress: Mapping[str, Any]) -> str:
-    done, total, text = progress.get("done"), progress.get("total"), str(progress.get("text") or "")
-    if not isinstance(done, int | float):
+    done, total = number(progress.get("done")), number(progress.get("total"))
+    text = str(progress.get("text") or "")
+    if done is None:
         return escaped(text)
-    if not isinstance(total, int | float) or not total:
-        return escaped(f"{done:g}  {text}".rstrip())
-    return escaped(f"{done:g} of {total:g} ({done / total:.0%})  {text}".rstrip())
+    share = f" ({done / total:.0%})" if total and 0 <= done <= total else ""
+    return escaped(f"{done_of(done, total)}{share}  {text}".rstrip())
 
 
 def _parsed(text: str | None) -> Any:

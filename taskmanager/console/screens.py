@@ -5,6 +5,7 @@ everything is shown.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from textwrap import wrap
 from typing import Final
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -23,6 +24,8 @@ from taskmanager.store.statistics import HOUR_US, MINUTE_US, Pace
 MAX_PROBLEMS: Final = 3
 SEVERITY_STYLES: Final = {"error": "bold red", "warning": "bold yellow"}
 FOOTER: Final = "q quits"
+_LABEL: Final = 13
+"""Columns for the name of a line of figures."""
 FIRST_STEPS: Final = (
     "No tasks yet. A first one:",
     "",
@@ -65,7 +68,7 @@ class LiveScreen(StatusScreen):
 def status_lines(picture: Picture, width: int, height: int | None, *, is_ascii: bool = False) -> list[Text]:
     """One look."""
     grid = grid_of(width)
-    top = [*_head(picture, grid), *_problems(picture.problems, grid), *_overview(picture)]
+    top = [*_head(picture, grid), *_problems(picture.problems, grid), *_overview(picture, grid)]
     bottom: list[Text | str] = ["", _storage(picture, grid)]
     if picture.is_empty and not picture.instances:
         return _joined(top, _first_steps(picture), bottom)
@@ -83,7 +86,7 @@ def status_lines(picture: Picture, width: int, height: int | None, *, is_ascii: 
 def live_lines(picture: Picture, width: int, height: int, *, is_ascii: bool = False) -> list[Text]:
     """What runs at the top; as many lines as there is something to say."""
     grid = grid_of(width)
-    top = [*_head(picture, grid), *_problems(picture.problems, grid), *_overview(picture)]
+    top = [*_head(picture, grid), *_problems(picture.problems, grid), *_overview(picture, grid)]
     bottom: list[Text | str] = ["", _storage(picture, grid)]
     tables = _watched(picture, grid, is_ascii)
     return _joined(top, _tables(tables, grid, height - len(top) - len(bottom)), bottom)[: max(0, height)]
@@ -92,7 +95,7 @@ def live_lines(picture: Picture, width: int, height: int, *, is_ascii: bool = Fa
 def watch_lines(picture: Picture, width: int, height: int, *, is_ascii: bool = False) -> list[Text]:
     """The same, with what runs at the top; as high as the terminal, the footer in its last line."""
     grid = grid_of(width)
-    top = [*_head(picture, grid), *_problems(picture.problems, grid), *_overview(picture)]
+    top = [*_head(picture, grid), *_problems(picture.problems, grid), *_overview(picture, grid)]
     footer = _sides(Text(FOOTER, "dim"), _storage(picture, grid), grid)
     tables = _watched(picture, grid, is_ascii)
     room = height - len(top) - 2
@@ -117,8 +120,8 @@ def fault_lines(path: str, fault: str, width: int, height: int) -> list[Text]:
     """While there is nothing to show: why, and that it is tried again."""
     grid = grid_of(width)
     head = Text.assemble(MARGIN, (cut_front(escaped(path), width - 2), "bold"))
-    said = Text(MARGIN).append(cut_end(escaped(fault), width - 2), SEVERITY_STYLES["error"])
-    lines = _joined([head, "", said, f"{MARGIN}looking again every second"])[: height - 1]
+    said = (Text(MARGIN).append(line, SEVERITY_STYLES["error"]) for line in wrap(escaped(fault), max(1, width - 2)))
+    lines = _joined([head, "", *said, f"{MARGIN}looking again every second"])[: height - 1]
     return [*lines, *[Text()] * (height - 1 - len(lines)), _sides(Text(FOOTER, "dim"), Text(), grid)]
 
 
@@ -131,6 +134,7 @@ def _joined(*parts: Iterable[Text | str]) -> list[Text]:
     """All lines, none of which wraps: on a narrow terminal its end is cut."""
     lines = [Text(line) if isinstance(line, str) else line for part in parts for line in part]
     for line in lines:
+        line.rstrip()
         line.no_wrap, line.overflow = True, "ellipsis"
     return lines
 
@@ -187,8 +191,20 @@ def _problems(problems: Sequence[Problem], grid: Grid) -> Iterator[Text | str]:
         yield Text(f"{MARGIN}  and {plural(len(problems) - MAX_PROBLEMS, 'more problem')}: taskmanager doctor")
 
 
-def _overview(picture: Picture) -> Iterator[Text | str]:
+def _overview(picture: Picture, grid: Grid) -> Iterator[Text | str]:
     """How many tasks there are of each kind, and how fast they go."""
+    yield ""
+    yield from _counts(picture, grid)
+    if picture.unwritten_count:
+        yield Text(f"{MARGIN}{picture.unwritten_count:,} more ended, in the file within a minute (memory-only)", "dim")
+    if not picture.is_empty:
+        yield from _paces(picture)
+    elif picture.instances:
+        yield Text(f"{MARGIN}no tasks yet; the first comes with your_task.enqueue(...)", "dim")
+
+
+def _counts(picture: Picture, grid: Grid) -> Iterator[Text]:
+    """Tasks by status, in as many lines as they need."""
     counts = picture.counts
     shown = [
         ("running", picture.running_count, RUNNING_STYLE),
@@ -198,19 +214,14 @@ def _overview(picture: Picture) -> Iterator[Text | str]:
     ]
     others = (TaskStatus.CANCELLED, TaskStatus.EXPIRED, TaskStatus.INTERRUPTED)
     shown += [(status.lower(), counts[status], "") for status in others if counts[status]]
-    line = Text(MARGIN)
+    line = Text.assemble(MARGIN, (f"{'tasks':<{_LABEL}}", "dim"))
     for word, number, style in shown:
+        if line.cell_len + len(f"{compact(number)} {word}") > grid.width and line.cell_len > _LABEL + len(MARGIN):
+            yield line
+            line = Text(" " * (len(MARGIN) + _LABEL))
         line.append(compact(number), f"bold {style}".strip() if number else "dim")
-        line.append(f" {word}   ", "" if number else "dim")
-    line.rstrip()
-    yield ""
+        line.append(f" {word}", "" if number else "dim").append("  ")
     yield line
-    if picture.unwritten_count:
-        yield Text(f"{MARGIN}{picture.unwritten_count:,} more ended, in the file within a minute (memory-only)", "dim")
-    if not picture.is_empty:
-        yield from _paces(picture)
-    elif picture.instances:
-        yield Text(f"{MARGIN}no tasks yet; the first comes with your_task.enqueue(...)", "dim")
 
 
 def _paces(picture: Picture) -> Iterator[Text]:
@@ -228,8 +239,8 @@ def _paces(picture: Picture) -> Iterator[Text]:
 
 
 def _pace(name: str, pace: Pace, now_us: int) -> Text:
-    line = Text.assemble(MARGIN, (f"{name:<13}", "dim"), f"{rate(pace.ended_count, now_us - pace.since):>8}   ")
-    line.append(f"{pace.ended_count:,} ended, ")
+    line = Text.assemble(MARGIN, (f"{name:<{_LABEL}}", "dim"), f"{rate(pace.ended_count, now_us - pace.since):>8}   ")
+    line.append(f"{plural(pace.ended_count, 'attempt')} ended, ")
     if not pace.failed_count:
         return line.append("none failed", "dim")
     return line.append(f"{pace.failed_count:,} failed ({share(pace.failed_count, pace.ended_count)})", FAILED_STYLE)

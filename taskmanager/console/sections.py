@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from taskmanager.console.durations import relative, short
-from taskmanager.console.figures import amount, compact, grouped, stopwatch, took
+from taskmanager.console.figures import compact, done_of, grouped, stopwatch, took
 from taskmanager.console.grid import NOT_KNOWN, NOTHING, Cell, Grid, Row, Section
 from taskmanager.console.picture import Health, InstanceSight, Picture, QueueSight, RunningSight
 from taskmanager.store.statistics import OWNED_CAP, SAMPLE, Failure, NextRun, TaskPace
@@ -67,7 +67,8 @@ def _instance(each: InstanceSight, now_us: int, grid: Grid) -> Row:
 def queues(picture: Picture) -> Section:
     """What waits where, for how long, and how much of it may run."""
     rows = [_queue(each, picture.taken_at) for each in picture.queues]
-    return Section("Queues", ("running", "waiting", "oldest", "limit"), rows)
+    unlisted = max((each.unlisted_queue_count for each in picture.instances), default=0)  # they may have the same
+    return Section("Queues", ("running", "waiting", "oldest", "limit"), rows, unlisted=unlisted)
 
 
 def _queue(each: QueueSight, now_us: int) -> Row:
@@ -148,7 +149,8 @@ def running(picture: Picture, grid: Grid, *, is_ascii: bool) -> Section:
     longest = max((cell_len(each.task_name) for each in picture.running), default=0)
     width = min(MAX_BAR, grid.drawn_width(longest))
     rows = [_running(each, picture.taken_at, width, is_ascii) for each in picture.running]
-    return Section("Running", ("", "", "elapsed", "left"), rows)
+    unlisted = max(0, sum(each.running_count for each in picture.instances) - len(rows))
+    return Section("Running", ("", "", "elapsed", "left"), rows, unlisted=unlisted)
 
 
 def _running(each: RunningSight, now_us: int, width: int, is_ascii: bool) -> Row:
@@ -164,7 +166,7 @@ def _progress(each: RunningSight, width: int, is_ascii: bool) -> Text:
     """A bar with its percentage; only how much was done where nobody knows of how much."""
     fraction = each.fraction
     if fraction is None:
-        return Text("" if each.done is None else f"{amount(each.done)} done".rjust(width))
+        return Text("" if each.done is None else f"{done_of(each.done, each.total)} done".rjust(width))
     percent = f" {int(fraction * 100):3}%"
     return bar(fraction, width - len(percent), is_ascii).append(percent)
 

@@ -33,7 +33,7 @@ _Traces = tuple[tuple[int, ...], ...]
 
 
 class Watch:
-    """One file under observation. `fault` says why it cannot be read now."""
+    """One file under observation. `fault` says why it cannot be read now, `last` is the picture drawn last."""
 
     def __init__(self, database: Path, clock: Clock, opener: Opener) -> None:
         self._database = database
@@ -49,6 +49,7 @@ class Watch:
         self._drawn_s = 0.0
         self._is_busy = False
         self.fault: str | None = None
+        self.last: Picture | None = None
 
     def look(self) -> Picture | None:
         """The picture when there is something new to draw, else None. Raises nothing: see `fault`."""
@@ -64,9 +65,9 @@ class Watch:
         if not has_read and not (self._is_busy and now_s - self._drawn_s >= TICK_S):
             return None
         self._drawn_s = now_s
-        picture = self._observer.picture(replace(self._found, taken_at=self._clock.now_us()), self._counts)
-        self._is_busy = bool(picture.running)
-        return picture
+        self.last = self._observer.picture(replace(self._found, taken_at=self._clock.now_us()), self._counts)
+        self._is_busy = bool(self.last.running)
+        return self.last
 
     def _read_if_due(self, now_s: float) -> bool:
         traces = self._read_traces()

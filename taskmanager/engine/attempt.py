@@ -106,7 +106,7 @@ class Attempt:
     def progress(self, done: float, total: float | None, text: str) -> None:
         if self.is_over:
             return
-        self.live.progress_text = dumps_safe({"done": done, "total": total, "text": text})
+        self.live.progress_text = dumps_safe({"done": done, "total": total, "text": text and str(text)})
         if self.on_news:
             self.on_news(self.live)
 

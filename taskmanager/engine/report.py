@@ -1,5 +1,6 @@
 """One instance at one moment, as frozen words for programs, and as the JSON that other processes see of it."""
 
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -37,7 +38,7 @@ def live_document(engine: Engine) -> dict[str, Any]:
     Nothing in it changes by the mere passing of time, so that an idle instance has nothing to write. Instants are
     microseconds since 1970 UTC.
     """
-    queues = sorted(engine.dispatcher.queues.items())
+    queues, unlisted = _fullest(engine.dispatcher.queues)
     running = engine.runner.running.values()
     oldest_s = engine.writer.oldest_unsaved_s() or 0.0
     shown = sorted(running, key=lambda each: (each.live.progress_text is None, each.started_at))[:MAX_SHOWN_TASKS]
@@ -46,11 +47,12 @@ def live_document(engine: Engine) -> dict[str, Any]:
         "heartbeat_s": engine.settings.recovery.runner_heartbeat_interval_ms / 1000,
         "task_names": sorted(engine.definitions) if len(engine.definitions) <= MAX_SHOWN_NAMES else None,
         "lanes": {name: {"running": s.running, "limit": s.limit} for name, s in engine.dispatcher.lanes.items()},
-        "queues": {name: _queue_document(queue) for name, queue in queues[:MAX_SHOWN_QUEUES]},
-        "oldest_waiting": _oldest_waiting(engine),
+        "queues": {name: _queue_document(queue) for name, queue in queues.items()},
+        "unlisted_queues": {"count": len(unlisted), "waiting": sum(each.waiting for each in unlisted)},
+        "oldest_waiting": {name: at for name, at in _oldest_waiting(engine).items() if name in queues},
         "memory_only": {
             "running": sum(not each.live.is_persisted for each in running),
-            "waiting": max(0, sum(queue.waiting - queue.stored_waiting for _, queue in queues)),
+            "waiting": max(0, sum(each.waiting - each.stored_waiting for each in (*queues.values(), *unlisted))),
         },
         "running_count": len(running),
         "stuck_count": len(engine.runner.abandoned),
@@ -67,6 +69,15 @@ def _tenth(instant_us: float) -> int:
     return round(instant_us / 100_000) * 100_000
 
 
+def _fullest(queues: Mapping[str, QueueState]) -> tuple[dict[str, QueueState], list[QueueState]]:
+    """As many as are shown, those in which most waits and runs; and the others."""
+    ordered = sorted(queues.items())
+    if len(ordered) > MAX_SHOWN_QUEUES:
+        ordered.sort(key=lambda each: each[1].waiting + each[1].slots.running, reverse=True)
+    shown = dict(sorted(ordered[:MAX_SHOWN_QUEUES]))
+    return shown, [queue for _, queue in ordered[MAX_SHOWN_QUEUES:]]
+
+
 def _queue_document(queue: QueueState) -> dict[str, Any]:
     running, limit = queue.slots.running, queue.config.max_concurrency
     return {"waiting": queue.waiting, "running": running, "limit": limit, "scope": queue.config.scope}
@@ -78,7 +89,7 @@ def _oldest_waiting(engine: Engine) -> dict[str, int]:
     for live in islice(engine.live.values(), OLDEST_SEARCH):
         if live.phase is Phase.READY and live.enqueued_at < found.get(live.queue_name, live.enqueued_at + 1):
             found[live.queue_name] = live.enqueued_at
-    return dict(islice(sorted(found.items()), MAX_SHOWN_QUEUES))
+    return found
 
 
 def _task_document(attempt: Attempt) -> dict[str, Any]:
@@ -96,7 +107,7 @@ def _task_document(attempt: Attempt) -> dict[str, Any]:
 
 def _progress_document(text: str) -> dict[str, Any]:
     progress: dict[str, Any] = loads(text)
-    return {**progress, "text": progress["text"][:MAX_SHOWN_CHARS]}
+    return {**progress, "text": (progress["text"] or "")[:MAX_SHOWN_CHARS]}
 
 
 def status_of(engine: Engine | None, intake: Intake, schedules: tuple[ScheduleInfo, ...] = ()) -> ManagerStatus:

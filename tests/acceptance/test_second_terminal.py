@@ -284,6 +284,7 @@ def test_commands_work_on_the_file_of_a_crash(tmp_path: Path) -> None:
         (record,) = terminal.by_name("jobs:wait")
         assert record["status"] == "RUNNING"
         assert "its instance is dead" in terminal.ask("show", record["task_id"])["next"]["text"]
+        assert "held by dead instances: 1 task;" in taskmanager("list", "--db", terminal.database).out
         assert digest(tmp_path) == before
         (answer,) = terminal.ask("cancel", record["task_id"])
         assert answer["outcome"] == "asked"

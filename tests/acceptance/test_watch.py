@@ -177,6 +177,13 @@ def test_watch_shows_progress_follows_the_size_and_leaves_on_q(application: Appl
         assert "schema" not in text
         window.resize(40, 130)
         assert "ConnectionError: refused" in window.read_until(b"schema").decode()
+        window.press(b"\x1a")
+        window.read_until(LEAVE_SCREEN)
+        _, status = os.waitpid(window.process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        assert window.is_restored
+        window.process.send_signal(signal.SIGCONT)
+        assert "reports:build" in window.read_until(b"q quits").decode(), "at once, though nothing has changed"
         window.press(b"x")
         window.press(b"q")
         assert window.end() == 0

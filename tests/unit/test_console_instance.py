@@ -74,7 +74,7 @@ async def test_it_knows_at_once_what_has_ended(tmp_path: Path, has_file: bool, p
             await manager.flush()
         text = shown(manager.console())
         assert " 50%" in text
-        assert "1 running   1 waiting   1 completed   1 failed" in text
+        assert "1 running  1 waiting  1 completed  1 failed" in text
         go.set()
         waiting.cancel()
         await running

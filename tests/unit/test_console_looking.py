@@ -244,6 +244,7 @@ class _Instance(msgspec.Struct, forbid_unknown_fields=True):
     degraded_since: str | None
     is_stopping: bool
     lanes: dict[str, dict[str, int | None]]
+    unlisted_queue_count: int
 
 
 class _Pace(msgspec.Struct, forbid_unknown_fields=True):

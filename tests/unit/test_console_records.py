@@ -118,6 +118,7 @@ def test_a_list_shows_the_whole_id_and_what_the_width_allows(width: int) -> None
         task(7, status="INTERRUPTED", error_code="TASK_INTERRUPTED", task_name="app.jobs:\x1b[31mred\n"),
         task(8, status="CANCELLED", error_code="TASK_CANCELLED", updated_at=NOW),
         task(9, status="EXPIRED", error_code="TASK_EXPIRED", queue_name="a-queue-with-a-very-long-name"),
+        task(10, enqueued_at=NOW - 7_300 * SECOND),
     ]
     assert_screen(f"list_{width}", drawn(task_table(rows, NOW, width), width))
 

@@ -18,7 +18,8 @@ from rich.text import Text
 from taskmanager.console.picture import Picture
 from taskmanager.console.screens import StatusScreen, fault_lines, group, status_lines, watch_lines
 from tests.screenshots import DOCS, SCREENS
-from tests.unit.console_pictures import BAD_DAY, BUSY, EMPTY, instance, queue
+from tests.unit import screens
+from tests.unit.console_pictures import BAD_DAY, BUSY, EMPTY, instance, queue, task
 
 STORED: Final = Path(__file__).parent / "screens"
 NEW: Final = replace(EMPTY, instances=(instance("web", 812),), queues=(queue("default", 0, 0),))
@@ -84,6 +85,31 @@ def test_every_terminal_is_large_enough(picture: Picture, width: int, height: in
         assert isinstance(console.file, io.StringIO)
         assert console.file.getvalue().count("\n") == height
     status_lines(picture, width, height)
+
+
+def test_a_narrow_terminal_loses_figures_and_no_title() -> None:
+    """What does not fit at the right is cut; what wraps is what a person has to read to the end."""
+    compare("watch-busy-40x24", screens.drawn(group(watch_lines(BUSY, 40, 24)), 40))
+    fault = "there is no file jobs.db; name the application's database with --db or $TASKMANAGER_DB"
+    compare("watch-fault-40x8", screens.drawn(group(fault_lines("jobs.db", fault, 40, 8)), 40))
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "said"),
+    [
+        (1, 3, " 33%"),
+        (3, 3, "100%    0:10    0:00"),
+        (5, 3, "5 of 3 done    0:10"),
+        (-1, 3, "-1 of 3 done    0:10"),
+        (0, 0, " 0 done    0:10"),
+        (7, -2, "7 of -2 done    0:10"),
+        (1e300, 1e-300, "1e+300 of 0.00 done"),
+    ],
+)
+def test_progress_that_cannot_be_is_told_as_it_was_reported(done: float, total: float, said: str) -> None:
+    """A task may say anything; there is no bar then, and nobody knows how long it will take."""
+    picture = replace(BUSY, running=(task("job", 10, done, total),))
+    assert said in next(line.plain for line in watch_lines(picture, 80, 24) if " job " in line.plain)
 
 
 @pytest.mark.parametrize(("colours", "is_coloured"), [(None, False), ("truecolor", True)])

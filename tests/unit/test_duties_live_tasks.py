@@ -10,7 +10,7 @@ import pytest
 from taskmanager import TaskManager, current_task
 from taskmanager.duties import live_tasks
 from taskmanager.duties.live_tasks import LiveTasks
-from taskmanager.engine.report import MAX_SHOWN_CHARS, MAX_SHOWN_TASKS
+from taskmanager.engine.report import MAX_SHOWN_CHARS, MAX_SHOWN_QUEUES, MAX_SHOWN_TASKS
 from taskmanager.store.sqlite.reading import open_read_only
 
 pytestmark = pytest.mark.anyio
@@ -89,6 +89,33 @@ async def test_a_hundred_running_tasks_are_shown_those_with_progress_first(tmp_p
         assert document["memory_only"] == {"running": 120, "waiting": 10}
         assert document["queues"] == {"default": {"waiting": 10, "running": 120, "limit": None, "scope": "instance"}}
         assert set(document["oldest_waiting"]) == {"default"}
+        go.set()
+        await asyncio.gather(*handles)
+
+
+async def test_the_fullest_queues_are_listed_and_the_others_counted(tmp_path: Path) -> None:
+    """Names are no measure of what a person looks for; what is not listed is still counted."""
+    manager = TaskManager(tmp_path / "tasks.db", concurrency=1)
+    go, began = asyncio.Event(), asyncio.Event()
+
+    @manager.task
+    async def wait() -> None:
+        current_task().progress(1, 2, None)  # type: ignore[arg-type]  # what a task says must not stop the others
+        began.set()
+        await go.wait()
+
+    async with manager:
+        numbers = [*range(60), 59, 59]
+        handles = [wait.with_options(queue_name=f"q{number:02}").enqueue() for number in numbers]
+        await began.wait()
+        await duty_of(manager).run_once()
+        document = shown(tmp_path / "tasks.db")
+        assert len(document["queues"]) == MAX_SHOWN_QUEUES
+        assert document["queues"]["q59"]["waiting"] == 3
+        assert document["unlisted_queues"] == {"count": 10, "waiting": 10}
+        assert set(document["oldest_waiting"]) == {f"q{number:02}" for number in (*range(1, 49), 59)}
+        assert document["memory_only"] == {"running": 1, "waiting": 61}
+        assert document["tasks"][0]["progress"]["text"] == ""
         go.set()
         await asyncio.gather(*handles)
 
