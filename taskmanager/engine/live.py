@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from taskmanager.codec.values import loads
 from taskmanager.engine.definition import Definition
 from taskmanager.model.errors import ArgumentError
-from taskmanager.model.record import AttemptRow, Expected, TaskRow
+from taskmanager.model.record import AttemptRow, Expected, StartWrite, SuccessWrite, TaskRow, TaskWrite, Write
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 
@@ -54,6 +54,9 @@ GOES_ON = Ending(
 
 # The driver looks up an adapter for every value that is not exactly a str or an int, enum members included.
 _TEXT = {status: str(status.value) for status in TaskStatus}
+_PENDING, _RUNNING = _TEXT[TaskStatus.PENDING], _TEXT[TaskStatus.RUNNING]
+_new_tuple = tuple.__new__
+"""A NamedTuple's own constructor costs a call more, and three are made for each persisted task."""
 
 
 class LiveTask:
@@ -179,12 +182,27 @@ class LiveTask:
         if self.is_published:
             self.call_args = self.call_kwargs = None
 
+    def write(self, base: Expected | None, attempts: tuple[AttemptRow, ...]) -> Write:
+        """The change from the committed state `base` to the present one, as lean as it can be said."""
+        if base is not None and self.start_count == 1 and base[1] == self.owner:
+            status = self.status
+            if status is TaskStatus.COMPLETED:
+                if base[0] == _RUNNING and base[2] == 1 and self._left_nothing_but_a_result():
+                    change = (self.task_id, self.definition.name, base, self.completed_at, self.result_text, attempts)
+                    return _new_tuple(SuccessWrite, change)
+            elif status is TaskStatus.RUNNING and base[0] == _PENDING and base[2] == 0:
+                worker = (self.worker_pid, self.worker_hostname, self.worker_process_name)
+                return _new_tuple(StartWrite, (self.task_id, self.definition.name, base, self.started_at, *worker))
+        return _new_tuple(TaskWrite, (self.row(), base, attempts))
+
+    def _left_nothing_but_a_result(self) -> bool:
+        return self.progress_text is None and self.log_text is None and self.cancel_requested_at is None
+
     def row(self) -> TaskRow:
         """The whole record as it is now."""
         if self.encodes_later:
             self.store_arguments()
-        claimed_at = self.claimed_at
-        return tuple.__new__(  # a NamedTuple's own constructor costs a call more, on the hottest path there is
+        return _new_tuple(
             TaskRow,
             (
                 self.task_id,
@@ -196,7 +214,7 @@ class LiveTask:
                 _TEXT[self.status],
                 self.sent_at,
                 self.enqueued_at,
-                claimed_at,
+                self.claimed_at,
                 self.owner,
                 self.started_at,
                 self.completed_at,

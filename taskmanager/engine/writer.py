@@ -21,7 +21,7 @@ from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.outbox import HISTORY_BATCH, Outbox
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError, StoreUnavailable
-from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite, expected_of
+from taskmanager.model.record import AttemptRow, Expected, TaskRow, expected_of
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import CommitReport, Store
@@ -52,7 +52,6 @@ _Sent = tuple[LiveTask, Expected, tuple[AttemptRow, ...], Expected | None]
 """
 NOTHING: Final = Expected("", None, 0)
 """History is written once, and nothing will ever be expected of it."""
-_new_tuple = tuple.__new__
 
 
 class DueTime:
@@ -290,9 +289,7 @@ class Writer:
         return batch
 
     async def _commit(self, batch: list[_Sent]) -> CommitReport:
-        # A NamedTuple's own constructor costs a call more, and this is done three times per persisted task.
-        writes = [_new_tuple(TaskWrite, (live.row(), base, attempts)) for live, _, attempts, base in batch]
-        return await self.store.commit(writes)
+        return await self.store.commit([live.write(base, attempts) for live, _, attempts, base in batch])
 
     def _put_back(self, batch: list[_Sent]) -> None:
         """Nothing of the batch is known to be written, or not. The states are read anew when it is tried again."""

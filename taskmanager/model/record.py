@@ -110,6 +110,68 @@ class TaskWrite(NamedTuple):
     expected: Expected | None
     attempts: tuple[AttemptRow, ...] = ()
 
+    @property
+    def task_id(self) -> str:
+        """Whose change this is."""
+        return self.row.task_id
+
+    @property
+    def task_name(self) -> str:
+        """Of which function."""
+        return self.row.task_name
+
+    @property
+    def status(self) -> str:
+        """The state it leads to."""
+        return self.row.status
+
+
+class StartWrite(NamedTuple):
+    """PENDING → RUNNING, for the first time, of a task whose owner stays. `started_at` is the time of the update too.
+
+    Nothing else in the row changes, so nothing else is written.
+    """
+
+    task_id: str
+    task_name: str
+    expected: Expected
+    started_at: int
+    worker_pid: int | None
+    worker_hostname: str | None
+    worker_process_name: str | None
+
+    @property
+    def attempts(self) -> tuple[AttemptRow, ...]:
+        """None has ended yet."""
+        return ()
+
+    @property
+    def status(self) -> str:
+        """The state it leads to."""
+        return "RUNNING"
+
+
+class SuccessWrite(NamedTuple):
+    """RUNNING → COMPLETED, of a run that left nothing in the row but its start. `completed_at` is the time of the
+    update too.
+    """
+
+    task_id: str
+    task_name: str
+    expected: Expected
+    completed_at: int
+    result: str | None
+    attempts: tuple[AttemptRow, ...] = ()
+
+    @property
+    def status(self) -> str:
+        """The state it leads to."""
+        return "COMPLETED"
+
+
+Write = TaskWrite | StartWrite | SuccessWrite
+"""One change of one task. The two lean ones say no more than the change; a full `TaskWrite` can say anything."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptInfo:

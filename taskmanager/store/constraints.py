@@ -1,15 +1,16 @@
 """What every store keeps to: which rows it refuses, the same in SQL `CHECK`s and here, and text that can be UTF-8."""
 
 import json
-from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Any, Final, TypeVar, cast
 
-from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
+from taskmanager.model.record import TaskRow, TaskWrite, Write
 from taskmanager.model.states import TERMINAL, AttemptOutcome, TaskStatus
 
 _STATUSES: Final = frozenset(TaskStatus)
 _OUTCOMES: Final = frozenset(AttemptOutcome)
 _INT64: Final = 1 << 63
+_W = TypeVar("_W", bound=Write)
 
 
 def is_memory_only(row: TaskRow) -> bool:
@@ -26,14 +27,17 @@ def encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def encodable_write(write: TaskWrite) -> TaskWrite:
+def encodable_write(write: _W) -> _W:
     """The same write with every text encodable."""
-    row = TaskRow._make(_encodable_values(write.row))
-    return TaskWrite(row, write.expected, tuple(AttemptRow._make(_encodable_values(each)) for each in write.attempts))
+    return cast(_W, _encodable(write))
 
 
-def _encodable_values(values: Iterable[Any]) -> Iterator[Any]:
-    return (encodable(value) if isinstance(value, str) else value for value in values)
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, tuple):
+        return tuple.__new__(type(value), map(_encodable, value))  # a NamedTuple stays one
+    return value
 
 
 def write_fault(write: TaskWrite) -> str | None:

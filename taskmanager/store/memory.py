@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from taskmanager.model.errors import StoreError
-from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, due_at
+from taskmanager.model.record import AttemptRow, StartWrite, SuccessWrite, TaskRow, TaskWrite, Write, due_at
 from taskmanager.model.schedule import SCHEDULE_TAG, ScheduleDeclaration, ScheduleFire, ScheduleRow
 from taskmanager.model.states import TERMINAL, WAITING, TaskStatus
 from taskmanager.store.constraints import encodable_write, is_memory_only, write_fault
@@ -52,18 +52,19 @@ class MemoryStore:
     async def close(self) -> None:
         """Nothing to close; what it holds stays for the next start."""
 
-    async def commit(self, writes: Sequence[TaskWrite]) -> CommitReport:
+    async def commit(self, writes: Sequence[Write]) -> CommitReport:
         lost: dict[str, TaskRow | None] = {}
         rejected: dict[str, str] = {}
-        for write in writes:
-            current = self._row(write.row.task_id)
-            if not _wins(write, current):
-                lost[write.row.task_id] = current
+        for lean in writes:
+            current = self._row(lean.task_id)
+            write = _in_full(lean, current)
+            if write is None or not _wins(write, current):
+                lost[lean.task_id] = current
                 continue
             clean = encodable_write(write)
             fault = write_fault(clean)
             if fault is not None:
-                rejected[write.row.task_id] = fault
+                rejected[lean.task_id] = fault
             else:
                 self._apply(clean, current)
         self._evict()
@@ -390,6 +391,30 @@ class MemoryStore:
         schedules = [row for name in self._schedules if (row := self._schedule(name)) is not None]
         instances, free = list(self._instances.values()), self._free_queues()
         return glance_at(now, rows, attempts, instances, free, frozenset(self._paused), schedules)
+
+
+def _in_full(write: Write, current: TaskRow | None) -> TaskWrite | None:
+    """A lean write with the row that it makes of the present one; None when there is none."""
+    if isinstance(write, TaskWrite):
+        return write
+    if current is None:
+        return None
+    return TaskWrite(_changed(write, current), write.expected, write.attempts)
+
+
+def _changed(write: StartWrite | SuccessWrite, current: TaskRow) -> TaskRow:
+    if isinstance(write, SuccessWrite):
+        at = write.completed_at
+        return current._replace(status=write.status, completed_at=at, updated_at=at, result=write.result)
+    return current._replace(
+        status=write.status,
+        start_count=current.start_count + 1,
+        started_at=write.started_at,
+        updated_at=write.started_at,
+        worker_pid=write.worker_pid,
+        worker_hostname=write.worker_hostname,
+        worker_process_name=write.worker_process_name,
+    )
 
 
 def _wins(write: TaskWrite, current: TaskRow | None) -> bool:

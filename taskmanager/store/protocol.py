@@ -10,7 +10,7 @@ call may succeed later; `StoreError` when it never will.
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
+from taskmanager.model.record import AttemptRow, TaskRow, Write
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow
 from taskmanager.model.states import TaskStatus
 
@@ -148,7 +148,7 @@ class Store(Protocol):
         """Release everything; calling it twice is fine."""
         ...
 
-    async def commit(self, writes: Sequence[TaskWrite]) -> CommitReport:
+    async def commit(self, writes: Sequence[Write]) -> CommitReport:
         """All `writes` in one transaction, each with its precondition; a row that cannot be stored spoils no other.
 
         An insert (`expected` None) whose id exists is lost, except that the terminal row of a memory-only task

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Container, Iterable
 from typing import Any, cast
 
-from taskmanager.model.record import TaskWrite
+from taskmanager.model.record import Write
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import CommitReport, Store
@@ -54,10 +54,10 @@ class CountedStore:
 
         return call
 
-    def _note(self, writes: Iterable[TaskWrite], report: CommitReport) -> None:
+    def _note(self, writes: Iterable[Write], report: CommitReport) -> None:
         for write in writes:
-            if write.row.task_id not in report.lost and write.row.task_id not in report.rejected:
-                self.statuses[write.row.task_id] = TaskStatus(write.row.status)
+            if write.task_id not in report.lost and write.task_id not in report.rejected:
+                self.statuses[write.task_id] = TaskStatus(write.status)
 
     def free_delays_s(self, now_us: int, task_names: Container[str]) -> list[float]:
         """Seconds until each free row of these functions is due. A store that cannot tell has to be looked at often."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite
+from taskmanager.model.record import AttemptRow, Expected, StartWrite, SuccessWrite, TaskRow, TaskWrite
 from taskmanager.model.states import TERMINAL, TaskStatus
 from taskmanager.store.protocol import ClaimRequest, FreeQueue, InstanceRow, Store, TaskFilter
 from tests.contract.rows import FREE_ROW
@@ -79,6 +79,50 @@ async def test_a_state_change_that_wins_is_stored_with_its_attempts(store: Store
     assert await store.commit([TaskWrite(done, expected(running), (attempt(),))]) == ({}, {})
     assert await store.fetch("t1") == done
     assert await store.fetch_attempts("t1") == [attempt()]
+
+
+async def test_a_lean_write_leaves_the_row_that_the_full_one_would(store: Store) -> None:
+    """A first start and a success say only what they change; everything else stays as it was."""
+    waiting = [task(each, claimed_by_worker_id=ME, tags="{}", good_until=500) for each in ("lean", "full")]
+    await put(store, *waiting)
+    for number, at, lean in (
+        (0, 120, StartWrite("lean", "app:job", expected(waiting[0]), 120, 7, "host", "main")),
+        (1, 130, SuccessWrite("lean", "app:job", Expected("RUNNING", ME, 1), 130, '{"ok": 1}', (attempt("lean"),))),
+    ):
+        before = await store.fetch("full")
+        assert before is not None
+        started = {"start_count": 1, "started_at": 120, "worker_pid": 7, "worker_hostname": "host"}
+        changes = {"completed_at": 130, "result": '{"ok": 1}'} if number else started | {"worker_process_name": "main"}
+        full = before._replace(status=lean.status, updated_at=at, **changes)
+        write = TaskWrite(full, expected(before), (attempt("full"),) if number else ())
+        assert await store.commit([lean, write]) == ({}, {})
+        assert await store.fetch("full") == full
+        assert await store.fetch("lean") == full._replace(task_id="lean")
+        assert len(await store.fetch_attempts("lean")) == number
+
+
+async def test_a_lean_write_loses_like_any_other(store: Store) -> None:
+    """A start of what somebody else has, and a success that comes too late, change nothing and keep nobody else."""
+    rows = [
+        task("a", claimed_by_worker_id=OTHER),
+        task("b", status="RUNNING", start_count=2),
+        task("c", status="RUNNING"),
+    ]
+    await put(store, *rows)
+    report = await store.commit(
+        [
+            StartWrite("a", "app:job", Expected("PENDING", ME, 0), 120, 7, "host", "main"),
+            SuccessWrite("b", "app:job", Expected("RUNNING", ME, 1), 130, None, (attempt("b"),)),
+            SuccessWrite("c", "app:job", Expected("RUNNING", ME, 1), 130, LONE_SURROGATE, (attempt("c"),)),
+            StartWrite("nobody", "app:job", Expected("PENDING", ME, 0), 120, 7, "host", "main"),
+        ]
+    )
+    assert report == ({"a": rows[0], "b": rows[1], "nobody": None}, {})
+    assert [await store.fetch(each) for each in ("a", "b")] == rows[:2]
+    assert await store.fetch_attempts("b") == []
+    won = await store.fetch("c")
+    assert won is not None
+    assert (won.status, won.result) == ("COMPLETED", "caf\\udce9")
 
 
 @pytest.mark.parametrize("actual", list(TaskStatus))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from taskmanager import TaskManager
-from taskmanager.model.record import TaskRow, TaskWrite
+from taskmanager.model.record import TaskRow, Write
 from taskmanager.store.protocol import ClaimRequest, CommitReport
 from taskmanager.store.sqlite import SqliteStore, schema, transitions
 from tests.crash.jobs import note
@@ -25,14 +25,13 @@ class PausingStore(SqliteStore):
     pause: Pause
     is_armed = False
 
-    def _matches(self, writes: Sequence[TaskWrite]) -> bool:
+    def _matches(self, writes: Sequence[Write]) -> bool:
         status, name = self.pause.get("status"), self.pause.get("function")
         return any(
-            (status is None or each.row.status == status) and (name is None or each.row.task_name == name)
-            for each in writes
+            (status is None or each.status == status) and (name is None or each.task_name == name) for each in writes
         )
 
-    async def commit(self, writes: Sequence[TaskWrite]) -> CommitReport:
+    async def commit(self, writes: Sequence[Write]) -> CommitReport:
         point = self.pause["point"] if self._matches(writes) else None
         if point == "before":
             await stop_here()

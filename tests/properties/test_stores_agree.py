@@ -15,7 +15,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite, expected_of
+from taskmanager.model.record import (
+    AttemptRow,
+    Expected,
+    StartWrite,
+    SuccessWrite,
+    TaskRow,
+    TaskWrite,
+    Write,
+    expected_of,
+)
 from taskmanager.model.states import TERMINAL, WAITING, AttemptOutcome, TaskStatus
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import ClaimRequest, CommitReport, InstanceRow, Store, TaskFilter
@@ -117,12 +126,18 @@ def insertion(draw: st.DrawFn, task_id: str) -> TaskWrite:
 
 
 @st.composite
-def change(draw: st.DrawFn, current: TaskRow) -> TaskWrite:
-    """A change of what is there, with the right precondition most of the time."""
+def change(draw: st.DrawFn, current: TaskRow) -> Write:
+    """A change of what is there, with the right precondition most of the time; sometimes said in the lean way."""
     expected = expected_of(current)
     if draw(st.integers(0, 3)) == 0:
         wrong = Expected(draw(STATUSES).value, draw(st.sampled_from([None, *OWNERS])), draw(st.integers(0, 2)))
         expected = draw(st.sampled_from([wrong, expected._replace(owner=wrong.owner)]))
+    head = (current.task_id, current.task_name, expected)
+    kind = draw(st.sampled_from([TaskWrite, TaskWrite, StartWrite, SuccessWrite]))
+    if kind is StartWrite:
+        return StartWrite(*head, draw(INSTANTS), draw(CHANGING["worker_pid"]), "host", draw(TEXTS))
+    if kind is SuccessWrite:
+        return SuccessWrite(*head, draw(INSTANTS), draw(TEXTS), draw(attempts_of(current.task_id)))
     status = draw(STATUSES)
     is_step = (status in TERMINAL) if current.status == "RUNNING" else current.status in WAITING and status == "RUNNING"
     return TaskWrite(draw(moved(current, status, is_step=is_step)), expected, draw(attempts_of(current.task_id)))

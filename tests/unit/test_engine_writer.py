@@ -12,7 +12,7 @@ from taskmanager.engine.live import LiveTask, Phase
 from taskmanager.engine.outbox import HISTORY_BATCH
 from taskmanager.engine.writer import MAX_BATCH, Writer
 from taskmanager.model.errors import StoreError, StoreUnavailable
-from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite
+from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite, Write
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import CommitReport
@@ -66,11 +66,11 @@ class Store(MemoryStore):
     def __init__(self, *script: str) -> None:
         super().__init__()
         self.script = list(script)
-        self.sent: list[list[TaskWrite]] = []
+        self.sent: list[list[Write]] = []
         self.gate = asyncio.Event()
         self.is_held = False
 
-    async def commit(self, writes: Sequence[TaskWrite]) -> CommitReport:
+    async def commit(self, writes: Sequence[Write]) -> CommitReport:
         self.sent.append(list(writes))
         words = self.script.pop(0).split() if self.script else []
         if "hold" in words:
@@ -90,8 +90,8 @@ class Store(MemoryStore):
 
     def sent_of(self, task_id: str) -> list[tuple[str, Expected | None]]:
         """What was tried for one task, in order."""
-        writes = [write for batch in self.sent for write in batch if write.row.task_id == task_id]
-        return [(write.row.status, write.expected) for write in writes]
+        writes = [write for batch in self.sent for write in batch if write.task_id == task_id]
+        return [(write.status, write.expected) for write in writes]
 
 
 @asynccontextmanager
@@ -160,7 +160,7 @@ async def test_a_batch_is_bounded() -> None:
             writer.mark(live)
         await writer.flush()
         assert store.sizes == [MAX_BATCH, MAX_BATCH, 1]
-        assert [write.row.task_id for batch in store.sent for write in batch] == [live.task_id for live in lives]
+        assert [write.task_id for batch in store.sent for write in batch] == [live.task_id for live in lives]
 
 
 async def test_the_state_is_read_when_the_batch_is_made() -> None:
@@ -173,7 +173,7 @@ async def test_the_state_is_read_when_the_batch_is_made() -> None:
         writer.mark(live)
         await writer.flush()
         ((write,),) = store.sent
-        assert (write.row.status, write.expected) == ("RUNNING", None)
+        assert (write.status, write.expected) == ("RUNNING", None)
         assert live.committed == Expected("RUNNING", "me", 1)
 
 
@@ -267,7 +267,7 @@ async def test_what_was_put_back_goes_before_what_came_later() -> None:
         writer.mark(new_live(task_id="c"))
         store.gate.set()
         await writer.flush()
-        assert [write.row.task_id for write in store.sent[-1]] == ["a", "b", "c"]
+        assert [write.task_id for write in store.sent[-1]] == ["a", "b", "c"]
         assert store.sizes == [2, 3, 3, 3]
 
 
@@ -442,7 +442,7 @@ async def test_a_flush_waits_for_what_was_marked_before_it() -> None:
         writer.record(ended(new_live(LIGHT, task_id="light")))
         flush = asyncio.create_task(writer.flush())
         await until(lambda: store.is_held)
-        assert {write.row.task_id for write in store.sent[0]} == {"a", "light"}
+        assert {write.task_id for write in store.sent[0]} == {"a", "light"}
         writer.mark(new_live(task_id="b"))
         await quiescence()
         assert not flush.done()

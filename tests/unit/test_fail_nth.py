@@ -26,7 +26,7 @@ from taskmanager import (
     current_task,
 )
 from taskmanager.engine import lifecycle, writer
-from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
+from taskmanager.model.record import AttemptRow, TaskRow, Write
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import CommitReport, Store
 from taskmanager.store.sqlite import SqliteStore
@@ -97,9 +97,9 @@ class WatchedStore(MemoryStore):
         super().__init__()
         self.faults: list[str] = []
 
-    async def commit(self, writes: Sequence[TaskWrite]) -> CommitReport:
+    async def commit(self, writes: Sequence[Write]) -> CommitReport:
         """As in memory; then each row is compared with what it was."""
-        before = await self.fetch_ids([write.row.task_id for write in writes])
+        before = await self.fetch_ids([write.task_id for write in writes])
         report = await super().commit(writes)
         for task_id, old in before.items():
             new = await self.fetch(task_id)

@@ -57,6 +57,8 @@ _TASK_GROUPS: Final = (
 TASK: Final = Layout(TASK_COLUMNS, _TASK_GROUPS)
 UPDATE: Final = Layout(TASK_COLUMNS + EXPECTED, _TASK_GROUPS, _NEVER_UPDATED)
 STEP: Final = Layout(TASK_COLUMNS + EXPECTED, _TASK_GROUPS, _FIXED_IN_A_RUN)
+START: Final = Layout(("id", "started_at", "worker_pid", "worker_hostname", "worker_process_name", *EXPECTED), ())
+SUCCESS: Final = Layout(("id", "completed_at", "result", *EXPECTED), ())
 ATTEMPT: Final = Layout(ATTEMPT_COLUMNS, (frozenset({"error_code", "error_message", "failed_reason"}),))
 
 
@@ -145,6 +147,25 @@ def step_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> St
     return _update(shared, bound, rows, _FIXED_IN_A_RUN)
 
 
+@lru_cache(VARIANTS)
+def start_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> Statement:
+    """First starts of waiting tasks: only what a start changes."""
+    at = _names(shared, bound, "v.")
+    changed = {name: at[name] for name in START.columns[1:] if name not in EXPECTED}
+    changed |= {"status": "'RUNNING'", "claimed": "0", "start_count": "t.start_count + 1"}
+    changed["updated_at"] = at["started_at"]
+    return _conditional(changed, at, bound, rows)
+
+
+@lru_cache(VARIANTS)
+def complete_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> Statement:
+    """Successes of running tasks: only what a success changes."""
+    at = _names(shared, bound, "v.")
+    changed = {"status": "'COMPLETED'", "updated_at": at["completed_at"]}
+    changed |= {name: at[name] for name in ("completed_at", "result")}
+    return _conditional(changed, at, bound, rows)
+
+
 def _update(shared: tuple[str, ...], bound: tuple[str, ...], rows: int, kept: frozenset[str]) -> Statement:
     at = _names(shared, bound, "v.")
     changed = {name: at.get(name, "NULL") for name in TASK_COLUMNS[1:] if name not in kept}
@@ -153,9 +174,14 @@ def _update(shared: tuple[str, ...], bound: tuple[str, ...], rows: int, kept: fr
         f"CASE WHEN {at['expected_status']} IN ({TERMINAL_SQL}) THEN {cancel}"
         f" ELSE coalesce({cancel}, t.cancel_requested_at) END"
     )
+    changed["claimed"] = f"({at['status']} = 'CLAIMED')"
+    return _conditional(changed, at, bound, rows)
+
+
+def _conditional(changed: Mapping[str, str], at: Mapping[str, str], bound: tuple[str, ...], rows: int) -> Statement:
+    """An update of the rows whose status, owner and start count are the expected ones."""
     return _statement(f"""
-        UPDATE taskmanager_tasks AS t SET claimed = ({at["status"]} = 'CLAIMED'),
-            {", ".join(f"{name} = {value}" for name, value in changed.items())}
+        UPDATE taskmanager_tasks AS t SET {", ".join(f"{name} = {value}" for name, value in changed.items())}
         FROM (VALUES {_values(len(bound), rows)}) AS v
         WHERE t.id = {at["id"]} AND t.status = {at["expected_status"]}
             AND t.claimed_by_worker_id IS {at["expected_owner"]} AND t.start_count = {at["expected_start_count"]}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
-from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
+from taskmanager.model.record import AttemptRow, TaskRow, Write
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import ClaimRequest, CommitReport, FreeQueue, InstanceRow, TaskFilter, WorkerState
@@ -91,7 +91,7 @@ class SqliteStore:
             raise_not_open(self.path)
         return await self._reader.hop(work, *args)
 
-    async def commit(self, writes: Sequence[TaskWrite]) -> CommitReport:
+    async def commit(self, writes: Sequence[Write]) -> CommitReport:
         if self._wal.is_full:
             await self.checkpoint()
             if self._wal.is_full:

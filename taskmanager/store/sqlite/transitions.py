@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from taskmanager.model.record import Expected, TaskRow, TaskWrite
+from taskmanager.model.record import Expected, StartWrite, SuccessWrite, TaskRow, TaskWrite, Write
 from taskmanager.model.states import TERMINAL
 from taskmanager.store.constraints import encodable_write, is_memory_only
 from taskmanager.store.protocol import CommitReport
@@ -39,7 +39,7 @@ class _SomebodyLost(Exception):
     """Fewer rows changed than were sent. Never leaves this module."""
 
 
-def commit(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -> CommitReport:
+def commit(connection: sqlite3.Connection, writes: Sequence[Write]) -> CommitReport:
     """See `Store.commit`."""
     if not writes:
         return CommitReport({}, {})
@@ -62,18 +62,28 @@ def insert(connection: sqlite3.Connection, rows: Sequence[TaskRow]) -> None:
     _execute(connection, sql.insert_tasks, rows, sql.TASK)
 
 
-def _apply(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -> None:
-    inserts = [write.row for write in writes if write.expected is None]
+def _apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> None:
+    """Kind by kind, because starts have much in common with starts, and ends with ends: that is bound once."""
+    inserts: list[TaskRow] = []
+    first_starts: list[tuple[Any, ...]] = []
+    successes: list[tuple[Any, ...]] = []
     starts: list[tuple[Any, ...]] = []
     ends: list[tuple[Any, ...]] = []
     changes: list[tuple[Any, ...]] = []
-    for row, expected, _ in writes:
-        if expected is None:
-            continue
-        kind = starts if _is_start(row, expected) else ends if _is_end(row, expected) else changes
-        kind.append(row + expected)
+    for write in writes:
+        if isinstance(write, StartWrite):
+            first_starts.append((write[0], *write[3:], *write[2]))
+        elif isinstance(write, SuccessWrite):
+            successes.append((write[0], write[3], write[4], *write[2]))
+        elif (expected := write.expected) is None:
+            inserts.append(write.row)
+        else:
+            row = write.row
+            kind = starts if _is_start(row, expected) else ends if _is_end(row, expected) else changes
+            kind.append(row + expected)
     _execute(connection, sql.insert_tasks, inserts, sql.TASK)
-    # Apart, because starts have much in common with starts, and ends with ends: what is common is bound once.
+    _execute(connection, sql.start_tasks, first_starts, sql.START)
+    _execute(connection, sql.complete_tasks, successes, sql.SUCCESS)
     _execute(connection, sql.step_tasks, starts, sql.STEP)
     _execute(connection, sql.step_tasks, ends, sql.STEP)
     _execute(connection, sql.update_tasks, changes, sql.UPDATE)
@@ -107,36 +117,37 @@ def _changed(
     return changed
 
 
-def _add_attempts(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -> None:
+def _add_attempts(connection: sqlite3.Connection, writes: Sequence[Write]) -> None:
     attempts = [attempt for write in writes for attempt in write.attempts]
     if not attempts or _changed(connection, sql.insert_attempts, attempts, sql.ATTEMPT) == len(attempts):
         return
     # Some were there. Under an update that is a replay. Under an insert the row has replaced an earlier task of the
     # same key that counted its attempts from the same number: what that one left is not this one's history.
     for write in writes:
-        if write.expected is None and write.attempts:
+        if isinstance(write, TaskWrite) and write.expected is None and write.attempts:
             first = min(attempt.attempt for attempt in write.attempts)
             connection.execute(
-                "DELETE FROM taskmanager_task_attempts WHERE task_id = ? AND attempt >= ?", (write.row.task_id, first)
+                "DELETE FROM taskmanager_task_attempts WHERE task_id = ? AND attempt >= ?", (write.task_id, first)
             )
             _changed(connection, sql.insert_attempts, write.attempts, sql.ATTEMPT)
 
 
-def _commit_with_care(connection: sqlite3.Connection, sent: Sequence[TaskWrite]) -> CommitReport:
+def _commit_with_care(connection: sqlite3.Connection, sent: Sequence[Write]) -> CommitReport:
     writes = [encodable_write(write) for write in sent]
     with transaction(connection):
         losers = _losers(connection, writes)
         lost: dict[str, TaskRow | None] = dict.fromkeys(losers)
         lost.update(fetch_ids(connection, losers))
         rejected: dict[str, str] = {}
-        _apply_halving(connection, [write for write in writes if write.row.task_id not in lost], rejected)
+        _apply_halving(connection, [write for write in writes if write.task_id not in lost], rejected)
     return CommitReport(lost, rejected)
 
 
-def _losers(connection: sqlite3.Connection, writes: Sequence[TaskWrite]) -> list[str]:
+def _losers(connection: sqlite3.Connection, writes: Sequence[Write]) -> list[str]:
     """Who cannot win now. The write lock is held, so it stays true until the commit."""
-    inserts = [[write.row.task_id, _may_replace(write.row)] for write in writes if write.expected is None]
-    updates = [[write.row.task_id, *write.expected] for write in writes if write.expected is not None]
+    full = [write for write in writes if isinstance(write, TaskWrite)]
+    inserts = [[write.task_id, _may_replace(write.row)] for write in full if write.expected is None]
+    updates = [[write.task_id, *write.expected] for write in writes if write.expected is not None]
     taken = _ids(connection, _EXISTING, inserts)
     holding = _ids(connection, _HOLDING, updates)
     return [str(each[0]) for each in inserts if each[0] in taken] + [
@@ -155,7 +166,7 @@ def _may_replace(row: TaskRow) -> bool:
     return row.status in TERMINAL and is_memory_only(row)
 
 
-def _apply_halving(connection: sqlite3.Connection, writes: Sequence[TaskWrite], rejected: dict[str, str]) -> None:
+def _apply_halving(connection: sqlite3.Connection, writes: Sequence[Write], rejected: dict[str, str]) -> None:
     if not writes:
         return
     connection.execute("SAVEPOINT halving")
@@ -166,7 +177,7 @@ def _apply_halving(connection: sqlite3.Connection, writes: Sequence[TaskWrite], 
             raise
         connection.execute("ROLLBACK TO halving")
         if len(writes) == 1:
-            rejected[writes[0].row.task_id] = f"{type(error).__name__}: {error}"
+            rejected[writes[0].task_id] = f"{type(error).__name__}: {error}"
         else:
             middle = len(writes) // 2
             _apply_halving(connection, writes[:middle], rejected)
