@@ -11,6 +11,7 @@ import threading
 from typing import Final
 
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.instance import put_back_lock
 from taskmanager.model.errors import StoreError
 from taskmanager.store.protocol import Beat, Beater
 
@@ -69,12 +70,21 @@ class Heartbeat:
         """One turn, every `LOOP_PROBE_S`: beat what is due, and ask the loop; False when that is closed for good."""
         now_s = self._engine.clock.elapsed_s()
         self._excuse_pause(now_s)
+        self._keep_lock()
         roles = [role for role, at in self._due_s.items() if at <= now_s]
         if roles and self._beat(beater, self._allowed(roles, now_s)):
             self._due_s.update((role, now_s + self._intervals_s[role]) for role in roles)
         is_open = self._probe_loop()
         self._rested_s = self._engine.clock.elapsed_s()
         return is_open
+
+    def _keep_lock(self) -> None:
+        """Whose lock file is gone looks dead to everybody else, and what runs here would be run again there."""
+        try:
+            if put_back_lock(self._engine.identity.instance_id):
+                logger.warning("the lock file of this instance was removed and is put back; it belongs to the database")
+        except OSError as exc:
+            logger.debug("the lock file of this instance could not be put back: %s", exc)
 
     def _excuse_pause(self, now_s: float) -> None:
         """A rest that was too long is a process that was stopped: time in which its loop could not answer either."""

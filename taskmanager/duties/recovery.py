@@ -7,15 +7,23 @@ A task that finished after it was read is left alone, because its row no longer 
 behind the last row seen, so that rows which cannot be recovered never starve those behind them.
 """
 
+import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from taskmanager.codec.results import encode_error_text
 from taskmanager.engine.definition import options_of, retry_facts
-from taskmanager.engine.instance import Identity, is_dead, remove_lock_files, remove_stray_lock_files
+from taskmanager.engine.instance import (
+    PUT_BACK_S,
+    Identity,
+    has_lock_file,
+    is_dead,
+    remove_lock_files,
+    remove_stray_lock_files,
+)
 from taskmanager.model.clock import Clock
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, due_at, expected_of
 from taskmanager.model.result import TaskError
@@ -75,7 +83,7 @@ class Recovery:
         """Recover what dead instances left waiting, running or both; how many rows were moved."""
         instances = {each.instance_id: each for each in await self._store.instances()}
         me = self._identity.instance_id
-        dead = {instance_id for instance_id in instances if instance_id != me and self._is_dead(instance_id)}
+        dead = await self._find_dead(instances.keys() - {me})
         alive = {*instances, me} - dead
         crashes: dict[str, Crash] = {}
         moved = left = 0
@@ -95,11 +103,11 @@ class Recovery:
             left += len(rows) - len(orphans)
             moved += await self.recover(orphans, crashes)
         if not left:
-            # The files first: who dies in between leaves rows, which are found again, and not files, which are not.
+            # The rows first: a file without a row is a stray, a row without its file a doubt.
+            await self._store.forget_instances(dead)
             if self._database is not None:
                 remove_lock_files(self._database, dead)
                 remove_stray_lock_files(self._database, {*instances, me})
-            await self._store.forget_instances(dead)
         if moved or dead:
             logger.info("recovered %d tasks of %d instances that are gone", moved, len(dead))
         return moved
@@ -135,6 +143,15 @@ class Recovery:
             if write.row.task_id not in report.lost and write.row.task_id not in report.rejected:
                 self._tell(write.row)
         return len(rows) - len(report.lost) - len(report.rejected)
+
+    async def _find_dead(self, registered: Iterable[str]) -> set[str]:
+        """Those of them that are dead. One whose lock file is gone has time to put it back."""
+        dead = {each for each in registered if self._is_dead(each)}
+        database = self._database
+        if database is not None and not all(has_lock_file(database, each) for each in dead):
+            await asyncio.sleep(PUT_BACK_S)
+            dead = {each for each in dead if self._is_dead(each)}
+        return dead
 
     def _is_dead(self, instance_id: str) -> bool:
         return self._database is None or is_dead(self._database, instance_id)

@@ -169,8 +169,11 @@ class Claimer:
         database = self._engine.settings.database
         if database is None or self._engine.is_stopping:
             return False
+        # One whose lock file was removed looks dead until it has put it back.
+        self._others |= {each for each in self._dead if not is_dead(database, each)}
         found = {each for each in self._others if is_dead(database, each)}
         self._others -= found
+        self._dead -= self._others
         self._dead |= found
         return bool(found)
 

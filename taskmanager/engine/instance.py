@@ -3,6 +3,9 @@
 Dead means that the lock can be taken. That is immediate and certain, also across containers that share a volume, where
 pid and start time say nothing; those are recorded for people only. A forked child closes the inherited descriptor, or
 it would keep its dead parent alive.
+
+A lock file that is not there is no such proof: people and programs tidy up. The instance puts it back within
+`PUT_BACK_S`, and who finds it gone looks again after that.
 """
 
 import contextlib
@@ -12,7 +15,7 @@ import sys
 import weakref
 from collections.abc import Container, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from taskmanager.model.ids import new_instance_id
 from taskmanager.store.protocol import InstanceRow
@@ -21,6 +24,9 @@ try:
     import fcntl
 except ImportError:  # Windows has none; there an instance counts as alive until its row goes stale
     fcntl = None  # type: ignore[assignment]  # asked for before each use
+
+PUT_BACK_S: Final = 2.0
+"""Time in which a living instance has noticed that its lock file is gone: several rounds of its heartbeat's thread."""
 
 
 class Identity(NamedTuple):
@@ -71,7 +77,7 @@ def lock_path(database: Path, instance_id: str) -> Path:
     return file.with_name(f"{file.name}.{instance_id}.lock")
 
 
-_held: "weakref.WeakSet[InstanceLock]" = weakref.WeakSet()
+_held: "weakref.WeakValueDictionary[str, InstanceLock]" = weakref.WeakValueDictionary()
 
 
 class InstanceLock:
@@ -79,19 +85,40 @@ class InstanceLock:
 
     def __init__(self, database: Path, instance_id: str) -> None:
         self.path = lock_path(database, instance_id)
+        self._database = database
+        self._instance_id = instance_id
         self._fd: int | None = None
 
     def take(self) -> None:
         """Create the lock file and lock it. `OSError` when the directory cannot be written."""
+        new = self.path.with_name(f"{self.path.name.removesuffix('.lock')}-new.lock")
         while self._fd is None:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # Locked under another name first: nobody may find the file of a living instance unlocked.
+            fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             if fcntl is not None:
                 fcntl.flock(fd, fcntl.LOCK_EX)  # at most a sweep holds it, for as long as it takes to remove the file
+            with contextlib.suppress(FileNotFoundError):
+                new.replace(self.path)
             if _is_at(fd, self.path):
                 self._fd = fd
+                _open_like(fd, self._database)
             else:
                 os.close(fd)
-        _held.add(self)
+        _held[self._instance_id] = self
+
+    def put_back(self) -> bool:
+        """Make the file anew if somebody has removed or replaced it; whether that was so. `OSError` as for `take`."""
+        lost = self._fd
+        if lost is None or _is_at(lost, self.path):
+            return False
+        self._fd = None
+        try:
+            self.take()
+        except OSError:
+            self._fd = lost
+            raise
+        os.close(lost)
+        return True
 
     def drop(self) -> None:
         """Remove the file, then let go, so that nobody finds a free lock of a living instance."""
@@ -108,8 +135,23 @@ class InstanceLock:
             os.close(fd)
 
 
+def put_back_lock(instance_id: str) -> bool:
+    """`InstanceLock.put_back` for an instance of this process; False when it holds no lock."""
+    lock = _held.get(instance_id)
+    return lock is not None and lock.put_back()
+
+
+def _open_like(fd: int, database: Path) -> None:
+    """Who may read the database may ask who lives: the mode of its other side files, which SQLite gives them, too."""
+    with contextlib.suppress(OSError, AttributeError):  # Windows has neither
+        found = database.stat()
+        if os.geteuid() == 0:
+            os.fchown(fd, found.st_uid, found.st_gid)
+        os.fchmod(fd, found.st_mode & 0o666)
+
+
 def _close_in_child() -> None:
-    for lock in list(_held):
+    for lock in list(_held.values()):
         lock.close_descriptor()
 
 
@@ -124,7 +166,7 @@ def is_dead(database: Path, instance_id: str) -> bool:
     to write.
     """
     if fcntl is None:
-        return not lock_path(database, instance_id).exists()
+        return not has_lock_file(database, instance_id)
     try:
         fd = os.open(lock_path(database, instance_id), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -138,6 +180,11 @@ def is_dead(database: Path, instance_id: str) -> bool:
     finally:
         os.close(fd)
     return True
+
+
+def has_lock_file(database: Path, instance_id: str) -> bool:
+    """Whether its lock file is there, whoever holds it or not."""
+    return lock_path(database, instance_id).exists()
 
 
 def _is_at(fd: int, path: Path) -> bool:

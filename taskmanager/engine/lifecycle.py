@@ -130,7 +130,7 @@ class Lifecycle:
         engine.close_timers()
         await engine.writer.close(0.0)
         if self._lock is not None:
-            self._lock.drop()
+            self._lock.close_descriptor()  # the file stays beside the row: it proves the death
         await engine.store.close()
 
     # Stop.
@@ -331,9 +331,9 @@ class Lifecycle:
             if not unsaved and not self._leftover:
                 # What is left is of a claim whose answer nobody waited for.
                 await engine.store.release(engine.identity.instance_id, engine.clock.now_us())
-                if self._lock is not None:
-                    self._lock.drop()  # nothing is owned any more; a row without its file is found, a file alone is not
                 await engine.store.forget_instances([engine.identity.instance_id])
+                if self._lock is not None:
+                    self._lock.drop()  # the row first: one without its file looks as if somebody had removed that
         except StoreError as exc:
             logger.warning("the instance row could not be removed: %s", exc)
         try:

@@ -221,6 +221,33 @@ async def test_a_file_deleted_right_before_the_stop_loses_nothing_that_lives(tmp
         await eventually(lambda: again.statuses()["running"] == "COMPLETED")
 
 
+@pytest.mark.slow
+async def test_lock_files_that_somebody_tidied_away_make_nobody_dead(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lock that is not there proves no death: its owner puts it back, and who finds it gone looks again."""
+    world, other = World(tmp_path / "tasks.db"), World(tmp_path / "tasks.db")
+
+    def locks() -> list[Path]:
+        return list(tmp_path.glob("*.lock"))
+
+    async with world.manager:
+        running = world.held.enqueue("running")
+        delayed = world.once.with_options(delay=60).enqueue("delayed")
+        await asyncio.gather(running.saved(), delayed.saved())
+        await eventually(lambda: world.started == ["running"])
+        for lock in locks():
+            lock.unlink()
+        async with other.manager:
+            assert "put back" in caplog.text
+            assert world.statuses() == {"running": "RUNNING", "delayed": "PENDING"}
+            world.gate.set()
+            assert await running == "running"
+    assert other.started == []
+    assert world.statuses() == {"running": "COMPLETED", "delayed": "PENDING"}
+    assert not locks()
+
+
 def _holds(world: World, wanted: dict[str, str]) -> bool:
     if not world.db.exists():
         return False  # or this look at it would create it

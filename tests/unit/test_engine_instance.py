@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from taskmanager.engine.instance import InstanceLock, is_dead, lock_path, new_identity, remove_lock_files
+from taskmanager.engine.instance import (
+    InstanceLock,
+    is_dead,
+    lock_path,
+    new_identity,
+    put_back_lock,
+    remove_lock_files,
+)
 
 needs_flock = pytest.mark.skipif(sys.platform == "win32", reason="no flock on this platform")
 
@@ -77,6 +84,58 @@ def test_a_lock_file_is_private(database: Path) -> None:
     lock = InstanceLock(database, "i1")
     lock.take()
     assert lock.path.stat().st_mode & 0o077 == 0
+    lock.drop()
+
+
+@needs_flock
+def test_who_may_read_the_database_may_ask_who_lives(database: Path) -> None:
+    """Two users share a file through its mode; a lock that only one of them may open would keep its dead alive."""
+    database.touch()
+    database.chmod(0o664)
+    if os.geteuid() == 0:
+        os.chown(database, 65534, 65534)
+    lock = InstanceLock(database, "i1")
+    lock.take()
+    found, wanted = lock.path.stat(), database.stat()
+    assert (found.st_mode & 0o777, found.st_uid, found.st_gid) == (0o664, wanted.st_uid, wanted.st_gid)
+    lock.drop()
+
+
+@needs_flock
+@pytest.mark.parametrize("by", ["nothing", "another file"])
+def test_a_lock_file_that_somebody_has_removed_is_put_back(database: Path, by: str) -> None:
+    """Once; and what was dropped, or belongs to the parent of a fork, is not."""
+    lock = InstanceLock(database, "i1")
+    assert not put_back_lock("i1")
+    lock.take()
+    assert not put_back_lock("i1")
+    lock.path.unlink()
+    if by == "another file":
+        lock.path.touch()
+    assert is_dead(database, "i1")
+    assert put_back_lock("i1")
+    assert not is_dead(database, "i1")
+    assert not put_back_lock("i1")
+    assert list(database.parent.iterdir()) == [lock.path]
+    lock.drop()
+    assert not put_back_lock("i1")
+    assert is_dead(database, "i1")
+
+
+@needs_flock
+def test_a_lock_that_cannot_be_put_back_is_held_nevertheless(tmp_path: Path) -> None:
+    """The next round tries again."""
+    database = tmp_path / "data" / "tasks.db"
+    database.parent.mkdir()
+    lock = InstanceLock(database, "i1")
+    lock.take()
+    lock.path.unlink()
+    database.parent.rename(tmp_path / "moved")
+    with pytest.raises(OSError, match="data"):
+        put_back_lock("i1")
+    (tmp_path / "moved").rename(database.parent)
+    assert put_back_lock("i1")
+    assert not is_dead(database, "i1")
     lock.drop()
 
 

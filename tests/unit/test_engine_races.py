@@ -1034,7 +1034,7 @@ def test_a_lock_whose_file_was_swept_meanwhile_is_taken_anew(tmp_path: Path, mon
         nonlocal calls
         calls += 1
         if calls == 1:
-            lock_path(database, "me").unlink()
+            lock_path(database, "me-new").unlink()
         flock(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", flock_after_a_sweep)
