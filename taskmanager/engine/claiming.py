@@ -53,7 +53,7 @@ class Claimer:
         self._submitted: set[str] = set()
         self._others: set[str] = set()
         self._dead: set[str] = set()
-        self.on_file_lost: Any = None
+        self.check_file: Any = None
         self.on_death: Any = None
 
     async def run(self) -> None:
@@ -71,8 +71,7 @@ class Claimer:
             try:
                 if engine.loop.time() - checked_at >= CHECK_S:
                     checked_at = engine.loop.time()
-                    if not await engine.store.is_same_file():
-                        await self.on_file_lost()
+                    await self.check_file()
                     if self._finds_dead():
                         await self.on_death()
                 await self.look()

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from taskmanager.engine.attempt import Attempt, StopReason
+from taskmanager.engine.caretaker import Caretaker
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import InstanceLock
@@ -21,7 +22,6 @@ from taskmanager.engine.live import GOES_ON, Ending, LiveTask, Phase, carries
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.news import WriterNews
 from taskmanager.engine.records import Records
-from taskmanager.engine.report import live_text
 from taskmanager.engine.settle import Outcome
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.result import TaskError, TaskResult
@@ -58,7 +58,8 @@ class Lifecycle:
         self._recover = recover
         self._news = WriterNews(engine)
         self._claimer = Claimer(engine, self._news.give_up)
-        self._claimer.on_file_lost = self._reopen_lost_file
+        self._caretaker = Caretaker(engine)
+        self._claimer.check_file = self._caretaker.look
         self._claimer.on_death = self._take_over
         self._claim_task: asyncio.Task[None] | None = None
         self._lock: InstanceLock | None = None
@@ -181,7 +182,7 @@ class Lifecycle:
         # Time that the drain does not need is left for the last batches.
         self._commit_deadline = engine.loop.time() + drain_timeout_s + CANCEL_GRACE_S + FINAL_COMMIT_S
         await self._drain(drain_timeout_s)
-        await self._check_file()
+        await self._caretaker.look_for_good()
         await self._stop_what_runs()
         await self._duties.stop()
         if self._claim_task is not None:
@@ -281,7 +282,7 @@ class Lifecycle:
         """Free the waiting rows and write everything; the door closes in the step that fills the last batch."""
         engine = self.engine
         deadline = max(self._commit_deadline, engine.loop.time() + FINAL_COMMIT_S / 2)
-        await self._check_file()
+        await self._caretaker.look_for_good()
         self._release_waiting()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
@@ -409,32 +410,6 @@ class Lifecycle:
         """Another instance has died: what it left goes on now, not only at the next round of the reaper."""
         await self._recover()
         self.engine.wants_claim.set()
-
-    async def _check_file(self) -> None:
-        """The last batches must not go into a file that nobody can find any more."""
-        with contextlib.suppress(StoreError):
-            if not await self.engine.store.is_same_file():
-                await self._reopen_lost_file()
-
-    async def _reopen_lost_file(self) -> None:
-        """The file was deleted or replaced: make it anew, and write all that lives in memory."""
-        engine = self.engine
-        logger.error(
-            "the database %s was deleted or replaced while in use; it is made anew with the %d tasks in memory, "
-            "but what only the old file held is gone",
-            engine.settings.database,
-            len(engine.live),
-        )
-        # What ends in the meantime has been written to the old file only, so the list is made first; and the writer
-        # waits, or it would miss in the new file what it knows to be committed.
-        async with engine.writer.quiet:
-            lives = {**engine.writer.unsaved_ids, **engine.live}.values()
-            await engine.store.close()
-            await engine.store.open()
-            # Before anything else can fail: to the new file, what is thought to be committed is somebody else's row.
-            engine.writer.lose_everything_committed([live for live in lives if live.is_persisted])
-            row = engine.identity.row(engine.clock.now_us(), live_tasks=live_text(engine))
-            await engine.store.save_instance(row)
 
 
 def _let_loop_close(task: "asyncio.Task[None]") -> None:

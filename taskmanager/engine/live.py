@@ -98,6 +98,8 @@ class LiveTask:
     due: float = 0.0
     committed: Expected | None = None
     in_doubt: tuple[Expected, ...] = ()
+    is_written_anew: bool = False
+    """The file was replaced: what the new one holds of this task, if anything, is an older state of it."""
     attempts_due: tuple[AttemptRow, ...] = ()
     is_dirty: bool = False
     unsaved_since: int = 0

@@ -330,6 +330,7 @@ class Writer:
             live.committed = state
         # A start that was taken back meanwhile has arrived; the count of a row never goes back.
         live.start_count = max(live.start_count, state.start_count)
+        live.is_written_anew = False
         if live.in_doubt:
             live.in_doubt = ()
         self._listener.committed(live)
@@ -382,9 +383,10 @@ class Writer:
             self._listener.restored()
 
     def lose_everything_committed(self, lives: Iterable[LiveTask]) -> None:
-        """The file is a new, empty one: every live persisted record is to be inserted again."""
+        """The file is another one, empty or an older copy: every live persisted record is to be written to it again."""
         for live in lives:
             live.committed = None
+            live.is_written_anew = True
             self.mark(live)
 
 
@@ -397,6 +399,10 @@ def _is_ours(live: LiveTask, row: TaskRow) -> bool:
     if live.awaits_row:
         # It has never started. A row that has is an earlier task of the key, even if both calls read one clock tick.
         return found in live.in_doubt and row.status == TaskStatus.PENDING and row.sent_at == live.sent_at
+    if live.is_written_anew:
+        # An older copy of the file was put in its place. Free there, or already ours: nobody else has taken it since.
+        is_older = found.start_count <= live.start_count and row.sent_at == live.sent_at
+        return is_older and (found.owner is None or found.owner == live.owner)
     return found in live.in_doubt or found == live.committed
 
 

@@ -384,6 +384,12 @@ class MemoryStore:
     async def is_same_file(self) -> bool:
         return True
 
+    async def has_its_log(self) -> bool:
+        return True
+
+    async def renew_log(self) -> None:
+        """There is none."""
+
     def glance(self, now: int) -> Glance:
         """Not from another thread while tasks run: unlike a file, it has no snapshots."""
         rows = {**self._live, **self._ended}

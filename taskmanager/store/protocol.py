@@ -314,6 +314,16 @@ class Store(Protocol):
         """Whether the path still leads to the file that was opened (always True in memory). Never opens the file."""
         ...
 
+    async def has_its_log(self) -> bool:
+        """Whether others who open the file find the log that is written here (always True in memory)."""
+        ...
+
+    async def renew_log(self) -> None:
+        """After `has_its_log` said no: move what the log holds into the file, leave that alone for a while, in which
+        all others do the same, and open it again. `StoreUnavailable` when that cannot be done now.
+        """
+        ...
+
     def glance(self, now: int) -> "Glance":
         """What the console shows, here and now: the one verb that blocks, for some milliseconds, in any thread.
 

@@ -15,6 +15,7 @@ import pytest
 from taskmanager import StoreError, StoreUnavailable, Task, TaskHandle, TaskInterrupted, TaskManager, TaskStatus
 from taskmanager.duties import rounds
 from taskmanager.store.sqlite import SqliteStore
+from taskmanager.store.sqlite import store as store_module
 from taskmanager.store.sqlite.wal import WalLimits
 from tests.crash.harness import Site, killed_at_the_end
 
@@ -187,8 +188,9 @@ async def _limit_pages(manager: TaskManager, extra: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", ["deleted", "emptied"])
 async def test_a_deleted_file_is_made_anew_with_all_that_lives(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Unlinking gives no error by itself; it is noticed, said, and mended, and work that runs goes on."""
     world = World(tmp_path / "tasks.db")
@@ -196,9 +198,12 @@ async def test_a_deleted_file_is_made_anew_with_all_that_lives(
         running = world.held.enqueue("running")
         delayed = world.once.with_options(delay=60).enqueue("delayed")
         await asyncio.gather(running.saved(), delayed.saved())
-        _delete(world.db)
+        if how == "deleted":
+            _delete(world.db)
+        else:
+            os.truncate(world.db, 0)
+        await eventually(lambda: "was deleted" in caplog.text)
         await eventually(lambda: _holds(world, {"running": "RUNNING", "delayed": "PENDING"}))
-        assert "was deleted" in caplog.text
         world.gate.set()
         assert await running == "running"
         await world.once.enqueue("after")
@@ -219,6 +224,102 @@ async def test_a_file_deleted_right_before_the_stop_loses_nothing_that_lives(tmp
     again.gate.set()
     async with again.manager:
         await eventually(lambda: again.statuses()["running"] == "COMPLETED")
+
+
+async def test_a_volume_that_goes_away_and_comes_back_is_found_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Work goes on meanwhile, it is said once, and everything is written when the file is there again."""
+    folder, away = tmp_path / "data", tmp_path / "away"
+    os.mkdir(folder)  # noqa: PTH102  # the test has its loop to itself
+    world = World(folder / "tasks.db")
+    async with world.manager as manager:
+        running = world.held.enqueue("running")
+        await running.saved()
+        os.rename(folder, away)  # noqa: PTH104  # the same
+        await eventually(lambda: "tried again" in caplog.text)
+        safe, once = world.safe.enqueue("safe"), world.once.enqueue("once")
+        assert await safe == "safe"
+        world.gate.set()
+        assert await running == "running"
+        os.rename(away, folder)  # noqa: PTH104  # the same
+        assert await once == "once"
+        await manager.flush()
+    assert [caplog.text.count(each) for each in ("was deleted", "tried again")] == [1, 1]
+    assert "claim lost" not in caplog.text
+    assert world.statuses() == {"running": "COMPLETED", "safe": "COMPLETED", "once": "COMPLETED"}
+    assert sorted(world.started) == ["once", "running", "safe"]
+    world.assert_whole()
+
+
+async def test_an_older_copy_put_in_the_place_of_the_file_gets_what_lives(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A backup restored under a running application: what runs goes on, what waits is there, nothing runs twice."""
+    world, backup = World(tmp_path / "tasks.db"), tmp_path / "backup.db"
+    async with world.manager as manager:
+        running = world.held.enqueue("running")
+        delayed = world.once.with_options(delay=60).enqueue("delayed")
+        await asyncio.gather(running.saved(), delayed.saved())
+        with closing(sqlite3.connect(world.db)) as other:
+            other.execute("VACUUM INTO ?", (str(backup),))
+        later = world.held.enqueue("later")
+        await later.saved()
+        await manager.cancel(delayed.task_id)
+        os.rename(backup, world.db)  # noqa: PTH104  # the test has its loop to itself
+        await eventually(lambda: "deleted or replaced" in caplog.text)
+        await world.once.enqueue("after")
+        assert world.statuses() == {
+            "running": "RUNNING",
+            "later": "RUNNING",
+            "delayed": "PENDING",
+            "after": "COMPLETED",
+        }
+        world.gate.set()
+        assert list(await asyncio.gather(running, later)) == ["running", "later"]
+    assert "claim lost" not in caplog.text
+    assert sorted(world.started) == ["after", "later", "running"]
+    assert world.statuses() == {
+        "running": "COMPLETED",
+        "later": "COMPLETED",
+        "delayed": "PENDING",
+        "after": "COMPLETED",
+    }
+    world.assert_whole()
+
+
+async def test_a_log_that_is_deleted_costs_nobody_a_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It gives no error by itself, and whoever opens the file next would write another log: both would lose."""
+    monkeypatch.setattr(store_module, "RENEW_S", 0.1)
+    world = World(tmp_path / "tasks.db")
+    async with world.manager as manager:
+        running = world.held.enqueue("running")
+        await running.saved()
+        for name in ("-wal", "-shm"):
+            world.db.with_name(world.db.name + name).unlink()
+        before = world.safe.enqueue("before")
+        await eventually(lambda: "made anew" in caplog.text)
+        await manager.flush()
+        assert await before == "before"
+        await asyncio.to_thread(subprocess.run, [sys.executable, "-c", _PAUSE, str(world.db)], check=True)
+        waits = world.safe.enqueue("waits")
+        await eventually(lambda: any(each.is_paused for each in manager.status().queues.values()))
+        world.gate.set()
+        assert await running == "running"
+        await manager.resume("default")
+        assert await waits == "waits"
+    assert world.statuses() == {"running": "COMPLETED", "before": "COMPLETED", "waits": "COMPLETED"}
+    world.assert_whole()
+
+
+_PAUSE = """
+import sqlite3, sys
+with sqlite3.connect(sys.argv[1]) as other:
+    assert other.execute("SELECT count(*) FROM taskmanager_tasks").fetchone() == (2,)
+    other.execute("INSERT INTO taskmanager_queues VALUES ('default', 1)")
+"""
 
 
 @pytest.mark.slow
@@ -322,7 +423,7 @@ except StoreUnavailable as exc:
 """
 
 
-@pytest.mark.parametrize("what", ["file", "directory"])
+@pytest.mark.parametrize("what", ["file", "directory", "closed directory"])
 async def test_a_place_that_may_not_be_written_is_refused_with_the_reason(tmp_path: Path, what: str) -> None:
     """Permissions bind no superuser, so the start is made by somebody who is none."""
     os.chmod(tmp_path, 0o777)  # noqa: PTH101  # a path of the test's own
@@ -338,7 +439,7 @@ async def test_a_place_that_may_not_be_written_is_refused_with_the_reason(tmp_pa
         db.chmod(0o444)
         folder.chmod(0o777)
     else:
-        folder.chmod(0o555)
+        folder.chmod(0o555 if what == "directory" else 0o600)
     command = [sys.executable, "-c", _AS_NOBODY, str(db), str(tmp_path / "other.db")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = await asyncio.to_thread(

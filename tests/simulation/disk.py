@@ -190,6 +190,9 @@ class InlineSqliteStore(SqliteStore):
     async def is_same_file(self) -> bool:
         return True
 
+    async def has_its_log(self) -> bool:
+        return True
+
 
 class FileDisk:
     """A real file, and a connection of the judge's own."""

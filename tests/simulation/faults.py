@@ -78,7 +78,7 @@ class FaultyLine:
 
     async def _call(self, verb: str, work: Callable[[], Any], args: tuple[Any, ...]) -> Any:
         process, world = self._process, self._process.world
-        fate = Fate() if verb in ("close", "is_same_file") else process.fate()
+        fate = Fate() if verb in ("close", "is_same_file", "has_its_log") else process.fate()
         connection = "reader" if verb in READS else "writer"
         now_us = world.now_us
         if verb == "close":  # behind everything that is under way

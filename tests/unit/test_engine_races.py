@@ -750,6 +750,30 @@ async def test_a_lost_file_that_cannot_be_made_at_once_loses_no_live_task() -> N
         assert (await handle.info()).status is TaskStatus.COMPLETED
 
 
+async def test_a_stop_that_comes_while_the_file_is_made_anew_waits_for_it() -> None:
+    """The stop ends the loop that had noticed; the work on the file goes on, or the last batches had none to go to."""
+    manager = manager_of()
+    async with world_of(manager) as (world, store):
+        log: list[str] = []
+        work = persisted(manager, log)
+        handle = work.with_options(delay=60).enqueue("later")
+        await handle.saved()
+        store.memory._live.clear()
+        store.memory.is_lost = True
+        store.hold("open")
+        await world.advance(1)
+        await store.until_held("open")
+        stopping = asyncio.ensure_future(manager.stop())
+        await turns_until(lambda: engine_of(manager).is_stopping)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        store.let_go()
+        await stopping
+        row = await store.memory.fetch(handle.task_id)
+        assert row is not None
+        assert (row.status, row.claimed_by_worker_id) == ("PENDING", None)
+
+
 # Other instances.
 
 

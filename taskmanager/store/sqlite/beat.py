@@ -1,9 +1,11 @@
 """Signs of life and snapshots: the heartbeat's own connection, and what is read and written of both tables."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Final
 
+from taskmanager.model.errors import StoreUnavailable
 from taskmanager.store.protocol import Beat, WorkerState
 from taskmanager.store.sqlite.connection import BUSY_TIMEOUT_S, transaction, translate
 
@@ -11,34 +13,35 @@ _STATE: Final = ", ".join(WorkerState._fields)
 
 
 class SqliteBeater:
-    """A plain connection that lives and dies with the heartbeat's thread."""
+    """A connection of its own for each beat: one that is kept would hold on to a file, or a log, that was deleted.
 
-    def __init__(self, path: str) -> None:
+    `is_whole` says whether the file and its log are the ones that the store has open.
+    """
+
+    def __init__(self, path: str, is_whole: Callable[[], bool] = lambda: True) -> None:
         self._path = path
-        self._connection: sqlite3.Connection | None = None
+        self._is_whole = is_whole
 
     def beat(self, beats: Sequence[Beat]) -> None:
-        """One transaction. A connection that failed is made anew for the next beat."""
+        """One transaction."""
+        if not self._is_whole():
+            raise StoreUnavailable(f"{self._path} or its log was deleted or replaced; the store makes it anew")
+        uri = f"file:{self._path.replace('%', '%25').replace('?', '%3f').replace('#', '%23')}?mode=rw"
         try:
-            if self._connection is None:
-                uri = f"file:{self._path.replace('%', '%25').replace('?', '%3f').replace('#', '%23')}?mode=rw"
-                self._connection = sqlite3.connect(uri, timeout=BUSY_TIMEOUT_S, isolation_level=None, uri=True)
-            with transaction(self._connection):
-                for beat in beats:
-                    self._connection.execute(
-                        "INSERT INTO taskmanager_heartbeats (sender_id, role, sent_at, hostname, pid)"
-                        " VALUES (?, ?, ?, ?, ?)",
-                        beat,
-                    )
+            with closing(sqlite3.connect(uri, timeout=BUSY_TIMEOUT_S, isolation_level=None, uri=True)) as connection:
+                self._write(connection, beats)
         except sqlite3.Error as exc:
-            self.close()
             raise translate(self._path, exc) from exc
 
+    def _write(self, connection: sqlite3.Connection, beats: Sequence[Beat]) -> None:
+        with transaction(connection):
+            connection.executemany(
+                "INSERT INTO taskmanager_heartbeats (sender_id, role, sent_at, hostname, pid) VALUES (?, ?, ?, ?, ?)",
+                beats,
+            )
+
     def close(self) -> None:
-        """Close the connection, if there is one."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        """Nothing is held between beats."""
 
 
 def heartbeats(connection: sqlite3.Connection) -> list[tuple[str, str, int]]:

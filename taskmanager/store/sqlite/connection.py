@@ -144,12 +144,12 @@ if hasattr(os, "register_at_fork"):
 def create_private(path: Path) -> None:
     """Create an empty file that only this user can read, unless there is one. SQLite gives side files its mode."""
     target = path.resolve()
-    if target.is_dir():
-        raise StoreError(f"{path} is a directory; give the path of a file in it")
     parent = target.parent
-    if not parent.is_dir():
-        raise StoreUnavailable(f"{path} cannot be opened: the directory {parent} does not exist; create it first")
     try:
+        if target.is_dir():
+            raise StoreError(f"{path} is a directory; give the path of a file in it")
+        if not parent.is_dir():
+            raise StoreUnavailable(f"{path} cannot be opened: the directory {parent} does not exist; create it first")
         # With O_EXCL an existing file is never opened: closing a second descriptor would drop SQLite's locks on it.
         os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR, _FILE_MODE))
     except FileExistsError:

@@ -1,11 +1,14 @@
 """The store protocol on one SQLite file: wiring, one line per verb."""
 
+import asyncio
 import os
 import sqlite3
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar, TypeVarTuple
+from typing import Final, TypeVar, TypeVarTuple
 
+from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import AttemptRow, TaskRow, Write
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow
 from taskmanager.model.states import TaskStatus
@@ -22,6 +25,7 @@ from taskmanager.store.sqlite.connection import (
     create_private,
     raise_not_open,
 )
+from taskmanager.store.sqlite.files import Files
 from taskmanager.store.sqlite.pruning import Pace
 from taskmanager.store.sqlite.reading import GLANCE_PATIENCE_S, open_read_only, snapshot
 from taskmanager.store.sqlite.schema import migrate
@@ -29,6 +33,8 @@ from taskmanager.store.sqlite.statistics import statistics
 from taskmanager.store.sqlite.wal import WAL_LIMITS, Wal, WalLimits
 from taskmanager.store.statistics import Glance
 
+RENEW_S: Final = 1.5
+"""How long the file is left alone when its log was deleted: all instances have noticed then, and have let go of it."""
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
@@ -46,7 +52,7 @@ class SqliteStore:
         self._synchronous: Synchronous = synchronous
         self._writer: Connection | None = None
         self._reader: Connection | None = None
-        self._file: tuple[int, int] | None = None
+        self._files: Files | None = None
         self._wal = Wal(Path(self.path), wal_limits)
         self._paces = {what: Pace() for what in ("tasks", "heartbeats", "worker states", "pages")}
 
@@ -61,7 +67,7 @@ class SqliteStore:
         self._writer = await connect(self.path, self._prepare)
         try:
             self._reader = await connect(self.path, configure_reader)
-            self._file = _identity(self.path)
+            self._files = Files.of(self.path)
         except BaseException:
             await self.close()
             raise
@@ -73,6 +79,8 @@ class SqliteStore:
     async def close(self) -> None:
         reader, self._reader = self._reader, None
         writer, self._writer = self._writer, None
+        if writer is not None and self._files is not None:
+            await self._forsake(self._files, writer)
         # The writer last: the last connection to close moves the log into the file, and the reader may not write.
         try:
             if reader is not None:
@@ -80,6 +88,14 @@ class SqliteStore:
         finally:
             if writer is not None:
                 await writer.close()
+
+    async def _forsake(self, files: Files, writer: Connection) -> None:
+        """What the path leads to no more is no part of the next file; who has moved it away finds all of it."""
+        with suppress(StoreError):
+            if not files.is_database_there(self.path):
+                self._files = None
+                files.forsake(self.path)
+                await writer.hop(upkeep.move_all)
 
     async def _write(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
         if self._writer is None:
@@ -156,7 +172,11 @@ class SqliteStore:
         await self._write(upkeep.forget_instances, instance_ids)
 
     def open_beater(self) -> SqliteBeater:
-        return SqliteBeater(self.path)
+        return SqliteBeater(self.path, self._is_whole)
+
+    def _is_whole(self) -> bool:
+        files = self._files
+        return files is not None and files.is_database_there(self.path) and files.is_log_there(self.path)
 
     async def heartbeats(self) -> list[tuple[str, str, int]]:
         return await self._read(beat.heartbeats)
@@ -204,7 +224,32 @@ class SqliteStore:
         return await self._write(queries.data_version)
 
     async def is_same_file(self) -> bool:
-        return self._file == _identity(self.path)
+        return self._files is not None and self._files.is_database_there(self.path)
+
+    async def has_its_log(self) -> bool:
+        return self._files is None or self._files.is_log_there(self.path)
+
+    async def renew_log(self) -> None:
+        files, writer = self._files, self._writer
+        assert files is not None
+        if writer is not None:
+            self._writer = None  # nothing is written any more to what nobody else can find
+            try:
+                is_moved = await writer.hop(upkeep.move_all)
+            finally:
+                self._writer = writer
+            if not is_moved:
+                raise StoreUnavailable(f"{self.path} has lost its log, and a reader keeps it from being made anew")
+            await self.close()
+            files.remove_log(self.path)
+            await asyncio.sleep(RENEW_S)
+        await self.open()
+        if self._files is not None and self._files.log_index is None:
+            await self.close()
+            self._files = files
+            raise StoreUnavailable(
+                f"{self.path} has lost its log, and a connection of this process still uses that; close it"
+            )
 
     def glance(self, now: int) -> Glance:
         with open_read_only(self.path, patience_s=GLANCE_PATIENCE_S) as connection:
@@ -221,12 +266,3 @@ class SqliteStore:
     def wal_size(self) -> int:
         """Bytes of the log beside the file, 0 when there is none."""
         return self._wal.size()
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    """Which file the path leads to. By `stat`: opening and closing it would drop SQLite's locks."""
-    try:
-        found = Path(path).stat()
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino

@@ -77,3 +77,9 @@ def checkpoint(connection: sqlite3.Connection, is_cut: bool) -> bool:
         finally:
             connection.execute(f"PRAGMA busy_timeout = {round(BUSY_TIMEOUT_S * 1000)}").fetchone()
     return bool(is_moved)
+
+
+def move_all(connection: sqlite3.Connection) -> bool:
+    """Move the log into the file, waiting for readers and writers as long as for a lock; whether all of it is there."""
+    blocked, in_log, moved = connection.execute("PRAGMA wal_checkpoint(FULL)").fetchone()
+    return not blocked and in_log == moved

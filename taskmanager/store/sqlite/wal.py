@@ -42,10 +42,10 @@ class Wal:
         """Whether the last look found it pinned by a reader, and as large as it may become."""
 
     def size(self) -> int:
-        """Bytes on the disk, 0 when there is no log."""
+        """Bytes on the disk, 0 when there is no log, or none that can be looked at."""
         try:
             return self._path.stat().st_size
-        except FileNotFoundError:
+        except OSError:
             return 0
 
     @property

@@ -1,0 +1,89 @@
+"""Looks after the file: whether it and its log still are those that were opened, and what is done when they are not.
+
+Somebody deletes, replaces or empties a file that is in use, and nothing gives an error by itself. What lives in memory
+is written anew then, and what only the old file held is gone, and said.
+"""
+
+import asyncio
+import contextlib
+import logging
+
+from taskmanager.engine.engine import Engine
+from taskmanager.engine.report import live_text
+from taskmanager.model.errors import StoreError
+
+logger = logging.getLogger("taskmanager")
+
+
+class Caretaker:
+    """One per start."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._looking: asyncio.Task[None] | None = None
+        self._owes_row = False
+        self._is_told = False
+
+    async def look(self) -> None:
+        """Look, and mend what is to be mended: one at a time, and to its end, even if who asked is cancelled."""
+        if self._looking is None or self._looking.done():
+            self._looking = self._engine.loop.create_task(self._look(), name="taskmanager-caretaker")
+            self._looking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(self._looking)
+
+    async def look_for_good(self) -> None:
+        """Before the last batches: they must not go into a file that nobody can find any more."""
+        with contextlib.suppress(StoreError):
+            await self.look()
+
+    async def _look(self) -> None:
+        store = self._engine.store
+        try:
+            if not await store.is_same_file():
+                await self._reopen()
+            elif not await store.has_its_log():
+                await self._renew_log()
+        except StoreError as exc:
+            self._say("it cannot be made anew now, and is tried again twice a second: %s", exc)
+            self._is_told = True
+            raise
+        self._is_told = False
+        if self._owes_row:
+            engine = self._engine
+            await store.save_instance(engine.identity.row(engine.clock.now_us(), live_tasks=live_text(engine)))
+            self._owes_row = False
+
+    def _say(self, text: str, *args: object) -> None:
+        """Once, however often it is tried."""
+        if not self._is_told:
+            logger.error(text, *args)
+
+    async def _reopen(self) -> None:
+        """The file was deleted or replaced: make it anew, and write all that lives in memory."""
+        engine = self._engine
+        self._say(
+            "the database %s was deleted or replaced while in use; it is made anew with the %d tasks in memory, "
+            "but what only the old file held is gone",
+            engine.settings.database,
+            len(engine.live),
+        )
+        # What ends in the meantime has been written to the old file only, so the list is made first; and the writer
+        # waits, or it would miss in the new file what it knows to be committed.
+        async with engine.writer.quiet:
+            lives = {**engine.writer.unsaved_ids, **engine.live}.values()
+            await engine.store.close()
+            await engine.store.open()
+            # Before anything else can fail: to the new file, what is thought to be committed is somebody else's row.
+            engine.writer.lose_everything_committed([live for live in lives if live.is_persisted])
+            self._owes_row = True
+
+    async def _renew_log(self) -> None:
+        """The log was deleted, and the file was not: nothing is lost yet."""
+        engine = self._engine
+        self._say(
+            "the log beside the database %s was deleted while in use; what it held is moved into the file, and it is "
+            "made anew, but what others wrote in between may be gone",
+            engine.settings.database,
+        )
+        async with engine.writer.quiet:
+            await engine.store.renew_log()

@@ -1,0 +1,77 @@
+"""The file, its log and the log's index: whether they still are the ones that were opened.
+
+A deleted file gives no error: who has it open goes on with it, and who comes later makes a new one. Where that happens
+to the log or its index alone, both write into one database by two logs, until it is damaged
+(https://sqlite.org/howtocorrupt.html). Looked at by `stat` only: opening and closing a file would drop SQLite's locks.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from taskmanager.model.errors import StoreUnavailable
+
+_FileId = tuple[int, int]
+
+
+class Files(NamedTuple):
+    """Which files the names led to when they were opened. None: there was none."""
+
+    database: _FileId | None
+    log: _FileId | None
+    log_index: _FileId | None
+
+    @classmethod
+    def of(cls, path: str) -> "Files":
+        """As they are now."""
+        return cls(*(None if found is None else _id(found) for found in map(_stat, _names(path))))
+
+    def is_database_there(self, path: str) -> bool:
+        """Whether the path still leads to this file. One that was emptied is gone as well: it has a page at least."""
+        found = _stat(_names(path)[0])
+        return found is not None and _id(found) == self.database and found.st_size > 0
+
+    def is_log_there(self, path: str) -> bool:
+        """Whether whoever opens the database finds this log and this index."""
+        now = Files.of(path)
+        return self.log in (None, now.log) and self.log_index in (None, now.log_index)
+
+    def remove_log(self, path: str) -> None:
+        """Take away what is left of this log and index, and nobody else's: no other database may be read through it."""
+        _, log, index = _names(path)
+        for name, mine in ((log, self.log), (index, self.log_index)):
+            _remove(name, mine)
+
+    def forsake(self, path: str) -> None:
+        """The database is not there any more: remove what would be taken for a part of the next one."""
+        database = _names(path)[0]
+        found = _stat(database)
+        if found is not None and found.st_size == 0:
+            _remove(database, self.database)
+        self.remove_log(path)
+
+
+def _names(path: str) -> tuple[Path, Path, Path]:
+    real = Path(path).resolve()  # the log lies beside the file itself, not beside a link to it
+    return real, real.with_name(f"{real.name}-wal"), real.with_name(f"{real.name}-shm")
+
+
+def _stat(name: Path) -> os.stat_result | None:
+    try:
+        return name.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:  # a directory that was closed, a volume that does not answer: nothing is known of it
+        raise StoreUnavailable(f"{name} cannot be looked at ({error.strerror})") from error
+
+
+def _id(found: os.stat_result) -> _FileId:
+    return found.st_dev, found.st_ino
+
+
+def _remove(name: Path, mine: _FileId | None) -> None:
+    found = _stat(name)
+    if found is not None and _id(found) == mine:
+        with contextlib.suppress(OSError):
+            name.unlink()
