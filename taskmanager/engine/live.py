@@ -171,7 +171,18 @@ class LiveTask:
 
     def expectation(self) -> Expected:
         """What the row says once the present state is committed."""
-        return Expected(_TEXT[self.status], self.owner, self.start_count)
+        return _new_tuple(Expected, (_TEXT[self.status], self.owner, self.start_count))
+
+    @property
+    def is_as_committed(self) -> bool:
+        """True when the store says what memory says: the expectation has come true."""
+        committed = self.committed
+        return (
+            committed is not None
+            and committed[2] == self.start_count
+            and committed[0] == _TEXT[self.status]
+            and committed[1] == self.owner
+        )
 
     def store_arguments(self) -> None:
         """Keep the arguments of a memory-only task for its record, where they can be stored."""

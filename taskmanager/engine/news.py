@@ -35,7 +35,7 @@ class WriterNews:
         phase = live.phase
         if phase is Phase.STARTING:
             # What is in the store may still be the attempt before; user code waits for its own start.
-            if live.committed == live.expectation():
+            if live.is_as_committed:
                 self._start(live)
         elif phase is Phase.ENDED:
             if not live.is_dirty:
@@ -45,7 +45,7 @@ class WriterNews:
         elif phase is Phase.ACCEPTED and live.attempt is None:
             if live.is_spilled:
                 # What is in the store may still be the attempt before; it is free when the row says so.
-                if live.committed == live.expectation():
+                if live.is_as_committed:
                     self._gone_to_store(live)
             elif live.awaits_row:
                 if live.is_duplicate is None:

@@ -348,7 +348,7 @@ class Writer:
         live.start_count = max(live.start_count, row.start_count)
         live.in_doubt = ()
         live.attempts_due = (*attempts, *live.attempts_due)
-        if live.committed == live.expectation() and not live.attempts_due:
+        if live.is_as_committed and not live.attempts_due:
             self._listener.committed(live)
         else:
             self.mark(live)
