@@ -156,7 +156,7 @@ class InlineSqliteStore(SqliteStore):
         self.raw_reader = self._connect(configure_reader)
 
     def _configure(self, connection: sqlite3.Connection) -> None:
-        configure_writer(connection, "normal")
+        configure_writer(connection, self._synchronous)
         connection.execute("PRAGMA synchronous = OFF")  # nobody cuts the power here
         migrate(connection, self.path)
 
@@ -199,7 +199,7 @@ class FileDisk:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        first = InlineSqliteStore(path)
+        first = InlineSqliteStore(path, synchronous="normal")
         _finish(first.open())
         _finish(first.close())
         self._judge = sqlite3.connect(path, isolation_level=None)
@@ -231,7 +231,7 @@ class FileView:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.inline = InlineSqliteStore(path)
+        self.inline = InlineSqliteStore(path, synchronous="normal")
         self.store: Store = self.inline
         self._beater: Any = None
 

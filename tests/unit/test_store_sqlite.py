@@ -220,6 +220,28 @@ async def test_pragmas_of_the_two_connections(path: Path, synchronous: connectio
     await store.close()
 
 
+async def test_only_a_commit_that_promises_something_waits_for_the_disk(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim that a power cut undoes is free again, and is made again; even one that fails leaves all as it was."""
+    store = SqliteStore(path)
+    await store.open()
+    levels = []
+
+    def level(raw: sqlite3.Connection, *args: object) -> None:
+        levels.append(raw.execute("PRAGMA synchronous").fetchone())
+        if args:
+            raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(claims, "claim", level)
+    assert store._writer is not None
+    with pytest.raises(StoreError):
+        await store.claim(ClaimRequest("me", ["app:job"], "default", 9, 9))
+    await store._writer.hop(level)
+    assert levels == [(1,), (2,)]
+    await store.close()
+
+
 async def test_a_locked_store_is_unavailable_and_then_available_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,15 @@ class SqliteStore:
             raise_not_open(self.path)
         return await self._writer.hop(work, *args)
 
+    async def _write_softly(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+        """A write whose commit does not wait for the disk, because whatever a power cut undoes of it is done again.
+
+        The next commit that waits takes it along: the log is written in order.
+        """
+        if self._synchronous == "normal":
+            return await self._write(work, *args)
+        return await self._write(_softly, work, *args)
+
     async def _read(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
         if self._reader is None:
             raise_not_open(self.path)
@@ -115,13 +124,13 @@ class SqliteStore:
         return await self._write(transitions.commit, writes)
 
     async def claim(self, request: ClaimRequest) -> list[TaskRow]:
-        return await self._write(claims.claim, request)
+        return await self._write_softly(claims.claim, request)
 
     async def release(self, owner: str, now: int) -> int:
         return await self._write(claims.release, owner, now)
 
     async def free_waiting(self, owner: str, now: int, limit: int) -> int:
-        return await self._write(claims.free_waiting, owner, now, limit)
+        return await self._write_softly(claims.free_waiting, owner, now, limit)
 
     async def latest_stamp(self) -> int:
         return await self._read(claims.latest_stamp)
@@ -160,7 +169,7 @@ class SqliteStore:
         return await self._read(queries.counts)
 
     async def purge(self, status: TaskStatus | None, older_than: int | None, limit: int) -> int:
-        return await self._write(pruning.purge, self._paces["tasks"], status, older_than, limit)
+        return await self._write_softly(pruning.purge, self._paces["tasks"], status, older_than, limit)
 
     async def save_instance(self, row: InstanceRow) -> None:
         await self._write(upkeep.save_instance, row)
@@ -182,16 +191,16 @@ class SqliteStore:
         return await self._read(beat.heartbeats)
 
     async def prune_heartbeats(self, cutoff: int, limit: int) -> int:
-        return await self._write(pruning.prune_heartbeats, self._paces["heartbeats"], cutoff, limit)
+        return await self._write_softly(pruning.prune_heartbeats, self._paces["heartbeats"], cutoff, limit)
 
     async def save_worker_state(self, state: WorkerState) -> None:
         await self._write(beat.save_worker_state, state)
 
     async def prune_worker_states(self, cutoff: int, limit: int) -> int:
-        return await self._write(pruning.prune_worker_states, self._paces["worker states"], cutoff, limit)
+        return await self._write_softly(pruning.prune_worker_states, self._paces["worker states"], cutoff, limit)
 
     async def shrink(self) -> bool:
-        return await self._write(pruning.shrink, self._paces["pages"])
+        return await self._write_softly(pruning.shrink, self._paces["pages"])
 
     async def upkeep(self, *, is_idle: bool) -> None:
         if is_idle or self._wal.is_large:
@@ -266,3 +275,11 @@ class SqliteStore:
     def wal_size(self) -> int:
         """Bytes of the log beside the file, 0 when there is none."""
         return self._wal.size()
+
+
+def _softly(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+    connection.execute("PRAGMA synchronous = NORMAL")
+    try:
+        return work(connection, *args)
+    finally:
+        connection.execute("PRAGMA synchronous = FULL")
