@@ -102,7 +102,7 @@ class LiveTask:
     """The file was replaced: what the new one holds of this task, if anything, is an older state of it."""
     attempts_due: tuple[AttemptRow, ...] = ()
     is_dirty: bool = False
-    unsaved_since: int = 0
+    unsaved_since_s: float = 0.0
     is_urgent: bool = False
     put_back_count: int = 0
     is_end_unsaved: bool = False

@@ -6,7 +6,7 @@ the history of memory-only tasks.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Final
 
@@ -19,7 +19,8 @@ HISTORY_BATCH: Final = 512
 class Outbox:
     """Three queues, first in first out each, and how much ever went in and was settled."""
 
-    def __init__(self) -> None:
+    def __init__(self, elapsed_s: Callable[[], float]) -> None:
+        self._elapsed_s = elapsed_s
         self._changed: deque[LiveTask] = deque()
         self._accepted: deque[LiveTask] = deque()
         self._history: deque[LiveTask] = deque()
@@ -62,14 +63,14 @@ class Outbox:
         while self._changed and not self._changed[0].is_dirty:
             self._changed.popleft()
         heads = [queue[0] for queue in (self._changed, self._accepted) if queue]
-        return min(heads, key=lambda live: live.unsaved_since, default=None)
+        return min(heads, key=lambda live: live.unsaved_since_s, default=None)
 
     # In.
 
     def accept(self, live: LiveTask) -> None:
         """A new task that nobody waits for."""
         live.is_dirty = True
-        live.unsaved_since = live.updated_at
+        live.unsaved_since_s = self._elapsed_s()
         self.marked_count += 1
         self._accepted.append(live)
 
@@ -77,7 +78,7 @@ class Outbox:
         """A change that must not wait. A task that was only accepted so far is written with it."""
         if not live.is_dirty:
             live.is_dirty = True
-            live.unsaved_since = live.updated_at
+            live.unsaved_since_s = self._elapsed_s()
             self.marked_count += 1
         elif live.is_urgent:
             return

@@ -89,7 +89,7 @@ class Writer:
         self, store: Store, clock: Clock, *, commit_interval_s: float = 0.0, snapshot_interval_s: float = 60.0
     ) -> None:
         self.store = store
-        self.outbox = Outbox()
+        self.outbox = Outbox(clock.elapsed_s)
         self._clock = clock
         self._listener: WriterListener
         self.quiet = asyncio.Lock()
@@ -102,7 +102,8 @@ class Writer:
         self._hurry = asyncio.Event()
         self.degraded_since: int | None = None
         self.degraded_reason: str | None = None
-        self._sent_oldest_at: int | None = None
+        self._degraded_since_s = 0.0
+        self._sent_oldest_s: float | None = None
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -122,9 +123,9 @@ class Writer:
         """How long the oldest change of a persisted task has been waiting for its commit."""
         oldest = self.outbox.oldest()
         # A commit under way may hang on a lock for as long as SQLite waits for it; what it carries is not saved either.
-        waiting_since = None if oldest is None else oldest.unsaved_since
-        found = [at for at in (self._sent_oldest_at, waiting_since) if at is not None]
-        return max(0, self._clock.now_us() - min(found)) / 1_000_000 if found else None
+        waiting_since_s = None if oldest is None else oldest.unsaved_since_s
+        found = [at_s for at_s in (self._sent_oldest_s, waiting_since_s) if at_s is not None]
+        return self._clock.elapsed_s() - min(found) if found else None
 
     # What is to be written.
 
@@ -242,7 +243,7 @@ class Writer:
         if not batch:
             self._release_barriers()
             return True
-        self._sent_oldest_at = batch[0][0].unsaved_since if batch[0][0].is_persisted else None
+        self._sent_oldest_s = batch[0][0].unsaved_since_s if batch[0][0].is_persisted else None
         try:
             report = await self._commit(batch)
         except StoreError as exc:
@@ -259,7 +260,7 @@ class Writer:
             self._put_back(batch)
             raise
         finally:
-            self._sent_oldest_at = None
+            self._sent_oldest_s = None
         self._note_restored()
         self._absorb(batch, report)
         return True
@@ -371,13 +372,14 @@ class Writer:
         self.degraded_reason = str(exc)
         if self.degraded_since is None:
             self.degraded_since = self._clock.now_us()
+            self._degraded_since_s = self._clock.elapsed_s()
             kind = "unavailable" if isinstance(exc, StoreUnavailable) else "failing"
             logger.error("the store is %s; work goes on in memory and is written when it is back: %s", kind, exc)
         self._listener.degraded(exc)
 
     def _note_restored(self) -> None:
         if self.degraded_since is not None:
-            away_s = (self._clock.now_us() - self.degraded_since) / 1_000_000
+            away_s = self._clock.elapsed_s() - self._degraded_since_s
             self.degraded_since = self.degraded_reason = None
             logger.warning("the store is back after %.1f s; %s to write", away_s, counted(self.unsaved_count, "record"))
             self._listener.restored()

@@ -530,6 +530,8 @@ async def test_the_oldest_unsaved_change_includes_the_commit_under_way() -> None
         clock.now += 2_000_000
         writer.mark(new_live(now=clock.now))
         assert writer.oldest_unsaved_s() == 2.0
+        clock.step(-7_200_000_000)
+        assert writer.oldest_unsaved_s() == 2.0, "a clock that is set makes nothing older or younger"
         store.gate.set()
         await writer.flush()
         assert writer.oldest_unsaved_s() is None
