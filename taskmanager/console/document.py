@@ -34,6 +34,7 @@ class Document(NamedTuple):
     unsaved_since: int | None = None
     unwritten_count: int = 0
     degraded_since: int | None = None
+    failing_duties: Mapping[str, str] = {}
     memory_only_running: int = 0
     memory_only_waiting: int = 0
     lanes: Mapping[str, LaneSight] = {}
@@ -71,6 +72,7 @@ def read(found: object, instance_id: str) -> Document:
         unsaved_since=_instant(top.get("unsaved_since")),
         unwritten_count=_count(top.get("unwritten_count")),
         degraded_since=_instant(top.get("degraded_since")),
+        failing_duties={str(name): str(why) for name, why in _mapping(top.get("failing_duties")).items()},
         memory_only_running=_count(memory.get("running")),
         memory_only_waiting=_count(memory.get("waiting")),
         lanes={str(name): _lane(_mapping(each)) for name, each in lanes.items()},

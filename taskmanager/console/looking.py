@@ -125,6 +125,7 @@ class Observer:
             unsaved_count=0 if is_dead_now else document.unsaved_count,
             unsaved_since=None if is_dead_now else document.unsaved_since,
             degraded_since=None if is_dead_now else document.degraded_since,
+            failing_duties={} if is_dead_now else document.failing_duties,
             is_stopping=document.is_stopping,
             lanes={} if is_dead_now else document.lanes,
             unlisted_queue_count=0 if is_dead_now else document.unlisted_queue_count,

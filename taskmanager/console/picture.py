@@ -51,6 +51,8 @@ class InstanceSight:
     unsaved_count: int = 0
     unsaved_since: int | None = None
     degraded_since: int | None = None
+    failing_duties: Mapping[str, str] = field(default_factory=dict)
+    """What goes on beside the tasks and fails, by name, and why."""
     is_stopping: bool = False
     lanes: Mapping[str, LaneSight] = field(default_factory=dict)
     unlisted_queue_count: int = 0

@@ -26,6 +26,7 @@ def problems_of(picture: Picture, owned: Mapping[str, int]) -> tuple[Problem, ..
         *_dead(picture),
         *_orphans(picture, owned),
         *_frozen(picture),
+        *_failing_duties(picture),
         *_unsaved(picture),
         *_stuck(picture),
         *_nobody_works(picture),
@@ -81,6 +82,13 @@ def _unsaved(picture: Picture) -> Iterator[Problem]:
             age = short(picture.taken_at - each.unsaved_since)
             text = f"the oldest change of {named(each)} has waited {age} for its commit"
             yield Problem(severity="warning", text=text, advice="a blocked loop or a slow disk: taskmanager doctor")
+
+
+def _failing_duties(picture: Picture) -> Iterator[Problem]:
+    for each in picture.instances:
+        for name in each.failing_duties:
+            text = f"the {name} of {named(each)} keeps failing"
+            yield Problem(severity="error", text=text, advice="why: its log, or taskmanager status --json")
 
 
 def _stuck(picture: Picture) -> Iterator[Problem]:

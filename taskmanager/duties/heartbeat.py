@@ -17,6 +17,7 @@ from taskmanager.store.protocol import Beat, Beater
 
 logger = logging.getLogger("taskmanager")
 
+NAME: Final = "heartbeat"
 LOOP_PROBE_S: Final = 0.5
 BLOCKED_AFTER_S: Final = 2.0
 """A loop that does not answer for this long is reported as blocked."""
@@ -62,9 +63,22 @@ class Heartbeat:
             beater.close()
 
     def _beat_until_stopped(self, beater: Beater) -> None:
-        while self.pulse(beater):
+        while self._survives(beater):
             if self._stop.wait(LOOP_PROBE_S) or not threading.main_thread().is_alive():
                 return
+
+    def _survives(self, beater: Beater) -> bool:
+        """One turn. A mistake of ours in it must not end the heart: others would take over what runs here."""
+        try:
+            is_open = self.pulse(beater)
+        except Exception as exc:
+            if NAME not in self._engine.failing_duties:
+                logger.critical("the %s failed unexpectedly, and tries again", NAME, exc_info=True)
+            self._engine.failing_duties[NAME] = f"{type(exc).__name__}: {exc}"
+            self.failed_count += 1
+            return True
+        self._engine.failing_duties.pop(NAME, None)
+        return is_open
 
     def pulse(self, beater: Beater) -> bool:
         """One turn, every `LOOP_PROBE_S`: beat what is due, and ask the loop; False when that is closed for good."""

@@ -20,7 +20,10 @@ from taskmanager.model.errors import StoreError, StoreUnavailable
 logger = logging.getLogger("taskmanager")
 
 MAX_PERMANENT_FAILURES: Final = 3
-"""A duty that fails for good this often in a row is given up for this start, loudly."""
+"""A duty that the store refuses for good this often in a row is given up for this start, loudly."""
+LONGEST_PAUSE_S: Final = 600.0
+"""What fails unexpectedly is tried at least this often, or at its own interval where that is longer."""
+_MAX_DOUBLINGS: Final = 10
 UPKEEP_INTERVAL_S: Final = 5.0
 
 
@@ -78,27 +81,44 @@ class Rounds:
     def _begin(
         self, name: str, interval_s: float, work: Callable[[], Awaitable[Any]], *, at_once: bool = False
     ) -> None:
-        task = self._engine.loop.create_task(_repeat(name, interval_s, work, at_once), name=f"taskmanager-{name}")
-        self._tasks.append(task)
+        repeated = _repeat(name, interval_s, work, at_once, self._engine.failing_duties)
+        self._tasks.append(self._engine.loop.create_task(repeated, name=f"taskmanager-{name}"))
 
 
-async def _repeat(name: str, interval_s: float, work: Callable[[], Awaitable[Any]], at_once: bool) -> None:
-    """`work` every `interval_s` seconds until cancelled, or until it has failed for good too often."""
-    failures = 0
+def pause_s(interval_s: float, surprised: int) -> float:
+    """How long to wait after so many unexpected failures in a row."""
+    return min(interval_s * 2.0 ** min(surprised, _MAX_DOUBLINGS), max(interval_s, LONGEST_PAUSE_S))
+
+
+async def _repeat(
+    name: str, interval_s: float, work: Callable[[], Awaitable[Any]], at_once: bool, faults: dict[str, str]
+) -> None:
+    """`work` every `interval_s` seconds until cancelled, or until the store has refused it for good too often.
+
+    What nobody expected may pass, so it ends nothing: it is said once in a row, and tried again ever more seldom. While
+    a duty fails, `faults` has the reason under its name.
+    """
+    refused = surprised = 0
     is_first = at_once
-    while failures < MAX_PERMANENT_FAILURES:
+    while refused < MAX_PERMANENT_FAILURES:
         if not is_first:
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(pause_s(interval_s, surprised))
         is_first = False
         try:
             await work()
-            failures = 0
         except StoreUnavailable as exc:
             logger.warning("the %s could not do its round, and tries again: %s", name, exc)
         except StoreError as exc:
-            failures += 1
+            refused += 1
+            faults[name] = str(exc)
             logger.error("the %s failed: %s", name, exc)
-        except Exception:
-            failures += 1
-            logger.critical("the %s failed unexpectedly", name, exc_info=True)
+        except Exception as exc:
+            surprised += 1
+            faults[name] = f"{type(exc).__name__}: {exc}"
+            if surprised == 1:
+                logger.critical("the %s failed unexpectedly, and tries again", name, exc_info=True)
+        else:
+            refused = surprised = 0
+            faults.pop(name, None)
+    faults[name] = f"given up until the next start: {faults[name]}"
     logger.critical("the %s failed %d times and is given up until the next start", name, MAX_PERMANENT_FAILURES)

@@ -84,6 +84,7 @@ class Engine:
         self.progress = ProgressSaver(self.loop, self.writer, clock)
         self.follower = Follower(store, self.rows.decode_result)
         self.wants_claim = asyncio.Event()
+        self.failing_duties: dict[str, str] = {}
         self._idle_waiters: list[asyncio.Future[None]] = []
 
     def __repr__(self) -> str:

@@ -18,7 +18,7 @@ MAX_SHOWN_TASKS: Final = 100
 """Running tasks that other processes see of an instance; those that report progress go first, then the oldest."""
 MAX_SHOWN_QUEUES: Final = 50
 MAX_SHOWN_CHARS: Final = 200
-"""Of the text that a task reports with its progress."""
+"""Of the text that a task reports with its progress, and of the reason why a duty fails."""
 MAX_SHOWN_NAMES: Final = 500
 """An instance that knows more functions does not say which: the text is written whenever something in it changes."""
 OLDEST_SEARCH: Final = 2_000
@@ -60,6 +60,7 @@ def live_document(engine: Engine) -> dict[str, Any]:
         "unsaved_since": _tenth(engine.clock.now_us() - oldest_s * 1_000_000) if oldest_s > UNSAVED_SHOWN_S else None,
         "unwritten_count": len(engine.writer.outbox.unsaved_history),
         "degraded_since": engine.writer.degraded_since,
+        "failing_duties": {name: why[:MAX_SHOWN_CHARS] for name, why in sorted(engine.failing_duties.items())},
         "tasks": [_task_document(each) for each in shown],
     }
 
@@ -128,6 +129,7 @@ def status_of(engine: Engine | None, intake: Intake, schedules: tuple[ScheduleIn
         oldest_waiting_s=None if oldest is None else max(0.0, (engine.clock.now_us() - oldest) / 1_000_000),
         running_count=len(engine.runner.running),
         abandoned_count=len(engine.runner.abandoned),
+        failing_duties=dict(engine.failing_duties),
         lanes={name: LaneStatus(running=s.running, limit=s.limit or 0) for name, s in dispatcher.lanes.items()},
         queues={
             name: QueueStatus(

@@ -48,10 +48,10 @@ class ScheduleInfo:
 class ManagerStatus:
     """This instance at one moment. Durations are seconds, instants aware UTC.
 
-    `storage_degraded_since` is None while the store takes writes; `oldest_unsaved_s` is the age of the oldest
-    change of a
-    persisted task that is not committed, `oldest_waiting_s` how long the oldest task has been due that waits here for a
-    slot. `abandoned_count` are threads and coroutines that outlived their time limit.
+    `storage_degraded_since` is None while the store takes writes; `oldest_unsaved_s` is the age of the oldest change of
+    a persisted task that is not committed, `oldest_waiting_s` how long the oldest task has been due that waits here for
+    a slot. `abandoned_count` are threads and coroutines that outlived their time limit. `failing_duties` has what goes
+    on beside the tasks (heartbeat, reaper, retention, ...) and fails: what went wrong, by name; empty is healthy.
     """
 
     state: str
@@ -65,6 +65,7 @@ class ManagerStatus:
     oldest_waiting_s: float | None = None
     running_count: int = 0
     abandoned_count: int = 0
+    failing_duties: Mapping[str, str] = field(default_factory=dict)
     lanes: Mapping[str, LaneStatus] = field(default_factory=dict)
     queues: Mapping[str, QueueStatus] = field(default_factory=dict)
     schedules: tuple[ScheduleInfo, ...] = ()

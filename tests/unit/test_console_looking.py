@@ -241,6 +241,7 @@ class _Instance(msgspec.Struct, forbid_unknown_fields=True):
     unwritten_count: int
     unsaved_count: int
     unsaved_since: str | None
+    failing_duties: dict[str, str]
     degraded_since: str | None
     is_stopping: bool
     lanes: dict[str, dict[str, int | None]]

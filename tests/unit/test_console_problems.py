@@ -42,6 +42,11 @@ KINDS: Final[list[tuple[dict[str, Any], dict[str, int], str]]] = [
         "the oldest change of web (pid 812) has waited 12s for its commit",
     ),
     (
+        {"instances": (instance("web", 812, failing_duties={"reaper": "OSError: no"}),)},
+        {},
+        "the reaper of web (pid 812) keeps failing",
+    ),
+    (
         {"instances": (instance("web", 812, stuck_count=2),)},
         {},
         "2 tasks of web (pid 812) still execute after their time limit",

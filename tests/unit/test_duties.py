@@ -255,10 +255,44 @@ async def test_a_duty_that_fails_for_good_three_times_in_a_row_is_given_up_loudl
         if (answer := answers.pop(0)) is not None:
             raise answer
 
-    await asyncio.wait_for(rounds._repeat("reaper", 0, work, at_once=True), 10)
+    faults: dict[str, str] = {}
+    await asyncio.wait_for(rounds._repeat("reaper", 0, work, True, faults), 10)
     assert answers == []
+    assert faults == {"reaper": "given up until the next start: x"}
     critical = [each.getMessage() for each in caplog.records if each.levelno == logging.CRITICAL]
     assert critical == ["the reaper failed 3 times and is given up until the next start"]
+
+
+async def test_a_duty_that_fails_unexpectedly_is_tried_again_and_shown_until_it_succeeds(
+    stage: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A mistake of ours may have to do with what was there at that moment; nobody is left without a reaper for it."""
+    scene = await stage()
+    rounds_left, has_failed, has_ended = 5, asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        nonlocal rounds_left
+        rounds_left -= 1
+        if rounds_left > 0:
+            raise ValueError("boom")
+        has_failed.set()
+        await has_ended.wait()
+
+    scene.duties._begin("reaper", 0, work, at_once=True)
+    await asyncio.wait_for(has_failed.wait(), 10)
+    assert scene.manager.status().failing_duties == {"reaper": "ValueError: boom"}
+    critical = [each for each in caplog.records if each.levelno == logging.CRITICAL]
+    assert [each.getMessage() for each in critical] == ["the reaper failed unexpectedly, and tries again"]
+    assert critical[0].exc_info is not None, "once in a row, with its traceback"
+    has_ended.set()
+    await until(lambda: scene.manager.status().failing_duties == {})
+
+
+def test_a_duty_that_keeps_failing_is_tried_ever_more_seldom_and_never_given_up() -> None:
+    """Twice its interval, and so on, up to ten minutes or its own interval."""
+    assert [rounds.pause_s(1.0, number) for number in range(4)] == [1, 2, 4, 8]
+    assert rounds.pause_s(1.0, 1_000_000) == 600
+    assert rounds.pause_s(3_600.0, 5) == 3_600
 
 
 # Heartbeats.
@@ -308,6 +342,28 @@ async def test_a_heartbeat_that_cannot_be_written_harms_no_task_and_is_tried_aga
     await until(lambda: scene.duties._heartbeat.failed_count == 0)
     gate.set()
     assert await handle == "done"
+
+
+async def test_no_mistake_of_ours_stops_the_heart(stage: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Without its beats others would take over what runs here."""
+    scene = await stage()
+    heartbeat = scene.duties._heartbeat
+    heartbeat.stop()
+
+    class Broken:
+        def beat(self, beats: object) -> None:
+            raise ValueError("boom")
+
+    scene.clock.pass_s(100)
+    for _ in range(2):
+        assert heartbeat._survives(Broken())
+    assert scene.manager.status().failing_duties == {"heartbeat": "ValueError: boom"}
+    assert heartbeat.failed_count == 2, "so that no observation of others is trusted"
+    assert [each.levelno for each in caplog.records] == [logging.CRITICAL]
+    beater = scene.engine.store.open_beater()
+    assert heartbeat._survives(beater)
+    beater.close()
+    assert scene.manager.status().failing_duties == {}
 
 
 async def test_the_heart_beats_until_the_last_task_of_a_drain_has_ended(stage: Any) -> None:
