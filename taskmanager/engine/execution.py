@@ -11,7 +11,8 @@ import os
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from functools import partial
-from typing import Any
+from types import CoroutineType
+from typing import Any, Final
 
 from taskmanager.engine.attempt import Attempt, StopReason, current, drive
 from taskmanager.engine.child import ChildCall
@@ -26,6 +27,9 @@ logger = logging.getLogger("taskmanager")
 
 STUBBORN_AFTER_S = 1.0
 """How long an async task may go on after its cancellation before it is reported as ignoring it."""
+
+_NO_VALUES: Final = (CoroutineType, TaskError)
+"""What is returned by mistake."""
 
 Report = Callable[[Attempt, Outcome], None]
 
@@ -216,7 +220,21 @@ def _returned(live: LiveTask, value: Any) -> Outcome:
         if value.is_ok():
             return Outcome("ok", value=value.ok_value)
         return Outcome("failed", error=_error_of(value.err_value))
+    if isinstance(value, _NO_VALUES) or value is Snooze:
+        raise TypeError(_why_no_value(value))
     return Outcome("ok", value=value)
+
+
+def _why_no_value(value: object) -> str:
+    """To call it a success would be to say that work was done which has not been."""
+    if isinstance(value, CoroutineType):
+        return (
+            f"the function returned the coroutine {value.__name__}, and nobody has awaited it: make the function async "
+            "def and await it there; a decorator around an async function must be async itself"
+        )
+    if isinstance(value, TaskError):
+        return f"the function returned {value!r} as if it were a value; TaskResult(err=...) fails with it"
+    return "the function returned the class Snooze; Snooze(30) is what makes it run again"
 
 
 def _error_of(error: object) -> TaskError:

@@ -17,7 +17,9 @@ from taskmanager import (
     ConfigurationError,
     ManagerStopped,
     NotInTask,
+    Snooze,
     TaskCancelled,
+    TaskError,
     TaskHandle,
     TaskManager,
     TaskStatus,
@@ -205,6 +207,56 @@ async def test_what_is_asked_of_a_manager_has_the_right_kind(running: TaskManage
                 await call(value)
     counts = await running.counts()
     assert (counts[TaskStatus.COMPLETED], counts[TaskStatus.PENDING]) == (1, 1)
+
+
+async def inner() -> int:
+    """What somebody forgot to await."""
+    return 1
+
+
+async def forgets_await() -> object:
+    return inner()
+
+
+@functools.wraps(inner)
+def decorated() -> object:
+    """As many a decorator does that was written for plain functions."""
+    return inner()
+
+
+async def forgets_result() -> object:
+    return TaskError("RATE_LIMITED", "slow down")
+
+
+async def forgets_seconds() -> object:
+    return Snooze
+
+
+@pytest.mark.anyio
+@pytest.mark.filterwarnings(
+    "ignore:coroutine 'inner' was never awaited", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+@pytest.mark.parametrize("persist", [False, True])
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (forgets_await, "nobody has awaited it"),
+        (decorated, "a decorator around an async function"),
+        (forgets_result, "TaskResult(err=...)"),
+        (forgets_seconds, "Snooze(30)"),
+    ],
+)
+async def test_what_was_returned_by_mistake_is_no_success(
+    function: Callable[..., Any], words: str, persist: bool
+) -> None:
+    """A coroutine that nobody awaits is work that was not done; it must not be recorded as COMPLETED."""
+    local = TaskManager(None)
+    async with isolated(local):
+        handle = local.task(name="mistaken", persist=persist or None)(function).enqueue()
+        error = (await handle.result()).err_value
+        assert error.error_code == "UNHANDLED_EXCEPTION"
+        assert words in error.message
+        assert handle.status is TaskStatus.FAILED
 
 
 @pytest.mark.anyio
