@@ -1,7 +1,7 @@
 """The caller's end of a task: await it, ask for its state, cancel it."""
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator
 from contextlib import asynccontextmanager
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -23,6 +23,7 @@ from taskmanager.model.record import TaskInfo
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TaskStatus
 
+T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -51,6 +52,14 @@ class HandleKeeper(Protocol):
 
     def degraded_reason(self) -> str | None:
         """Why the store takes no writes now, or None."""
+        ...
+
+    def is_of_another_loop(self) -> bool:
+        """Whether the manager runs, and not in the loop that asks."""
+        ...
+
+    async def in_its_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        """Let `work` run in the loop of the manager, and wait for it here."""
         ...
 
 
@@ -111,6 +120,9 @@ class TaskHandle(Generic[R_co]):
         live = self._live
         if live is not None and live.ending is not None and live.is_published:
             return live.ending
+        if self._keeper.is_of_another_loop():
+            # The task could end between a look at it from here and the entry into its list of waiters.
+            return await self._keeper.in_its_loop(self._ending())
         async with _slot_given_up():
             if live is None or live.is_elsewhere:
                 ending = await self._keeper.wait_for(self._task_id, was_accepted=live is not None)
@@ -127,6 +139,9 @@ class TaskHandle(Generic[R_co]):
         """
         check_timeout(timeout)
         live = self._live
+        if self._keeper.is_of_another_loop():
+            await self._keeper.in_its_loop(self.saved(timeout=timeout))
+            return
         if live is None:
             await self.info()  # what can be found is in the file; what cannot, never was
             return
@@ -153,6 +168,8 @@ class TaskHandle(Generic[R_co]):
 
     async def info(self, *, include_attempts: bool = False) -> TaskInfo:
         """The whole record as it is now. Raises `UnknownTask` when there is none (any more)."""
+        if self._keeper.is_of_another_loop():
+            return await self._keeper.in_its_loop(self.info(include_attempts=include_attempts))
         return await self._keeper.info_of(self._task_id, include_attempts)
 
     def cancel(self) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -39,7 +40,7 @@ def run_hosted(
             if asyncio.iscoroutine(main):
                 main.close()  # or Python would warn that nobody awaited it
         raise TypeError(f"run takes one async function, not called: manager.run(main), not {given}")
-    if asyncio.events._get_running_loop() is not None:  # noqa: SLF001  # documented for such use
+    if _running_loop() is not None:
         raise ConfigurationError("run() has an event loop of its own; where one runs use `async with manager:`")
     try:
         return asyncio.run(host(started, cut_short, *(mains or (None,))))

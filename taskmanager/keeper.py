@@ -1,8 +1,9 @@
 """What handles ask of their manager, through all its starts and stops."""
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, Self, cast
+from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from taskmanager.duties.schedule_actions import ScheduleActions
 from taskmanager.duties.schedules import Schedules
@@ -17,6 +18,8 @@ from taskmanager.model.checks import check_tags, check_timeout
 from taskmanager.model.errors import ConfigurationError, ManagerStopped, UnknownTask, WrongProcess
 from taskmanager.model.record import TaskInfo
 from taskmanager.model.states import TaskStatus
+
+T = TypeVar("T")
 
 
 class Running(NamedTuple):
@@ -68,15 +71,25 @@ class Keeper:
         """The start that runs now; raises `ManagerStopped` when there is none, `ConfigurationError` elsewhere than in
         its loop.
         """
-        running = self._known()
-        check_loop(running.lifecycle)
-        return running
-
-    def _known(self) -> Running:
         running = self._running()
         if running is None:
             raise ManagerStopped("the manager does not run; use `async with manager:` or await manager.start()")
+        check_loop(running.lifecycle)
         return running
+
+    def is_of_another_loop(self) -> bool:
+        """Whether the manager runs, and not in the loop that asks. Nobody runs in one that is closed."""
+        running = self._running()
+        if running is None:
+            return False
+        loop = running.lifecycle.engine.loop
+        return not loop.is_closed() and _running_loop() is not loop
+
+    async def in_its_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        """Let `work` run in the loop of the manager, and wait for it here."""
+        running = self._running()
+        assert running is not None, "asked without a look at is_of_another_loop()"
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, running.lifecycle.engine.loop))
 
     async def join(self, tags: Mapping[str, str] | None, timeout: float | None) -> None:
         """Wait until nothing accepted or claimed here is unfinished."""
@@ -101,7 +114,7 @@ class Keeper:
         """
         if was_accepted and self._running() is None:
             return GOES_ON
-        engine = self._known().lifecycle.engine
+        engine = self.needed().lifecycle.engine
         live = engine.live.get(task_id)
         if live is not None:
             return cast("Ending", await wait_in(live.waiters_list()))
@@ -112,7 +125,7 @@ class Keeper:
 
     async def info_of(self, task_id: str, include_attempts: bool) -> TaskInfo:
         """The record behind a handle; raises `UnknownTask` when there is none."""
-        info = await self._known().records.get(task_id, include_attempts=include_attempts)
+        info = await self.needed().records.get(task_id, include_attempts=include_attempts)
         if info is None:
             raise UnknownTask(f"there is no task {task_id}; it was purged, or never accepted")
         return info
@@ -125,7 +138,7 @@ class Keeper:
         if running is None:
             return live is not None and self._intake().cancel_held(live)
         lifecycle = running.lifecycle
-        if asyncio.events._get_running_loop() is lifecycle.engine.loop:  # noqa: SLF001  # documented for such use
+        if _running_loop() is lifecycle.engine.loop:
             return lifecycle.cancel_now(task_id, live, running.records)
         # From a thread, a route that is no coroutine for one: asked all the same, and answered by the end of the task.
         lifecycle.engine.loop.call_soon_threadsafe(lifecycle.cancel_now, task_id, live, running.records)
@@ -135,11 +148,7 @@ class Keeper:
         """Somebody waits for this task to be saved."""
         running = self._running()
         if running is not None and live.is_dirty:
-            engine = running.lifecycle.engine
-            if asyncio.events._get_running_loop() is engine.loop:  # noqa: SLF001  # documented for such use
-                engine.writer.mark(live)
-            else:
-                engine.loop.call_soon_threadsafe(engine.writer.mark, live)
+            running.lifecycle.engine.writer.mark(live)
 
     def last_status(self, task_id: str) -> TaskStatus | None:
         """The status of a foreign task as it was last seen."""
