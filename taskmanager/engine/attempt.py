@@ -106,7 +106,9 @@ class Attempt:
     def progress(self, done: float, total: float | None, text: str) -> None:
         if self.is_over:
             return
-        self.live.progress_text = dumps_safe({"done": done, "total": total, "text": text and str(text)})
+        if not isinstance(text, str):  # whoever shows it cuts it
+            text = "" if text is None else str(text)
+        self.live.progress_text = dumps_safe({"done": done, "total": total, "text": text})
         if self.on_news:
             self.on_news(self.live)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import io
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from taskmanager import (
     ArgumentError,
@@ -274,6 +276,32 @@ async def test_an_id_that_does_not_exist_is_not_saved(running: TaskManager) -> N
     for ask in (nobody.saved, nobody.info, nobody.result, lambda: running.retry(nobody.task_id)):
         with pytest.raises(UnknownTask, match="purged, or never accepted"):
             await ask()
+
+
+@pytest.mark.anyio
+async def test_news_of_the_wrong_kind_break_nothing(tmp_path: Path) -> None:
+    """What a task tells of itself must neither fail it nor blind whoever looks: it is shown as well as it can be."""
+    local = TaskManager(tmp_path / "tasks.db")
+    shown: list[object] = []
+
+    @local.task(name="tells")
+    async def tells() -> None:
+        here: Any = current_task()
+        news: list[tuple[Any, ...]] = [
+            (1, 2, None), (1, 2, 3), ("x", [], object()), (None, None, ["a"]), (-1, -5), ({}, float("nan"), b"x"),
+        ]  # fmt: skip
+        for each in news:
+            here.progress(*each)
+            here.log(None, each=each)
+            Console(file=io.StringIO()).print(local.console())
+            info = await local.get(here.task_id)
+            assert info is not None
+            shown.append((info.progress or {})["text"])
+
+    async with local:
+        await tells.enqueue()
+    assert [type(text) for text in shown] == [str] * 6
+    assert shown[:2] == ["", "3"]
 
 
 # --- the wrong loop, or none ------------------------------------------------------------------------------------------
