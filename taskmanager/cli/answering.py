@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 WIDTH_OF_A_PIPE: Final = 200
 """Columns where nobody says how many there are: wide enough that nothing is cut that `grep` may look for."""
+_NOT_ASCII: Final = re.compile(r"[^\n -~]")
 
 
 def answer_json(value: object) -> None:
@@ -21,9 +23,18 @@ def answer_json(value: object) -> None:
 
 
 def as_document(value: object) -> bytes:
-    """The document, with the end of its last line."""
+    """The document, with the end of its last line. On a terminal too it only shows, and steers nothing."""
     text = json.dumps(value, ensure_ascii=False, indent=2)
+    if not text.replace("\n", "").isprintable():
+        text = _NOT_ASCII.sub(_shown, text)
     return text.encode("utf-8", "replace") + b"\n"
+
+
+def _shown(match: re.Match[str]) -> str:
+    """JSON leaves most control characters beyond ASCII, and those that turn the direction of writing, as they are."""
+    sign = match[0]
+    is_half = "\ud800" <= sign <= "\udfff"
+    return sign if sign.isprintable() or is_half else json.dumps(sign)[1:-1]
 
 
 def draw(*parts: "RenderableType") -> None:

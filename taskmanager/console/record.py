@@ -24,7 +24,7 @@ from taskmanager.model.states import AttemptOutcome, TaskStatus
 from taskmanager.store.protocol import InstanceRow
 
 MAX_VALUE_CHARS: Final = 1_000
-"""Of arguments and results that are longer, `--json` shows the rest."""
+"""Of arguments, results, messages and lines of the log that are longer, `--json` shows the rest."""
 MAX_LOG_LINES: Final = 200
 
 _OUTCOME_STYLES: Final = {
@@ -53,7 +53,8 @@ def record_view(record: Record) -> RenderableType:
         parts += [Text(""), Text.assemble(("Attempts", "bold"), (" (UTC)", "dim")), *attempts]
     log = _parsed(record.row.log)
     if isinstance(log, list) and log:
-        parts += [Text(""), Text("Log", style="bold"), _log(log)]
+        some = f" (the last {MAX_LOG_LINES} lines of {len(log):,})" if len(log) > MAX_LOG_LINES else ""
+        parts += [Text(""), Text.assemble(("Log", "bold"), (some, "dim")), _log(log)]
     return Group(*parts)
 
 
@@ -91,7 +92,7 @@ def _fact_lines(record: Record) -> Iterator[tuple[str, str]]:
         yield "result", _result(row)
     tags = _parsed(row.tags)
     if isinstance(tags, Mapping) and tags:
-        yield "tags", escaped(", ".join(f"{key}={value}" for key, value in tags.items()))
+        yield "tags", cut(escaped(", ".join(f"{key}={value}" for key, value in tags.items())), MAX_VALUE_CHARS)
     if row.idempotency_key is not None:
         yield "key", escaped(row.idempotency_key)
     yield "queue", f"{escaped(row.queue_name)}, priority {row.priority}"
@@ -198,7 +199,7 @@ def _attempts(attempts: Sequence[AttemptRow]) -> Iterator[RenderableType]:
         yield _attempt_line(row)
         reason = row.failed_reason
         if row.error_message and not (reason and "\n" in reason.strip()):
-            yield Padding(Text(escaped_lines(row.error_message)), (0, 0, 0, 4))
+            yield Padding(Text(cut(escaped_lines(row.error_message), MAX_VALUE_CHARS)), (0, 0, 0, 4))
         if reason is None or "\n" not in reason.strip():
             continue
         if reason in seen:
@@ -240,6 +241,6 @@ def _log(entries: Sequence[Any]) -> Table:
             continue
         at, attempt = entry.get("at"), entry.get("attempt")
         fields = (f"{key}={_value(each)}" for key, each in entry.items() if key not in ("at", "attempt", "text"))
-        text = "  ".join([escaped_lines(str(entry.get("text", ""))), *fields])
+        text = cut("  ".join([escaped_lines(str(entry.get("text", ""))), *fields]), MAX_VALUE_CHARS)
         table.add_row(precise(at) if isinstance(at, int) else "", "" if attempt is None else f"#{attempt}", Text(text))
     return table

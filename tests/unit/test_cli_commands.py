@@ -3,6 +3,7 @@
 `tests/acceptance/test_second_terminal.py` runs them beside an application that lives, freezes and dies.
 """
 
+import json
 import re
 import shutil
 import sqlite3
@@ -14,6 +15,7 @@ import click
 import msgspec
 import pytest
 
+from taskmanager.cli.answering import as_document
 from taskmanager.cli.commands import SECTIONS, cli
 from tests.unit.command_line import digest, taskmanager, write_tasks
 
@@ -383,10 +385,12 @@ def test_bad_input_is_one_line_and_an_exit_code(
     database, ids = written
     before = digest(database.parent)
     file = [] if "--db" in arguments else ["--db", str(database)]
-    ran = taskmanager(*(word.format(**ids) for word in arguments), *file)
-    assert (ran.code, ran.out) == (code, "")
-    assert said in ran.err
-    assert len(ran.err.splitlines()) == (2 if "[y/N]" in ran.err else 1)
+    asks = arguments == ["purge"]
+    for as_json in ([],) if asks or "--json" in arguments else ([], ["--json"]):
+        ran = taskmanager(*(word.format(**ids) for word in arguments), *file, *as_json)
+        assert (ran.code, ran.out) == (code, "")
+        assert said in ran.err
+        assert len(ran.err.splitlines()) == (2 if asks else 1)
     assert digest(database.parent) == before
 
 
@@ -434,10 +438,12 @@ def test_a_file_that_cannot_be_used_is_refused_by_every_command(
         ["resume", "default"],
         ["purge", "--older-than", "1d"],
         ["recover"],
+        ["schedules"],
     ]:
-        ran = taskmanager(*arguments, "--db", database)
-        assert (ran.code, ran.out, len(ran.err.splitlines())) == (1, "", 1), arguments
-        assert said in ran.err
+        for as_json in ([], ["--json"]):
+            ran = taskmanager(*arguments, "--db", database, *as_json)
+            assert (ran.code, ran.out, len(ran.err.splitlines())) == (1, "", 1), arguments
+            assert said in ran.err
     assert ({} if database.is_dir() else digest(database.parent)) == before
 
 
@@ -503,6 +509,16 @@ def test_doctor_finds_damage(copied: tuple[Path, dict[str, str]]) -> None:
 
 
 # The command line itself.
+
+
+def test_a_document_shows_and_steers_nothing() -> None:
+    """JSON itself leaves C1 control characters and turns of the direction of writing as they are."""
+    value = {"\x9b31m": "\u202e\x7f\U000e0001 \x1b]0;owned\x07 Grüße 日本 🎉\n"}
+    text = as_document(value).decode()
+    assert all(line.isprintable() for line in text.splitlines())
+    assert json.loads(text) == value
+    assert "Grüße 日本 🎉" in text
+    assert json.loads(as_document(["\ud800"])) == ["?"]
 
 
 def test_the_help_names_commands_that_exist() -> None:
