@@ -13,6 +13,7 @@ a column is shared, bound once, and the rows hold only what differs.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain
 from operator import itemgetter
@@ -37,7 +38,8 @@ _FIXED_IN_A_RUN: Final = _NEVER_UPDATED | {
 }  # fmt: skip
 
 
-class Layout(NamedTuple):
+@dataclass(frozen=True, eq=False)  # compared, and hashed as a key of the caches below, by identity
+class Layout:
     """The values of a row, by name in their order, which of them are filled together, and which are never used."""
 
     columns: tuple[str, ...]
@@ -217,6 +219,9 @@ class Chunk(NamedTuple):
 
 def chunks(rows: Sequence[Sequence[Any]], layout: Layout) -> Iterator[Chunk]:
     """Cut `rows` into few statements of fixed sizes."""
+    if len(rows) == 1:
+        yield _alone(rows[0], layout)
+        return
     values = dict(zip(layout.columns, zip(*rows, strict=True), strict=True))
     columns = bound_columns(layout, _empty_groups(values, layout, len(rows)))
     key, rest = columns[0], columns[1:]
@@ -234,6 +239,21 @@ def chunks(rows: Sequence[Sequence[Any]], layout: Layout) -> Iterator[Chunk]:
         flat.extend(padding * (size - len(part)))
         yield Chunk(shared, common, bound, size, flat)
         start += size
+
+
+def _alone(row: Sequence[Any], layout: Layout) -> Chunk:
+    """A single row: nothing is gained by looking for what it shares with others, and somebody waits for this commit."""
+    empty = frozenset(
+        [number for number, (pick, size) in enumerate(_group_pickers(layout)) if pick(row).count(None) == size]
+    )
+    columns = bound_columns(layout, empty)
+    return Chunk((), {}, columns, 1, list(_picker(layout, columns)(row)))
+
+
+@cache
+def _group_pickers(layout: Layout) -> tuple[tuple[Callable[[Sequence[Any]], tuple[Any, ...]], int], ...]:
+    """What takes the values of each group out of a row, and how many they are."""
+    return tuple((_picker(layout, tuple(group)), len(group)) for group in layout.groups)
 
 
 def _empty_groups(values: Mapping[str, tuple[Any, ...]], layout: Layout, count: int) -> frozenset[int]:
