@@ -17,6 +17,8 @@ JOURNAL = "TASKMANAGER_TEST_JOURNAL"
 SLEEP_S = "TASKMANAGER_TEST_SLEEP_S"
 """Overrides how long the functions take, so that a second start need not take as long as the first."""
 
+STEPS = 20
+
 
 def note(event: str, label: str = "", task_id: str = "", attempt: int = 0) -> None:
     """Append one line, on the disk before this returns. One write of a short line is whole under O_APPEND."""
@@ -67,6 +69,24 @@ def plain(label: str, seconds: float) -> str:
     return label
 
 
+async def steps(label: str, seconds: float) -> str:
+    """Works for so many seconds in which its process can run, however many pass in which it cannot."""
+    _note_here("start", label)
+    for _ in range(STEPS):
+        await asyncio.sleep(_seconds(seconds) / STEPS)
+    _note_here("finish", label)
+    return label
+
+
+def plain_steps(label: str, seconds: float) -> str:
+    """The same in a thread."""
+    _note_here("start", label)
+    for _ in range(STEPS):
+        time.sleep(_seconds(seconds) / STEPS)
+    _note_here("finish", label)
+    return label
+
+
 def dies(label: str, seconds: float) -> str:
     """Ends its process: by itself where `seconds` is positive, by SIGKILL where it is not."""
     _note_here("start", label)
@@ -106,6 +126,8 @@ VARIANTS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "inherit_safe": (steady, {"requeue_on_interrupt": True}),
     "thread_safe": (plain, {"persist": True, "requeue_on_interrupt": True, "executor": "thread"}),
     "thread_once": (plain, {"persist": True, "executor": "thread"}),
+    "timed": (steps, {"persist": True, "timeout": 4.0}),
+    "thread_timed": (plain_steps, {"persist": True, "executor": "thread", "timeout": 4.0}),
     "process_safe": (plain, {"persist": True, "requeue_on_interrupt": True, "executor": "process"}),
     "process_once": (plain, {"persist": True, "executor": "process"}),
     "process_timeout": (plain, {"persist": True, "executor": "process", "timeout": 0.5}),

@@ -146,6 +146,25 @@ def test_a_frozen_instance_that_wakes_up_does_not_overwrite_its_heirs(tmp_path: 
     site.assert_sound()
 
 
+def test_a_timeout_counts_only_time_in_which_the_process_could_run(tmp_path: Path) -> None:
+    """Stopped for longer than the timeout and continued, what had time left ends well, on the loop and in a thread.
+
+    And the time that was left goes on to count: what is too slow still times out.
+    """
+    site = Site(tmp_path)
+    tasks = [["timed", "quick", 2, {}], ["thread_timed", "thread", 2, {}], ["timed", "slow", 60, {}]]
+    child = site.spawn(enqueue=tasks, until="results")
+    with killed_at_the_end(child):
+        child.until("start", 3)
+        child.send(signal.SIGSTOP)
+        time.sleep(6)
+        assert site.lines("finish") == [], "it was stopped in the middle"
+        child.send(signal.SIGCONT)
+        child.wait()
+    assert site.codes() == {"quick": None, "thread": None, "slow": "TASK_TIMEOUT"}
+    assert site.starts() == {"quick": 1, "thread": 1, "slow": 1}
+
+
 def test_a_limit_for_the_whole_file_outlasts_a_kill_and_a_freeze(tmp_path: Path) -> None:
     """What a dead instance held counts until it is recovered, what a frozen one holds as long as it is frozen."""
     site = Site(tmp_path)
