@@ -44,6 +44,7 @@ class Next(NamedTuple):
 
 
 NOTHING_MORE: Final = Next(None)
+_CANCELLED_RUNNING: Final = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled while it was running")
 _new_tuple = tuple.__new__
 
 
@@ -82,7 +83,9 @@ class Settlement:
         if outcome.kind == "ok":
             return self._complete(live, attempt, outcome.value)
         if outcome.kind == "snoozed":
-            return self._snooze(live, outcome.delay_s)
+            if live.cancel_requested_at is None:
+                return self._snooze(live, outcome.delay_s)
+            return self._cancelled(live, attempt)  # who was asked to end does not wait for another start
         if outcome.kind == "stopped":
             return self._stopped(live, attempt)
         return self._fail(live, attempt, outcome)
@@ -116,19 +119,20 @@ class Settlement:
         kind = AttemptOutcome.WORKER_FAILURE if crashed else AttemptOutcome.FAILED
         live.crash_count += crashed
         now = self._now_us()
-        if crashed and self._may_repeat_after_crash(live):
-            self._add_attempt(live, attempt, now, kind, True, error, outcome.reason)
-            self._wait_again(live, 0.0)
-            return Next(0.0)
         rule = live.definition.retry
-        delay_s = rule.next_delay_s(error.error_code, live.retry_count, self._random_01())
-        if delay_s is not None and not self._is_before_expiry(live, now, delay_s):
-            delay_s = None
+        is_free = crashed and self._may_repeat_after_crash(live)
+        delay_s = 0.0 if is_free else self._retry_delay_s(live, error, now)
+        if delay_s is not None and live.cancel_requested_at is not None:
+            self._add_attempt(live, attempt, now, kind, False, error, outcome.reason)
+            self.end_with_error(live, TaskStatus.CANCELLED, _CANCELLED_RUNNING, None)
+            return NOTHING_MORE
         if delay_s is not None:
             self._add_attempt(live, attempt, now, kind, True, error, outcome.reason)
+            self._wait_again(live, delay_s)
+            if is_free:
+                return Next(delay_s)
             live.retry_count += 1
             self.tally["retry"] += 1
-            self._wait_again(live, delay_s)
             live.next_retry_at = live.enqueued_at
             return Next(delay_s, is_retry=True)
         covered = rule.covers(error.error_code) and rule.max_retries > 0
@@ -145,17 +149,21 @@ class Settlement:
         is_safe = live.is_persisted and live.definition.requeue_on_interrupt
         return is_safe and live.crash_count < self._crash_budget
 
-    @staticmethod
-    def _is_before_expiry(live: LiveTask, now: int, delay_s: float) -> bool:
-        return live.good_until is None or now + delay_s * _US < live.good_until
+    def _retry_delay_s(self, live: LiveTask, error: TaskError, now: int) -> float | None:
+        delay_s = live.definition.retry.next_delay_s(error.error_code, live.retry_count, self._random_01())
+        if delay_s is None or live.good_until is None or now + delay_s * _US < live.good_until:
+            return delay_s
+        return None
+
+    def _cancelled(self, live: LiveTask, attempt: Attempt) -> Next:
+        self._add_attempt(live, attempt, self._now_us(), AttemptOutcome.INTERRUPTED, False, _CANCELLED_RUNNING, None)
+        self.end_with_error(live, TaskStatus.CANCELLED, _CANCELLED_RUNNING, None)
+        return NOTHING_MORE
 
     def _stopped(self, live: LiveTask, attempt: Attempt) -> Next:
         now = self._now_us()
         if attempt.stop_reason is StopReason.CANCEL:
-            error = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled while it was running")
-            self._add_attempt(live, attempt, now, AttemptOutcome.INTERRUPTED, False, error, None)
-            self.end_with_error(live, TaskStatus.CANCELLED, error, None)
-            return NOTHING_MORE
+            return self._cancelled(live, attempt)
         error = TaskError(BuiltInTaskCode.TASK_INTERRUPTED, "the manager stopped while the task was running")
         self._add_attempt(live, attempt, now, AttemptOutcome.INTERRUPTED, False, error, None)
         if live.is_persisted and live.definition.requeue_on_interrupt:
