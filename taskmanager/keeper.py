@@ -75,6 +75,7 @@ class Keeper:
         if running is None:
             raise ManagerStopped("the manager does not run; use `async with manager:` or await manager.start()")
         check_loop(running.lifecycle)
+        running.lifecycle.engine.turn.catch_up()
         return running
 
     def is_of_another_loop(self) -> bool:
@@ -105,7 +106,10 @@ class Keeper:
     def find_live(self, task_id: str) -> LiveTask | None:
         """The task in memory, if it is there."""
         running = self._running()
-        return None if running is None else running.records.find_live(task_id)
+        if running is None:
+            return None
+        running.lifecycle.engine.turn.catch_up()
+        return running.records.find_live(task_id)
 
     async def wait_for(self, task_id: str, *, was_accepted: bool) -> Ending:
         """The ending of a task that is not in this instance's memory.
@@ -131,7 +135,7 @@ class Keeper:
         return info
 
     def cancel_now(self, task_id: str, live: LiveTask | None) -> bool:
-        """Ask at once: in memory, or through the store in the background."""
+        """Ask at once: in memory, or through the store in the background. From any thread."""
         if live is not None and live.status.is_terminal:
             return False
         running = self._running()
@@ -139,9 +143,10 @@ class Keeper:
             return live is not None and self._intake().cancel_held(live)
         lifecycle = running.lifecycle
         if _running_loop() is lifecycle.engine.loop:
+            lifecycle.engine.turn.catch_up()
             return lifecycle.cancel_now(task_id, live, running.records)
         # From a thread, a route that is no coroutine for one: asked all the same, and answered by the end of the task.
-        lifecycle.engine.loop.call_soon_threadsafe(lifecycle.cancel_now, task_id, live, running.records)
+        lifecycle.engine.loop.call_soon_threadsafe(self.cancel_now, task_id, live)
         return True
 
     def hurry(self, live: LiveTask) -> None:

@@ -109,7 +109,8 @@ class Dispatcher:
         """The state of a queue, made with defaults when nobody configured it."""
         state = self.queues.get(name)
         if state is None:
-            state = self.queues[name] = QueueState(QueueConfig(name))
+            # Another thread may have made it in this moment.
+            state = self.queues.setdefault(name, QueueState(QueueConfig(name)))
         return state
 
     def needs_place(self, live: LiveTask) -> bool:

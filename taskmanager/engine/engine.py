@@ -31,6 +31,7 @@ from taskmanager.engine.settings import Settings
 from taskmanager.engine.settle import Outcome, Settlement
 from taskmanager.engine.stall import StallWatch
 from taskmanager.engine.steps import StepWatch
+from taskmanager.engine.turn import Turn
 from taskmanager.engine.window import Window
 from taskmanager.engine.writer import Writer
 from taskmanager.model.clock import Clock
@@ -47,7 +48,6 @@ class Engine:
     is_up = False
     """True once everything is claimed and user code may run."""
     is_stopping = False
-    _is_kicked = False
 
     def __init__(
         self,
@@ -66,6 +66,7 @@ class Engine:
         self.identity = identity
         self.intake = intake
         self.loop = asyncio.get_running_loop()
+        self.turn = Turn(intake.inbox, self.accept, self._dispatch)
         self.live: dict[str, LiveTask] = {}
         self.spilled: WeakValueDictionary[str, LiveTask] = WeakValueDictionary()
         self.ended_unsaved_count = 0
@@ -108,14 +109,12 @@ class Engine:
         return len(self.live) + self.writer.outbox.unsaved_count + len(self.intake.inbox) >= limit
 
     def call_soon(self) -> None:
-        """From another thread: look into the inbox."""
-        self.loop.call_soon_threadsafe(self.empty_inbox)
+        """Look into the inbox soon. From anywhere; `RuntimeError` when the loop is closed."""
+        self.turn.ring()
 
     def empty_inbox(self) -> None:
-        """Accept what other threads enqueued."""
-        inbox = self.intake.inbox
-        while inbox:
-            self.accept(inbox.popleft())
+        """Accept what was enqueued."""
+        self.turn.empty_inbox()
 
     def accept(self, live: LiveTask) -> None:
         """A new task, checked and counted as entered by the intake."""
@@ -208,12 +207,9 @@ class Engine:
 
     def kick(self) -> None:
         """Look for tasks to start, once, in the next turn of the loop."""
-        if not self._is_kicked:
-            self._is_kicked = True
-            self.loop.call_soon(self._dispatch)
+        self.turn.kick()
 
     def _dispatch(self) -> None:
-        self._is_kicked = False
         if self.is_stopping:
             self.dispatcher.resume()
             return
@@ -370,19 +366,23 @@ class Engine:
         self.finish(live)
 
     def cancel(self, live: LiveTask) -> bool:
-        """Ask for a task of this instance to be cancelled; False when it has ended."""
+        """Ask for a task of this instance to be cancelled; False when it has ended, and no other call of its key
+        follows it.
+        """
+        live = live.successor or live
         if live.status.is_terminal or live.phase in (Phase.ENDED, Phase.ELSEWHERE):
             return False
         if live.is_spilled:
             return False
         live.cancel_requested_at = live.cancel_requested_at or self.clock.now_us()
-        if live.awaits_row:
-            return True  # whether this call or an earlier one of its key is meant, the store will say
-        if live.is_waiting:
+        if live.is_waiting and not live.awaits_row:
             self.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
-        elif live.attempt is not None:
-            if live.is_persisted:
-                self.writer.mark(live)
+            return True
+        # Where its row is on the way to the store, without the request, the request is one write more. Whether this
+        # call or an earlier one of its key is meant, the store will say.
+        if live.is_persisted and self.live.get(live.task_id) is live:
+            self.writer.mark(live)
+        if live.attempt is not None:
             self.runner.stop(live.attempt, StopReason.CANCEL)
         return True
 
@@ -426,10 +426,12 @@ class Engine:
 
     async def idle(self) -> None:
         """Return when memory holds no unfinished task."""
+        self.empty_inbox()
         while self.live:
             waiter: asyncio.Future[None] = self.loop.create_future()
             self._idle_waiters.append(waiter)
             await waiter
+            self.empty_inbox()
 
     async def ended(self, live: LiveTask) -> None:
         """Return when this task has ended, whoever waits for it besides."""

@@ -2,15 +2,16 @@
 
 Everything that can be wrong with a call is found here, at the call, before anything is kept. The lock is held for the
 last, short part only: it makes "is there room, is the key free, is the door open" one decision with the entry itself.
+
+A call may also interrupt another one in its own thread: from a signal handler, a finalizer, or a handler of our own log
+lines. So the lock can be taken again by who holds it, and the engine is not touched: it finds the task in the inbox.
 """
 
-import asyncio
 import atexit
 import logging
 import os
 import threading
 import weakref
-from asyncio import _get_running_loop  # what is asked at every call; get_running_loop() would raise outside of one
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from contextvars import copy_context
@@ -55,11 +56,8 @@ class Door(Enum):
 
 
 class Receiver(Protocol):
-    """Who takes accepted tasks while the manager runs: the engine."""
+    """Who takes accepted tasks from the inbox while the manager runs: the engine."""
 
-    loop: asyncio.AbstractEventLoop
-
-    def accept(self, live: LiveTask) -> None: ...
     def call_soon(self) -> None: ...
     def queue_state(self, name: str) -> QueueState: ...
     def unsaved_count(self) -> int: ...
@@ -83,7 +81,7 @@ class Intake:
         self._max_pending = max_pending
         self._queue_limits = {each.name: each.max_pending for each in queues if each.max_pending is not None}
         self._limited_in_file = frozenset(each.name for each in queues if each.is_limited_in_file)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.is_forked = False
         _intakes.add(self)
 
@@ -191,11 +189,7 @@ class Intake:
             receiver = self.receiver
             assert receiver is not None
             self._check_room(live, receiver)
-            receiver.queue_state(live.queue_name).entered += 1
-            if _get_running_loop() is receiver.loop:
-                receiver.accept(live)
-            else:
-                self._send(live, receiver)
+            self._put_in(live, receiver)
         elif door is Door.HELD:
             self._check_held_room(live)
             self.held.append(live)
@@ -207,17 +201,17 @@ class Intake:
             )
         else:
             assert self.receiver is not None
-            self.receiver.queue_state(live.queue_name).entered += 1
-            self._send(live, self.receiver)
+            self._put_in(live, self.receiver)
 
-    def _send(self, live: LiveTask, receiver: Receiver) -> None:
-        """From another thread, or while the loop of the manager stands still."""
+    def _put_in(self, live: LiveTask, receiver: Receiver) -> None:
+        queue = receiver.queue_state(live.queue_name)
+        queue.entered += 1
         self.inbox.append(live)
         try:
             receiver.call_soon()
         except RuntimeError:  # the loop is closed: nobody will ever look into the inbox
             self.inbox.remove(live)
-            receiver.queue_state(live.queue_name).entered -= 1
+            queue.entered -= 1
             raise ManagerStopped(
                 f"the event loop that the manager was started in is closed, and {live.definition.name} was not "
                 "accepted; use `async with manager:` or manager.run(main), and enqueue while it runs"
@@ -310,7 +304,7 @@ class Intake:
         A server that loads the application first and forks its workers then starts the manager in each of them.
         """
         self.is_forked = True
-        self._lock = threading.Lock()  # another thread of the parent may have held the old one
+        self._lock = threading.RLock()  # another thread of the parent may have held the old one
         if self.receiver is None:
             self.held = []
             self.by_key.clear()

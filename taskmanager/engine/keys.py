@@ -9,6 +9,7 @@ def becomes_successor(here: LiveTask, live: LiveTask) -> bool:
     ended_badly = here.status.is_terminal and here.status is not TaskStatus.COMPLETED
     if ended_badly and here.successor is None:
         here.successor = live
+        live.awaits_row = live.is_persisted
         return True
     return False
 

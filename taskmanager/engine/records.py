@@ -121,6 +121,8 @@ class Records:
                 accepted = engine.cancel(live)
                 if accepted and live.is_persisted:
                     await engine.writer.flush()
+                    if live.is_elsewhere:
+                        continue  # the call of a key that another instance has: that task is meant
                 return accepted
             row = await engine.store.fetch(task_id)
             if row is None:

@@ -7,7 +7,7 @@ strictly increasing: milliseconds, 26 bits that are random per process, and a co
 import hashlib
 import os
 import time
-from threading import Lock
+from threading import RLock
 
 
 class _Sequence:
@@ -17,7 +17,7 @@ class _Sequence:
 
     def __init__(self) -> None:
         seed = int.from_bytes(os.urandom(10), "big")
-        self._lock = Lock()
+        self._lock = RLock()  # a signal handler may interrupt its own thread here, and enqueue
         self._process = "7%03x-%04x-" % ((seed >> 48) & 0xFFF, 0x8000 | ((seed >> 60) & 0x3FFF))
         # The top bit stays clear, so that counting up never reaches a 13th digit.
         self._count = seed & 0x7FFFFFFFFFFF

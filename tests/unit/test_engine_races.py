@@ -98,6 +98,7 @@ def manager_of(**options: Any) -> TaskManager:
 def engine_of(manager: TaskManager) -> Engine:
     lifecycle = manager._lifecycle
     assert lifecycle is not None
+    lifecycle.engine.turn.catch_up()
     return lifecycle.engine
 
 
@@ -1171,11 +1172,12 @@ async def test_a_waiter_whose_loop_is_closed_holds_up_nobody() -> None:
 
     async with world_of(manager):
         handle = work.enqueue()
+        live = engine_of(manager).live[handle.task_id]
 
         def wait_and_leave() -> None:
             loop = asyncio.new_event_loop()
             waiter = loop.create_future()
-            engine_of(manager).live[handle.task_id].waiters_list().append(waiter)
+            live.waiters_list().append(waiter)
             loop.close()
 
         thread = threading.Thread(target=wait_and_leave)
