@@ -26,6 +26,8 @@ def _reachable() -> frozenset[tuple[str, str]]:
 
 
 REACHABLE = _reachable()
+RETENTION_US = 3_600_000_000
+"""The retention of every seed that has one."""
 
 
 class Checks:
@@ -39,13 +41,14 @@ class Checks:
         self.started: set[tuple[str, int, str]] = set()
         self.revived: Counter[str] = Counter()
         """How often a task that had ended was put back."""
+        self.purged: set[str] = set()
         self.may_revive: set[str] = set()
         """Tasks for which somebody asked that: `retry`, or the same key again."""
 
     def promised(self, task_id: str) -> None:
         """`saved()` has returned."""
         self.saved.add(task_id)
-        if task_id not in self.rows:
+        if task_id not in self.rows and task_id not in self.purged:
             self._world.fault(f"{task_id} was called saved, and is not in the store")
 
     def observe(self, process: "Process", verb: str, args: tuple[Any, ...]) -> None:
@@ -60,7 +63,7 @@ class Checks:
         for task_id, old in self.rows.items():
             new = rows.get(task_id)
             if new is None:
-                self._world.fault(f"{old.task_name} {task_id} has disappeared, by {verb} of {process}")
+                self._judge_purge(process, verb, args, old)
             elif new is not old and new != old:
                 self._judge_change(process, verb, old, new)
         for task_id, new in rows.items():
@@ -140,18 +143,43 @@ class Checks:
         if silent_us < self._world.stale_us and self._world.now_us - holder.woke_us > WOKEN_US:
             self._world.fault(f"taken from a living owner, silent for {silent_us / 1e6:.1f} s: {what}")
 
+    def _judge_purge(self, process: "Process", verb: str, args: tuple[Any, ...], old: TaskRow) -> None:
+        """Only ended records go, those that are meant, and by retention only what is old and was not made so."""
+        what = f"{old.task_name} {old.task_id}, {old.status}, has disappeared by {verb}{args} of {process}"
+        self.purged.add(old.task_id)
+        self.revived[old.task_id] += 1  # a key may name another task now
+        self._world.runs.forget(old.task_id)
+        if verb != "purge" or old.status not in TERMINAL:
+            self._world.fault(what)
+            return
+        status, older_than, _ = args
+        ended_at = max(old.sent_at, old.completed_at or old.failed_at or old.updated_at)
+        if status not in (None, old.status) or (older_than is not None and ended_at >= older_than):
+            self._world.fault(f"{what}, and was not meant")
+        if not process.purging and (older_than is None or older_than > self._world.trusted_us() - RETENTION_US):
+            self._world.fault(f"{what}, and was not old")
+
     def _judge_attempts(self, rows: dict[str, TaskRow], attempts: dict[tuple[str, int], AttemptRow]) -> None:
         for key, old in self.attempts.items():
-            if attempts.get(key) != old:
+            if attempts.get(key) != old and (key in attempts or key[0] in rows):
                 self._world.fault(f"attempt {key} changed from {old} to {attempts.get(key)}")
         for key in attempts.keys() - self.attempts.keys():
             row = rows.get(key[0])
             if row is None or key[1] > row.start_count:
                 self._world.fault(f"attempt {key} of a row that counts {row and row.start_count} starts")
+            if attempts[key].outcome == "WORKER_FAILURE" and not self._has_crashed(attempts[key]):
+                self._world.fault(f"an attempt is said to have crashed, and nothing has died: {attempts[key]}")
+
+    def _has_crashed(self, attempt: AttemptRow) -> bool:
+        """Its child or its process died, or its process was silent for so long that it seemed so."""
+        holder = self._world.process_of(attempt.worker_id or "")
+        if holder is None or not holder.is_alive or holder.instance_id != attempt.worker_id or holder.was_out:
+            return True
+        return (attempt.task_id, attempt.attempt) in self._world.runs.crashed
 
     def at_the_end(self) -> None:
         """Everything that was accepted and saved has ended, and its record is whole."""
-        for task_id in self.saved:
+        for task_id in self.saved - self.purged:
             row = self.rows.get(task_id)
             if row is None or row.status not in TERMINAL:
                 self._world.fault(f"{task_id} was saved and is {row and row.status} at the end")

@@ -94,7 +94,8 @@ class FaultyLine:
     def _happen(
         self, verb: str, work: Callable[[], Any], args: tuple[Any, ...], fate: Fate, answer: "asyncio.Future[Any]"
     ) -> None:
-        value, error = None, None
+        value: Any = None
+        error: StoreError | None = None
         if fate.kind == "before":
             error = StoreUnavailable(f"{verb} fails, as the seed wants it")
         else:

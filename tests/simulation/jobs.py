@@ -1,8 +1,6 @@
 """The user code of the simulation: tasks of each kind of promise, doing what their plan says, and noted as they run."""
 
 import asyncio
-from collections.abc import Callable
-from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from taskmanager import RetryPolicy, Snooze, Task, TaskManager, current_task
@@ -10,16 +8,22 @@ from taskmanager import RetryPolicy, Snooze, Task, TaskManager, current_task
 if TYPE_CHECKING:
     from tests.simulation.process import Process
 
-ONCE = frozenset({"once", "narrow_once", "thread_once"})
+ONCE = frozenset({"once", "narrow_once", "thread_once", "process_once", "shared_once"})
 """Not safe to repeat, and without retries: user code starts at most once in all."""
-UNSAFE = ONCE | {"crash_retry", "retried"}
+UNSAFE = ONCE | {"crash_retry", "retried", "process_retry"}
 """Not safe to repeat: user code of one attempt starts at most once."""
 NARROW_LIMIT = 2
+QUEUES = ("narrow", "shared", "default")
 Jobs = dict[str, Task[..., Any]]
 
 
 class Planned(Exception):
     """A failure that the plan asked for."""
+
+
+def in_child(label: int, plan: str) -> int:
+    """What the tasks of the process lane are. Never called: `SimulatedChildren` plays the child, and what it does."""
+    raise AssertionError(f"{label} runs outside of its child: {plan}")
 
 
 def define_jobs(manager: TaskManager, process: "Process") -> Jobs:
@@ -37,6 +41,9 @@ def define_jobs(manager: TaskManager, process: "Process") -> Jobs:
 
         return manager.task(name=name, executor="thread", **options)(job)
 
+    def make_process(name: str, **options: Any) -> Task[..., Any]:
+        return manager.task(name=name, executor="process", persist=True, **options)(in_child)
+
     crash_policy = RetryPolicy.fixed([1, 1], auto_retry_for=["WORKER_CRASHED"])
     quick = {"retries": 2, "retry_delay": 0.2}
     return {
@@ -50,6 +57,12 @@ def define_jobs(manager: TaskManager, process: "Process") -> Jobs:
         "memory": make("memory", persist=False, **quick),
         "thread_safe": make_thread("thread_safe", persist=True, requeue_on_interrupt=True, timeout=2, **quick),
         "thread_once": make_thread("thread_once", persist=True, timeout=2),
+        "process_safe": make_process("process_safe", requeue_on_interrupt=True, timeout=2, **quick),
+        "process_once": make_process("process_once"),
+        "process_retry": make_process("process_retry", retry_policy=crash_policy),
+        "shared": make("shared", persist=True, requeue_on_interrupt=True, queue_name="shared", **quick),
+        "shared_once": make("shared_once", persist=True, queue_name="shared"),
+        "shared_thread": make_thread("shared_thread", persist=True, requeue_on_interrupt=True, queue_name="shared"),
     }
 
 
@@ -73,7 +86,9 @@ async def _live(process: "Process", name: str, label: int, plan: str) -> int | S
         elif kind == "stubborn":
             await _ignore_cancellation(amount)
         elif kind == "parent":
-            child = process.jobs["safe"].enqueue(world.next_label(), f"sleep:{amount}")
+            child = process.jobs["shared" if name.startswith("shared") else "safe"].enqueue(
+                world.next_label(), f"sleep:{amount}"
+            )
             run.is_waiting = True
             await child
             run.is_waiting = False
@@ -108,44 +123,3 @@ def _work(process: "Process", name: str, label: int, plan: str) -> int:
     if kind == "fail" and process.world.spend(label, float(number or 0)):
         raise Planned(f"{label} fails")
     return label
-
-
-class SimulatedThreads:
-    """The thread lane on virtual time: the function runs at once, and its outcome comes when its work is done."""
-
-    def __init__(self, process: "Process") -> None:
-        self._process = process
-        self._seconds = 0.0
-        self._run: Any = None
-        self.on_outlived: Callable[[], None] | None = None
-
-    def works(self, seconds: float, run: Any) -> None:
-        """How long the function that runs now takes."""
-        self._seconds, self._run = seconds, run
-
-    def submit(self, call: Callable[[], Any], context: Context) -> "asyncio.Future[Any]":
-        """As `ThreadLane.submit`."""
-        process = self._process
-        future: asyncio.Future[Any] = process.loop.create_future()
-        value, error = None, None
-        try:
-            value = context.run(call)
-        except Exception as exc:
-            error = exc
-        run = self._run
-
-        def deliver() -> None:
-            process.world.runs.end(run)
-            if future.done():
-                return
-            if error is None:
-                future.set_result(value)
-            else:
-                future.set_exception(error)
-
-        ends_us = process.world.now_us + round(self._seconds * 1_000_000)
-        process.at(ends_us, lambda: process.loop.call_soon(deliver))
-        return future
-
-    def close(self) -> None:
-        """Nothing to let go."""

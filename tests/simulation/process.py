@@ -4,15 +4,18 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine
 from contextvars import Context
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from taskmanager import TaskHandle, TaskManager, TaskManagerError, TaskNotCompleted
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.lifecycle import Lifecycle
 from taskmanager.model.errors import StoreError
+from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import Beater
 from tests.simulation.faults import Fate, FaultyLine
-from tests.simulation.jobs import SimulatedThreads, define_jobs
+from tests.simulation.jobs import define_jobs
+from tests.simulation.lanes import SimulatedChildren, SimulatedThreads
 from tests.simulation.turns import TurnLoop
 
 if TYPE_CHECKING:
@@ -36,8 +39,11 @@ class Process:
         self.view = world.disk.connect()
         self.manager: TaskManager = world.make_manager()
         self.jobs = define_jobs(self.manager, self)
+        self.children = SimulatedChildren(self)
         self.handles: dict[str, TaskHandle[Any]] = {}
         self.waiting: dict[str, str] = {}
+        self.purging = 0
+        """Calls of `purge` under way; other records go by the retention only."""
         self.is_alive = True
         self.is_up = False
         self.is_leaving = False
@@ -129,6 +135,17 @@ class Process:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def call(self, work: Callable[[], Any]) -> None:
+        """A call of the application, in a turn of its loop."""
+
+        def guarded() -> None:
+            try:
+                work()
+            except TaskManagerError as exc:
+                self.world.log(self, "call raised", type(exc).__name__)
+
+        self.loop.call_soon(guarded)
+
     # The library.
 
     @property
@@ -167,6 +184,8 @@ class Process:
         engine = self.engine
         assert engine is not None
         engine.runner.threads = SimulatedThreads(self)  # type: ignore[assignment]  # in place of real ones
+        self.children = SimulatedChildren(self)
+        engine.runner.processes = self.children  # type: ignore[assignment]
         self.is_up = True
         self.world.log(self, "is up as", engine.identity.instance_id)
 
@@ -247,6 +266,15 @@ class Process:
         self.world.runs_end(self)
 
     # What the application does.
+
+    async def purge(self, status: TaskStatus | None, older_than: timedelta | None) -> None:
+        """Delete ended records."""
+        self.purging += 1
+        try:
+            gone = await self.manager.purge(status=status, older_than=older_than)
+        finally:
+            self.purging -= 1
+        self.world.log(self, "has purged", gone)
 
     def watch(self, handle: TaskHandle[Any]) -> None:
         """Wait for the end of a task and for its commit, as an application would."""

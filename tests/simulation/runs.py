@@ -26,8 +26,13 @@ class Run:
     """It awaits a handle, and its slot is lent."""
 
     @property
-    def is_thread(self) -> bool:
-        return self.name.startswith("thread_")
+    def lane(self) -> str:
+        return next((lane for lane in ("thread", "process") if lane in self.name), "async")
+
+    @property
+    def is_shared(self) -> bool:
+        """Its queue has one limit for the whole file."""
+        return self.name.startswith("shared")
 
 
 class Runs:
@@ -39,6 +44,8 @@ class Runs:
         self.starts: Counter[tuple[str, int]] = Counter()
         self.lives: Counter[tuple[str, int]] = Counter()
         """Starts of one task in one of its lives: a retry asked for by a person begins another one."""
+        self.crashed: set[tuple[str, int]] = set()
+        """Attempts whose child died."""
         self.total = 0
 
     def begin(self, process: "Process", name: str, task_id: str, attempt: int) -> Run:
@@ -71,6 +78,11 @@ class Runs:
         """The process is gone."""
         self.now = [run for run in self.now if run.process is not process]
 
+    def forget(self, task_id: str) -> None:
+        """Its record was deleted; another task of the same key begins at its first attempt."""
+        for key in [key for key in self.starts if key[0] == task_id]:
+            del self.starts[key]
+
     def _judge_repetition(self, run: Run) -> None:
         self.starts[run.task_id, run.attempt] += 1
         if run.name in UNSAFE and self.starts[run.task_id, run.attempt] > 1:
@@ -102,12 +114,28 @@ class Runs:
             self._world.fault(f"{run.name} {run.task_id} attempt {run.attempt} starts on the row {row}")
 
     def check_limits(self, run: Run) -> None:
-        """No instance runs more than its lane, or a queue of it, allows."""
+        """No instance runs more than its lanes, or a queue of it, allow; and all together no more than a queue of the
+        file.
+        """
+        world = self._world
         mine = [each for each in self.now if each.instance_id == run.instance_id and not each.is_waiting]
-        in_lane = sum(not each.is_thread for each in mine)
-        limit = self._world.concurrency
-        if in_lane > limit:
-            self._world.fault(f"{run.process} runs {in_lane} tasks in its async lane of {limit}")
+        for lane, limit in (("async", world.concurrency), ("process", world.process_count)):
+            in_lane = sum(each.lane == lane for each in mine)
+            if in_lane > limit:
+                world.fault(f"{run.process} runs {in_lane} tasks in its {lane} lane of {limit}")
         narrow = sum(each.name.startswith("narrow") for each in mine)
         if narrow > NARROW_LIMIT:
-            self._world.fault(f"{run.process} runs {narrow} tasks of a queue limited to {NARROW_LIMIT}")
+            world.fault(f"{run.process} runs {narrow} tasks of a queue limited to {NARROW_LIMIT}")
+        self._check_shared(run)
+
+    def _check_shared(self, run: Run) -> None:
+        """What was taken over from a process that was out does not count: it hears of that at its next write."""
+        holders = [each for each in self.now if each.is_shared and not each.is_waiting and self._holds_place(each)]
+        limit = self._world.shared_limit
+        if run.is_shared and len(holders) > limit:
+            told = [(each.process, each.name, each.task_id) for each in holders]
+            self._world.fault(f"{len(holders)} tasks of a queue limited to {limit} in the file run at once: {told}")
+
+    def _holds_place(self, run: Run) -> bool:
+        row = self._world.checks.rows.get(run.task_id)
+        return not run.process.was_out or (row is not None and row.claimed_by_worker_id == run.instance_id)

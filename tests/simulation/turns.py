@@ -9,6 +9,7 @@ import asyncio
 import heapq
 import math
 import warnings
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,9 @@ class _NoSockets:
 
 class TurnLoop(asyncio.BaseEventLoop):
     """Runs one callback per `turn`, in the order of a real loop. `now_us` tells the virtual time."""
+
+    _ready: deque[Any]
+    _scheduled: list[Any]
 
     def __init__(self, now_us: Callable[[], int]) -> None:
         super().__init__()
@@ -43,7 +47,7 @@ class TurnLoop(asyncio.BaseEventLoop):
     def has_work(self) -> bool:
         """Whether a callback may run now; timers that are due become ready."""
         limit = self.time()
-        scheduled: list[Any] = self._scheduled
+        scheduled = self._scheduled
         while scheduled and scheduled[0]._when <= limit:
             handle = heapq.heappop(scheduled)
             handle._scheduled = False
@@ -52,7 +56,7 @@ class TurnLoop(asyncio.BaseEventLoop):
 
     def turn(self) -> None:
         """Run one callback."""
-        handle: Any = self._ready.popleft()
+        handle = self._ready.popleft()
         if handle._cancelled:
             return
         asyncio._set_running_loop(self)
@@ -63,7 +67,7 @@ class TurnLoop(asyncio.BaseEventLoop):
 
     def next_timer_us(self) -> int | None:
         """When the next timer is due."""
-        scheduled: list[Any] = self._scheduled
+        scheduled = self._scheduled
         while scheduled and scheduled[0]._cancelled:
             heapq.heappop(scheduled)._scheduled = False
         return math.ceil(scheduled[0]._when * 1_000_000) if scheduled else None

@@ -22,6 +22,7 @@ from tests.simulation.process import Process
 from tests.simulation.runs import Runs
 
 STALE_S = 4.0
+SWEEP_S = 30
 MAX_TURNS_AT_ONCE = 20_000
 """Callbacks without time passing; more are a loop that spins."""
 MAX_FAULTS = 5
@@ -50,6 +51,7 @@ class World:
         self.stale_us = round(STALE_S * 1_000_000)
         self.runs = Runs(self)
         self.checks = Checks(self)
+        self._steps: list[tuple[int, int]] = []
         self._order = count()
         self._labels = count(1)
         self._spent: Counter[int] = Counter()
@@ -65,6 +67,8 @@ class World:
         chance = self.chance
         self.is_on_file = self.seed % 3 == 0
         self.concurrency = chance.choice((1, 2, 3, 6))
+        self.process_count = chance.choice((1, 2))
+        self.shared_limit = chance.choice((1, 2))
         rate = chance.choice((0.0, 0.01, 0.03, 0.1))
         self.weather = Weather(
             rate, chance.choice((0.0, rate)), chance.choice((0.0, 0.2, 0.9)), chance.choice((2_000, 50_000, 400_000))
@@ -72,7 +76,11 @@ class World:
         self._options: dict[str, Any] = {
             "concurrency": self.concurrency,
             "threads": chance.choice((1, 2)),
-            "queues": [QueueConfig("narrow", max_concurrency=NARROW_LIMIT, priority=chance.choice((50, 10)))],
+            "processes": self.process_count,
+            "queues": [
+                QueueConfig("narrow", max_concurrency=NARROW_LIMIT, priority=chance.choice((50, 10))),
+                QueueConfig("shared", max_concurrency=self.shared_limit, scope="file"),
+            ],
             "max_in_memory": chance.choice((2, 5, 10_000)),
             "commit_interval": chance.choice((0.0, 0.02)),
             "snapshot_interval": chance.choice((0.5, 60.0)),
@@ -84,7 +92,8 @@ class World:
                 runner_heartbeat_interval_ms=1_000,
                 claimer_heartbeat_interval_ms=1_000,
                 worker_state_snapshot_interval_ms=300_000,
-                terminal_record_retention_hours=None,
+                terminal_record_retention_hours=chance.choice((None, None, 1)),
+                retention_sweep_interval_s=SWEEP_S,
                 crash_budget=chance.choice((1, 3, 100)),
             ),
         }
@@ -100,6 +109,17 @@ class World:
         """A manager as this seed configures it."""
         return TaskManager(self.database, **self._options)
 
+    def step(self, by_s: float) -> None:
+        """Somebody sets the wall clock."""
+        self._steps.append((self.now_us, self.clock.now_us()))
+        self.clock.step(by_s)
+        self.log(None, "the wall clock is stepped by", by_s)
+
+    def trusted_us(self) -> int:
+        """By what wall time a record may be old: a step counts only after a whole sweep of the retention."""
+        recent = [wall_us for at_us, wall_us in self._steps if at_us > self.now_us - SWEEP_S * 1_000_000]
+        return min([self.clock.now_us(), *(wall_us + SWEEP_S * 1_000_000 for wall_us in recent)])
+
     def next_label(self) -> int:
         """A number for one more task."""
         return next(self._labels)
@@ -112,6 +132,15 @@ class World:
     def process_of(self, instance_id: str) -> Process | None:
         """Who started this instance."""
         return next((each for each in self.processes if instance_id in each.instance_ids), None)
+
+    def up(self) -> list[Process]:
+        """Those that serve: neither starting nor on their way out."""
+        return [each for each in self.processes if each.is_up and not each.is_leaving]
+
+    def one(self) -> Process | None:
+        """Any of them that can do something now."""
+        up = [each for each in self.up() if each.may_turn]
+        return self.chance.choice(up) if up else None
 
     def locks_of(self, process: Process) -> list[instance.InstanceLock]:
         """The lock files that a process holds."""

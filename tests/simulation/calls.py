@@ -1,0 +1,149 @@
+"""What the application asks of its manager in one seed: tasks of every kind, and what people do with them."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from taskmanager import QueueFull
+from taskmanager.model.ids import keyed_task_id
+from taskmanager.model.states import TERMINAL
+from tests.simulation.jobs import QUEUES
+from tests.simulation.process import Process
+from tests.simulation.world import World
+
+PLANS = ("sleep:0", "sleep:0", "sleep:0.05", "sleep:0.7", "sleep:3", "fail:1", "fail:9", "snooze:0.5")
+ODD_PLANS = ("stubborn:4", "parent:0.3", "exit", "progress:0.6", "sleep:20", "die:1", "die:9")
+
+
+class Calls:
+    """Each in some process that is up."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._chance = world.chance
+        self._out_of_order = self._chance.random() < 0.5
+        self._purges = self._chance.random() < 0.3
+        self.actions: tuple[tuple[Callable[[], None], int], ...] = (
+            (self._enqueue, 30),
+            (self._cancel, 6),
+            (self._retry, 4),
+            (self._pause, 2),
+            (self._ask, 3),
+            (self._submit, 2),
+            (self._purge, 2),
+        )
+
+    def _pause(self) -> None:
+        process = self._world.one()
+        if process is not None:
+            queue, verb = self._chance.choice(QUEUES), self._chance.choice(("pause", "resume"))
+            act = getattr(process.manager, verb)
+            self._world.log(process, "is to", verb, queue)
+            process.call(lambda: process.spawn(act(queue), verb))
+
+    def _ask(self) -> None:
+        process = self._world.one()
+        if process is None:
+            return
+        manager = process.manager
+        ask: Callable[[], Any] = self._chance.choice((manager.flush, manager.counts, manager.list, self._join(process)))
+        process.call(lambda: process.spawn(ask(), "ask"))
+
+    @staticmethod
+    def _join(process: Process) -> Callable[[], Any]:
+        return lambda: process.manager.join(timeout=5.0)
+
+    # The tasks.
+
+    def _enqueue(self) -> None:
+        process = self._world.one()
+        if process is None:
+            return
+        for _ in range(self._chance.choice((1, 1, 2, 8))):
+            call, label, plan, key_id = self._draw_call(process)
+            process.call(partial(self._accept, process, call, label, plan, key_id))
+
+    def _draw_call(self, process: Process) -> tuple[Any, int, str, str | None]:
+        chance = self._chance
+        name = chance.choice(sorted(process.jobs))
+        task: Any = process.jobs[name]
+        plan = chance.choice(PLANS if chance.random() < 0.8 else ODD_PLANS)
+        options: dict[str, Any] = {}
+        if self._out_of_order and chance.random() < 0.3:
+            options["priority"] = chance.randint(1, 100)
+        if chance.random() < 0.2:
+            options["delay"] = chance.choice((0.01, 1.0, 5.0))
+        elif chance.random() < 0.1:
+            options["run_at"] = self._world.clock.now + timedelta(seconds=chance.choice((0.5, 10)))
+        if chance.random() < 0.1:
+            options["good_until"] = self._world.clock.now + timedelta(seconds=chance.choice((0.2, 5, 300)))
+        key = None
+        if name != "memory" and chance.random() < 0.2:
+            key = options["idempotency_key"] = f"key-{chance.randrange(4)}"
+        return task.with_options(**options), self._world.next_label(), plan, key
+
+    def _accept(self, process: Process, call: Any, label: int, plan: str, key: str | None) -> None:
+        if key is not None:
+            definition, _ = call.bound()
+            self._world.checks.may_revive.add(keyed_task_id(definition.name, key))
+        with suppress(QueueFull):
+            handle = call.enqueue(label, plan)
+            self._world.log(process, "accepts", handle.task_id, plan, key or "")
+            process.watch(handle)
+
+    def _submit(self) -> None:
+        """A task in a transaction of the application's own."""
+        process = self._world.one()
+        if process is None or not self._world.is_on_file:
+            return
+        name, keeps = self._chance.choice(("safe", "once")), self._chance.random() < 0.7
+
+        def submit() -> None:
+            connection: Any = process.view.inline.raw_writer  # type: ignore[attr-defined]
+            if connection is None:
+                return
+            connection.execute("BEGIN IMMEDIATE")
+            task_id = process.manager.submit_in(connection, process.jobs[name], self._world.next_label(), "sleep:0.1")
+            connection.execute("COMMIT" if keeps else "ROLLBACK")
+            self._world.checks.observe(process, "submit", ())
+            if keeps:
+                self._world.checks.promised(task_id)
+
+        process.call(submit)
+
+    def _known_id(self, process: Process) -> str | None:
+        known = sorted({*self._world.checks.rows, *process.handles})
+        return self._chance.choice(known) if known else None
+
+    def _cancel(self) -> None:
+        process = self._world.one()
+        task_id = None if process is None else self._known_id(process)
+        if process is None or task_id is None:
+            return
+        self._world.log(process, "cancels", task_id)
+        handle = process.handles.get(task_id)
+        if handle is not None and self._chance.random() < 0.5:
+            process.call(handle.cancel)
+        else:
+            process.call(lambda: process.spawn(process.manager.cancel(task_id), "cancel"))
+
+    def _retry(self) -> None:
+        process = self._world.one()
+        task_id = None if process is None else self._known_id(process)
+        if process is None or task_id is None:
+            return
+        force = self._chance.random() < 0.3
+        self._world.log(process, "retries", task_id, "by force" if force else "")
+        self._world.checks.may_revive.add(task_id)
+        process.call(lambda: process.spawn(process.manager.retry(task_id, force=force), "retry"))
+
+    def _purge(self) -> None:
+        process = self._world.one()
+        if process is None or not self._purges:
+            return
+        status = self._chance.choice((None, *sorted(TERMINAL)))
+        older_than = self._chance.choice((None, timedelta(0), timedelta(seconds=2)))
+        self._world.log(process, "purges", status, older_than)
+        process.call(lambda: process.spawn(process.purge(status, older_than), "purge"))

@@ -1,0 +1,135 @@
+"""What happens to the processes of one seed, and to the machine under them, drawn from the seed."""
+
+from collections.abc import Callable
+
+from tests.simulation.calls import Calls
+from tests.simulation.process import Process
+from tests.simulation.world import World
+
+FAULTY_S = 14.0
+"""How long bad things happen."""
+MAX_PROCESSES = 3
+TWO_HOURS_S = 7_200
+TEN_YEARS_S = 10 * 365 * 86_400
+
+
+class Days:
+    """Bad ones: one thing after the other, each with its weight."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._chance = world.chance
+        self._numbers = iter(range(1, 1_000))
+        self._suspended_until_us = 0
+        self._steps = self._chance.random() < 0.4
+        self._actions: list[tuple[Callable[[], None], int]] = [
+            (self._start_one, 4),
+            (self._kill, 4),
+            (self._kill_child, 2),
+            (self._freeze, 2),
+            (self._block, 1),
+            (self._suspend, 1),
+            (self._stop, 3),
+            (self._restart, 1),
+            (self._outage, 2),
+            (self._step_clock, 2),
+            *Calls(world).actions,
+        ]
+
+    def plan_next(self) -> None:
+        """Let the next one happen, and so on until they end."""
+        world = self._world
+        pause_us = self._chance.choice((0, 1_000, 30_000, 300_000, 1_500_000))
+        at_us = max(world.now_us, self._suspended_until_us) + self._chance.randrange(pause_us + 1)
+        if at_us < FAULTY_S * 1_000_000:
+            world.at(at_us, self._act)
+
+    def _act(self) -> None:
+        (act,) = self._chance.choices([each for each, _ in self._actions], [weight for _, weight in self._actions])
+        act()
+        self.plan_next()
+
+    # The actions.
+
+    def _start_one(self) -> None:
+        if sum(each.is_alive for each in self._world.processes) < MAX_PROCESSES:
+            self.new_process()
+
+    def new_process(self) -> None:
+        """One more program starts."""
+        process = Process(self._world, next(self._numbers))
+        self._world.processes.append(process)
+        self._world.log(process, "starts")
+        process.loop.call_soon(process.begin)
+
+    def _kill(self) -> None:
+        alive = [each for each in self._world.processes if each.is_alive]
+        if alive:
+            self._chance.choice(alive).turns_left = round(10 ** self._chance.uniform(0, 3.3))
+
+    def _kill_child(self) -> None:
+        """One child of the process lane, and not its parent."""
+        busy = [(each, child) for each in self._world.processes if each.is_alive for child in each.children.busy]
+        if busy:
+            process, child = self._chance.choice(busy)
+            process.children.die(child)
+
+    def _freeze(self) -> None:
+        process = self._world.one()
+        if process is not None:
+            seconds = self._chance.choice((0.3, 3.0, 6.0, 15.0, 3_600.0))
+            self._out(process, seconds)
+            process.frozen_until_us = self._world.now_us + round(min(seconds, 60.0) * 1_000_000)
+            self._world.at(process.frozen_until_us, process.thaw)
+
+    def _suspend(self) -> None:
+        """The machine sleeps, or the container is paused: everybody at once, and nobody is to blame for it."""
+        until_us = self._world.now_us + round(self._chance.choice((0.7, 8.0, 60.0)) * 1_000_000)
+        self._suspended_until_us = until_us
+        self._world.suspension_count += 1
+        self._world.log(None, "everything is stopped until", until_us / 1e6)
+        for process in self._world.processes:
+            if process.is_alive:
+                if process.may_turn:
+                    process.last_beat_us = max(process.last_beat_us, until_us)
+                process.frozen_until_us = max(until_us, process.frozen_until_us)
+                self._world.at(process.frozen_until_us, process.thaw)
+
+    def _block(self) -> None:
+        process = self._world.one()
+        if process is not None:
+            seconds = self._chance.choice((0.5, 3.0, 8.0))
+            self._out(process, seconds)
+            process.blocked_until_us = self._world.now_us + round(seconds * 1_000_000)
+
+    def _out(self, process: Process, seconds: float) -> None:
+        process.was_out = True
+        self._world.log(process, "is out for", seconds)
+
+    def _stop(self) -> None:
+        process = self._world.one()
+        if process is not None:
+            drain_s = self._chance.choice((0.0, 0.5, 5.0))
+            self._world.log(process, "is to stop within", drain_s)
+            process.loop.call_soon(process.leave, drain_s)
+
+    def _restart(self) -> None:
+        process = self._world.one()
+        if process is not None:
+            drain_s = self._chance.choice((0.0, 0.5))
+            self._world.log(process, "restarts")
+            process.loop.call_soon(lambda: process.spawn(process.restart(drain_s), "restart"))
+
+    def _outage(self) -> None:
+        until_us = self._world.now_us + round(self._chance.choice((0.2, 2.0, 9.0)) * 1_000_000)
+        process = self._world.one()
+        if process is None or self._chance.random() < 0.5:
+            self._world.outage_until_us = until_us
+        else:
+            process.outage_until_us = until_us
+        self._world.log(process, "outage until", until_us / 1e6)
+
+    def _step_clock(self) -> None:
+        if self._steps:
+            by_s = self._chance.choice((-TWO_HOURS_S, TWO_HOURS_S, TEN_YEARS_S, -90, 90))
+            self._world.step(by_s)

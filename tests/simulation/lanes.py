@@ -1,0 +1,139 @@
+"""The lanes beside the event loop on virtual time: threads that work on, and children that may die under their task."""
+
+import asyncio
+from collections.abc import Callable
+from contextvars import Context
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from taskmanager import Snooze
+from taskmanager.engine.child import ChildCall, ChildReply
+from taskmanager.engine.lanes import BrokenProcess
+from tests.simulation.jobs import Planned
+
+if TYPE_CHECKING:
+    from tests.simulation.process import Process
+    from tests.simulation.runs import Run
+
+
+class SimulatedThreads:
+    """The thread lane on virtual time: the function runs at once, and its outcome comes when its work is done."""
+
+    def __init__(self, process: "Process") -> None:
+        self._process = process
+        self._seconds = 0.0
+        self._run: Run | None = None
+        self.on_outlived: Callable[[], None] | None = None
+
+    def works(self, seconds: float, run: Any) -> None:
+        """How long the function that runs now takes."""
+        self._seconds, self._run = seconds, run
+
+    def submit(self, call: Callable[[], Any], context: Context) -> "asyncio.Future[Any]":
+        """As `ThreadLane.submit`."""
+        process = self._process
+        future: asyncio.Future[Any] = process.loop.create_future()
+        value, error = None, None
+        try:
+            value = context.run(call)
+        except Exception as exc:
+            error = exc
+        run = self._run
+        assert run is not None, "the function has said how long it takes"
+
+        def deliver() -> None:
+            process.world.runs.end(run)
+            if future.done():
+                return
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
+
+        ends_us = process.world.now_us + round(self._seconds * 1_000_000)
+        process.at(ends_us, lambda: process.loop.call_soon(deliver))
+        return future
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+@dataclass(eq=False)
+class Child:
+    """One child process with the task that it runs, and the future by which its parent hears of it."""
+
+    run: "Run"
+    reply: "asyncio.Future[ChildReply]"
+    is_gone: bool = False
+
+
+class SimulatedChildren:
+    """The process lane: a child goes on while its parent is frozen, dies with it, and may die alone."""
+
+    def __init__(self, process: "Process") -> None:
+        self._process = process
+        self.busy: list[Child] = []
+
+    async def run(self, call: ChildCall) -> ChildReply:
+        """As `ProcessLane.run`: cancelling kills the child."""
+        process = self._process
+        world = process.world
+        label, plan = call.args
+        run = world.runs.begin(process, call.task_name, call.task_id, call.attempt)
+        child = Child(run, process.loop.create_future())
+        self.busy.append(child)
+        kind, _, number = plan.partition(":")
+        seconds = float(number or 0) if kind not in ("fail", "die", "snooze") else 0.05
+        reply = self._work(run, label, kind, float(number or 0))
+        end = self.die if reply is None else lambda each: self._answer(each, reply)
+        world.at(world.now_us + round(seconds * 1_000_000), lambda: end(child))
+        try:
+            return await child.reply
+        finally:
+            self._bury(child)
+
+    def _work(self, run: "Run", label: int, kind: str, amount: float) -> ChildReply | None:
+        """What comes back; None when the child dies instead."""
+        world = self._process.world
+        value: int | Snooze = label
+        error: BaseException | None = None
+        if kind == "die" and world.spend(label, amount):
+            return None
+        if kind == "fail" and world.spend(label, amount):
+            error = Planned(f"{label} fails")
+        elif kind == "snooze" and world.spend(label, 1):
+            world.runs.is_asked_for(run)
+            value = Snooze(amount)
+        elif kind == "exit":
+            error = SystemExit(3)
+        return ChildReply(value, error, None, (1, 2, "") if kind == "progress" else None, [])
+
+    def _answer(self, child: Child, reply: ChildReply) -> None:
+        if self._process.is_alive and not child.is_gone:
+            self._bury(child)
+            self._tell(child, lambda: child.reply.set_result(reply))
+
+    def die(self, child: Child) -> None:
+        """It is killed, runs out of memory, or crashes: its task, and nothing else, hears of it."""
+        process = self._process
+        if process.is_alive and not child.is_gone:
+            process.world.log(process, "loses the child of", child.run.name, child.run.task_id)
+            process.world.runs.crashed.add((child.run.task_id, child.run.attempt))
+            self._bury(child)
+            self._tell(child, lambda: child.reply.set_exception(BrokenProcess("the child died, as the seed wants it")))
+
+    def _bury(self, child: Child) -> None:
+        child.is_gone = True
+        if child in self.busy:
+            self.busy.remove(child)
+        self._process.world.runs.end(child.run)
+
+    def _tell(self, child: Child, news: Callable[[], None]) -> None:
+        """The parent hears of it when it runs."""
+
+        def give() -> None:
+            if not child.reply.done():
+                news()
+
+        process = self._process
+        process.at(process.world.now_us, lambda: process.loop.call_soon(give))
