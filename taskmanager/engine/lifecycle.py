@@ -103,12 +103,11 @@ class Lifecycle:
         while True:
             try:
                 await step()
+                return
             except StoreUnavailable:
                 if self.engine.loop.time() >= deadline:
                     raise
                 await asyncio.sleep(START_PAUSE_S)
-            else:
-                return
 
     async def _open(self) -> None:
         engine = self.engine
@@ -273,10 +272,14 @@ class Lifecycle:
     def _leftover_ended(self, attempt: Attempt) -> None:
         self._leftover.discard(attempt)
         self._threads_left -= attempt.live.definition.lane == "thread"
-        if not self._leftover:
-            self._duties.stop_heartbeat()
-            if self._lock is not None:
-                self._lock.close_descriptor()
+        if self._stopped.is_set() and not self._leftover:  # a stop that still writes lets go by itself
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """The last thing of an instance: others take it for dead from here on, and its rows as they stand."""
+        self._duties.stop_heartbeat()
+        if self._lock is not None:
+            self._lock.close_descriptor()
 
     async def _final_batches(self) -> int:
         """Free the waiting rows and write everything; the door closes in the step that fills the last batch."""
@@ -340,8 +343,8 @@ class Lifecycle:
         try:
             await engine.store.close()
         finally:
-            if self._lock is not None and not self._leftover:
-                self._lock.close_descriptor()
+            if not self._leftover:
+                self._let_go()
 
     # What the manager asks in between.
 

@@ -91,6 +91,13 @@ async def turns_until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it never happened")
 
 
+async def happens(condition: Callable[[], bool]) -> None:
+    """Wait for something that real threads do."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  # it happens in other threads
+            await asyncio.sleep(0.001)
+
+
 def manager_of(**options: Any) -> TaskManager:
     return TaskManager("never-opened.db", **options)
 
@@ -1035,6 +1042,36 @@ def test_a_thread_that_outlives_its_loop_gives_its_task_back_when_it_ends(tmp_pa
         thread.join(5)
     assert asyncio.run(second(task_id)) == 2
     assert not list(tmp_path.glob("*.lock"))
+
+
+async def test_a_stop_that_still_writes_is_not_dead_when_its_last_thread_ends(tmp_path: Path) -> None:
+    """Until the last batch is written its rows say less than it knows, and nobody else may judge by them."""
+    database, gate = tmp_path / "tasks.db", threading.Event()
+    manager = TaskManager(database)
+    store = FaultyStore(manager._make_store())
+    manager._make_store = store.as_store
+
+    @manager.task(persist=True)
+    def stuck(seconds: float) -> None:
+        gate.wait(seconds)
+
+    try:
+        await manager.start()
+        engine = engine_of(manager)
+        with pytest.raises(TaskFailed):
+            await stuck.with_options(timeout=0.05).enqueue(10)
+        await stuck.with_options(delay=60).enqueue(0).saved()
+        store.plan = [Fault.hold(store.calls.count("commit") + 1, verb="commit")]
+        stop = asyncio.create_task(manager.stop(timeout=0))
+        await happens(lambda: "commit" in store.held)
+        gate.set()
+        await happens(lambda: not engine.runner.abandoned)
+        assert not is_dead(database, engine.identity.instance_id)
+        store.let_go()
+        await stop
+        assert is_dead(database, engine.identity.instance_id)
+    finally:
+        gate.set()
 
 
 def test_a_lock_file_of_an_instance_that_never_registered_is_swept(tmp_path: Path) -> None:
