@@ -13,6 +13,7 @@ from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.retention import Retention
 from taskmanager.duties.schedules import Schedules
 from taskmanager.duties.worker_states import WorkerStates
+from taskmanager.engine.claiming import make_due
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.schedule import Schedule
 from taskmanager.model.errors import StoreError, StoreUnavailable
@@ -45,6 +46,10 @@ class Rounds:
 
     async def recover(self) -> int:
         """What a start does before it claims: give back what dead instances left, and declare its schedules."""
+        now_us = self._engine.steps.now_us()
+        # Before the dead are forgotten: their stamps may be all that tells of a clock that was set back since.
+        if await self._engine.store.latest_stamp() > now_us:
+            await make_due(self._engine.store, now_us)
         moved = await self._reaper.recover_dead()
         await self.schedules.open()
         return moved

@@ -21,7 +21,7 @@ from taskmanager.engine.places import Places
 from taskmanager.model.errors import StoreError
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
-from taskmanager.store.protocol import ClaimRequest, FreeQueue, TaskFilter
+from taskmanager.store.protocol import ClaimRequest, FreeQueue, Store, TaskFilter
 
 logger = logging.getLogger("taskmanager")
 
@@ -36,6 +36,17 @@ CLOSE_POLL_S: Final = 0.002
 CLOSE_WATCH_S: Final = 1.0
 
 
+async def make_due(store: Store, now_us: int) -> int:
+    """What was due when it was written is due, also where the wall clock has gone back since; how many rows were not.
+
+    It reads every row that is not due, so it is for a clock that was set back.
+    """
+    mended = await store.make_due(now_us)
+    if mended:
+        logger.warning("the wall clock was set back; %d stored tasks that were due are due again", mended)
+    return mended
+
+
 class Claimer:
     """The loop that keeps memory filled from the store, one per engine."""
 
@@ -47,7 +58,7 @@ class Claimer:
         self._next_due_at: int | None = None
         self._is_owed = False
         self._page, self._is_first = CLAIM_PAGE, False
-        self._steps_seen = -1
+        self._steps_seen = 0
         self._has_failed = False
         self._close_until = 0.0
         self._submitted: set[str] = set()
@@ -130,16 +141,12 @@ class Claimer:
         self._version, self._is_owed = version, False
 
     async def _mend_due(self, now_us: int) -> bool:
-        """After a step back of the wall clock, also one before this start: what was due stays due. Whether any was."""
-        store, count = self._engine.store, self._engine.steps.count
-        mended = 0
-        if self._steps_seen != count:
-            is_start = self._steps_seen < 0
-            if not is_start or await store.latest_stamp() > now_us:
-                mended = await store.make_due(now_us)
-            self._steps_seen = count
-        if mended:
-            logger.warning("the wall clock was set back; %d stored tasks that were due are due again", mended)
+        """After a step back of the wall clock: what was due stays due. Whether any was."""
+        count = self._engine.steps.count
+        if self._steps_seen == count:
+            return False
+        mended = await make_due(self._engine.store, now_us)
+        self._steps_seen = count
         return mended > 0
 
     async def _hear_others(self) -> None:

@@ -196,7 +196,8 @@ class MemoryStore:
         return len(free[:limit])
 
     async def latest_stamp(self) -> int:
-        return max((row.sent_at for row in self._rows()), default=0)
+        stamps = (each.updated_at for each in self._instances.values())
+        return max((*stamps, *(row.sent_at for row in self._rows())), default=0)
 
     async def make_due(self, now: int) -> int:
         early = [row for row in self.free_rows() if row.enqueued_at != due_at(row, now)]

@@ -172,7 +172,7 @@ class Store(Protocol):
         ...
 
     async def latest_stamp(self) -> int:
-        """The last instant that somebody stamped on a heartbeat or on a task sent, 0 when there is none."""
+        """The last instant that somebody stamped on a heartbeat, an instance or a task sent; 0 when there is none."""
         ...
 
     async def make_due(self, now: int) -> int:

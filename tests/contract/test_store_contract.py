@@ -438,10 +438,12 @@ async def test_a_release_keeps_a_moment_that_is_still_to_come(store: Store) -> N
 
 
 async def test_the_latest_stamp_tells_of_a_clock_that_went_back(store: Store) -> None:
-    """The last task sent; nothing in an empty store."""
+    """The last task sent, or instance that wrote its row; nothing in an empty store."""
     assert await store.latest_stamp() == 0
     await put(store, task("a", sent_at=300), task("b", sent_at=200))
     assert await store.latest_stamp() == 300
+    await store.save_instance(InstanceRow("i1", None, "host", 1, "main", None, 100, None, None, 400))
+    assert await store.latest_stamp() == 400
 
 
 async def test_release_frees_the_waiting_rows_of_one_owner(store: Store) -> None:

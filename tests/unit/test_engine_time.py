@@ -12,7 +12,9 @@ from taskmanager import TaskExpired, TaskManager, current_task
 from taskmanager.duties.retention import Retention
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.steps import HOLD_S, StepWatch
-from taskmanager.store.protocol import Beat
+from taskmanager.model.clock import to_us
+from taskmanager.model.record import TaskWrite, expected_of
+from taskmanager.store.protocol import Beat, InstanceRow
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.testing import World, isolated
 
@@ -212,6 +214,27 @@ async def test_a_backlog_in_the_store_does_not_wait_for_a_clock_that_went_back(
     await crowded.drain()
     assert crowded.now - began < timedelta(minutes=1)
     assert {task.status for task in crowded.enqueued} == {"COMPLETED"}
+
+
+async def test_the_stamp_of_a_dead_instance_tells_of_a_clock_that_was_ahead(world: World) -> None:
+    """It gave a task back while the clock was ten years ahead, and died before its first heartbeat."""
+
+    @world.manager.task
+    async def job() -> None: ...
+
+    handle = job.with_options(delay=1).enqueue()
+    await world.idle()
+    await world.manager.stop()
+    store = world.store.sound
+    row, ahead = await store.fetch(handle.task_id), to_us(world.now + TEN_YEARS)
+    assert row is not None
+    await store.commit([TaskWrite(row._replace(enqueued_at=ahead, updated_at=ahead), expected_of(row))])
+    await store.save_instance(InstanceRow("dead", None, "host", 1, "main", None, ahead, None, None, ahead))
+    await world.start()
+    await world.drain()
+    row = await store.fetch(handle.task_id)
+    assert row is not None
+    assert row.status == "COMPLETED"
 
 
 async def test_a_promised_moment_is_kept_through_a_step_and_a_restart(world: World) -> None:
