@@ -33,6 +33,7 @@ class Calls:
             (self._ask, 3),
             (self._submit, 2),
             (self._purge, 2),
+            (self._schedule, 2),
         )
 
     def _pause(self) -> None:
@@ -147,3 +148,14 @@ class Calls:
         older_than = self._chance.choice((None, timedelta(0), timedelta(seconds=2)))
         self._world.log(process, "purges", status, older_than)
         process.call(lambda: process.spawn(process.purge(status, older_than), "purge"))
+
+    def _schedule(self) -> None:
+        """Somebody pauses a schedule, resumes it, or runs it by hand."""
+        process, names = self._world.one(), list(self._world.timetable.entries)
+        if process is None or not names:
+            return
+        name = self._chance.choice(names)
+        verb = self._chance.choice(("pause_schedule", "resume_schedule", "run_schedule"))
+        self._world.log(process, "is to", verb, name)
+        act: Any = process.run_schedule if verb == "run_schedule" else getattr(process.manager, verb)
+        process.call(lambda: process.spawn(act(name), verb))

@@ -69,7 +69,10 @@ class Checks:
         for task_id, new in rows.items():
             if task_id not in self.rows:
                 self._note(process, verb, new)
+        fresh = [row for task_id, row in rows.items() if task_id not in self.rows]
         self.rows, self.attempts = rows, attempts
+        if self._world.timetable.entries:
+            self._world.timetable.observe(process, verb, args, fresh)
 
     def _note(self, process: "Process", verb: str, row: TaskRow) -> None:
         self._world.log(
@@ -134,14 +137,19 @@ class Checks:
         holder = self._world.process_of(owner)
         if holder is None or not holder.is_alive or holder.instance_id != owner:
             return
-        if is_dead(self._world.database, owner):
+        if is_dead(self._world.database, owner) and not holder.is_stopping:
             return  # it has stopped, and could not write everything
         was_blocked = holder.last_blocked_us + WOKEN_US > self._world.now_us
         if old.status != TaskStatus.RUNNING and was_blocked:
             return  # while its loop is blocked its claimer is silent, so that others take what waits
-        silent_us = self._world.now_us - holder.last_beat_us
-        if silent_us < self._world.stale_us and self._world.now_us - holder.woke_us > WOKEN_US:
+        if not self._was_silent(holder):
+            silent_us = self._world.now_us - holder.last_beat_us
             self._world.fault(f"taken from a living owner, silent for {silent_us / 1e6:.1f} s: {what}")
+
+    def _was_silent(self, holder: "Process") -> bool:
+        """So long that others may take it for dead; or it was, and they have looked a moment before it woke."""
+        now_us = self._world.now_us
+        return now_us - holder.last_beat_us >= self._world.stale_us or now_us - holder.woke_us <= WOKEN_US
 
     def _judge_purge(self, process: "Process", verb: str, args: tuple[Any, ...], old: TaskRow) -> None:
         """Only ended records go, those that are meant, and by retention only what is old and was not made so."""
@@ -156,7 +164,8 @@ class Checks:
         ended_at = max(old.sent_at, old.completed_at or old.failed_at or old.updated_at)
         if status not in (None, old.status) or (older_than is not None and ended_at >= older_than):
             self._world.fault(f"{what}, and was not meant")
-        if not process.purging and (older_than is None or older_than > self._world.trusted_us() - RETENTION_US):
+        trusted_us = self._world.trusted_us(process)
+        if not process.purging and (older_than is None or older_than > trusted_us - RETENTION_US):
             self._world.fault(f"{what}, and was not old")
 
     def _judge_attempts(self, rows: dict[str, TaskRow], attempts: dict[tuple[str, int], AttemptRow]) -> None:
@@ -173,7 +182,9 @@ class Checks:
     def _has_crashed(self, attempt: AttemptRow) -> bool:
         """Its child or its process died, or its process was silent for so long that it seemed so."""
         holder = self._world.process_of(attempt.worker_id or "")
-        if holder is None or not holder.is_alive or holder.instance_id != attempt.worker_id or holder.was_out:
+        if holder is None or not holder.is_alive or holder.instance_id != attempt.worker_id:
+            return True
+        if holder.was_out or self._was_silent(holder):
             return True
         return (attempt.task_id, attempt.attempt) in self._world.runs.crashed
 

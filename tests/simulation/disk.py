@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, TypeVarTuple, cast
 
 from taskmanager.model.record import AttemptRow, TaskRow
+from taskmanager.model.schedule import ScheduleRow
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Beat, Beater, Store
+from taskmanager.store.sqlite import schedules
 from taskmanager.store.sqlite.connection import configure_reader, configure_writer, raise_not_open, translate
 from taskmanager.store.sqlite.queries import task_rows
 from taskmanager.store.sqlite.schema import migrate
@@ -37,6 +39,10 @@ class Disk(Protocol):
 
     def attempts(self) -> Attempts:
         """Every attempt."""
+        ...
+
+    def schedules(self) -> dict[str, ScheduleRow]:
+        """Every schedule as it stands."""
         ...
 
     def close(self) -> None:
@@ -68,6 +74,7 @@ class MemoryDisk:
         self.memory = MemoryStore(max_history=1_000_000)
         self.writes: Counter[int] = Counter()
         self.beats: dict[tuple[str, str], int] = {}
+        self.last_beat_at = 0
         self._seen = -1
 
     def connect(self) -> "MemoryView":
@@ -85,13 +92,16 @@ class MemoryDisk:
             (task_id, number): row for task_id, rows in self.memory._attempts.items() for number, row in rows.items()
         }
 
+    def schedules(self) -> dict[str, ScheduleRow]:
+        return dict(self.memory._schedules)
+
     def close(self) -> None:
         pass
 
 
 _WRITES = frozenset(
-    {"commit", "claim", "release", "free_waiting", "request_cancel", "purge"}
-    | {"save_instance", "forget_instances", "set_paused"}
+    {"commit", "claim", "release", "free_waiting", "make_due", "request_cancel", "purge", "save_instance", "forget_instances"}
+    | {"set_paused", "declare_schedules", "fire_schedules", "set_schedule_paused"}
 )
 
 
@@ -122,6 +132,9 @@ class MemoryView:
     async def heartbeats(self) -> list[tuple[str, str, int]]:
         return [(sender, role, at) for (sender, role), at in self._disk.beats.items()]
 
+    async def latest_stamp(self) -> int:
+        return max(await self._disk.memory.latest_stamp(), self._disk.last_beat_at)
+
     def beater(self) -> Beater:
         return _MemoryBeater(self._disk)
 
@@ -135,6 +148,7 @@ class _MemoryBeater:
 
     def beat(self, beats: Sequence[Beat]) -> None:
         self._disk.beats.update({(beat.sender_id, beat.role): beat.sent_at for beat in beats})
+        self._disk.last_beat_at = beats[-1].sent_at
 
     def close(self) -> None:
         pass
@@ -219,6 +233,9 @@ class FileDisk:
         names = ", ".join(ATTEMPT_COLUMNS)
         rows = self._judge.execute(f"SELECT {names} FROM taskmanager_task_attempts").fetchall()
         return {(row[0], row[1]): AttemptRow._make(row) for row in rows}
+
+    def schedules(self) -> dict[str, ScheduleRow]:
+        return {row.schedule_name: row for row in schedules.fetch(self._judge)}
 
     def close(self) -> None:
         (answer,) = self._judge.execute("PRAGMA integrity_check").fetchone()

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from tests.simulation.process import Process
 
 READS = frozenset(
-    {"free_queues", "counts", "instances", "heartbeats", "paused_queues"}
+    {"free_queues", "counts", "instances", "heartbeats", "paused_queues", "latest_stamp"}
+    | {"schedules", "busy_schedules"}
     | {f"fetch{what}" for what in ("", "_attempts", "_ids", "_many", "_owned", "_orphans", "_cancel_requests")}
 )
 """What goes through the reader's connection; everything else is the writer's."""
@@ -83,6 +84,7 @@ class FaultyLine:
         now_us = world.now_us
         if verb == "close":  # behind everything that is under way
             self._busy_until_us["writer"] = max(self._busy_until_us.values())
+            process.closing_us = max(0, self._busy_until_us["writer"] - now_us)
         if fate.kind == "ok" and not fate.wait_us + fate.answer_us and self._busy_until_us[connection] <= now_us:
             return self._effect(verb, work, args)
         begins = max(now_us, self._busy_until_us[connection]) + fate.wait_us

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 HEART_US = 500_000
+SLOW_US = 20_000
+"""A call of the store that takes longer is in the way of everything behind it."""
 WOKEN_US = 5_000_000
 """Who saw it silent may act on that for as long as a slow reader takes."""
 STOP_SLACK_S = 3.0
@@ -39,6 +41,7 @@ class Process:
         self.view = world.disk.connect()
         self.manager: TaskManager = world.make_manager()
         self.jobs = define_jobs(self.manager, self)
+        world.timetable.declare(self.manager, self.jobs, number)
         self.children = SimulatedChildren(self)
         self.handles: dict[str, TaskHandle[Any]] = {}
         self.waiting: dict[str, str] = {}
@@ -47,6 +50,7 @@ class Process:
         self.is_alive = True
         self.is_up = False
         self.is_leaving = False
+        self.is_stopping = False
         self.was_out = False
         """Whether it was ever frozen or blocked, so that others may have taken it for dead."""
         self.was_degraded = False
@@ -55,17 +59,22 @@ class Process:
         self.blocked_until_us = 0
         self.turns_left: int | None = None
         self.outage_until_us = 0
+        self.closing_us = 0
+        """How long the store took to end what was under way, once it was to be closed."""
         self.last_beat_us = world.now_us
         self.last_blocked_us = -WOKEN_US
         """Until when its loop was blocked last."""
         self.woke_us = -WOKEN_US
         """When its heart beat again after a silence."""
+        self.began_us = self._disturbed_us = world.now_us
+        """When its manager started last."""
         self.instance_ids: list[str] = []
         self._seen_lifecycle: Lifecycle | None = None
         self._deferred: list[Callable[[], None]] = []
         self._hearts: list[Any] = []
         self._beater: Beater | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.calls: dict[asyncio.Task[Any], str] = {}
+        """What the application waits for."""
         line = FaultyLine(self)
         self.manager._clock = world.clock
         self.manager._make_store = line.as_store
@@ -85,6 +94,11 @@ class Process:
         """Whether its loop may run a callback now."""
         now_us = self.world.now_us
         return self.is_alive and self.frozen_until_us <= now_us and self.blocked_until_us <= now_us
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the application still waits for something, or is about to ask it."""
+        return bool(self.calls) or self.loop.has_work()
 
     def turn(self) -> None:
         """Run one callback, and perhaps die after it."""
@@ -132,8 +146,8 @@ class Process:
                 self.world.fault(f"{self}: {what} raised {exc!r}")
 
         task = self.loop.create_task(guarded(), context=Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.calls[task] = what
+        task.add_done_callback(self.calls.pop)
 
     def call(self, work: Callable[[], Any]) -> None:
         """A call of the application, in a turn of its loop."""
@@ -165,9 +179,25 @@ class Process:
         world = self.world
         if not world.has_faults:
             return Fate()
+        fate = world.weather.draw(world.chance)
         if max(self.outage_until_us, world.outage_until_us) > world.now_us:
-            return Fate("before", world.chance.choice((0, 0, 100_000)))
-        return world.weather.draw(world.chance)
+            fate = Fate("before", world.chance.choice((0, 0, 100_000)))
+        if fate.kind != "ok" or fate.wait_us + fate.answer_us > SLOW_US:
+            self.is_disturbed(fate.wait_us + fate.answer_us)
+        return fate
+
+    def is_disturbed(self, for_us: int = 0) -> None:
+        """Something is in its way: nothing is asked of it that takes its whole attention."""
+        self._disturbed_us = max(self._disturbed_us, self.world.now_us + for_us)
+
+    def is_undisturbed_since(self, at_us: int) -> bool:
+        """Whether nothing was in its way since then, and it was up."""
+        out_until_us = max(self.frozen_until_us, self.blocked_until_us)
+        return max(self._disturbed_us, out_until_us) < at_us
+
+    def hash_of(self, schedule: str) -> str:
+        """How it defines a schedule."""
+        return self.manager._registry.schedules[schedule].config_hash
 
     def begin(self) -> None:
         """The program starts."""
@@ -175,6 +205,7 @@ class Process:
         self.at(self.world.now_us, self._pulse)
 
     async def _main(self) -> None:
+        self.began_us = self.world.now_us
         try:
             await self.manager.start()
         except StoreError as exc:
@@ -187,6 +218,7 @@ class Process:
         self.children = SimulatedChildren(self)
         engine.runner.processes = self.children  # type: ignore[assignment]
         self.is_up = True
+        self.is_disturbed()
         self.world.log(self, "is up as", engine.identity.instance_id)
 
     def _pulse(self) -> None:
@@ -230,14 +262,17 @@ class Process:
         self.kill()
 
     async def _stop(self, drain_s: float) -> None:
-        self.is_up = False
+        self.is_up, self.is_stopping = False, True
         began, pauses = self.loop.time(), (self.was_out, self.world.suspension_count)
         try:
             await self.manager.stop(timeout=drain_s)
         except StoreError as exc:
             self.world.log(self, "stop raised", exc)
+        finally:
+            self.is_stopping = False
         took_s = self.loop.time() - began
         self.world.log(self, "has stopped", f"after {took_s:.3f} s")
+        took_s -= self.closing_us / 1_000_000
         if took_s > drain_s + 2 + STOP_SLACK_S and pauses == (self.was_out, self.world.suspension_count):
             self.world.fault(f"{self} took {took_s:.1f} s to stop, with a drain of {drain_s:g} s")
 
@@ -282,6 +317,11 @@ class Process:
         self.handles[handle.task_id] = handle
         self.spawn(self._await_end(handle, key), "handle")
         self.spawn(self._await_saved(handle), "saved")
+
+    async def run_schedule(self, name: str) -> None:
+        """One run by hand."""
+        handle = await self.manager.run_schedule(name)
+        self.watch(handle)
 
     async def _await_end(self, handle: TaskHandle[Any], key: str) -> None:
         self.waiting[key] = handle.task_id

@@ -81,12 +81,25 @@ class _Scenario:
                 each.thaw()
         self._days.new_process()
         world.at(world.now_us + 10_000_000, self._resume_queues)
+        if world.timetable.entries:
+            world.at(world.now_us + 12_000_000, lambda: self._for_schedules("resume_schedule"))
+            world.at(world.now_us + 28_000_000, self._end_schedules)
         world.at(world.now_us + 40_000_000, self._reach_promises)
 
     def _resume_queues(self) -> None:
         for each in self._world.up():
             for queue in QUEUES:
                 each.spawn(each.manager.resume(queue), "resume")
+
+    def _for_schedules(self, verb: str) -> None:
+        for each in self._world.up():
+            for name in self._world.timetable.entries:
+                each.spawn(getattr(each.manager, verb)(name), verb)
+
+    def _end_schedules(self) -> None:
+        """They would go on for ever, and nothing could come to rest."""
+        self._world.timetable.judge_progress()
+        self._for_schedules("pause_schedule")
 
     def _reach_promises(self) -> None:
         """A moment that was still to come when it was stored is waited for, however far a step has put it away."""
@@ -105,9 +118,14 @@ class _Scenario:
         """Every row has ended, and nobody waits any more."""
         world = self._world
         up = world.up()
-        if not up or any(each.is_alive and not each.is_up for each in world.processes) or world.runs.now:
+        if (
+            not world.timetable.is_over
+            or not up
+            or any(each.is_alive and not each.is_up for each in world.processes)
+            or world.runs.now
+        ):
             return False
-        if any(each.waiting or (each.engine and each.engine.live) for each in up):
+        if any(each.is_busy or (each.engine and each.engine.live) for each in up):
             return False
         return all(row.status in TERMINAL for row in world.checks.rows.values())
 
@@ -119,6 +137,8 @@ class _Scenario:
         for each in world.up():
             for task_id in each.waiting.values():
                 world.fault(f"{each} still waits for {task_id}: {world.checks.rows.get(task_id)}")
+            if each.calls:
+                world.fault(f"{each} has calls that do not come back: {list(each.calls.values())}")
             if each.engine and each.engine.live:
                 world.fault(f"{each} still holds {list(each.engine.live.values())[:3]}")
         world.fault(f"not at rest after {HEALTHY_S:.0f} s: {world.processes}, {world.runs.now}")

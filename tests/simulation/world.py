@@ -20,6 +20,7 @@ from tests.simulation.faults import Weather
 from tests.simulation.jobs import NARROW_LIMIT
 from tests.simulation.process import Process
 from tests.simulation.runs import Runs
+from tests.simulation.timetable import Timetable
 
 STALE_S = 4.0
 SWEEP_S = 30
@@ -57,6 +58,7 @@ class World:
         self._spent: Counter[int] = Counter()
         self.database = folder / "sim.db"
         self._shape()
+        self.timetable = Timetable(self, self.chance)
         self.disk: Disk = FileDisk(self.database) if self.is_on_file else MemoryDisk()
 
     def __repr__(self) -> str:
@@ -113,11 +115,14 @@ class World:
         """Somebody sets the wall clock."""
         self._steps.append((self.now_us, self.clock.now_us()))
         self.clock.step(by_s)
+        for each in self.processes:
+            each.is_disturbed()
         self.log(None, "the wall clock is stepped by", by_s)
 
-    def trusted_us(self) -> int:
-        """By what wall time a record may be old: a step counts only after a whole sweep of the retention."""
-        recent = [wall_us for at_us, wall_us in self._steps if at_us > self.now_us - SWEEP_S * 1_000_000]
+    def trusted_us(self, process: Process) -> int:
+        """By what wall time a record may be old: a step that it has seen counts only after a sweep of the retention."""
+        since_us = max(process.began_us, self.now_us - SWEEP_S * 1_000_000)
+        recent = [wall_us for at_us, wall_us in self._steps if at_us > since_us]
         return min([self.clock.now_us(), *(wall_us + SWEEP_S * 1_000_000 for wall_us in recent)])
 
     def next_label(self) -> int:
