@@ -25,6 +25,7 @@ def _reachable() -> frozenset[tuple[str, str]]:
         pairs |= more
 
 
+THE_END = "the end"
 REACHABLE = _reachable()
 RETENTION_US = 3_600_000_000
 """The retention of every seed that has one."""
@@ -37,6 +38,7 @@ class Checks:
         self._world = world
         self.rows: dict[str, TaskRow] = {}
         self.attempts: dict[tuple[str, int], AttemptRow] = {}
+        self._fresh: dict[tuple[str, int], AttemptRow] = {}
         self.saved: set[str] = set()
         self.started: set[tuple[str, int, str]] = set()
         self.revived: Counter[str] = Counter()
@@ -55,10 +57,10 @@ class Checks:
         """`process` has called `verb`; compare what stands there with what stood there."""
         if verb in READS:
             return
-        rows = self._world.disk.rows()
+        rows = self._world.disk.rows(is_last=verb == THE_END)
         if rows is None:
             return
-        attempts = self._world.disk.attempts()
+        attempts = self._fresh = self._world.disk.attempts()
         self._judge_attempts(rows, attempts)
         for task_id, old in self.rows.items():
             new = rows.get(task_id)
@@ -105,15 +107,11 @@ class Checks:
             self._judge_revival(old, new, what)
         if new.start_count < old.start_count and old.status not in TERMINAL:
             fault(f"the start count went back: {what}")
-        if (
-            is_again
-            and not is_snoozed
-            and not any(n == old.start_count for i, n in self._world.disk.attempts() if i == old.task_id)
-        ):
+        if is_again and not is_snoozed and (old.task_id, old.start_count) not in self._fresh:
             fault(f"an attempt left no row: {what}")
         self._judge_owner(process, verb, old, new, what)
         if new.status == TaskStatus.COMPLETED and old.status != TaskStatus.COMPLETED:
-            ended = self._world.disk.attempts().get((new.task_id, new.start_count))
+            ended = self._fresh.get((new.task_id, new.start_count))
             if ended is None or ended.outcome != "COMPLETED":
                 fault(f"completed without its attempt: {what}")
 
@@ -170,7 +168,8 @@ class Checks:
 
     def _judge_attempts(self, rows: dict[str, TaskRow], attempts: dict[tuple[str, int], AttemptRow]) -> None:
         for key, old in self.attempts.items():
-            if attempts.get(key) != old and (key in attempts or key[0] in rows):
+            new = attempts.get(key)
+            if new is not old and new != old and (key in attempts or key[0] in rows):
                 self._world.fault(f"attempt {key} changed from {old} to {attempts.get(key)}")
         for key in attempts.keys() - self.attempts.keys():
             row = rows.get(key[0])

@@ -3,6 +3,7 @@
 Every call runs to its end where it is made, without a thread, so that the order of effects is the simulation's.
 """
 
+import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,13 +12,14 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple, cast
 
 from taskmanager.model.record import AttemptRow, TaskRow
 from taskmanager.model.schedule import ScheduleRow
+from taskmanager.model.states import TERMINAL
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Beat, Beater, Store
 from taskmanager.store.sqlite import schedules
 from taskmanager.store.sqlite.connection import configure_reader, configure_writer, raise_not_open, translate
 from taskmanager.store.sqlite.queries import task_rows
 from taskmanager.store.sqlite.schema import migrate
-from taskmanager.store.sqlite.statements import ATTEMPT_COLUMNS
+from taskmanager.store.sqlite.statements import ATTEMPT_COLUMNS, LIVE_SQL
 from taskmanager.store.sqlite.store import SqliteStore
 
 R = TypeVar("R")
@@ -33,8 +35,8 @@ class Disk(Protocol):
         """The store as one process sees it."""
         ...
 
-    def rows(self) -> dict[str, TaskRow] | None:
-        """Every task as it stands; None when nothing was written since the last look."""
+    def rows(self, *, is_last: bool = False) -> dict[str, TaskRow] | None:
+        """Every task as it stands; None when nothing was written since the last look, but not at the last one."""
         ...
 
     def attempts(self) -> Attempts:
@@ -80,9 +82,9 @@ class MemoryDisk:
     def connect(self) -> "MemoryView":
         return MemoryView(self)
 
-    def rows(self) -> dict[str, TaskRow] | None:
+    def rows(self, *, is_last: bool = False) -> dict[str, TaskRow] | None:
         written = self.writes.total()
-        if written == self._seen:
+        if written == self._seen and not is_last:
             return None
         self._seen = written
         return {**self.memory._live, **self.memory._ended}
@@ -156,6 +158,13 @@ class _MemoryBeater:
 
 # On a file.
 
+WHOLE_LOOK = 16
+"""Rows that have ended do not change; whether that is so is looked at this seldom, and at the end."""
+TERMINAL_VALUES = frozenset(each.value for each in TERMINAL)
+_LIVE = f"WHERE t.status IN ({LIVE_SQL}) OR t.id IN (SELECT value FROM json_each(?))"
+_NEWER = "WHERE rowid > ?"
+_LAST_ATTEMPT = "SELECT coalesce(max(rowid), 0) FROM taskmanager_task_attempts"
+
 
 class InlineSqliteStore(SqliteStore):
     """The real statements on plain connections, in the thread of the caller."""
@@ -218,21 +227,43 @@ class FileDisk:
         _finish(first.close())
         self._judge = sqlite3.connect(path, isolation_level=None)
         self._seen: object = None
+        self._look_count = 0
+        self._rows: dict[str, TaskRow] = {}
+        self._attempts: Attempts = {}
+        self._live, self._last_attempt = "[]", 0
 
     def connect(self) -> "FileView":
         return FileView(self.path)
 
-    def rows(self) -> dict[str, TaskRow] | None:
+    def rows(self, *, is_last: bool = False) -> dict[str, TaskRow] | None:
         version = self._judge.execute("PRAGMA data_version").fetchone()
-        if version == self._seen:
+        if version == self._seen and not is_last:
             return None
         self._seen = version
-        return {row.task_id: row for row in task_rows(self._judge, "taskmanager_tasks AS t", ())}
+        self._look_count += 1
+        rows = {**self._rows, **self._read_rows(_LIVE, self._live)}
+        (count,) = self._judge.execute("SELECT count(*) FROM taskmanager_tasks").fetchone()
+        if is_last or count != len(rows) or self._look_count % WHOLE_LOOK == 0:
+            rows = self._read_rows()
+            self._attempts = self._read_attempts()
+        else:
+            self._attempts = {**self._attempts, **self._read_attempts(_NEWER, self._last_attempt)}
+        self._rows = rows
+        self._live = json.dumps([task_id for task_id, row in rows.items() if row.status not in TERMINAL_VALUES])
+        (self._last_attempt,) = self._judge.execute(_LAST_ATTEMPT).fetchone()
+        return rows
+
+    def _read_rows(self, condition: str = "", *values: str) -> dict[str, TaskRow]:
+        found = task_rows(self._judge, f"taskmanager_tasks AS t {condition}", values)
+        return {row.task_id: row for row in found}
+
+    def _read_attempts(self, condition: str = "", *values: int) -> Attempts:
+        names = ", ".join(ATTEMPT_COLUMNS)
+        rows = self._judge.execute(f"SELECT {names} FROM taskmanager_task_attempts {condition}", values).fetchall()
+        return {(row[0], row[1]): AttemptRow._make(row) for row in rows}
 
     def attempts(self) -> Attempts:
-        names = ", ".join(ATTEMPT_COLUMNS)
-        rows = self._judge.execute(f"SELECT {names} FROM taskmanager_task_attempts").fetchall()
-        return {(row[0], row[1]): AttemptRow._make(row) for row in rows}
+        return self._attempts
 
     def schedules(self) -> dict[str, ScheduleRow]:
         return {row.schedule_name: row for row in schedules.fetch(self._judge)}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from taskmanager.model.states import TERMINAL
+from tests.simulation.checks import THE_END
 from tests.simulation.days import FAULTY_S, Days
 from tests.simulation.jobs import QUEUES
 from tests.simulation.world import Broken, World, inhabited
@@ -66,7 +67,7 @@ class _Scenario:
                 each.loop.call_soon(each.leave, 1.0)
         if not world.run_until(lambda: not any(each.is_alive for each in world.processes), 60.0):
             world.fault(f"processes do not stop: {[each for each in world.processes if each.is_alive]}")
-        world.checks.observe(world.processes[0], "the end", ())
+        world.checks.observe(world.processes[0], THE_END, ())
         world.checks.at_the_end()
 
     def _heal(self) -> None:
@@ -82,8 +83,8 @@ class _Scenario:
         self._days.new_process()
         world.at(world.now_us + 10_000_000, self._resume_queues)
         if world.timetable.entries:
-            world.at(world.now_us + 12_000_000, lambda: self._for_schedules("resume_schedule"))
-            world.at(world.now_us + 28_000_000, self._end_schedules)
+            world.at(world.now_us + 4_000_000, lambda: self._for_schedules("resume_schedule"))
+            world.at(world.now_us + 16_000_000, self._end_schedules)
         world.at(world.now_us + 40_000_000, self._reach_promises)
 
     def _resume_queues(self) -> None:

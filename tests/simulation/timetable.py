@@ -13,7 +13,7 @@ from taskmanager import TaskManager
 from taskmanager.model.ids import keyed_task_id
 from taskmanager.model.record import TaskRow
 from taskmanager.model.schedule import ScheduleFire, ScheduleRow
-from taskmanager.model.states import TERMINAL
+from tests.simulation.disk import TERMINAL_VALUES
 
 if TYPE_CHECKING:
     from tests.simulation.jobs import Jobs
@@ -82,7 +82,7 @@ class Timetable:
 
     def __init__(self, world: "World", chance: random.Random) -> None:
         self._world = world
-        count = chance.choice((0, 0, 0, 1, 2, 3))
+        count = chance.choice((0, 0, 0, 0, 1, 2))
         self.entries = {f"plan-{number}": self._draw(f"plan-{number}", chance) for number in range(count)}
         self.rows: dict[str, ScheduleRow] = {}
         self.fired: dict[str, set[int]] = defaultdict(set)
@@ -97,9 +97,9 @@ class Timetable:
             name,
             chance.choice(("safe", "once", "thread_safe", "shared_once")),
             chance.choice(("sleep:0", "sleep:0.3", "sleep:1.8", "fail:1")),
-            chance.choice((None, 0.7, 1.1, 2.5)),
+            chance.choice((None, 1.1, 2.5)),
             chance.choice(("skip", "latest", "all")),
-            chance.choice((3, 100)),
+            chance.choice((2, 8)),
             chance.choice(("skip", "queue", "allow", "allow")),
             chance.choice((0.0, 0.0, 0.3)),
             chance.random() < 0.3,
@@ -149,7 +149,7 @@ class Timetable:
 
     def _note_busy(self) -> None:
         for row in self._world.checks.rows.values():
-            if row.scheduled_for is not None and row.status not in TERMINAL:
+            if row.scheduled_for is not None and row.status not in TERMINAL_VALUES:
                 self._busy_until_us[self._name_of(row)] = self._world.now_us
 
     def _name_of(self, row: TaskRow) -> str:
@@ -215,7 +215,7 @@ class Timetable:
         if self.entries[name].overlap == "allow":
             return
         for other in self._world.checks.rows.values():
-            if other.scheduled_for is None or other.status in TERMINAL or other.task_id == task.task_id:
+            if other.scheduled_for is None or other.status in TERMINAL_VALUES or other.task_id == task.task_id:
                 continue
             is_by_hand = other.task_id in self._by_hand or other.task_id in self._world.checks.may_revive
             if self._name_of(other) == name and not is_by_hand:
