@@ -102,7 +102,17 @@ class MemoryDisk:
 
 
 _WRITES = frozenset(
-    {"commit", "claim", "release", "free_waiting", "make_due", "request_cancel", "purge", "save_instance", "forget_instances"}
+    {
+        "commit",
+        "claim",
+        "release",
+        "free_waiting",
+        "make_due",
+        "request_cancel",
+        "purge",
+        "save_instance",
+        "forget_instances",
+    }
     | {"set_paused", "declare_schedules", "fire_schedules", "set_schedule_paused"}
 )
 

@@ -149,8 +149,7 @@ class World:
 
     def locks_of(self, process: Process) -> list[instance.InstanceLock]:
         """The lock files that a process holds."""
-        names = {instance.lock_path(self.database, each).name for each in process.instance_ids}
-        return [lock for lock in list(instance._held) if lock.path.name in names]
+        return [lock for each in process.instance_ids if (lock := instance._held.get(each)) is not None]
 
     def runs_end(self, process: Process) -> None:
         """A process is gone, and what ran in it."""
