@@ -54,6 +54,10 @@ class HandleKeeper(Protocol):
         """Why the store takes no writes now, or None."""
         ...
 
+    def hint_of_no_start(self, live: LiveTask) -> asyncio.TimerHandle | None:
+        """Where the manager is not started, a word in the log for whoever waits for that."""
+        ...
+
     def is_of_another_loop(self) -> bool:
         """Whether the manager runs, and not in the loop that asks."""
         ...
@@ -129,7 +133,15 @@ class TaskHandle(Generic[R_co]):
                 if live is not None and live.is_elsewhere:
                     live.status = ending.status
                 return ending
-            return cast("Ending", await wait_in(live.waiters_list()))
+            return cast("Ending", await self._wait(live, live.waiters_list()))
+
+    async def _wait(self, live: LiveTask, waiters: "list[asyncio.Future[Any]]") -> Any:
+        hint = self._keeper.hint_of_no_start(live)
+        try:
+            return await wait_in(waiters)
+        finally:
+            if hint is not None:
+                hint.cancel()
 
     async def saved(self, *, timeout: float | None = None) -> None:
         """Return when the task is committed: from then on it survives SIGKILL and power loss.
@@ -159,7 +171,7 @@ class TaskHandle(Generic[R_co]):
         self._keeper.hurry(live)
         try:
             async with asyncio.timeout(timeout):
-                await wait_in(live.save_waiters_list())
+                await self._wait(live, live.save_waiters_list())
         except TimeoutError:
             reason = self._keeper.degraded_reason()
             if reason is not None:

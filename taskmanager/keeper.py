@@ -1,9 +1,10 @@
 """What handles ask of their manager, through all its starts and stops."""
 
 import asyncio
+import logging
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, NamedTuple, Self, TypeVar, cast
+from typing import Any, Final, NamedTuple, Self, TypeVar, cast
 
 from taskmanager.duties.schedule_actions import ScheduleActions
 from taskmanager.duties.schedules import Schedules
@@ -12,12 +13,18 @@ from taskmanager.engine.events import wait_in
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
 from taskmanager.engine.live import GOES_ON, Ending, LiveTask
+from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.queues import Queues
 from taskmanager.engine.records import Records
 from taskmanager.model.checks import check_tags, check_timeout
 from taskmanager.model.errors import ConfigurationError, ManagerStopped, UnknownTask, WrongProcess
 from taskmanager.model.record import TaskInfo
 from taskmanager.model.states import TaskStatus
+
+logger = logging.getLogger("taskmanager")
+
+HINT_AFTER_S: Final = 5.0
+"""So long a start may take; only then is it worth a word."""
 
 T = TypeVar("T")
 
@@ -60,6 +67,11 @@ def check_stop(lifecycle: Lifecycle) -> None:
         check_loop(lifecycle)
 
 
+def _say_no_start(live: LiveTask) -> None:
+    text = "task %s (%s) is waited for, but its manager is not started; use `async with manager:` or manager.run(main)"
+    logger.warning(text, live.definition.name, live.task_id, extra=extra_of(live))
+
+
 class Keeper:
     """Answers from the start that runs now; `running` gives it, or None, and `intake` the door of the manager."""
 
@@ -77,6 +89,12 @@ class Keeper:
         check_loop(running.lifecycle)
         running.lifecycle.engine.turn.catch_up()
         return running
+
+    def hint_of_no_start(self, live: LiveTask) -> asyncio.TimerHandle | None:
+        """A start that was forgotten, or not awaited, looks like a task that hangs; so it is said after a while."""
+        if self._running() is not None:
+            return None
+        return asyncio.get_running_loop().call_later(HINT_AFTER_S, _say_no_start, live)
 
     def is_of_another_loop(self) -> bool:
         """Whether the manager runs, and not in the loop that asks. Nobody runs in one that is closed."""

@@ -14,7 +14,7 @@ try:
     from pydantic import BaseModel, ConfigDict, TypeAdapter
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
-        f"{exc.name} is not installed; install it with: pip install 'taskmanager[fastapi]'", name=exc.name
+        f"{exc.name} is not installed; install it with: pip install 'fastapi>=0.110'", name=exc.name
     ) from exc
 
 from taskmanager.codec.safe import safe_value

@@ -19,6 +19,7 @@ from taskmanager import (
     ConfigurationError,
     ManagerStopped,
     NotInTask,
+    NotPersisted,
     Snooze,
     TaskCancelled,
     TaskError,
@@ -27,6 +28,7 @@ from taskmanager import (
     TaskStatus,
     UnknownTask,
     current_task,
+    keeper,
     task,
 )
 from taskmanager.testing import isolated
@@ -352,6 +354,29 @@ def test_a_thread_without_a_loop_cancels_too() -> None:
                 await asyncio.wait_for(handle, DEADLINE_S)
 
     asyncio.run(main())
+
+
+def test_a_start_that_was_not_awaited_is_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task would seem to hang. Once it is started, nothing is said any more."""
+    monkeypatch.setattr(keeper, "HINT_AFTER_S", 0.0)
+    local = TaskManager("never-opened.db")
+    job = local.task(work)
+
+    async def main() -> None:
+        handle = job.enqueue(1)
+        for wait in (handle.result, handle.saved):
+            with pytest.raises(TimeoutError if wait == handle.result else NotPersisted):
+                await wait(timeout=0.05)
+        started = TaskManager(None)
+        async with started:
+            await started.task(name="started")(work).enqueue(1)
+        handle.cancel()
+
+    asyncio.run(main())
+    (said,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert "async with manager" in said
 
 
 def test_run_inside_a_loop_is_told_of_async_with() -> None:
