@@ -80,8 +80,14 @@ class Rounds:
         """The last thing that ends."""
         self._heartbeat.stop()
 
+    async def made_anew(self) -> None:
+        """The store is another file."""
+        await self.schedules.refresh()
+
     async def _upkeep(self) -> None:
-        await self._engine.store.upkeep(is_idle=not self._engine.writer.unsaved_count)
+        writer = self._engine.writer
+        # A disk may be full of the log itself, and what is moved into the file need not be appended for.
+        await self._engine.store.upkeep(is_idle=not writer.unsaved_count or writer.degraded_since is not None)
 
     def _begin(
         self, name: str, interval_s: float, work: Callable[[], Awaitable[Any]], *, at_once: bool = False

@@ -20,7 +20,7 @@ from taskmanager.engine.engine import Engine
 from taskmanager.engine.schedule import Schedule, task_of
 from taskmanager.model.clock import from_us
 from taskmanager.model.errors import StoreError, StoreUnavailable
-from taskmanager.model.schedule import ScheduleFire, ScheduleRow
+from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow
 from taskmanager.rules.schedule import Hold, Wait, judge
 
 logger = logging.getLogger("taskmanager")
@@ -167,7 +167,12 @@ class Schedules:
             before = {row.schedule_name: row for row in await engine.store.schedules(names)}
             now = engine.steps.now_us()
             declared = [book.declared[name].declaration(before.get(name), now) for name in dict.fromkeys(names)]
+            gone = {name: book.rows[name] for name in names if name in book.rows and name not in before}
+            declared = [_as_it_was(each, gone.get(each.schedule_name)) for each in declared]
             await engine.store.declare_schedules(declared, engine.identity.instance_id, now)
+            for name, row in gone.items():
+                if row.paused_at is not None:
+                    await engine.store.set_schedule_paused(name, True, now)
             rows = await engine.store.schedules(names)
         except BaseException:
             self._new.extendleft(reversed(fresh))
@@ -347,6 +352,13 @@ class Schedules:
         book.rows[name] = row
         self._startup.discard(name)
         book.plan(name, 0 if row.next_run_at is None else book.declared[name].plan.timing.due(row.next_run_at))
+
+
+def _as_it_was(declaration: ScheduleDeclaration, row: ScheduleRow | None) -> ScheduleDeclaration:
+    """One whose row was lost with its file goes on with the fire that was planned."""
+    if row is None or row.next_run_at is None or row.config_hash != declaration.config_hash:
+        return declaration
+    return declaration._replace(next_run_at=row.next_run_at)
 
 
 def _log_change(before: ScheduleRow | None, row: ScheduleRow) -> None:

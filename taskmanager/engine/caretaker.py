@@ -7,6 +7,7 @@ is written anew then, and what only the old file held is gone, and said.
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable
 
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.report import live_text
@@ -18,10 +19,12 @@ logger = logging.getLogger("taskmanager")
 class Caretaker:
     """One per start."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, on_made_anew: Callable[[], Awaitable[None]]) -> None:
         self._engine = engine
+        self._on_made_anew = on_made_anew
         self._looking: asyncio.Task[None] | None = None
-        self._owes_row = False
+        self._paused: list[str] = []
+        self._owes_rest = False
         self._is_told = False
 
     async def look(self) -> None:
@@ -48,10 +51,17 @@ class Caretaker:
             self._is_told = True
             raise
         self._is_told = False
-        if self._owes_row:
-            engine = self._engine
-            await store.save_instance(engine.identity.row(engine.clock.now_us(), live_tasks=live_text(engine)))
-            self._owes_row = False
+        if self._owes_rest:
+            await self._write_rest()
+            self._owes_rest = False
+
+    async def _write_rest(self) -> None:
+        """What the old file held besides tasks and memory knows as well: this instance, pauses, schedules."""
+        engine = self._engine
+        await engine.store.save_instance(engine.identity.row(engine.clock.now_us(), live_tasks=live_text(engine)))
+        for name in self._paused:
+            await engine.store.set_paused(name, True, engine.clock.now_us())
+        await self._on_made_anew()
 
     def _say(self, text: str, *args: object) -> None:
         """Once, however often it is tried."""
@@ -67,6 +77,8 @@ class Caretaker:
             engine.settings.database,
             len(engine.live),
         )
+        if not self._owes_rest:
+            self._paused = [name for name, queue in engine.dispatcher.queues.items() if queue.is_paused]
         # What ends in the meantime has been written to the old file only, so the list is made first; and the writer
         # waits, or it would miss in the new file what it knows to be committed.
         async with engine.writer.quiet:
@@ -75,7 +87,7 @@ class Caretaker:
             await engine.store.open()
             # Before anything else can fail: to the new file, what is thought to be committed is somebody else's row.
             engine.writer.lose_everything_committed([live for live in lives if live.is_persisted])
-            self._owes_row = True
+            self._owes_rest = True
 
     async def _renew_log(self) -> None:
         """The log was deleted, and the file was not: nothing is lost yet."""

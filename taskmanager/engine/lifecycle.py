@@ -47,6 +47,7 @@ class Duties(Protocol):
     def start(self) -> None: ...
     async def stop(self) -> None: ...
     def stop_heartbeat(self) -> None: ...
+    async def made_anew(self) -> None: ...
 
 
 class Lifecycle:
@@ -58,7 +59,7 @@ class Lifecycle:
         self._recover = recover
         self._news = WriterNews(engine)
         self._claimer = Claimer(engine, self._news.give_up)
-        self._caretaker = Caretaker(engine)
+        self._caretaker = Caretaker(engine, self._made_anew)
         self._claimer.check_file = self._caretaker.look
         self._claimer.on_death = self._take_over
         self._claim_task: asyncio.Task[None] | None = None
@@ -408,6 +409,11 @@ class Lifecycle:
         self.engine.loop.call_soon_threadsafe(self._claimer.watch_closely, task_id)
 
     # Bad days.
+
+    async def _made_anew(self) -> None:
+        """The file is another one: nothing that was read from the old one is known of it."""
+        self._claimer.look_is_owed()
+        await self._duties.made_anew()
 
     async def _take_over(self) -> None:
         """Another instance has died: what it left goes on now, not only at the next round of the reaper."""

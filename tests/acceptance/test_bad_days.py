@@ -187,6 +187,83 @@ async def _limit_pages(manager: TaskManager, extra: int) -> None:
     await writer.hop(limit)
 
 
+_WITH_A_QUOTA = """
+import asyncio, resource, sys
+from taskmanager import TaskManager
+manager = TaskManager(sys.argv[1])
+
+@manager.task(persist=True)
+async def work(text: str) -> int:
+    return len(text)
+
+async def main():
+    async with manager:
+        for number in range(60):
+            await work.enqueue("x" * 500)
+        print(manager.status().storage_degraded_since)
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="no quotas of this kind")
+async def test_a_log_that_cannot_grow_is_moved_into_the_file_and_used_again(tmp_path: Path) -> None:
+    """Where a disk is full of the log itself, nothing else would ever make room: the writer is never idle."""
+    db = tmp_path / "tasks.db"
+    command = [sys.executable, "-c", _WITH_A_QUOTA, str(db)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
+    assert done.stdout == "None\n", done.stdout + done.stderr
+    assert "unavailable" in done.stderr, "the quota was never reached"
+    with closing(sqlite3.connect(db)) as connection:
+        found = connection.execute("SELECT status, count(*) FROM taskmanager_tasks GROUP BY status").fetchall()
+        assert found == [("COMPLETED", 60)]
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+@pytest.mark.slow
+async def test_pauses_and_schedules_outlive_a_deleted_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What memory knows of them is written anew: the next fire is the one that was planned, and a pause stays one."""
+    world = World(tmp_path / "tasks.db")
+    daily = world.manager.schedule(cron="0 3 * * *", name="daily")
+    daily(
+        world.manager.schedule(every=100_000, name="paused")(world.manager.schedule(every=100_000, name="far")(_tick))
+    )
+    async with world.manager as manager:
+        await manager.pause("default")
+        await manager.pause_schedule("paused")
+        before = await manager.schedules()
+        await eventually(lambda: len(manager.status().schedules) == 3)
+        _delete(world.db)
+        await eventually(lambda: "was deleted" in caplog.text)
+        await eventually(lambda: len(_rows(world.db, "taskmanager_schedule_state")) == 3)
+        await eventually(lambda: bool(_rows(world.db, "taskmanager_queues")))
+        after = await manager.schedules()
+        assert [(each.schedule_name, each.next_run_at) for each in after if not each.is_paused] == [
+            (each.schedule_name, each.next_run_at) for each in before if not each.is_paused
+        ]
+        assert [each.schedule_name for each in after if each.is_paused] == ["paused"]
+        waits = world.safe.enqueue("waits")
+        await waits.saved()
+        await asyncio.sleep(0.2)
+        assert waits.status is TaskStatus.PENDING
+
+
+async def _tick() -> None: ...
+
+
+def _rows(db: Path, table: str) -> list[object]:
+    try:
+        with closing(sqlite3.connect(db)) as connection:
+            return connection.execute(f"SELECT * FROM {table}").fetchall()
+    except sqlite3.OperationalError:
+        return []  # made, but not finished
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["deleted", "emptied"])
 async def test_a_deleted_file_is_made_anew_with_all_that_lives(

@@ -56,6 +56,12 @@ def primary_code(error: sqlite3.Error) -> int:
     return code & 0xFF
 
 
+def has_no_room(error: StoreError) -> bool:
+    """Whether a write found the disk full, or its quota: some file systems say only that it failed."""
+    cause = error.__cause__
+    return isinstance(cause, sqlite3.Error) and primary_code(cause) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+
+
 def translate(path: str, error: sqlite3.Error) -> StoreError:
     """The one place where an error of the driver becomes ours."""
     code = primary_code(error)

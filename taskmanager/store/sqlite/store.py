@@ -23,6 +23,7 @@ from taskmanager.store.sqlite.connection import (
     configure_writer,
     connect,
     create_private,
+    has_no_room,
     raise_not_open,
 )
 from taskmanager.store.sqlite.files import Files
@@ -53,6 +54,7 @@ class SqliteStore:
         self._writer: Connection | None = None
         self._reader: Connection | None = None
         self._files: Files | None = None
+        self._had_no_room = False
         self._wal = Wal(Path(self.path), wal_limits)
         self._paces = {what: Pace() for what in ("tasks", "heartbeats", "worker states", "pages")}
 
@@ -121,7 +123,16 @@ class SqliteStore:
             await self.checkpoint()
             if self._wal.is_full:
                 raise self._wal.refusal()
-        return await self._write(transitions.commit, writes)
+        if self._had_no_room:
+            with suppress(StoreError):  # what is moved into the file makes room in the log
+                await self.checkpoint()
+        try:
+            report = await self._write(transitions.commit, writes)
+        except StoreUnavailable as exc:
+            self._had_no_room = has_no_room(exc)
+            raise
+        self._had_no_room = False
+        return report
 
     async def claim(self, request: ClaimRequest) -> list[TaskRow]:
         return await self._write_softly(claims.claim, request)
