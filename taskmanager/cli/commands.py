@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 from taskmanager import __version__
 from taskmanager.console.plain import escaped
 from taskmanager.model.errors import TaskManagerError
+from taskmanager.rules.nearest import did_you_mean
 
 USAGE_EXIT: Final = 2
 CTRL_C_EXIT: Final = 130
@@ -88,6 +89,14 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(f"taskmanager.cli.{module}"), attribute)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As ever; of a name that is a slip it says which was meant."""
+        if args[0] not in _ENTRIES and not ctx.resilient_parsing:
+            raise click.UsageError(f"there is no command {args[0]!r}{did_you_mean(args[0], _ENTRIES)}", ctx)
+        return super().resolve_command(ctx, args)
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """What the shell offers: names from the table, which costs no import, and options as ever."""
         names = [CompletionItem(each.name, help=each.line) for each in _ENTRIES.values()]
@@ -125,8 +134,7 @@ def main() -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
     except click.UsageError as exc:
-        where = "taskmanager" if exc.ctx is None else exc.ctx.command_path
-        sys.exit(_complain(f"{exc.format_message()}  ({where} --help says more)", USAGE_EXIT))
+        sys.exit(_complain(_what_is_wrong(exc), USAGE_EXIT))
     except click.ClickException as exc:
         sys.exit(_complain(exc.format_message(), exc.exit_code))
     except (click.Abort, KeyboardInterrupt):
@@ -142,6 +150,14 @@ def main() -> None:
         _give_up_stdout()
         sys.exit(_complain(f"stdout cannot be written: {exc.strerror}", 1))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _what_is_wrong(exc: click.UsageError) -> str:
+    where = "taskmanager" if exc.ctx is None else exc.ctx.command_path
+    message = exc.format_message()
+    if isinstance(exc, click.NoSuchOption) and exc.ctx is not None and exc.ctx.parent is None:
+        message += " Options stand behind the command, as in `taskmanager list --db PATH`."
+    return f"{message}  ({where} --help says more)"
 
 
 def _give_up_stdout() -> None:

@@ -375,6 +375,8 @@ def test_recover_finds_nothing_where_nobody_died(copied: tuple[Path, dict[str, s
         (["purge", "--json"], 2, "give --yes too"),
         (["purge", "--status", "RUNNING"], 2, "'RUNNING' is none of COMPLETED"),
         (["show"], 2, "ID"),
+        (["satus"], 2, "there is no command 'satus'; did you mean 'status'?"),
+        (["--db", "tasks.db", "list"], 2, "Options stand behind the command"),
         (["list", "surplus"], 2, "surplus"),
     ],
 )
