@@ -16,7 +16,7 @@ import click
 from taskmanager.cli.answering import answer_json, draw, screen
 from taskmanager.cli.asking import confirm, yes_option
 from taskmanager.cli.choosing import the_tasks
-from taskmanager.cli.filtering import filter_options, search_of
+from taskmanager.cli.filtering import filter_options, search_of, tell_what_was_meant
 from taskmanager.cli.opening import db_option, json_option, patiently, read, write
 from taskmanager.engine.acting import cancel_stored, is_free, retry_stored, why_not_again
 from taskmanager.engine.instance import is_dead
@@ -206,7 +206,10 @@ def _batch(connection: sqlite3.Connection, verb: Verb, search: Search) -> list[s
     wrong = [status for status in search.statuses if status not in verb.possible]
     if wrong:
         raise click.UsageError(f"{verb.name} is not for tasks that are {', '.join(wrong)}")
-    return find_ids(connection, search._replace(statuses=search.statuses or verb.default_statuses))
+    found = find_ids(connection, search._replace(statuses=search.statuses or verb.default_statuses))
+    if not found:
+        tell_what_was_meant(connection, search)
+    return found
 
 
 def _preview(connection: sqlite3.Connection, chosen: Sequence[str], *, as_json: bool, is_dry: bool) -> None:

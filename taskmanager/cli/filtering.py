@@ -1,15 +1,18 @@
 """The options that say which tasks are meant: by status, function, queue, error code and age."""
 
 import re
+import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
+from taskmanager.console.plain import escaped
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.sqlite.search import Search
+from taskmanager.rules.nearest import did_you_mean
+from taskmanager.store.sqlite.search import Search, is_pattern, queue_names, task_names
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -88,3 +91,16 @@ def search_of(
         error_code=error_code,
         changed_since=None if since is None else SystemClock().now_us() - since,
     )
+
+
+def tell_what_was_meant(connection: sqlite3.Connection, search: Search) -> None:
+    """A line on stderr where there is no task of that queue or function, and a name that is near has some."""
+    wanted = (
+        ("queue", search.queue_name, queue_names),
+        ("function", search.task_name, task_names),
+    )
+    for what, name, names_in in wanted:
+        if name is None or is_pattern(name) or name in (known := names_in(connection)):
+            continue
+        if meant := did_you_mean(name, known):
+            click.echo(f"taskmanager: {escaped(f'there is no {what} {name!r}{meant}')}", err=True)

@@ -8,7 +8,7 @@ import click
 
 from taskmanager.cli.answering import answer_json, draw, screen
 from taskmanager.cli.choosing import the_task
-from taskmanager.cli.filtering import filter_options, search_of
+from taskmanager.cli.filtering import filter_options, search_of, tell_what_was_meant
 from taskmanager.cli.opening import db_option, json_option, read
 from taskmanager.cli.records import record
 from taskmanager.engine.instance import is_dead
@@ -52,6 +52,8 @@ def list_tasks(limit: int, before: str | None, db: Path, as_json: bool, **filter
         if before is not None:
             search = search._replace(before=the_task(connection, before))
         rows = find(connection, search, limit)
+        if not rows:
+            tell_what_was_meant(connection, search)
         database = db.absolute()
         unseen = [each for each in memory_only(connection) if not is_dead(database, each.instance_id)]
     owners = [row.claimed_by_worker_id for row in rows if row.status in LIVE and row.claimed_by_worker_id is not None]

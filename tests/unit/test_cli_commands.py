@@ -201,6 +201,11 @@ def test_a_list_goes_on_before_an_id(written: tuple[Path, dict[str, str]]) -> No
     second = taskmanager("list", "--db", database, "--limit", "2", "--before", ids["worse"][-8:], "--json")
     assert [record["task_id"] for record in second.document(list[dict[str, Any]])] == [ids["bad"], ids["good"]]
     assert taskmanager("list", "--db", database, "--code", "NONE").out == "no such tasks\n"
+    slip = taskmanager("list", "--db", database, "--queue", "mial")
+    assert (slip.code, slip.out) == (0, "no such tasks\n")
+    assert slip.err == "taskmanager: there is no queue 'mial'; did you mean 'mail'?\n"
+    slip = taskmanager("cancel", "--db", database, "--task", "good", "--yes")
+    assert slip.err == "taskmanager: there is no function 'good'; did you mean 'app.jobs:good'?\n"
 
 
 def test_a_record_in_json_has_its_attempts_and_what_comes_next(written: tuple[Path, dict[str, str]]) -> None:

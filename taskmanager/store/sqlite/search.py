@@ -97,14 +97,24 @@ def queue_names(connection: sqlite3.Connection) -> frozenset[str]:
     return frozenset(name for (name,) in rows)
 
 
+def task_names(connection: sqlite3.Connection) -> frozenset[str]:
+    """Every function of which there is a task."""
+    return frozenset(name for (name,) in connection.execute("SELECT DISTINCT task_name FROM taskmanager_tasks"))
+
+
+def is_pattern(task_name: str) -> bool:
+    """Whether it has wildcards."""
+    return any(sign in task_name for sign in "*?")
+
+
 def _conditions(search: Search) -> tuple[str, dict[str, Any]]:
     """The WHERE clause and its parameters."""
     conditions = []
     if search.statuses:
         conditions.append(f"t.status IN ({quoted(search.statuses)})")
     if search.task_name is not None:
-        is_pattern = any(sign in search.task_name for sign in "*?")
-        conditions.append("t.task_name GLOB :task_name" if is_pattern else "t.task_name = :task_name")
+        operator = "GLOB" if is_pattern(search.task_name) else "="
+        conditions.append(f"t.task_name {operator} :task_name")
     if search.queue_name is not None:
         conditions.append("t.queue_name = :queue_name")
     if search.error_code is not None:
