@@ -19,7 +19,9 @@ from taskmanager.model.config import ExceptionMapper, RetryPolicy, raise_faults
 from taskmanager.model.errors import ConfigurationError, UnknownTask
 from taskmanager.model.result import seconds_of
 from taskmanager.model.states import Lane
+from taskmanager.rules.nearest import did_you_mean
 from taskmanager.rules.retry import RetryRule
+from taskmanager.sameness import is_same_code
 from taskmanager.task import Binding, Submitter, Task
 
 logger = logging.getLogger("taskmanager")
@@ -119,14 +121,16 @@ class Registry:
         task = self.tasks.get(name)
         if task is None:
             known = ", ".join(sorted(self.tasks)[:5]) or "none"
-            raise UnknownTask(f"no task is named {name!r}; registered are: {known}. Import its module, or register it")
+            meant = did_you_mean(name, self.tasks)
+            raise UnknownTask(
+                f"no task is named {name!r}{meant}; registered are: {known}. Import its module, or register it"
+            )
         return task
 
 
 def _is_same_function(known: Task[..., Any], task: Task[..., Any]) -> bool:
     """A module that was executed twice (reload, `__main__` imported again) defines the same function anew."""
-    a, b = inspect.unwrap(known.fn), inspect.unwrap(task.fn)
-    return bool(a.__module__ == b.__module__ and a.__qualname__ == b.__qualname__ and a.__code__ == b.__code__)
+    return is_same_code(inspect.unwrap(known.fn), inspect.unwrap(task.fn))
 
 
 def define(task: Task[..., Any], defaults: Defaults) -> Definition:

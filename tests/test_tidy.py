@@ -27,7 +27,7 @@ TEXT_SUFFIXES: Final = frozenset(
 LAYERS: Final = (
     "model", "codec", "rules", "store", "engine", "duties", "console",
     # A task gives handles, the registry holds tasks.
-    "handle", "calling", "task", "registry", "keeper", "hosting", "background", "manager",
+    "handle", "calling", "task", "sameness", "registry", "keeper", "hosting", "background", "manager",
     "testing", "integrations", "__init__", "cli", "__main__",
 )  # fmt: skip
 

@@ -172,7 +172,8 @@ class ArgumentCodec:
     def _encode_one(self, name: str, stored: StoredType, value: Any) -> bytes:
         data = stored.encode(value)
         if isinstance(data, Refusal):
-            hint = "; annotate the parameter with the type it takes" if stored.is_untyped else ""
+            is_bare = stored.is_untyped and data.wants_annotation
+            hint = "; annotate the parameter with the type it takes" if is_bare else ""
             raise ArgumentError(
                 f"task {self._task_name}: argument {name!r} ({type_name(value)}) cannot be stored: {data.reason}{hint}"
             )

@@ -37,9 +37,10 @@ class Codec(Protocol):
 
 
 class Refusal(NamedTuple):
-    """Why a value cannot be stored."""
+    """Why a value cannot be stored; and whether an annotation of its type would help."""
 
     reason: str
+    wants_annotation: bool = False
 
 
 def _to_json(value: Any) -> Any:
@@ -208,7 +209,7 @@ def _proven(value: Any, decode: Callable[[Any], Any]) -> bytes | Refusal:
         if isinstance(error, msgspec.ValidationError) and isinstance(value, Enum):
             return Refusal(f"it does not fit its annotation: {error}; annotate the enum itself")
         return Refusal(f"it does not fit its annotation: {error}")
-    return data if found is None else Refusal(found)
+    return data if found is None else Refusal(found, wants_annotation=True)
 
 
 def split_array(text: str) -> list[msgspec.Raw]:

@@ -398,6 +398,44 @@ def test_the_same_function_defined_anew_is_no_clash(manager: TaskManager) -> Non
     assert manager.get_task("same") is second
 
 
+def _unwrapped(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator without `functools.wraps`: all that it makes have one name and one code."""
+
+    def inner(*args: Any) -> Any:
+        return fn(*args)
+
+    return inner
+
+
+def test_functions_that_only_share_their_text_are_a_clash(manager: TaskManager) -> None:
+    """Else the second would run in the place of the first, wherever a task is found by its name."""
+
+    def of(city: str) -> Callable[[], str]:
+        def job() -> str:
+            return city
+
+        return job
+
+    def with_default(city: str) -> Callable[..., str]:
+        def job(here: str = city) -> str:
+            return here
+
+        return job
+
+    for first, again, second in (
+        (_unwrapped(plain), _unwrapped(plain), _unwrapped(top_level)),
+        (of("Rome"), of("Rome"), of("Oslo")),
+        (with_default("Rome"), with_default("Rome"), with_default("Oslo")),
+        ((holder := _Holder()).method, holder.method, _Holder().method),
+    ):
+        local = TaskManager(None)
+        local.task(first)
+        local.task(again)  # the same once more, as after a reload
+        with pytest.raises(ConfigurationError, match="another name="):
+            local.task(second)
+        local.task(name="other")(second)
+
+
 def test_discover_binds_every_free_task_of_a_package(
     manager: TaskManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

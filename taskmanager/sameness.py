@@ -1,0 +1,48 @@
+"""Whether two function objects are one function of the source, defined twice, or two that only share their text."""
+
+from types import CellType, FunctionType, MethodType
+from typing import Any, Final
+
+MAX_DEPTH: Final = 8
+"""So deep in closures of closures nobody looks; a function may hold itself."""
+
+
+def is_same_code(a: Any, b: Any, depth: int = 0) -> bool:
+    """The same place in the source, and inside of a function also the same surroundings.
+
+    A decorator without `functools.wraps`, and a loop that defines functions, make many of one text: what they differ in
+    is what they have closed over, or the values of their defaults. At the top level of a module there is nothing of the
+    kind, and defaults are made anew by every reload.
+    """
+    if a is b or depth > MAX_DEPTH:
+        return True
+    if isinstance(a, MethodType) and isinstance(b, MethodType):
+        return a.__self__ is b.__self__ and is_same_code(a.__func__, b.__func__, depth)
+    if not isinstance(a, FunctionType) or not isinstance(b, FunctionType):
+        return bool(getattr(a, "__qualname__", a) == getattr(b, "__qualname__", b))
+    if (a.__module__, a.__qualname__, a.__code__) != (b.__module__, b.__qualname__, b.__code__):
+        return False
+    if "<locals>" not in a.__qualname__:
+        return True
+    return all(_is_same_value(x, y, depth) for x, y in zip(_surroundings(a), _surroundings(b), strict=True))
+
+
+def _surroundings(fn: FunctionType) -> list[Any]:
+    cells = [_content(cell) for cell in fn.__closure__ or ()]
+    return [*cells, fn.__defaults__, fn.__kwdefaults__]
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _is_same_value(x: Any, y: Any, depth: int) -> bool:
+    if isinstance(x, FunctionType) and isinstance(y, FunctionType):
+        return is_same_code(x, y, depth + 1)
+    try:
+        return x is y or bool(x == y)
+    except Exception:  # noqa: BLE001  # foreign comparisons may raise anything, or answer with an array
+        return False
