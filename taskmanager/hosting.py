@@ -59,16 +59,29 @@ async def host(started: AbstractAsyncContextManager[object], cut_short: Callable
             cut_short()
         signalled.set()
 
+    has_started = False
     with _signals(loop, on_signal):
-        async with started:
-            work = loop.create_task(signalled.wait() if main is None else _begun(main))
-            waiting = loop.create_task(signalled.wait())
-            await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            if not work.done():
-                work.cancel()
-                await asyncio.wait([work])
-            return None if main is None or work.cancelled() else work.result()
+        try:
+            async with started:
+                has_started = True
+                return await _until(signalled, main)
+        except asyncio.CancelledError:
+            if has_started or not signalled.is_set():
+                raise
+            return None  # the second signal came while the start waited for the file
+
+
+async def _until(signalled: asyncio.Event, main: Main | None) -> Any:
+    """What `main` returns; None when the signal came first, after `main` was cancelled."""
+    loop = asyncio.get_running_loop()
+    work = loop.create_task(signalled.wait() if main is None else _begun(main))
+    waiting = loop.create_task(signalled.wait())
+    await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if not work.done():
+        work.cancel()
+        await asyncio.wait([work])
+    return None if main is None or work.cancelled() else work.result()
 
 
 def _begun(main: Main) -> Coroutine[Any, Any, Any]:

@@ -30,6 +30,7 @@ class Heartbeat:
         self._engine = engine
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._loop_thread = threading.current_thread()
         self._answered_s = self._rested_s = engine.clock.elapsed_s()
         config = engine.settings.recovery
         self._intervals_s = {
@@ -43,7 +44,10 @@ class Heartbeat:
         """Beats in a row that could not be written; the reaper trusts no observation made meanwhile."""
 
     def start(self) -> None:
-        """Beat once now, then every interval, until `stop` or the end of the main thread."""
+        """Beat once now, then every interval, until `stop` or the end of the thread whose loop this is about.
+
+        That need not be the main thread, which may end before it.
+        """
         self._thread = threading.Thread(target=self._run, name="taskmanager-heartbeat", daemon=True)
         self._thread.start()
 
@@ -64,7 +68,7 @@ class Heartbeat:
 
     def _beat_until_stopped(self, beater: Beater) -> None:
         while self._survives(beater):
-            if self._stop.wait(LOOP_PROBE_S) or not threading.main_thread().is_alive():
+            if self._stop.wait(LOOP_PROBE_S) or not self._loop_thread.is_alive():
                 return
 
     def _survives(self, beater: Beater) -> bool:

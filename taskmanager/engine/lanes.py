@@ -5,13 +5,18 @@ so that the host's pools and ours never starve each other.
 """
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import Callable
 from contextvars import Context
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from taskmanager.engine.child import ChildCall, ChildReply
+
+logger = logging.getLogger("taskmanager")
+
+THREAD_RETRY_S: Final = 1.0
 
 
 class _Job(NamedTuple):
@@ -27,6 +32,7 @@ class ThreadLane:
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._idle = 0
+        self._owed = 0
         self._thread_count = 0
         self._lock = threading.Lock()
         self.on_outlived: Callable[[], None] | None = None
@@ -40,11 +46,26 @@ class ThreadLane:
             if self._idle:
                 self._idle -= 1
             else:
-                self._thread_count += 1
-                name = f"taskmanager-thread-{self._thread_count}"
-                threading.Thread(target=self._work, name=name, daemon=True).start()
+                self._owed += 1
         self._jobs.put(_Job(call, context, loop, future))
+        self._start_thread(loop)
         return future
+
+    def _start_thread(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start one for a job that has none. Where the system gives no more threads, the next that is idle takes it."""
+        with self._lock:
+            if not self._owed:
+                return
+            name = f"taskmanager-thread-{self._thread_count + 1}"
+            try:
+                threading.Thread(target=self._work, name=name, daemon=True).start()
+            except RuntimeError as exc:
+                if not self._thread_count:
+                    logger.warning("no thread can be started for a task, and it is tried again: %s", exc)
+                    loop.call_later(THREAD_RETRY_S, self._start_thread, loop)
+            else:
+                self._thread_count += 1
+                self._owed -= 1
 
     def close(self) -> None:
         """Let idle threads end; busy ones end after their job."""
@@ -58,7 +79,10 @@ class ThreadLane:
                 self.on_outlived()
             del job  # or the thread would keep the last task's arguments alive while it waits
             with self._lock:
-                self._idle += 1
+                if self._owed:
+                    self._owed -= 1  # there is a job that no thread could be started for: the next one got
+                else:
+                    self._idle += 1
 
     def __repr__(self) -> str:
         return f"<ThreadLane {self._thread_count} threads, {self._idle} idle>"

@@ -65,6 +65,7 @@ class Lifecycle:
         self._claim_task: asyncio.Task[None] | None = None
         self._lock: InstanceLock | None = None
         self._cut_short = asyncio.Event()
+        self._starting: asyncio.Task[Any] | None = None
         self._came_up = asyncio.Event()
         self._stopped = asyncio.Event()
         self._commit_deadline = 0.0
@@ -78,6 +79,7 @@ class Lifecycle:
     async def start(self) -> None:
         """Bring the engine up; on an error everything that was opened is closed again."""
         engine = self.engine
+        self._starting = asyncio.current_task()
         try:
             await self._open()
             await self._patiently(self._recover)
@@ -90,6 +92,7 @@ class Lifecycle:
             await self._abort()
             raise
         finally:
+            self._starting = None
             self._came_up.set()
         # Nothing awaits from here on: what was held for the start is either still held, or in good hands.
         for live in engine.intake.open(engine):
@@ -137,8 +140,10 @@ class Lifecycle:
     # Stop.
 
     def cut_short(self) -> None:
-        """A second signal: do not wait any longer for running tasks."""
+        """A second signal: do not wait any longer for running tasks, nor for the file at a start."""
         self._cut_short.set()
+        if self._starting is not None:
+            self._starting.cancel()
 
     async def wait_stopped(self) -> None:
         """Return when a stop that is under way has ended."""

@@ -613,6 +613,77 @@ async def test_under_run_a_stop_that_cannot_write_exits_with_status_1(tmp_path: 
     site.assert_sound()
 
 
+_ARMED = """
+import signal, sys, threading, time
+from taskmanager import TaskManager
+
+def tell():
+    while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        time.sleep(0.01)
+    print("armed", flush=True)
+
+threading.Thread(target=tell, daemon=True).start()
+TaskManager(sys.argv[1]).run()
+"""
+
+
+async def test_a_second_signal_ends_a_start_that_waits_for_the_file(tmp_path: Path) -> None:
+    """The first one lets it begin, so that what was enqueued before the start is kept; nobody must wait for more."""
+    world = World(tmp_path / "tasks.db")
+    async with world.manager:
+        pass
+    with locked(world.db):
+        command = [sys.executable, "-c", _ARMED, str(world.db)]
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"armed\n"
+        process.terminate()
+        await asyncio.sleep(0.3)
+        assert process.returncode is None
+        began = time.monotonic()
+        process.terminate()
+        _, errors = await process.communicate()
+        assert (await process.wait(), errors) == (0, b"")
+        assert time.monotonic() - began < LOCKED_S * 2, "it has waited for the lock"
+
+
+_LOOP_IN_A_THREAD = """
+import asyncio, sqlite3, sys, threading
+from taskmanager import RecoveryConfig, TaskManager
+
+quick = RecoveryConfig(runner_heartbeat_interval_ms=1_000, claimer_heartbeat_interval_ms=1_000)
+
+async def main():
+    async with TaskManager(sys.argv[1], recovery=quick), asyncio.timeout(20):
+        while threading.main_thread().is_alive():
+            await asyncio.sleep(0.05)
+        with sqlite3.connect(sys.argv[1]) as db:
+            before = db.execute("SELECT count(*) FROM taskmanager_heartbeats").fetchone()
+            while db.execute("SELECT count(*) FROM taskmanager_heartbeats").fetchone() == before:
+                await asyncio.sleep(0.05)
+    print("beats")
+
+threading.Thread(target=lambda: asyncio.run(main())).start()
+"""
+
+
+@pytest.mark.slow
+async def test_the_heart_beats_while_its_loop_lives_whatever_became_of_the_main_thread(tmp_path: Path) -> None:
+    """A loop may run in a thread that outlives the main one; silent, its tasks would be taken over beside it."""
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", _LOOP_IN_A_THREAD, str(tmp_path / "tasks.db")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout == "beats\n", done.stderr
+
+
 async def test_handles_of_both_kinds_end_while_the_store_is_away(tmp_path: Path) -> None:
     """A waiter is never left hanging at the stop, whatever the store does."""
     world = World(tmp_path / "tasks.db", drain_timeout=0.1)
