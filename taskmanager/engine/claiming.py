@@ -18,6 +18,7 @@ from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import is_dead
 from taskmanager.engine.live import LiveTask, Phase
 from taskmanager.engine.places import Places
+from taskmanager.engine.rivals import Rivals
 from taskmanager.model.errors import StoreError
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
@@ -64,6 +65,7 @@ class Claimer:
         self._submitted: set[str] = set()
         self._others: set[str] = set()
         self._dead: set[str] = set()
+        self._rivals = Rivals(engine)
         self.check_file: Any = None
         self.on_death: Any = None
 
@@ -209,6 +211,9 @@ class Claimer:
         known = [each for each in free if each.task_name in engine.definitions]
         now = engine.clock.now_us()
         self._next_due_at = min((each.next_due_at for each in known if each.next_due_at > now), default=None)
+        self._rivals.strangers = [
+            each for each in free if each.task_name not in engine.definitions and each.next_due_at <= now
+        ]
         names_by_queue: dict[str, list[str]] = {}
         for each in known:
             if each.next_due_at <= now:
@@ -303,7 +308,8 @@ class Claimer:
         engine, places = self._engine, queue.places
         assert places is not None
         queue.has_backlog = True
-        if queue.is_paused or engine.is_stopping:
+        is_closed = queue.is_paused or engine.is_stopping or places.is_left_to_others
+        if is_closed or await self._rivals.go_first(queue, names, self._others):
             places.is_owed = True
             return 0
         places.is_owed = False

@@ -21,13 +21,15 @@ _TAKES_A_PLACE = frozenset({"CLAIMED", "RUNNING"})
 class Places:
     """What this instance holds of one such queue. The limit of its `slots` is what the file has granted here."""
 
-    __slots__ = ("_granted", "_held", "is_owed", "limit", "short_lanes", "slots")
+    __slots__ = ("_granted", "_held", "is_left_to_others", "is_owed", "limit", "short_lanes", "slots")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.slots = Slots(0)
         self.is_owed = False
         """Whether something has changed since the last claim, so that one is worth its while."""
+        self.is_left_to_others = False
+        """Whether nothing is claimed for a moment, so that another instance can have the place."""
         self.short_lanes: set[Lane] = set()
         """Lanes that had no room at the last claim."""
         self._granted = 0
@@ -50,11 +52,17 @@ class Places:
             self.slots.limit = limit - 1
             self.is_owed = True
 
-    def is_worth_a_claim(self, live: Mapping[str, LiveTask], lanes: Mapping[Lane, Slots]) -> bool:
-        """Whether this instance knows of room that it has not asked for yet. A task that was held and is gone from
-        memory has its end in the file.
+    def has_given_back(self, live: Mapping[str, LiveTask]) -> bool:
+        """Whether a place is free since the last claim: a task that was held and is gone from memory has its end in
+        the file.
         """
-        if self.is_owed or any(task_id not in live for task_id in self._held):
+        return any(task_id not in live for task_id in self._held)
+
+    def is_worth_a_claim(self, live: Mapping[str, LiveTask], lanes: Mapping[Lane, Slots]) -> bool:
+        """Whether this instance knows of room that it has not asked for yet."""
+        if self.is_left_to_others:
+            return False
+        if self.is_owed or self.has_given_back(live):
             return True
         if self.short_lanes:
             return any(lanes[lane].has_room for lane in self.short_lanes)

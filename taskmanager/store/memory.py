@@ -112,19 +112,15 @@ class MemoryStore:
             self._remove(next(oldest) for _ in range(surplus))
 
     async def claim(self, request: ClaimRequest) -> list[TaskRow]:
-        names = frozenset(request.task_names)
         free = [
             row
-            for row in self.free_rows()
-            if row.task_name in names
-            and row.queue_name == request.queue_name
-            and row.enqueued_at <= request.now
-            and (request.better_than is None or row.priority < request.better_than)
+            for row in self._due_rows(request.task_names, request.queue_name, request.now)
+            if request.better_than is None or row.priority < request.better_than
         ]
         limit = max(0, request.limit)
         if request.file_limit is not None:
             limit = min(limit, self._places(request, request.file_limit))
-        best = sorted(free, key=lambda row: (row.priority, row.enqueued_at, row.task_id))[:limit]
+        best = sorted(free, key=_claim_order)[:limit]
         claimed = [
             row._replace(
                 status=TaskStatus.CLAIMED.value,
@@ -147,6 +143,18 @@ class MemoryStore:
         )
         return max(0, lent - request.borrowed) + max(0, file_limit - len(taken))
 
+    def _due_rows(self, task_names: Collection[str], queue_name: str, now: int) -> Iterator[TaskRow]:
+        names = frozenset(task_names)
+        return (
+            row
+            for row in self.free_rows()
+            if row.task_name in names and row.queue_name == queue_name and row.enqueued_at <= now
+        )
+
+    async def best_waiting(self, task_names: Collection[str], queue_name: str, now: int) -> str | None:
+        best = min(self._due_rows(task_names, queue_name, now), key=_claim_order, default=None)
+        return None if best is None else best.task_name
+
     def free_rows(self) -> Iterator[TaskRow]:
         """What waits unowned; the testing kit reads from it when the next one is due."""
         return (
@@ -156,16 +164,7 @@ class MemoryStore:
     async def release(self, owner: str, now: int) -> int:
         waiting = [row for row in self._live.values() if row.claimed_by_worker_id == owner and row.status in WAITING]
         for row in waiting:
-            self._put(
-                row._replace(
-                    status=TaskStatus.PENDING.value,
-                    enqueued_at=due_at(row, now),
-                    claimed_at=None,
-                    claimed_by_worker_id=None,
-                    claim_expires_at=None,
-                    updated_at=now,
-                )
-            )
+            self._put(_freed(row, now))
         return len(waiting)
 
     async def free_waiting(self, owner: str, now: int, limit: int) -> int:
@@ -179,18 +178,8 @@ class MemoryStore:
         ]
         for row in free[:limit]:
             self._put(
-                row._replace(
-                    status=TaskStatus.PENDING.value,
-                    enqueued_at=due_at(row, now),
-                    claimed_at=None,
-                    claimed_by_worker_id=None,
-                    claim_expires_at=None,
-                    started_at=None,
-                    failed_reason=None,
-                    worker_pid=None,
-                    worker_hostname=None,
-                    worker_process_name=None,
-                    updated_at=now,
+                _freed(row, now)._replace(
+                    started_at=None, failed_reason=None, worker_pid=None, worker_hostname=None, worker_process_name=None
                 )
             )
         return len(free[:limit])
@@ -432,6 +421,21 @@ def _wins(write: TaskWrite, current: TaskRow | None) -> bool:
         current.claimed_by_worker_id,
         current.start_count,
     )
+
+
+def _freed(row: TaskRow, now: int) -> TaskRow:
+    return row._replace(
+        status=TaskStatus.PENDING.value,
+        enqueued_at=due_at(row, now),
+        claimed_at=None,
+        claimed_by_worker_id=None,
+        claim_expires_at=None,
+        updated_at=now,
+    )
+
+
+def _claim_order(row: TaskRow) -> tuple[int, int, str]:
+    return row.priority, row.enqueued_at, row.task_id
 
 
 def _age(row: TaskRow) -> tuple[int, str]:

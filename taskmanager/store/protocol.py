@@ -186,6 +186,10 @@ class Store(Protocol):
         """What waits in the store unowned, per function and queue; costs by the number of those pairs, not of rows."""
         ...
 
+    async def best_waiting(self, task_names: Collection[str], queue_name: str, now: int) -> str | None:
+        """The function of the row that a claim for all of these functions would take first; None when there is none."""
+        ...
+
     async def fetch(self, task_id: str) -> TaskRow | None:
         """One row."""
         ...

@@ -446,6 +446,25 @@ async def test_the_latest_stamp_tells_of_a_clock_that_went_back(store: Store) ->
     assert await store.latest_stamp() == 400
 
 
+async def test_the_best_that_waits_is_what_a_claim_would_take_first(store: Store) -> None:
+    """By priority, then by age, among what is due; nothing is taken by it."""
+    rows = [
+        task("a", task_name="app:a", priority=2, enqueued_at=300),
+        task("b", task_name="app:b", priority=2, enqueued_at=200),
+        task("c", task_name="app:c", priority=1, enqueued_at=900),
+        task("d", task_name="app:d", priority=1, status="CLAIMED"),
+        task("e", task_name="app:e", priority=1, queue_name="mail"),
+    ]
+    await put(store, *rows)
+    names = [row.task_name for row in rows]
+    assert await store.best_waiting(names, "default", 899) == "app:b"
+    assert await store.best_waiting(names, "default", 900) == "app:c"
+    assert await store.best_waiting(["app:a", "app:none"], "default", 899) == "app:a"
+    assert await store.best_waiting(["app:d"], "default", 899) is None
+    assert await store.best_waiting([], "default", 899) is None
+    assert list((await store.fetch_ids(["a", "b", "c", "d", "e"])).values()) == rows
+
+
 async def test_release_frees_the_waiting_rows_of_one_owner(store: Store) -> None:
     """PENDING and CLAIMED rows of the owner; running ones and those of others stay."""
     mine = [task("m1", claimed_by_worker_id=ME), task("m2", status="CLAIMED")]

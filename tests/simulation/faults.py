@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.simulation.process import Process
 
 READS = frozenset(
-    {"free_queues", "counts", "instances", "heartbeats", "paused_queues", "latest_stamp"}
+    {"free_queues", "best_waiting", "counts", "instances", "heartbeats", "paused_queues", "latest_stamp"}
     | {"schedules", "busy_schedules"}
     | {f"fetch{what}" for what in ("", "_attempts", "_ids", "_many", "_owned", "_orphans", "_cancel_requests")}
 )

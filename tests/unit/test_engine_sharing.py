@@ -1,6 +1,7 @@
 """Several instances on one file: who takes what, and who waits for whom."""
 
 import asyncio
+import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -9,7 +10,12 @@ from typing import Any
 
 import pytest
 
-from taskmanager import TaskManager
+from taskmanager import QueueConfig, TaskManager, TaskStatus
+from taskmanager.engine.instance import InstanceLock
+from taskmanager.model.record import TaskWrite, expected_of
+from taskmanager.store.protocol import ClaimRequest, InstanceRow
+from taskmanager.store.sqlite import SqliteStore
+from tests.contract.rows import FREE_ROW
 
 pytestmark = pytest.mark.anyio
 
@@ -68,3 +74,46 @@ async def test_join_by_tag_waits_for_tasks_that_wait_in_the_file(tmp_path: Path)
         gate.set()
         await asyncio.wait_for(joining, 20)
         assert [each.status for each in mine] == ["COMPLETED"] * 6
+
+
+@pytest.mark.parametrize("is_taken", [True, False], ids=["the other takes it", "nobody takes it"])
+async def test_a_place_is_left_for_a_moment_to_others_whose_task_is_the_best(tmp_path: Path, is_taken: bool) -> None:
+    """Or an instance with a backlog would take its own place again for ever, and what only they can run would wait."""
+    db, gate = tmp_path / "tasks.db", asyncio.Event()
+    gate.set()
+    queue = QueueConfig("shared", max_concurrency=1, scope="file")
+    manager, task = held_until(gate, db, queues=[queue])
+    mine = task.with_options(queue_name="shared")
+    lock = InstanceLock(db, "other")
+    lock.take()
+    async with manager:
+        assert manager._lifecycle is not None
+        engine, other = manager._lifecycle.engine, SqliteStore(db)
+        await other.open()
+        document = json.dumps({"task_names": ["theirs"]})
+        await other.save_instance(InstanceRow("other", None, "host", 1, "main", None, 1, None, document, 1))
+        theirs = FREE_ROW._replace(task_id="theirs", task_name="theirs", queue_name="shared")
+        await other.commit([TaskWrite(theirs, None)])
+        claimer = manager._lifecycle._claimer
+        await until(lambda: claimer._others == {"other"})
+        async with asyncio.timeout(20):
+            await mine.enqueue(1)
+            second = mine.enqueue(2)
+            await second.saved()
+            places = engine.dispatcher.queue("shared").places
+            assert places is not None
+            await until(lambda: places.is_left_to_others)
+            if is_taken:
+                request = ClaimRequest("other", ["theirs"], "shared", 9, engine.clock.now_us(), file_limit=1)
+                (claimed,) = await other.claim(request)
+                await until(lambda: not places.is_left_to_others)
+                assert second.status is TaskStatus.PENDING, "the place is in use"
+                started = claimed._replace(status="RUNNING", started_at=200, start_count=1)
+                ended = started._replace(status="COMPLETED", completed_at=300)
+                for row, base in ((started, claimed), (ended, started)):
+                    assert await other.commit([TaskWrite(row, expected_of(base))]) == ({}, {})
+            assert await second == 2
+        counts = await manager.counts()
+        await other.close()
+    lock.drop()
+    assert (counts[TaskStatus.COMPLETED], counts[TaskStatus.PENDING]) == ((3, 0) if is_taken else (2, 1))

@@ -7,6 +7,7 @@ range, and rows of functions that nobody here knows are never seen.
 
 import json
 import sqlite3
+from collections.abc import Collection
 from typing import Final
 
 from taskmanager.model.record import TaskRow
@@ -69,6 +70,20 @@ def claim(connection: sqlite3.Connection, request: ClaimRequest) -> list[TaskRow
         connection.execute(_TAKE, {"rows": rows, "owner": request.owner, "now": request.now})
         claimed = task_rows(connection, _TAKEN, (rows,))
     return sorted(claimed, key=lambda row: (row.priority, row.enqueued_at, row.task_id))
+
+
+def best_waiting(connection: sqlite3.Connection, task_names: Collection[str], queue_name: str, now: int) -> str | None:
+    """See `Store.best_waiting`."""
+    parameters = {
+        "task_names": json.dumps(sorted(set(task_names))),
+        "queue_name": queue_name,
+        "limit": 1,
+        "now": now,
+        "better_than": _ABOVE_ALL_PRIORITIES,
+    }
+    query = f"SELECT task_name FROM taskmanager_tasks WHERE rowid IN (SELECT value FROM json_each(({CANDIDATES})))"
+    found = connection.execute(query, parameters).fetchone()
+    return None if found is None else str(found[0])
 
 
 _COUNT_TAKEN: Final = """

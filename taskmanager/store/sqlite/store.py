@@ -152,6 +152,9 @@ class SqliteStore:
     async def free_queues(self) -> list[FreeQueue]:
         return await self._read(claims.free_queues)
 
+    async def best_waiting(self, task_names: Collection[str], queue_name: str, now: int) -> str | None:
+        return await self._read(claims.best_waiting, task_names, queue_name, now)
+
     async def fetch(self, task_id: str) -> TaskRow | None:
         return await self._read(queries.fetch, task_id)
 
