@@ -6,7 +6,8 @@ from typing import Any, Final, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.syntax import Syntax
+from rich.style import Style
+from rich.syntax import ANSI_DARK, ANSISyntaxTheme, Syntax
 from rich.table import Table
 from rich.text import Text
 
@@ -33,6 +34,11 @@ _OUTCOME_STYLES: Final = {
     AttemptOutcome.WORKER_FAILURE: "red",
     AttemptOutcome.INTERRUPTED: "magenta",
 }
+
+# Bright colours cannot be read on a light terminal, nor a dark blue on a dark one.
+_TRACEBACK_THEME: Final = ANSISyntaxTheme(
+    {kind: Style.parse(str(style).replace("bright_", "").replace("blue", "cyan")) for kind, style in ANSI_DARK.items()}
+)
 
 
 class Record(NamedTuple):
@@ -207,7 +213,7 @@ def _attempts(attempts: Sequence[AttemptRow]) -> Iterator[RenderableType]:
             continue
         seen[reason] = row.attempt
         text = escaped_lines(reason.rstrip())
-        traceback = Syntax(text, "pytb", theme="ansi_dark", background_color="default", word_wrap=True)
+        traceback = Syntax(text, "pytb", theme=_TRACEBACK_THEME, background_color="default", word_wrap=True)
         yield Padding(traceback, (0, 0, 0, 4))
 
 
