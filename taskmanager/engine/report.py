@@ -38,6 +38,7 @@ def live_document(engine: Engine) -> dict[str, Any]:
     Nothing in it changes by the mere passing of time, so that an idle instance has nothing to write. Instants are
     microseconds since 1970 UTC.
     """
+    engine.turn.catch_up()
     queues, unlisted = _fullest(engine.dispatcher.queues)
     running = engine.runner.running.values()
     oldest_s = engine.writer.oldest_unsaved_s() or 0.0
