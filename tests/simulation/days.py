@@ -90,8 +90,8 @@ class Days:
         self._world.log(None, "everything is stopped until", until_us / 1e6)
         for process in self._world.processes:
             if process.is_alive:
-                if process.may_turn:
-                    process.last_beat_us = max(process.last_beat_us, until_us)
+                if process.may_turn:  # its heart would have gone on as before
+                    process.last_beat_us += until_us - self._world.now_us
                 process.frozen_until_us = max(until_us, process.frozen_until_us)
                 self._world.at(process.frozen_until_us, process.thaw)
 
