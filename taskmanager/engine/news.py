@@ -218,12 +218,21 @@ class WriterNews:
                 if live.definition.requeue_on_interrupt or self._engine.is_stopping or live.cancel_requested_at:
                     self._start(live)
                 else:
-                    self._engine.settlement.unbegin(live)
-                    self._engine.dispatcher.entered_waiting(live)
-                    self._engine.dispatcher.add_ready(live)
-                    self._engine.dispatcher.give_back(live)
+                    self._take_start_back(live)
             elif live.phase is Phase.ENDED and not live.is_published:
                 self._engine.publish(live)
+
+    def _take_start_back(self, live: LiveTask) -> None:
+        """It waits again, as if nothing had happened; for a place anew where the file counts them, as its row will."""
+        engine = self._engine
+        engine.settlement.unbegin(live)
+        live.phase = Phase.ACCEPTED
+        engine.dispatcher.entered_waiting(live)
+        if engine.dispatcher.needs_place(live):
+            engine.spill(live)
+        else:
+            engine.dispatcher.add_ready(live)
+        engine.dispatcher.give_back(live)
 
     def written(self) -> None:
         """A batch is done: there may be room."""

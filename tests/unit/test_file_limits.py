@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from taskmanager import ConfigurationError, QueueConfig, Snooze, TaskFailed, TaskHandle, TaskManager, TaskStatus
+from taskmanager.model.record import TaskRow, Write
 from taskmanager.store.memory import MemoryStore
+from taskmanager.store.protocol import CommitReport
 from taskmanager.testing import isolated
 from taskmanager.testing.faulty import Fault, FaultyStore
 
@@ -126,6 +128,34 @@ async def test_a_claim_whose_answer_is_lost_grants_nothing_twice(nth: int) -> No
         parents = [parent.enqueue(depth) for depth in (3, 1, 1, 1)]
         assert await asyncio.wait_for(asyncio.gather(*parents), 300) == [4, 2, 2, 2]
     assert store.is_spent
+    assert meter.most == 1
+
+
+class Ledger(MemoryStore):
+    """Notes rows that wait in the memory of an instance without a place in the file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unplaced: list[TaskRow] = []
+
+    async def commit(self, writes: Sequence[Write]) -> CommitReport:
+        report = await super().commit(writes)
+        self.unplaced += [row for row in self._live.values() if row.status == "PENDING" and row.claimed_by_worker_id]
+        return report
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_a_start_that_is_taken_back_waits_for_a_place_again(*, after: bool) -> None:
+    """What may not run while the store is away is free: were its row owned and waiting, another would get its place."""
+    manager = TaskManager("never-opened.db", queues=[QueueConfig("gpu", max_concurrency=1, scope="file")])
+    meter, ledger = Meter(), Ledger()
+    store = FaultyStore(ledger, [Fault.fail(2, verb="commit", after=after)])
+    task = manager.task(name="once", persist=True, queue_name="gpu")(meter.work)
+    async with isolated(manager, store=store.as_store()):
+        handles = [task.enqueue(number, 2) for number in range(3)]
+        assert await asyncio.wait_for(asyncio.gather(*handles), 60) == [0, 1, 2]
+    assert store.is_spent
+    assert ledger.unplaced == []
     assert meter.most == 1
 
 
