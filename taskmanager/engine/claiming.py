@@ -326,7 +326,7 @@ class Claimer:
 
     async def _claim_places(self, queue: QueueState, places: Places, names: list[str], limit: int) -> int:
         engine = self._engine
-        stuck = places.count(engine.live, engine.runner.abandoned)
+        stuck = places.count(engine.live, engine.runner.abandoned_in(queue.config.name))
         lenders = places.lenders(engine.live)
         now, me = engine.clock.now_us(), engine.identity.instance_id
         request = ClaimRequest(me, names, queue.config.name, limit, now)._replace(
@@ -334,7 +334,7 @@ class Claimer:
         )
         rows = await engine.store.claim(request)
         # What was committed before the claim is known here by now: memory says what the claim has seen.
-        places.count(engine.live, engine.runner.abandoned)
+        places.count(engine.live, engine.runner.abandoned_in(queue.config.name))
         lent = max(0, places.held_of(lenders) - places.borrowed)
         for number, row in enumerate(rows):
             self._take(row, is_granted=number >= lent)

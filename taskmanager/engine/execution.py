@@ -82,6 +82,10 @@ class Runner:
         """Whether code of an earlier attempt that was given up still runs."""
         return any(attempt.live.task_id == task_id for attempt in self.abandoned)
 
+    def abandoned_in(self, queue_name: str) -> list[Attempt]:
+        """Those of a queue whose code still runs."""
+        return [attempt for attempt in self.abandoned if attempt.live.queue_name == queue_name]
+
     def after(self, task_id: str, then: Callable[[], None]) -> bool:
         """Call `then` when what still executes of this task has ended; False when nothing does."""
         attempts = [self.running.get(task_id), *self.abandoned]

@@ -69,7 +69,9 @@ class Places:
         return len(self.lenders(live)) > self.borrowed
 
     def count(self, live: Mapping[str, LiveTask], abandoned: Iterable[Attempt]) -> int:
-        """Forget the places of what has left them; how many stuck attempts still take one, unknown to the file."""
+        """Forget the places of what has left them; how many stuck attempts of the queue still take one, unknown to the
+        file.
+        """
         self._held = {task_id for task_id in self._held if _takes_a_place(live.get(task_id))}
         self._granted = min(self._granted, len(self._held))
         stuck = sum(each.has_slot and each.live.task_id not in self._held for each in abandoned)

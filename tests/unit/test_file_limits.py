@@ -180,6 +180,27 @@ async def test_code_that_goes_on_past_its_timeout_keeps_its_place() -> None:
     assert meter.most == 1
 
 
+async def test_code_of_another_queue_that_goes_on_past_its_timeout_takes_no_place() -> None:
+    """It would keep the queue empty for as long as it hangs, and nobody would look again when it ends."""
+    meter = Meter()
+    manager, task = gpu(Path("never-opened.db"), meter, limit=1)
+
+    @manager.task(persist=True, timeout=1)
+    async def stubborn() -> None:
+        work = asyncio.ensure_future(asyncio.sleep(3600))
+        while not work.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(work)
+
+    async with isolated(manager) as world:
+        assert (await stubborn.enqueue().result()).err_value.error_code == "TASK_TIMEOUT"
+        handles = [task.enqueue(number) for number in range(3)]
+        await world.advance(20)
+        assert meter.order == [0, 1, 2]
+        assert [await handle for handle in handles] == [0, 1, 2]
+    assert meter.most == 1
+
+
 async def test_a_pause_takes_no_places_and_a_resume_fills_them() -> None:
     """What is claimed and cannot start would take a place from somebody who can."""
     meter = Meter()
