@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal
 
 try:
     from fastapi import APIRouter, Depends, HTTPException, Query, Response, params
-    from pydantic import BaseModel, ConfigDict, TypeAdapter
+    from pydantic import BaseModel, ConfigDict, TypeAdapter, field_validator
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
         f"{exc.name} is not installed; install it with: pip install 'fastapi>=0.110'", name=exc.name
@@ -32,6 +32,7 @@ from taskmanager.model.record import AttemptInfo, TaskInfo
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.status import ManagerStatus
+from taskmanager.store.constraints import encodable
 
 __all__ = ["Attempt", "Fault", "Health", "Page", "Schedule", "Task", "TaskDetail", "router"]
 
@@ -41,7 +42,18 @@ _ANYTHING: Final[TypeAdapter[Any]] = TypeAdapter(
 )
 
 
-class Fault(BaseModel):
+class _Answer(BaseModel):
+    """Its texts are what the application and its exceptions say, and may be what UTF-8 has no bytes for."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _can_be_sent(cls, value: object) -> object:
+        return _encodable(value)
+
+
+class Fault(_Answer):
     """Why a task did not succeed."""
 
     error_code: str
@@ -49,10 +61,8 @@ class Fault(BaseModel):
     data: Any = None
 
 
-class Task(BaseModel):
+class Task(_Answer):
     """One task, without what the application put in or got out: arguments and results are in `TaskDetail`."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     task_id: str
     task_name: str
@@ -79,7 +89,7 @@ class Task(BaseModel):
     progress: dict[str, Any] | None
 
 
-class Attempt(BaseModel):
+class Attempt(_Answer):
     """One attempt that has ended. `traceback` is None unless the router was made with `tracebacks=True`."""
 
     attempt: int
@@ -110,17 +120,15 @@ class TaskDetail(Task):
     attempts: list[Attempt]
 
 
-class Page(BaseModel):
+class Page(_Answer):
     """Tasks, newest first. `next_before` is the `before` of the next page, None when this one was not full."""
 
     tasks: list[Task]
     next_before: str | None
 
 
-class Schedule(BaseModel):
+class Schedule(_Answer):
     """One schedule; `definition` is its timing in words. One that no running instance declares does not fire."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     schedule_name: str
     task_name: str
@@ -133,7 +141,7 @@ class Schedule(BaseModel):
     is_declared: bool
 
 
-class Health(BaseModel):
+class Health(_Answer):
     """This instance. `ok` comes with 200, everything else with 503. Durations are seconds.
 
     `oldest_waiting_s`: how long the oldest task has been due that waits here for a slot. `oldest_unsaved_s`: what a
@@ -375,6 +383,17 @@ def _as_json(value: Any) -> Any:
     except Exception:  # noqa: BLE001  # an object of the application may raise anything when it is looked at
         return safe_value(value)
     return safe_value(value)
+
+
+def _encodable(value: Any) -> Any:
+    """The same value with lone surrogates as escapes, which is what the file has in their place too."""
+    if isinstance(value, str):
+        return encodable(value)
+    if isinstance(value, Mapping):
+        return {_encodable(key): _encodable(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_encodable(each) for each in value]
+    return value
 
 
 def _stored(text: str | None, kind: type[Any]) -> Any:

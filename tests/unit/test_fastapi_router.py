@@ -192,6 +192,33 @@ def test_a_result_that_is_no_json_does_not_break_the_page(client: TestClient, ma
     assert "Lock" in result["lock"]
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_text_that_utf8_cannot_hold_is_shown_with_escapes(tmp_path: Path, is_kept: bool) -> None:
+    """A file name that is no UTF-8, in everything that the application says of a task, in memory and in the file."""
+    manager, name = TaskManager(tmp_path / "tasks.db" if is_kept else None), "caf\udce9"
+
+    @manager.task(name="read", persist=is_kept)
+    async def read(path: str) -> None:
+        current_task().log("reading", path=name)
+        current_task().progress(1, 2, name)
+        raise ValueError(name)
+
+    with serve(manager, tracebacks=True) as client:
+
+        async def run() -> str:
+            handle = read.enqueue("kept" if is_kept else name)  # what is to be kept is refused at the call
+            await handle.result()
+            return handle.task_id
+
+        assert client.portal is not None
+        task_id = client.portal.call(run)
+        shown = client.get(f"/tm/tasks/{task_id}")
+        assert shown.status_code == 200, shown.text
+        assert shown.json()["error"]["message"] == "ValueError: caf\\udce9"
+        assert shown.json()["log"][0]["path"] == shown.json()["progress"]["text"] == "caf\\udce9"
+        assert client.get("/tm/tasks").json()["tasks"][0]["task_id"] == task_id
+
+
 @pytest.mark.parametrize("tracebacks", [False, True])
 def test_a_traceback_is_shown_only_where_the_router_was_made_for_it(manager: TaskManager, tracebacks: bool) -> None:
     """It quotes source and paths. The error's code and message are always there."""
