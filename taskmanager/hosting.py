@@ -7,8 +7,9 @@ import signal
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
+from taskmanager.engine.lifecycle import CANCEL_GRACE_S, let_loop_close
 from taskmanager.model.errors import ConfigurationError, StoreUnavailable
 
 logger = logging.getLogger("taskmanager")
@@ -31,7 +32,10 @@ async def shielded(work: Coroutine[Any, Any, None]) -> None:
 
 
 def run_hosted(
-    started: AbstractAsyncContextManager[object], cut_short: Callable[[], None], mains: tuple[Main, ...]
+    started: AbstractAsyncContextManager[object],
+    cut_short: Callable[[], None],
+    mains: tuple[Main, ...],
+    patience_s: float,
 ) -> Any:
     """`manager.run`. Raises `TypeError` for what is no function, and `ConfigurationError` where a loop runs already."""
     if len(mains) > 1 or not all(callable(main) for main in mains):
@@ -43,19 +47,29 @@ def run_hosted(
     if _running_loop() is not None:
         raise ConfigurationError("run() has an event loop of its own; where one runs use `async with manager:`")
     try:
-        return asyncio.run(host(started, cut_short, *(mains or (None,))))
+        return asyncio.run(host(started, cut_short, *(mains or (None,)), patience_s=patience_s))
     except StoreUnavailable as exc:
         logger.error("%s", exc)
         raise SystemExit(1) from exc
 
 
-async def host(started: AbstractAsyncContextManager[object], cut_short: Callable[[], None], main: Main | None) -> Any:
-    """Run `main`, or wait, inside `started`, until it ends or a signal comes; a second signal calls `cut_short`."""
+async def host(
+    started: AbstractAsyncContextManager[object],
+    cut_short: Callable[[], None],
+    main: Main | None,
+    *,
+    patience_s: float,
+) -> Any:
+    """Run `main`, or wait, inside `started`, until it ends or a signal comes; a second signal calls `cut_short`.
+
+    A `main` that was cancelled has `patience_s` seconds, or until the second signal, and is left behind then.
+    """
     loop = asyncio.get_running_loop()
-    signalled = asyncio.Event()
+    signalled, hurried = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:
         if signalled.is_set():
+            hurried.set()
             cut_short()
         signalled.set()
 
@@ -64,31 +78,65 @@ async def host(started: AbstractAsyncContextManager[object], cut_short: Callable
         try:
             async with started:
                 has_started = True
-                return await _until(signalled, main)
+                work = loop.create_task(signalled.wait() if main is None else _run(main))
+                await _either(work, signalled)
+                if not work.done():
+                    await _cancel(work, hurried, max(patience_s, CANCEL_GRACE_S), cut_short)
+                return None if main is None else _answer(work)
         except asyncio.CancelledError:
             if has_started or not signalled.is_set():
                 raise
             return None  # the second signal came while the start waited for the file
 
 
-async def _until(signalled: asyncio.Event, main: Main | None) -> Any:
-    """What `main` returns; None when the signal came first, after `main` was cancelled."""
-    loop = asyncio.get_running_loop()
-    work = loop.create_task(signalled.wait() if main is None else _begun(main))
-    waiting = loop.create_task(signalled.wait())
-    await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
+async def _cancel(
+    work: "asyncio.Task[Any]", hurried: asyncio.Event, patience_s: float, cut_short: Callable[[], None]
+) -> None:
+    """Cancel `main`, and leave it behind when it does not end in time."""
+    work.cancel()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(patience_s):
+            await _either(work, hurried)
     if not work.done():
-        work.cancel()
-        await asyncio.wait([work])
-    return None if main is None or work.cancelled() else work.result()
+        logger.warning("main() goes on though it was cancelled; the manager stops without waiting for it")
+        cut_short()
+        let_loop_close(work)
 
 
-def _begun(main: Main) -> Coroutine[Any, Any, Any]:
+def _answer(work: "asyncio.Task[Any]") -> Any:
+    """What `main` returned; None when it was cancelled, or was left behind."""
+    if not work.done() or work.cancelled():
+        return None
+    found = work.result()
+    if isinstance(found, _Exit):
+        raise found.exc
+    return found
+
+
+async def _either(work: "asyncio.Task[Any]", event: asyncio.Event) -> None:
+    """Wait until `work` is done or `event` is set."""
+    waiting = asyncio.get_running_loop().create_task(event.wait())
+    try:
+        await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+
+
+class _Exit(NamedTuple):
+    """`main` asked for the end of the process."""
+
+    exc: SystemExit | KeyboardInterrupt
+
+
+async def _run(main: Main) -> Any:
+    """`main`, whose `sys.exit()` waits for the stop: out of a task it would tear the loop, and fail all that runs."""
     work = main()
     if not asyncio.iscoroutine(work):
         raise TypeError(f"run takes an async function, and {main!r} is none: it returned {work!r}")
-    return work
+    try:
+        return await work
+    except (SystemExit, KeyboardInterrupt) as exc:
+        return _Exit(exc)
 
 
 @contextlib.contextmanager

@@ -415,7 +415,7 @@ class TaskManager:
         SIGTERM and SIGINT cancel `main` and stop the manager; a second one cuts the drain short. Exits with
         status 1 when the store could not be written at the stop.
         """
-        return run_hosted(self, self._cut_short, mains)
+        return run_hosted(self, self._cut_short, mains, self._settings.drain_timeout_s)
 
     def _cut_short(self) -> None:
         if self._lifecycle is not None:

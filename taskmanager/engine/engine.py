@@ -9,6 +9,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Mapping
+from typing import cast
 from weakref import WeakValueDictionary
 
 from taskmanager.codec.safe import dumps_safe
@@ -22,7 +23,7 @@ from taskmanager.engine.follow import Follower
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.keys import becomes_successor, merge_waiters
-from taskmanager.engine.live import LiveTask, Phase
+from taskmanager.engine.live import Ending, LiveTask, Phase
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.outbox import HISTORY_BATCH
 from taskmanager.engine.progress import ProgressSaver
@@ -48,6 +49,7 @@ class Engine:
     is_up = False
     """True once everything is claimed and user code may run."""
     is_stopping = False
+    goes_on_count = 0  # of those that the stop has freed for the next start
 
     def __init__(
         self,
@@ -111,10 +113,6 @@ class Engine:
     def call_soon(self) -> None:
         """Look into the inbox soon. From anywhere; `RuntimeError` when the loop is closed."""
         self.turn.ring()
-
-    def empty_inbox(self) -> None:
-        """Accept what was enqueued."""
-        self.turn.empty_inbox()
 
     def accept(self, live: LiveTask) -> None:
         """A new task, checked and counted as entered by the intake."""
@@ -393,6 +391,7 @@ class Engine:
         live.is_published = True
         ending = live.ending
         assert ending is not None
+        self.goes_on_count += ending.requeued
         if live.waiters:
             for waiter in live.waiters:
                 resolve(waiter, ending)
@@ -421,22 +420,23 @@ class Engine:
 
     async def flush(self) -> None:
         """Return when everything accepted or ended so far is committed."""
-        self.empty_inbox()
+        self.turn.empty_inbox()
         await self.writer.flush()
 
     async def idle(self) -> None:
         """Return when memory holds no unfinished task."""
-        self.empty_inbox()
+        self.turn.empty_inbox()
         while self.live:
             waiter: asyncio.Future[None] = self.loop.create_future()
             self._idle_waiters.append(waiter)
             await waiter
-            self.empty_inbox()
+            self.turn.empty_inbox()
 
-    async def ended(self, live: LiveTask) -> None:
-        """Return when this task has ended, whoever waits for it besides."""
-        if not live.is_published:
-            await wait_in(live.waiters_list())
+    async def ended(self, live: LiveTask) -> Ending:
+        """The ending of this task, whoever waits for it besides."""
+        if live.is_published and live.ending is not None:
+            return live.ending
+        return cast("Ending", await wait_in(live.waiters_list()))
 
     # Following tasks that run elsewhere.
 

@@ -44,6 +44,7 @@ class Runner:
         self.abandoned: set[Attempt] = set()
         self._report = report
         self._lost_s = lost_s
+        self._by_lane = {"async": self._run_async, "thread": self._run_thread, "process": self._run_process}
 
     def start(self, attempt: Attempt) -> None:
         """Run the attempt in its lane, in a copy of the caller's context."""
@@ -52,13 +53,9 @@ class Runner:
         self.running[live.task_id] = attempt
         # After a restart there is no caller any more; the task then runs in an empty context.
         context = Context() if live.context is None else live.context.copy()
-        lane = live.definition.lane
-        if lane == "async":
-            attempt.task = loop.create_task(self._run_async(attempt), context=context)
-        elif lane == "thread":
-            attempt.task = loop.create_task(self._run_thread(attempt), context=context)
-        else:
-            attempt.task = loop.create_task(self._run_process(attempt), context=context)
+        run = self._by_lane[live.definition.lane]
+        # Not by the task factory of the loop: an eager one would run user code here, in the middle of a dispatch.
+        attempt.task = asyncio.Task(run(attempt), loop=loop, context=context)
         if live.timeout_s is not None:
             self._watch_timeout(attempt, live.timeout_s)
 
@@ -131,7 +128,7 @@ class Runner:
             if reply.progress:
                 attempt.progress(*reply.progress)
             if reply.exc is not None:
-                failed = failure_of(live, reply.exc)
+                failed = _failed(live, reply.exc)
                 outcome = failed._replace(reason=reply.trace or failed.reason)
             else:
                 outcome = _returned(live, reply.value)
@@ -148,7 +145,7 @@ class Runner:
         """The outcome of an exception: ours when we asked for it, else the task's own failure."""
         reason = attempt.stop_reason
         if reason is None:
-            return failure_of(attempt.live, exc)
+            return _failed(attempt.live, exc)
         if reason is StopReason.TIMEOUT:
             return _timed_out(attempt.live)
         return Outcome("stopped")
@@ -202,6 +199,15 @@ class Runner:
         self.abandon(attempt)
         was_cancelled = attempt.stop_reason is StopReason.CANCEL  # asked for before its time was up, and ignored
         self._report(attempt, Outcome("stopped") if was_cancelled else _timed_out(live))
+
+
+def _failed(live: LiveTask, exc: BaseException) -> Outcome:
+    """The failure with its words and its traceback, and without them where the exception keeps us from reading them."""
+    try:
+        return failure_of(live, exc)
+    except BaseException as broken:  # a `__str__` that exits, a property that raises: user code too
+        message = f"{type(exc).__name__}, which cannot be described: {type(broken).__name__}"
+        return Outcome("failed", error=TaskError(BuiltInTaskCode.UNHANDLED_EXCEPTION, message), reason=message)
 
 
 def _begin(attempt: Attempt) -> None:

@@ -108,7 +108,7 @@ def _deliver(future: "asyncio.Future[Any]", value: Any, error: BaseException | N
         return
     if error is None:
         future.set_result(value)
-    elif isinstance(error, StopIteration):  # a future refuses it
+    elif issubclass(type(error), StopIteration):  # a future refuses it
         wrapped = RuntimeError(f"the task raised StopIteration: {error}")
         wrapped.__cause__ = error
         future.set_exception(wrapped)

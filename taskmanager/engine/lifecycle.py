@@ -23,7 +23,7 @@ from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.news import WriterNews
 from taskmanager.engine.records import Records
 from taskmanager.engine.settle import Outcome
-from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.model.errors import ManagerStopped, StoreError, StoreUnavailable
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
 from taskmanager.model.wording import counted
@@ -180,7 +180,7 @@ class Lifecycle:
         engine = self.engine
         engine.intake.drain()
         engine.is_stopping = True
-        engine.empty_inbox()
+        engine.turn.empty_inbox()
         count = self._cancel_memory_only("the task started")
         if count:
             logger.error("%s waiting at the stop, recorded as cancelled", counted(count, "memory-only task"))
@@ -267,7 +267,7 @@ class Lifecycle:
         for attempt in self._leftover:
             attempt.on_end = lambda ended=attempt: self._leftover_ended(ended)
             if attempt.task is not None:
-                _let_loop_close(attempt.task)
+                let_loop_close(attempt.task)
 
     def _thread_outlived_loop(self) -> None:
         """In the thread itself. What was left of other lanes went with the loop, so the last thread frees the rows."""
@@ -323,12 +323,11 @@ class Lifecycle:
         """No handle stays open: what did not end here goes on at the next start."""
         engine = self.engine
         while engine.live:  # again, when a task of a key is followed by another one
-            task_id, live = next(iter(engine.live.items()))
+            live = next(iter(engine.live.values()))
             if live.ending is None:
                 live.ending = GOES_ON
             engine.publish(live)
-            if engine.live.get(task_id) is live:
-                del engine.live[task_id]
+            engine.drop(live)
         engine.follower.end_all(GOES_ON)
 
     async def _close_store(self, unsaved: int) -> None:
@@ -355,26 +354,39 @@ class Lifecycle:
     # What the manager asks in between.
 
     async def join(self, tags: dict[str, str]) -> None:
-        """Wait until no task (with these tags) is unfinished here, rows that are still to be claimed included."""
+        """Wait until no task (with these tags) is unfinished here, rows that are still to be claimed included.
+
+        Raises `ManagerStopped` when the manager stops before that: some of them go on at the next start.
+        """
         engine = self.engine
-        engine.empty_inbox()
         while tags:
+            engine.turn.empty_inbox()
             matching = [live for live in engine.live.values() if carries(live.tags_text, tags)]
             for live in matching:
-                await engine.ended(live)
+                if (await engine.ended(live)).requeued:
+                    raise _joined_too_long()
             if not matching:
                 if not await self._has_put_away(tags):
                     return
-                await asyncio.sleep(engine.settings.store_poll_s)
+                await self._pause_join(engine.settings.store_poll_s)
         while True:
             await engine.idle()
+            if engine.goes_on_count:
+                raise _joined_too_long()
             if engine.has_backlog:
                 engine.wants_claim.set()
-                await asyncio.sleep(engine.settings.store_poll_s / 10)
+                await self._pause_join(engine.settings.store_poll_s / 10)
             elif await self._has_put_away(tags):
-                await asyncio.sleep(engine.settings.store_poll_s)
+                await self._pause_join(engine.settings.store_poll_s)
             elif not engine.live:
                 return
+
+    async def _pause_join(self, pause_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._stopped.wait()
+        if self._stopped.is_set():
+            raise _joined_too_long()
 
     async def _has_put_away(self, tags: dict[str, str]) -> bool:
         """Whether tasks accepted here may wait in the store for their time. Whose a free row was, it does not say."""
@@ -426,7 +438,11 @@ class Lifecycle:
         self.engine.wants_claim.set()
 
 
-def _let_loop_close(task: "asyncio.Task[None]") -> None:
+def _joined_too_long() -> ManagerStopped:
+    return ManagerStopped("the manager stopped before all tasks had ended; those that are left run at the next start")
+
+
+def let_loop_close(task: "asyncio.Task[None]") -> None:
     """`asyncio.run` waits for every task it knows; one that ignores its cancellation must not hold up the exit."""
     asyncio._unregister_task(task)  # noqa: SLF001  # documented in "Extending asyncio"
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  # the stop has said it already

@@ -1,7 +1,7 @@
 """Reading and acting on records: memory and file together, each task once. What `manager.get/list/retry/...` do."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -82,14 +82,21 @@ class Records:
             raise UnknownTask(f"there is no task {task_id} to list before; take an id from an earlier page")
         return row.sent_at, task_id
 
+    def _in_memory(self) -> Iterable[LiveTask]:
+        return {**self._engine.writer.unsaved_ids, **self._engine.live}.values()
+
     async def counts(self) -> dict[TaskStatus, int]:
         """Tasks by status, zeros included. Taken while no commit is under way, so that each task counts once."""
         engine = self._engine
         async with engine.writer.quiet:
+            committed = {live.task_id: live.committed for live in self._in_memory()}
             found = await engine.store.counts()
-            for live in {**engine.writer.unsaved_ids, **engine.live}.values():
-                if live.committed is not None:
-                    found[TaskStatus(live.committed.status)] -= 1
+            for live in self._in_memory():
+                base = committed.get(live.task_id)
+                if base is None and live.committed is not None:
+                    continue  # claimed meanwhile: it counts as the store saw it, whether before the claim or after it
+                if base is not None:
+                    found[TaskStatus(base.status)] -= 1
                 found[live.status] += 1
         return found
 

@@ -268,11 +268,18 @@ def _words(exc: BaseException) -> str:
 
 def describe(exc: BaseException) -> str:
     """The traceback as text, without the engine's own frames, bounded in size."""
-    frames = exc.__traceback__
-    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("taskmanager.engine."):
-        frames = frames.tb_next
-    text = "".join(traceback.format_exception(type(exc), exc, frames))
+    try:
+        text = _traceback_of(exc)
+    except Exception as broken:  # noqa: BLE001  # the attributes of an exception may be user code
+        return f"{type(exc).__name__}, <its traceback cannot be made: {type(broken).__name__}>"
     if len(text) > MAX_REASON_CHARS:
         half = MAX_REASON_CHARS // 2
         text = f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
     return text
+
+
+def _traceback_of(exc: BaseException) -> str:
+    frames = exc.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("taskmanager.engine."):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(exc), exc, frames))

@@ -359,3 +359,28 @@ async def test_a_task_that_was_cancelled_does_not_wait_for_another_start(persist
         info = await handle.info(include_attempts=True)
         assert (info.status, info.start_count) == (TaskStatus.CANCELLED, 1)
         assert [each.will_retry for each in info.attempts or ()] == [False]
+
+
+# Loops with an eager task factory.
+
+
+@pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="Python 3.12 made eager tasks")
+async def test_a_task_begins_in_a_turn_of_its_own_whatever_the_task_factory() -> None:
+    """An eager one would run user code in the middle of a dispatch, where it could not be cancelled."""
+    manager = TaskManager(None)
+    loop = asyncio.get_running_loop()
+    before = loop.get_task_factory()
+
+    @manager.task
+    async def work() -> None:
+        assert manager.handle(current_task().task_id).cancel()
+        await asyncio.Event().wait()
+
+    loop.set_task_factory(asyncio.eager_task_factory)
+    try:
+        async with manager:
+            with pytest.raises(TaskCancelled):
+                await work.enqueue()
+            assert_nothing_is_left(manager)
+    finally:
+        loop.set_task_factory(before)

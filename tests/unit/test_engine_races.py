@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from taskmanager import (
+    ManagerStopped,
     QueueFull,
     Snooze,
     StoreUnavailable,
@@ -585,6 +586,64 @@ async def test_join_waits_for_delayed_tasks_that_memory_had_no_room_for() -> Non
         assert log == list("012345")
 
 
+@pytest.mark.parametrize("tags", [None, {"of": "these"}])
+@pytest.mark.parametrize("put_away", [False, True])
+async def test_join_ends_with_the_manager(put_away: bool, tags: dict[str, str] | None) -> None:
+    """Nobody ends these tasks any more, so nobody may wait for it; and that they have not ended is said."""
+    manager = manager_of(max_in_memory=1)
+    work = persisted(manager)
+    async with world_of(manager):
+        for label in "abcd" if put_away else "a":
+            work.with_options(delay=3600, tags={"of": "these"}).enqueue(label)
+        await manager.flush()
+        joining = asyncio.create_task(manager.join(tags=tags))
+        await asyncio.sleep(0)
+        await manager.stop()
+        with pytest.raises(ManagerStopped, match="next start"):
+            await joining
+
+
+async def test_join_returns_when_the_last_task_ends_during_the_drain() -> None:
+    """Nothing is left then."""
+    manager = manager_of()
+    started = asyncio.Event()
+
+    @manager.task(persist=True)
+    async def work() -> None:
+        started.set()
+        await asyncio.sleep(1)
+
+    async with world_of(manager):
+        handle = work.enqueue()
+        await started.wait()
+        joining = asyncio.create_task(manager.join())
+        await asyncio.sleep(0)
+        await manager.stop()
+        await joining
+        assert handle.status is TaskStatus.COMPLETED
+
+
+async def test_counts_do_not_count_a_task_twice_that_is_claimed_meanwhile() -> None:
+    """The store counted it as free, memory as started: it counts once, and nothing below zero."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager) as (_, store):
+        call = work.bound()
+        row = manager._intake.make(call[0], call[1], ("a",), {}).row()
+        store.hold("counts", after=True)
+        counting = asyncio.create_task(manager.counts())
+        await store.until_held("counts")
+        await store.memory.commit([TaskWrite(row, None)])
+        store.memory.others_wrote()
+        engine_of(manager).wants_claim.set()
+        await turns_until(lambda: row.task_id in engine_of(manager).live)
+        await turns_until(lambda: engine_of(manager).live[row.task_id].status is TaskStatus.RUNNING)
+        store.let_go()
+        found = await counting
+        assert min(found.values()) == 0
+        assert sum(found.values()) == 0  # it came after the look
+
+
 async def test_rows_left_by_an_earlier_start_run_when_they_are_due() -> None:
     """One is due at the start, one later: claiming the first must not forget the alarm for the second."""
     manager = manager_of()
@@ -951,7 +1010,7 @@ async def test_a_key_enqueued_in_a_thread_while_its_row_is_claimed_is_one_task()
         thread.join()
         store.let_go()
         await turns_until(lambda: bool(engine.live))
-        engine.empty_inbox()
+        engine.turn.empty_inbox()
         assert await handles[0] == "a"
         await manager.join()
         assert log == ["a"]
@@ -1148,6 +1207,43 @@ async def test_an_exception_that_cannot_be_printed_is_a_failure() -> None:
             for each in (bad, worse):
                 with pytest.raises(TaskFailed):
                     await each.enqueue()
+        assert_counters(engine_of(manager))
+
+
+class Untraceable(Exception):
+    @property
+    def __traceback__(self) -> Any:
+        raise RuntimeError
+
+
+class Untouchable(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError
+
+
+class Exiting(Exception):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+@pytest.mark.parametrize("lane", ["async", "thread"])
+@pytest.mark.parametrize("kind", [Untraceable, Untouchable, Exiting])
+async def test_an_exception_that_cannot_be_described_is_a_failure(lane: str, kind: type[Exception]) -> None:
+    """Else the task would be RUNNING for ever, and its slot gone with it."""
+    manager = manager_of(concurrency=1, threads=1)
+
+    async def fails() -> None:
+        raise kind
+
+    def fails_in_thread() -> None:
+        raise kind
+
+    async with world_of(manager):
+        fn: Any = fails if lane == "async" else fails_in_thread
+        task = manager.task(name="fails", persist=True)(fn)
+        for _ in range(2):
+            with pytest.raises(TaskFailed, match=kind.__name__):
+                await task.enqueue()
         assert_counters(engine_of(manager))
 
 

@@ -1,0 +1,83 @@
+"""`manager.run(main)`: whatever `main` does with a signal, or without one, the manager stops in order and in time."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
+
+from taskmanager import TaskManager
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(sys.platform == "win32", reason="the signals are POSIX ones"),
+]
+
+
+@pytest.mark.parametrize("drain_timeout", [0.0, 600.0])
+def test_a_main_that_swallows_its_cancellation_holds_up_nobody(drain_timeout: float) -> None:
+    """It has the drain time, or until the second signal; else a server could be ended by SIGKILL only."""
+    manager = TaskManager(None, drain_timeout=drain_timeout)
+    cancels = 0
+
+    async def main() -> None:
+        nonlocal cancels
+        os.kill(os.getpid(), signal.SIGTERM)
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancels += 1
+                if drain_timeout:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+    assert manager.run(main) is None
+    assert cancels == 1
+    assert manager.status().state == "stopped"
+
+
+def test_a_main_may_clean_up_with_tasks_of_its_manager() -> None:
+    """The manager runs until `main` has ended, and what it returns then is returned."""
+    manager = TaskManager(None)
+
+    @manager.task
+    async def tidy(label: str) -> str:
+        return label
+
+    async def main() -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return await tidy.enqueue("tidied")
+        return ""
+
+    assert manager.run(main) == "tidied"
+
+
+@pytest.mark.parametrize("exc", [SystemExit(3), KeyboardInterrupt(), ValueError("main")])
+def test_a_main_that_ends_the_process_interrupts_what_runs(tmp_path: Path, exc: BaseException) -> None:
+    """`sys.exit()` in `main` is a stop like any other: interruption is not failure."""
+    manager = TaskManager(tmp_path / "t.db", drain_timeout=0.0)
+
+    @manager.task(persist=True, requeue_on_interrupt=True)
+    async def work() -> None:
+        running.set()
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        work.enqueue()
+        await running.wait()
+        raise exc
+
+    running = asyncio.Event()
+    with pytest.raises(type(exc)):
+        manager.run(main)
+    connection = sqlite3.connect(tmp_path / "t.db")
+    assert connection.execute("SELECT status, claimed_by_worker_id FROM taskmanager_tasks").fetchall() == [
+        ("PENDING", None)
+    ]
+    connection.close()
