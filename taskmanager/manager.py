@@ -424,7 +424,7 @@ class TaskManager:
     async def join(self, *, tags: Mapping[str, str] | None = None, timeout: float | None = None) -> None:
         """Wait until nothing accepted or claimed here is unfinished; with `tags`, nothing that carries all of them.
 
-        Delayed tasks count. Raises `TimeoutError` after `timeout` seconds, `ConfigurationError` inside a task.
+        Delayed ones count. Raises `TimeoutError`, `ConfigurationError` in a task, `ManagerStopped` when some are left.
         """
         await self._keeper.join(tags, timeout)
 
