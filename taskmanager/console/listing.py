@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
@@ -37,7 +38,7 @@ class _Column(NamedTuple):
     text: Callable[[TaskRow], str]
 
     def width(self, rows: Sequence[TaskRow]) -> int:
-        return min(self.most, max(len(self.title), *(len(self.text(row)) for row in rows)))
+        return min(self.most, max(len(self.title), *(cell_len(self.text(row)) for row in rows)))
 
 
 _QUEUE: Final = _Column("queue", 16, lambda row: escaped(row.queue_name))
