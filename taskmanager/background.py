@@ -11,6 +11,7 @@ from taskmanager.engine.intake import Intake
 from taskmanager.engine.live import LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.model.errors import ConfigurationError, TaskManagerError
+from taskmanager.model.wording import counted
 from taskmanager.task import Submitter, bound_call
 
 P = ParamSpec("P")
@@ -80,7 +81,8 @@ class Background:
         dropped = self._settle(False)
         if dropped:
             names = ", ".join(f"{live.definition.name} ({live.task_id})" for live in dropped)
-            logger.info("%d background tasks are dropped, because what added them failed: %s", len(dropped), names)
+            how_many = counted(len(dropped), "background task")
+            logger.info("dropped %s of a route or block that failed: %s", how_many, names)
 
     def _settle(self, has_succeeded: bool) -> list[LiveTask]:
         with self._lock:

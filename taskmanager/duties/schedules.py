@@ -21,6 +21,7 @@ from taskmanager.engine.schedule import Schedule, task_of
 from taskmanager.model.clock import from_us
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow
+from taskmanager.model.wording import counted
 from taskmanager.rules.schedule import Hold, Wait, judge
 
 logger = logging.getLogger("taskmanager")
@@ -235,8 +236,8 @@ class Schedules:
                 self.book.plan(name, schedule.plan.timing.due(row.next_run_at))
         if foreign:
             logger.warning(
-                "%d schedules are defined otherwise by an instance that started later, and are not fired here: %s",
-                len(foreign),
+                "an instance that started later defines %s otherwise, so that it fires them and this one does not: %s",
+                counted(len(foreign), "schedule"),
                 ", ".join(foreign[:5]),
             )
 

@@ -22,6 +22,7 @@ from taskmanager.engine.rivals import Rivals
 from taskmanager.model.errors import StoreError
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
+from taskmanager.model.wording import counted
 from taskmanager.store.protocol import ClaimRequest, FreeQueue, Store, TaskFilter
 
 logger = logging.getLogger("taskmanager")
@@ -381,8 +382,8 @@ class Claimer:
             if each.task_name not in self._engine.definitions and each.task_name not in self._reported_unknown:
                 self._reported_unknown.add(each.task_name)
                 logger.warning(
-                    "%d stored tasks are of the unknown function %r; they stay in the store until it is registered",
-                    each.count,
+                    "%s of the unknown function %r in the store, where that stays until the function is registered",
+                    counted(each.count, "task"),
                     each.task_name,
                     extra={"task_name": each.task_name},
                 )

@@ -210,9 +210,8 @@ def test_what_a_route_added_is_dropped_when_it_raised(
     app.post("/")(route)
     assert client.post("/").status_code in (500, 409)
     assert office.finish(client) == []
-    assert f"2 background tasks are dropped, because what added them failed: send ({added[0]}), stamp ({added[1]})" in (
-        caplog.messages
-    )
+    names = f"send ({added[0]}), stamp ({added[1]})"
+    assert f"dropped 2 background tasks of a route or block that failed: {names}" in caplog.messages
 
 
 def test_arguments_are_checked_where_the_task_is_added(app: FastAPI, client: TestClient, office: Office) -> None:
