@@ -31,8 +31,10 @@ CLAIM_PAGE: Final = 1_000
 """Rows per claim: bounds how long one claim holds the store, and the loop that takes its rows in."""
 FIRST_PAGE: Final = 200
 """Rows per queue that are claimed before the start returns: the best of all, more than start at once by default."""
-CHECK_S: Final = 0.25
-"""How often it is looked whether the file is still there, and whether the other instances live."""
+FILE_CHECK_S: Final = 0.5
+"""How often it is looked whether the file is still there."""
+DEATH_CHECK_S: Final = 0.25
+"""How often it is looked whether the other instances live."""
 FAILED_PAUSE_S: Final = 1.0
 CLOSE_POLL_S: Final = 0.002
 CLOSE_WATCH_S: Final = 1.0
@@ -66,6 +68,7 @@ class Claimer:
         self._submitted: set[str] = set()
         self._others: set[str] = set()
         self._dead: set[str] = set()
+        self._look_for_dead_s = 0.0
         self._rivals = Rivals(engine)
         self.check_file: Any = None
         self.on_death: Any = None
@@ -83,11 +86,11 @@ class Claimer:
                 async with asyncio.timeout(pause_s):
                     await engine.wants_claim.wait()
             try:
-                if engine.loop.time() - checked_at >= CHECK_S:
+                if engine.loop.time() - checked_at >= FILE_CHECK_S:
                     checked_at = engine.loop.time()
                     await self.check_file()
-                    if self._finds_dead():
-                        await self.on_death()
+                if self._finds_dead():
+                    await self.on_death()
                 await self.look()
                 self._has_failed = False
             except StoreError as exc:
@@ -179,9 +182,10 @@ class Claimer:
 
     def _finds_dead(self) -> bool:
         """Whether an instance has died since the last look: its lock can be taken. Each is found once."""
-        database = self._engine.settings.database
-        if database is None or self._engine.is_stopping:
+        database, now_s = self._engine.settings.database, self._engine.loop.time()
+        if database is None or self._engine.is_stopping or now_s < self._look_for_dead_s:
             return False
+        self._look_for_dead_s = now_s + DEATH_CHECK_S
         # One whose lock file was removed looks dead until it has put it back.
         self._others |= {each for each in self._dead if not is_dead(database, each)}
         found = {each for each in self._others if is_dead(database, each)}
