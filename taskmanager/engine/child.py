@@ -6,6 +6,7 @@ takes the function from the `Task` found there. It ends with its parent, and lea
 
 import importlib
 import inspect
+import io
 import os
 import signal
 import sys
@@ -84,6 +85,7 @@ def run(call: ChildCall) -> ChildReply:
     global is_lane_child
     if not is_lane_child:
         is_lane_child = True
+        _leave_standard_streams()
         _bind_to_parent(call.parent_pid)
     source = ChildSource(call)
     token = current.set(source)
@@ -129,6 +131,23 @@ def _trace(exc: BaseException) -> str:
     if frames is not None and frames.tb_next is not None:
         frames = frames.tb_next
     return "".join(traceback.format_exception(type(exc), exc, frames))
+
+
+def _leave_standard_streams() -> None:
+    """Let calls and replies go through descriptors that nobody else knows, and the standard ones to the null device.
+
+    The pool speaks over the standard streams of the child, and nobody reads its errors. A program that the task starts
+    inherits them: it would write into a reply, swallow the next call, or stop at a full pipe.
+    """
+    for stream, number, mode in ((sys.__stdin__, 0, "rb"), (sys.__stdout__, 1, "wb")):
+        buffer: Any = getattr(stream, "buffer", None)
+        raw = getattr(buffer, "raw", buffer)
+        if isinstance(raw, io.FileIO) and raw.fileno() == number:
+            raw.__init__(os.dup(number), mode)  # type: ignore[misc]  # the pool holds this object, so it stays
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    os.close(null)
 
 
 def _bind_to_parent(parent_pid: int) -> None:

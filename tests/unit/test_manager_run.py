@@ -3,6 +3,8 @@
 import asyncio
 import contextvars
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -80,6 +82,20 @@ async def test_the_process_lane_runs_in_a_child(world: World) -> None:
     info = await handle.info()
     assert info.progress == {"done": 5, "total": 10, "text": "half way"}
     assert [line["n"] for line in info.log] == [5]
+
+
+READS_AND_WRITES = "import os, sys; os.write(1, b'out' * 99_999); os.write(2, b'err' * 99_999); sys.stdin.read()"
+
+
+def runs_a_program() -> int:
+    """Runs in a child process, and so does the program, which inherits its standard streams."""
+    return subprocess.run([sys.executable, "-c", READS_AND_WRITES], check=False, timeout=60).returncode
+
+
+async def test_a_program_that_a_child_runs_does_not_disturb_the_lane(world: World) -> None:
+    """Replies travel apart from what it prints, calls from what it reads, and its errors fill no pipe."""
+    task = world.manager.task(executor="process")(runs_a_program)
+    assert [await task.enqueue(), await task.enqueue()] == [0, 0]
 
 
 @pytest.mark.parametrize("lane", ["async", "thread"])
