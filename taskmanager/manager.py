@@ -365,16 +365,16 @@ class TaskManager:
         """Drain for `timeout` seconds (default `drain_timeout`), cancel what is left, record, release, close.
 
         Takes at most two seconds longer than the drain. Raises `StoreUnavailable` when not everything could be written.
-        Stopping a manager that does not run does nothing.
+        Does nothing when the manager does not run, and raises `ConfigurationError` in another loop than its own.
         """
         check_timeout(timeout)
         lifecycle = self._lifecycle
         if lifecycle is None:
             return
-        if lifecycle.is_stopping:
+        check_stop(lifecycle)
+        if lifecycle.is_stopping and not lifecycle.engine.loop.is_closed():
             await lifecycle.wait_stopped()
             return
-        check_stop(lifecycle)
         try:
             # A waiter that is cancelled must not leave the file open and every handle hanging.
             await shielded(lifecycle.stop(self._settings.drain_timeout_s if timeout is None else timeout))
