@@ -3,9 +3,10 @@
 Running the manager needs nothing from here: `FastAPI(lifespan=manager.lifespan)`, `Depends(manager.background)`.
 """
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -37,6 +38,8 @@ from taskmanager.store.constraints import encodable
 __all__ = ["Attempt", "Fault", "Health", "Page", "Schedule", "Task", "TaskDetail", "router"]
 
 MAX_PAGE: Final = 500
+ANSWER_S: Final = 5.0
+"""How long a request waits for the file."""
 _ANYTHING: Final[TypeAdapter[Any]] = TypeAdapter(
     Any, config=ConfigDict(ser_json_inf_nan="strings", ser_json_bytes="base64")
 )
@@ -208,13 +211,22 @@ _NOT_FOUND: Final[dict[int | str, dict[str, Any]]] = {404: _says("There is none 
 _NOT_NOW: Final[dict[int | str, dict[str, Any]]] = {**_NOT_FOUND, 409: _says("The task is in no state for it")}
 
 
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """The manager's errors as answers. Their messages are made for people, and hold no user data but names and ids."""
+@asynccontextmanager
+async def _refusals() -> AsyncIterator[None]:
+    """The manager's errors as answers. Their messages are made for people, and hold no user data but names and ids.
+
+    Who acts waits until that is recorded, which may take as long as the file takes no writes; a client should not.
+    """
     try:
-        yield
+        async with asyncio.timeout(ANSWER_S):
+            yield
     except UnknownTask as exc:
         raise HTTPException(404, str(exc)) from exc
+    except TimeoutError as exc:
+        text = (
+            f"the file has not answered for {ANSWER_S:g} s; look whether it was done all the same before you repeat it"
+        )
+        raise HTTPException(503, text) from exc
     except (ManagerStopped, ManagerStopping, StoreUnavailable, QueueFull) as exc:
         raise HTTPException(503, str(exc)) from exc
 
@@ -228,7 +240,7 @@ def _add_reading(made: APIRouter, manager: TaskManager, required: list[params.De
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
         before: Annotated[str | None, Query(description="The id of the last task of the page before")] = None,
     ) -> Page:
-        with _refusals():
+        async with _refusals():
             found = await manager.list(
                 status=status, task_name=task_name, queue_name=queue_name, limit=limit, before=before
             )
@@ -239,18 +251,18 @@ def _add_reading(made: APIRouter, manager: TaskManager, required: list[params.De
 
     @made.get("/tasks/{task_id}", dependencies=required, responses=_NOT_FOUND, summary="One task, with its attempts")
     async def show_task(task_id: str) -> TaskDetail:
-        with _refusals():
+        async with _refusals():
             return _detail(await _existing(manager, task_id), tracebacks)
 
     @made.get("/counts", dependencies=required, summary="How many tasks have each status")
     async def count_tasks() -> dict[TaskStatus, int]:
-        with _refusals():
+        async with _refusals():
             return await manager.counts()
 
 
 def _add_acting(made: APIRouter, manager: TaskManager, required: list[params.Depends]) -> None:
     async def acted(task_id: str, act: Callable[[], Awaitable[bool]], word: str) -> Task:
-        with _refusals():
+        async with _refusals():
             done = await act()
             info = await _existing(manager, task_id)
         if not done:
@@ -274,25 +286,25 @@ def _add_acting(made: APIRouter, manager: TaskManager, required: list[params.Dep
 def _add_schedules(made: APIRouter, manager: TaskManager, required: list[params.Depends]) -> None:
     @made.get("/schedules", dependencies=required, summary="All schedules, and when they fire next")
     async def list_schedules() -> list[Schedule]:
-        with _refusals():
+        async with _refusals():
             return [Schedule.model_validate(each) for each in await manager.schedules()]
 
     @made.post("/schedules/{name:path}/pause", status_code=204, dependencies=required, responses=_NOT_FOUND)
     async def pause_schedule(name: str) -> None:
         """Fire no more until it is resumed."""
-        with _refusals():
+        async with _refusals():
             await manager.pause_schedule(name)
 
     @made.post("/schedules/{name:path}/resume", status_code=204, dependencies=required, responses=_NOT_FOUND)
     async def resume_schedule(name: str) -> None:
         """Fire again."""
-        with _refusals():
+        async with _refusals():
             await manager.resume_schedule(name)
 
     @made.post("/schedules/{name:path}/run", status_code=202, dependencies=required, responses=_NOT_FOUND)
     async def run_schedule(name: str) -> Task:
         """Fire once now, besides the times it has."""
-        with _refusals():
+        async with _refusals():
             handle = await manager.run_schedule(name)
             return Task.model_validate(await handle.info())
 

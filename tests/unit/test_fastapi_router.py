@@ -352,7 +352,7 @@ def test_health_tells_how_long_the_oldest_task_has_been_waiting() -> None:
 
 @pytest.mark.anyio
 async def test_health_is_503_while_the_file_takes_no_writes() -> None:
-    """It awaits nothing of the store, so it answers although the store does not; so do the others, with 503."""
+    """It awaits nothing of the store, so it answers although the store does not; so do the others, 503 and soon."""
     manager = TaskManager("tasks.db")  # not opened: the world has a store of its own
 
     @manager.task(name="kept", persist=True, requeue_on_interrupt=True)
@@ -366,7 +366,7 @@ async def test_health_is_503_while_the_file_takes_no_writes() -> None:
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://t") as client,
     ):
         store.is_down = True
-        kept.enqueue()
+        task_id = kept.with_options(delay=3600).enqueue().task_id
         await world.advance(2)
         answer = await client.get("/healthz")
         assert (answer.status_code, answer.json()["status"]) == (503, "degraded")
@@ -374,9 +374,12 @@ async def test_health_is_503_while_the_file_takes_no_writes() -> None:
         assert answer.json()["storage_degraded_since"] is not None
         assert (await client.get("/tasks")).status_code == 503
         assert (await client.get("/counts")).status_code == 503
+        refused = await client.post(f"/tasks/{task_id}/cancel")
+        assert (refused.status_code, refused.json()["detail"][:21]) == (503, "the file has not answ")
         store.is_down = False
         await world.advance(5)
         assert (await client.get("/healthz")).json()["status"] == "ok"
+        assert (await client.get(f"/tasks/{task_id}")).json()["status"] == "CANCELLED"  # asked for, and kept
 
 
 def test_a_manager_that_does_not_run_is_said_so(manager: TaskManager) -> None:
