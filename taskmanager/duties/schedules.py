@@ -285,7 +285,8 @@ class Schedules:
             task = task_of(schedule.template, schedule.fire_id(step.fire_at), step.fire_at, now)
         if step.reason is not None and row.next_run_at is not None:
             logger.info("schedule %s: fires from %s on are dropped (%s)", name, from_us(row.next_run_at), step.reason)
-        return ScheduleFire(name, schedule.config_hash, row.next_run_at, step.next_run_at, task, now)
+        is_alone = task is not None and schedule.plan.overlap != "allow"
+        return ScheduleFire(name, schedule.config_hash, row.next_run_at, step.next_run_at, task, now, is_alone=is_alone)
 
     def _soon(self, name: str, now: int) -> int:
         """When to look again whether an earlier run has ended: at once after it began, and ever more patiently."""
@@ -298,7 +299,8 @@ class Schedules:
         Written again when nobody knows whether it was, so its id is that of the start.
         """
         task = task_of(schedule.template, schedule.startup_id(self._engine.identity.instance_id), now, now)
-        return ScheduleFire(schedule.name, schedule.config_hash, row.next_run_at, row.next_run_at, task, now)
+        at, is_alone = row.next_run_at, schedule.plan.overlap != "allow"
+        return ScheduleFire(schedule.name, schedule.config_hash, at, at, task, now, is_alone=is_alone)
 
     def _is_full(self, schedule: Schedule) -> bool:
         queue = schedule.queue_name

@@ -1,5 +1,6 @@
 """The state of a schedule as it stands in the store, and the two changes that are made to it."""
 
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from taskmanager.model.record import TaskRow
@@ -72,6 +73,7 @@ class ScheduleFire(NamedTuple):
     """One step of a schedule: run `task` (None: a fire is dropped), and go on with `next_run_at`.
 
     Wins only while the row says `expected_hash` and `expected_next`; and, unless a person asked for it, is not paused.
+    With `is_alone`, only while no run of the schedule is unfinished.
     """
 
     schedule_name: str
@@ -81,11 +83,13 @@ class ScheduleFire(NamedTuple):
     task: TaskRow | None
     now: int
     is_manual: bool = False
+    is_alone: bool = False
 
-    def wins(self, row: ScheduleRow | None) -> bool:
-        """Whether the precondition holds."""
+    def wins(self, row: ScheduleRow | None, busy: Collection[str]) -> bool:
+        """Whether the precondition holds; `busy`: the schedules with a run that has not ended."""
         return (
             row is not None
+            and not (self.is_alone and self.schedule_name in busy)
             and row.config_hash == self.expected_hash
             and row.next_run_at == self.expected_next
             and (row.paused_at is None or self.is_manual)

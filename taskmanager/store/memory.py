@@ -330,10 +330,10 @@ class MemoryStore:
             fault = write_fault(write)
             if fault is not None:
                 raise StoreError(f"the run of a schedule cannot be stored: {fault}")
-        lost = set()
+        lost, busy = set(), await self.busy_schedules()
         for each in fires:
             row = self._schedules.get(each.schedule_name)
-            if row is None or not each.wins(row):
+            if row is None or not each.wins(row, busy):
                 lost.add(each.schedule_name)
                 continue
             row = row._replace(next_run_at=each.next_run_at, updated_at=each.now)

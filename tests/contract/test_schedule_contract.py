@@ -104,6 +104,18 @@ async def test_another_task_with_the_same_timing_keeps_the_next_fire(store: Stor
     assert (row.config_hash, row.template, row.next_run_at) == ("hash-2", "{}", 100)
 
 
+async def test_a_fire_that_is_to_run_alone_loses_while_a_run_has_not_ended(store: Store) -> None:
+    """Asked in the transaction of the fire: a run beside the fires, by another instance, may have come in between."""
+    await begin(store, OLD)
+    await store.declare_schedules([declared()], OLD, 50)
+    beside = fire(task_id="at-start", next_run_at=100, is_alone=True)
+    assert await store.fire_schedules([beside]) == frozenset()
+    assert await store.fire_schedules([fire(is_alone=True)]) == {"nightly"}
+    assert await store.fetch("run-1") is None
+    assert (await only(store)).next_run_at == 100
+    assert await store.fire_schedules([fire()]) == frozenset()
+
+
 async def test_a_fire_moves_the_schedule_and_inserts_a_free_task(store: Store) -> None:
     """Both or neither: one transaction."""
     await begin(store, OLD)

@@ -55,7 +55,8 @@ def fire(connection: sqlite3.Connection, fires: Sequence[ScheduleFire]) -> froze
     tasks = {each.schedule_name: _storable(each.task) for each in fires if each.task is not None}
     with transaction(connection):
         there = {row.schedule_name: row for row in fetch(connection, [each.schedule_name for each in fires])}
-        winners = [each for each in fires if each.wins(there.get(each.schedule_name))]
+        unfinished = busy(connection) if any(each.is_alone for each in fires) else ()
+        winners = [each for each in fires if each.wins(there.get(each.schedule_name), unfinished)]
         before = fetch_ids(connection, [each.task.task_id for each in winners if each.task is not None])
         fresh = {name: task for name, task in tasks.items() if task.task_id not in before}
         insert(connection, [fresh[each.schedule_name] for each in winners if each.schedule_name in fresh])
