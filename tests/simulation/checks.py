@@ -44,14 +44,34 @@ class Checks:
         self.revived: Counter[str] = Counter()
         """How often a task that had ended was put back."""
         self.purged: set[str] = set()
+        self.gone: set[str] = set()
+        """What only a file held that was deleted."""
+        self.kept: dict[str, Process] = {}
+        """Tasks that were in the memory of a process when the file was deleted."""
         self.may_revive: set[str] = set()
         """Tasks for which somebody asked that: `retry`, or the same key again."""
 
     def promised(self, task_id: str) -> None:
         """`saved()` has returned."""
+        if task_id in self.gone or self._world.is_in_doubt:
+            return  # it was saved in a file that is not there any more
         self.saved.add(task_id)
         if task_id not in self.rows and task_id not in self.purged:
             self._world.fault(f"{task_id} was called saved, and is not in the store")
+
+    def lose(self) -> None:
+        """The file was deleted: what no living process holds in memory is gone, and what one holds must come back."""
+        held: dict[str, Process] = {}
+        for each in self._world.processes:
+            if each.is_alive and each.engine is not None:
+                held |= {live.task_id: each for live in each.engine.live.values() if live.owner == each.instance_id}
+        self.kept |= {task_id: held[task_id] for task_id in self.rows if task_id in held}
+        for task_id in self.rows.keys() - held.keys():
+            self.gone.add(task_id)
+            self.revived[task_id] += 1
+            self._world.runs.forget(task_id)
+        self.saved &= held.keys()
+        self.rows, self.attempts = {}, {}
 
     def observe(self, process: "Process", verb: str, args: tuple[Any, ...]) -> None:
         """`process` has called `verb`; compare what stands there with what stood there."""
@@ -189,7 +209,10 @@ class Checks:
 
     def at_the_end(self) -> None:
         """Everything that was accepted and saved has ended, and its record is whole."""
-        for task_id in self.saved - self.purged:
+        for task_id, holder in self.kept.items():
+            if task_id not in self.rows and task_id not in self.purged and holder.has_outlived_the_file:
+                self._world.fault(f"{task_id} of {holder} is not in the new file")
+        for task_id in self.saved - self.purged - self.kept.keys():
             row = self.rows.get(task_id)
             if row is None or row.status not in TERMINAL:
                 self._world.fault(f"{task_id} was saved and is {row and row.status} at the end")
@@ -197,5 +220,6 @@ class Checks:
             if row.status not in TERMINAL:
                 self._world.fault(f"{row.task_name} {row.task_id} never ends: {row}")
             last = self.attempts.get((row.task_id, row.start_count))
-            if row.status in ("COMPLETED", "FAILED", "INTERRUPTED") and last is None:
+            is_judged = not self._world.loss_count and row.status in ("COMPLETED", "FAILED", "INTERRUPTED")
+            if is_judged and last is None:
                 self._world.fault(f"{row.task_name} {row.task_id} is {row.status} without attempt {row.start_count}")

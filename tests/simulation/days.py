@@ -22,6 +22,7 @@ class Days:
         self._numbers = iter(range(1, 1_000))
         self._suspended_until_us = 0
         self._steps = self._chance.random() < 0.4
+        self._deletes = world.is_on_file and self._chance.random() < 0.3
         self._actions: list[tuple[Callable[[], None], int]] = [
             (self._start_one, 4),
             (self._kill, 4),
@@ -33,6 +34,7 @@ class Days:
             (self._restart, 1),
             (self._outage, 2),
             (self._step_clock, 2),
+            (self._lose_file, 1),
             *Calls(world).actions,
         ]
 
@@ -128,6 +130,11 @@ class Days:
         else:
             process.outage_until_us = until_us
         self._world.log(process, "outage until", until_us / 1e6)
+
+    def _lose_file(self) -> None:
+        """Somebody cleans up, once."""
+        if self._deletes and not self._world.loss_count:
+            self._world.lose_file()
 
     def _step_clock(self) -> None:
         if self._steps:

@@ -16,7 +16,14 @@ from taskmanager.model.states import TERMINAL
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Beat, Beater, Store
 from taskmanager.store.sqlite import schedules
-from taskmanager.store.sqlite.connection import configure_reader, configure_writer, raise_not_open, translate
+from taskmanager.store.sqlite.connection import (
+    configure_reader,
+    configure_writer,
+    create_private,
+    raise_not_open,
+    translate,
+)
+from taskmanager.store.sqlite.files import Files
 from taskmanager.store.sqlite.queries import task_rows
 from taskmanager.store.sqlite.schema import migrate
 from taskmanager.store.sqlite.statements import ATTEMPT_COLUMNS, LIVE_SQL
@@ -56,6 +63,11 @@ class Connected(Protocol):
     """One process and the disk."""
 
     store: Store
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it has the file open that others find."""
+        ...
 
     def beater(self) -> Beater:
         """For its heart."""
@@ -123,6 +135,7 @@ class MemoryView:
     def __init__(self, disk: MemoryDisk) -> None:
         self._disk = disk
         self.store = cast("Store", self)
+        self.is_current = True
 
     def __getattr__(self, verb: str) -> Any:
         method = getattr(self._disk.memory, verb)
@@ -185,8 +198,10 @@ class InlineSqliteStore(SqliteStore):
     async def open(self) -> None:
         if self.raw_writer is not None:
             return
+        create_private(Path(self.path))
         self.raw_writer = self._connect(self._configure)
         self.raw_reader = self._connect(configure_reader)
+        self._files = Files.of(self.path)
 
     def _configure(self, connection: sqlite3.Connection) -> None:
         configure_writer(connection, self._synchronous)
@@ -199,6 +214,13 @@ class InlineSqliteStore(SqliteStore):
         return connection
 
     async def close(self) -> None:
+        if self._files is not None and not self._files.is_database_there(self.path):
+            self._files.forsake(self.path)
+            self._files = None
+        self.cut()
+
+    def cut(self) -> None:
+        """Its process is gone."""
         for connection in (self.raw_reader, self.raw_writer):
             if connection is not None:
                 connection.close()
@@ -220,12 +242,6 @@ class InlineSqliteStore(SqliteStore):
         except sqlite3.Error as error:
             raise translate(self.path, error) from error
 
-    async def is_same_file(self) -> bool:
-        return True
-
-    async def has_its_log(self) -> bool:
-        return True
-
 
 class FileDisk:
     """A real file, and a connection of the judge's own."""
@@ -236,6 +252,7 @@ class FileDisk:
         _finish(first.open())
         _finish(first.close())
         self._judge = sqlite3.connect(path, isolation_level=None)
+        self._judged = Files.of(str(path))
         self._seen: object = None
         self._look_count = 0
         self._rows: dict[str, TaskRow] = {}
@@ -245,7 +262,28 @@ class FileDisk:
     def connect(self) -> "FileView":
         return FileView(self.path)
 
+    def lose(self) -> None:
+        """Somebody deletes the file and what lies beside it."""
+        for name in (self.path, *(self.path.with_name(f"{self.path.name}-{end}") for end in ("wal", "shm"))):
+            name.unlink(missing_ok=True)
+        self._judge.close()
+        self._judge = sqlite3.connect(":memory:", isolation_level=None)
+        migrate(self._judge, ":memory:")
+        self._forget()
+
+    def _forget(self) -> None:
+        self._seen, self._rows, self._attempts = None, {}, {}
+        self._live, self._last_attempt = "[]", 0
+
+    def _look_for_the_new_one(self) -> None:
+        if not self._judged.is_database_there(str(self.path)) and self.path.exists():
+            self._judge.close()
+            self._judge = sqlite3.connect(self.path, isolation_level=None)
+            self._judged = Files.of(str(self.path))
+            self._forget()
+
     def rows(self, *, is_last: bool = False) -> dict[str, TaskRow] | None:
+        self._look_for_the_new_one()
         version = self._judge.execute("PRAGMA data_version").fetchone()
         if version == self._seen and not is_last:
             return None
@@ -291,18 +329,16 @@ class FileView:
         self.path = path
         self.inline = InlineSqliteStore(path, synchronous="normal")
         self.store: Store = self.inline
-        self._beater: Any = None
+
+    @property
+    def is_current(self) -> bool:
+        return self.inline.raw_writer is not None and _finish(self.inline.is_same_file())
 
     def beater(self) -> Beater:
-        from taskmanager.store.sqlite.beat import SqliteBeater
-
-        self._beater = SqliteBeater(str(self.path))
-        return cast("Beater", self._beater)
+        return self.inline.open_beater()
 
     def cut(self) -> None:
-        _finish(self.inline.close())
-        if self._beater is not None:
-            self._beater.close()
+        self.inline.cut()
 
 
 def _finish(coroutine: Any) -> Any:

@@ -22,6 +22,9 @@ READS = frozenset(
 """What goes through the reader's connection; everything else is the writer's."""
 
 
+CLOSE_LOOK_US = 1_000
+
+
 class Fate(NamedTuple):
     """What happens to one call."""
 
@@ -59,6 +62,7 @@ class FaultyLine:
         self._process = process
         self._store = process.view.store
         self._busy_until_us = {"reader": 0, "writer": 0}
+        self._under_way = 0
 
     def as_store(self) -> Store:
         """Itself, as the protocol that it answers."""
@@ -82,15 +86,23 @@ class FaultyLine:
         fate = Fate() if verb in ("close", "is_same_file", "has_its_log") else process.fate()
         connection = "reader" if verb in READS else "writer"
         now_us = world.now_us
-        if verb == "close":  # behind everything that is under way
-            self._busy_until_us["writer"] = max(self._busy_until_us.values())
-            process.closing_us = max(0, self._busy_until_us["writer"] - now_us)
-        if fate.kind == "ok" and not fate.wait_us + fate.answer_us and self._busy_until_us[connection] <= now_us:
+        is_close = verb == "close"
+        is_quick = not self._under_way if is_close else self._busy_until_us[connection] <= now_us
+        if fate.kind == "ok" and not fate.wait_us + fate.answer_us and is_quick:
             return self._effect(verb, work, args)
         begins = max(now_us, self._busy_until_us[connection]) + fate.wait_us
         self._busy_until_us[connection] = begins + fate.answer_us
         answer: asyncio.Future[Any] = process.loop.create_future()
-        process.at(begins, lambda: self._happen(verb, work, args, fate, answer))
+
+        def begin() -> None:
+            if is_close and self._under_way:  # it comes behind everything that is under way
+                process.at(world.now_us + CLOSE_LOOK_US, begin)
+                return
+            process.closing_us = world.now_us - now_us
+            self._happen(verb, work, args, fate, answer)
+
+        self._under_way += not is_close
+        process.at(begins, begin)
         return await answer
 
     def _happen(
@@ -113,6 +125,7 @@ class FaultyLine:
         process = self._process
 
         def give() -> None:
+            self._under_way -= verb != "close"
             if answer.done():
                 return
             if error is None:

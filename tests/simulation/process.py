@@ -51,6 +51,8 @@ class Process:
         self.is_up = False
         self.is_leaving = False
         self.is_stopping = False
+        self.has_outlived_the_file = False
+        """It had the file open that was deleted, and nothing else has happened to it since."""
         self.was_out = False
         """Whether it was ever frozen or blocked, so that others may have taken it for dead."""
         self.was_degraded = False
@@ -292,7 +294,7 @@ class Process:
         if not self.is_alive:
             return
         self.world.log(self, "dies")
-        self.is_alive = self.is_up = False
+        self.is_alive = self.is_up = self.has_outlived_the_file = False
         if self.lifecycle is not None and self.lifecycle._lock is not None:
             self.lifecycle._lock.close_descriptor()
         for lock in self.world.locks_of(self):

@@ -123,6 +123,12 @@ class Timetable:
                 run_on_startup=entry.run_on_startup,
             )(jobs[entry.job])
 
+    def lose(self) -> None:
+        """The file was deleted, and they are declared anew, from now on."""
+        self.rows = {}
+        self.fired.clear()
+        self.last.clear()
+
     @property
     def is_over(self) -> bool:
         """Whether nothing fires any more."""
@@ -257,6 +263,8 @@ class Timetable:
     def judge_progress(self) -> None:
         """Long after the faults: every schedule that somebody declares goes on."""
         world = self._world
+        for name in self.entries.keys() - self.rows.keys():
+            world.fault(f"{name} is declared by nobody: {world.up()}")
         for name, row in self.rows.items():
             hashes = [each.hash_of(name) for each in world.up()]
             if row.paused_at is not None or row.config_hash not in hashes or self._is_held(name):

@@ -48,6 +48,7 @@ class World:
         self.has_faults = True
         self.is_over = False
         self.suspension_count = 0
+        self.loss_count = 0
         self.outage_until_us = 0
         self.stale_us = round(STALE_S * 1_000_000)
         self.runs = Runs(self)
@@ -146,6 +147,25 @@ class World:
         """Any of them that can do something now."""
         up = [each for each in self.up() if each.may_turn]
         return self.chance.choice(up) if up else None
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether some process still works on a file that was deleted."""
+        if not self.loss_count:
+            return False
+        return not all(each.view.is_current for each in self.processes if each.is_alive and each.is_up)
+
+    def lose_file(self) -> None:
+        """Somebody deletes it."""
+        assert isinstance(self.disk, FileDisk)
+        self.log(None, "the file is deleted")
+        self.loss_count += 1
+        for each in self.processes:
+            each.has_outlived_the_file = each.is_alive and not each.was_out and not each.is_leaving and each.is_up
+            each.was_degraded = True  # what it commits until it notices is nowhere
+        self.checks.lose()
+        self.timetable.lose()
+        self.disk.lose()
 
     def locks_of(self, process: Process) -> list[instance.InstanceLock]:
         """The lock files that a process holds."""
