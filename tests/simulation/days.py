@@ -6,7 +6,7 @@ from tests.simulation.calls import Calls
 from tests.simulation.process import Process
 from tests.simulation.world import World
 
-FAULTY_S = 14.0
+FAULTY_S = 9.0
 """How long bad things happen."""
 MAX_PROCESSES = 3
 TWO_HOURS_S = 7_200

@@ -1,6 +1,8 @@
 """The user code of the simulation: tasks of each kind of promise, doing what their plan says, and noted as they run."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from taskmanager import RetryPolicy, Snooze, Task, TaskManager, current_task
@@ -13,6 +15,12 @@ ONCE = frozenset({"once", "narrow_once", "thread_once", "process_once", "shared_
 UNSAFE = ONCE | {"crash_retry", "retried", "process_retry"}
 """Not safe to repeat: user code of one attempt starts at most once."""
 NARROW_LIMIT = 2
+ALWAYS = ("safe", "once", "shared")
+"""Every seed has these, and some of the others."""
+OTHERS = (
+    *("retried", "crash_retry", "timed", "narrow", "narrow_once", "memory", "thread_safe", "thread_once"),
+    *("process_safe", "process_once", "process_retry", "shared_once", "shared_thread"),
+)
 QUEUES = ("narrow", "shared", "default")
 Jobs = dict[str, Task[..., Any]]
 
@@ -27,7 +35,7 @@ def in_child(label: int, plan: str) -> int:
 
 
 def define_jobs(manager: TaskManager, process: "Process") -> Jobs:
-    """Declare every task on the manager of one process."""
+    """Declare every task of this seed on the manager of one process."""
 
     def make(name: str, **options: Any) -> Task[..., Any]:
         async def job(label: int, plan: str) -> int | Snooze:
@@ -46,24 +54,27 @@ def define_jobs(manager: TaskManager, process: "Process") -> Jobs:
 
     crash_policy = RetryPolicy.fixed([1, 1], auto_retry_for=["WORKER_CRASHED"])
     quick = {"retries": 2, "retry_delay": 0.2}
-    return {
-        "safe": make("safe", persist=True, requeue_on_interrupt=True, **quick),
-        "once": make("once", persist=True),
-        "retried": make("retried", persist=True, **quick),
-        "crash_retry": make("crash_retry", persist=True, retry_policy=crash_policy),
-        "timed": make("timed", persist=True, requeue_on_interrupt=True, timeout=1.5, **quick),
-        "narrow": make("narrow", persist=True, requeue_on_interrupt=True, queue_name="narrow", **quick),
-        "narrow_once": make("narrow_once", persist=True, queue_name="narrow"),
-        "memory": make("memory", persist=False, **quick),
-        "thread_safe": make_thread("thread_safe", persist=True, requeue_on_interrupt=True, timeout=2, **quick),
-        "thread_once": make_thread("thread_once", persist=True, timeout=2),
-        "process_safe": make_process("process_safe", requeue_on_interrupt=True, timeout=2, **quick),
-        "process_once": make_process("process_once"),
-        "process_retry": make_process("process_retry", retry_policy=crash_policy),
-        "shared": make("shared", persist=True, requeue_on_interrupt=True, queue_name="shared", **quick),
-        "shared_once": make("shared_once", persist=True, queue_name="shared"),
-        "shared_thread": make_thread("shared_thread", persist=True, requeue_on_interrupt=True, queue_name="shared"),
+    makers: dict[str, Callable[[], Task[..., Any]]] = {
+        "safe": partial(make, "safe", persist=True, requeue_on_interrupt=True, **quick),
+        "once": partial(make, "once", persist=True),
+        "retried": partial(make, "retried", persist=True, **quick),
+        "crash_retry": partial(make, "crash_retry", persist=True, retry_policy=crash_policy),
+        "timed": partial(make, "timed", persist=True, requeue_on_interrupt=True, timeout=1.5, **quick),
+        "narrow": partial(make, "narrow", persist=True, requeue_on_interrupt=True, queue_name="narrow", **quick),
+        "narrow_once": partial(make, "narrow_once", persist=True, queue_name="narrow"),
+        "memory": partial(make, "memory", persist=False, **quick),
+        "thread_safe": partial(make_thread, "thread_safe", persist=True, requeue_on_interrupt=True, timeout=2, **quick),
+        "thread_once": partial(make_thread, "thread_once", persist=True, timeout=2),
+        "process_safe": partial(make_process, "process_safe", requeue_on_interrupt=True, timeout=2, **quick),
+        "process_once": partial(make_process, "process_once"),
+        "process_retry": partial(make_process, "process_retry", retry_policy=crash_policy),
+        "shared": partial(make, "shared", persist=True, requeue_on_interrupt=True, queue_name="shared", **quick),
+        "shared_once": partial(make, "shared_once", persist=True, queue_name="shared"),
+        "shared_thread": partial(
+            make_thread, "shared_thread", persist=True, requeue_on_interrupt=True, queue_name="shared"
+        ),
     }
+    return {name: makers[name]() for name in process.world.kinds}
 
 
 async def _live(process: "Process", name: str, label: int, plan: str) -> int | Snooze:

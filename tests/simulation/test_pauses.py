@@ -16,7 +16,7 @@ HOUR_US = 3_600_000_000
 def world(tmp_path: Path) -> Iterator[World]:
     """Two processes on one store, without faults."""
     made = World(3, tmp_path)
-    made.weather = Weather()
+    made.weather, made.kinds = Weather(), ("once", "timed")
     with inhabited(made):
         for number in (1, 2):
             process = Process(made, number)

@@ -28,6 +28,7 @@ HEARD_US = 6_000_000
 LATE_US = 8_000_000
 """How late a fire may be where nothing disturbs: a look at the wall clock, at others, and a store in between."""
 _US = 1_000_000
+_KINDS = ("safe", "once", "thread_safe", "shared_once")
 _ON_THE_SECOND = 2
 
 
@@ -91,11 +92,10 @@ class Timetable:
         self._watches: dict[str, Watch] = {}
         self._busy_until_us: dict[str, int] = {}
 
-    @staticmethod
-    def _draw(name: str, chance: random.Random) -> Entry:
+    def _draw(self, name: str, chance: random.Random) -> Entry:
         return Entry(
             name,
-            chance.choice(("safe", "once", "thread_safe", "shared_once")),
+            chance.choice([kind for kind in _KINDS if kind in self._world.kinds]),
             chance.choice(("sleep:0", "sleep:0.3", "sleep:1.8", "fail:1")),
             chance.choice((None, 1.1, 2.5)),
             chance.choice(("skip", "latest", "all")),

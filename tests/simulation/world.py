@@ -17,7 +17,7 @@ from taskmanager.testing import WallClock
 from tests.simulation.checks import Checks
 from tests.simulation.disk import Disk, FileDisk, MemoryDisk
 from tests.simulation.faults import Weather
-from tests.simulation.jobs import NARROW_LIMIT
+from tests.simulation.jobs import ALWAYS, NARROW_LIMIT, OTHERS
 from tests.simulation.process import Process
 from tests.simulation.runs import Runs
 from tests.simulation.timetable import Timetable
@@ -70,6 +70,7 @@ class World:
         chance = self.chance
         self.is_on_file = self.seed % 3 == 0
         self.concurrency = chance.choice((1, 2, 3, 6))
+        self.kinds = (*ALWAYS, *sorted(chance.sample(OTHERS, 6)))
         self.process_count = chance.choice((1, 2))
         self.shared_limit = chance.choice((1, 2))
         rate = chance.choice((0.0, 0.01, 0.03, 0.1))
