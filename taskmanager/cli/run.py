@@ -19,7 +19,7 @@ from taskmanager.cli.records import iso
 from taskmanager.engine.engine import Engine
 from taskmanager.manager import TaskManager
 from taskmanager.model.clock import SystemClock
-from taskmanager.model.errors import StoreError
+from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.states import TERMINAL, TaskStatus
 from taskmanager.store.sqlite.queries import counts
 
@@ -186,6 +186,8 @@ def host(manager: TaskManager) -> Ended:
         manager.run(wait)
     except KeyboardInterrupt:  # on Windows
         seen.append(signal.SIGINT)
-    except SystemExit:
+    except SystemExit as exc:
+        if not isinstance(exc.__cause__, StoreUnavailable):
+            raise  # of the user's code
         is_saved = False
     return Ended(seen, engines[0] if engines else None, is_saved)

@@ -24,7 +24,7 @@ class Queues:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._told: set[str] = set()
+        self._has_told = False
 
     async def set_paused(self, name: str, paused: bool) -> None:
         """Pause or resume a queue here at once, and elsewhere by their next look at the store."""
@@ -42,10 +42,13 @@ class Queues:
             logger.warning(text, name, what, did_you_mean(name, known))
 
     async def wait_for_room(self, name: str) -> None:
-        """Return when that queue is not full."""
+        """Return when that queue is not full.
+
+        A name that nobody has named is told once in a start: where queues come and go, each of them is new at first.
+        """
         check_queue_name(name)
-        if name not in self._told and name not in (known := self._named_here()):
-            self._told.add(name)
+        if not self._has_told and name not in (known := self._named_here()):
+            self._has_told = True
             text = "there is always room in queue %r, which no function or task has named yet%s"
             logger.warning(text, name, did_you_mean(name, known))
         while self._engine.intake.is_full(name):
@@ -53,7 +56,7 @@ class Queues:
 
     def _named_here(self) -> set[str]:
         """By functions, by the configuration, and by whatever came in since the start."""
-        by_functions = {each.queue_name for each in self._engine.definitions.values()}
+        by_functions = {each.queue_name for each in list(self._engine.definitions.values())}
         return {_OF_EVERYBODY, *by_functions, *self._engine.dispatcher.queues}
 
     async def _named_elsewhere(self) -> set[str]:
