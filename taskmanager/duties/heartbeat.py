@@ -89,6 +89,7 @@ class Heartbeat:
         now_s = self._engine.clock.elapsed_s()
         self._excuse_pause(now_s)
         self._keep_lock()
+        beater.let_go()
         roles = [role for role, at in self._due_s.items() if at <= now_s]
         if roles and self._beat(beater, self._allowed(roles, now_s)):
             self._due_s.update((role, now_s + self._intervals_s[role]) for role in roles)

@@ -77,6 +77,7 @@ class Recovery:
         self._database = database
         self._crash_budget = crash_budget
         self._random_01 = random_01
+        self._has_swept = False
         self._tell = tell
 
     async def run_once(self, *, waiting: bool = True, running: bool = True) -> int:
@@ -102,7 +103,8 @@ class Recovery:
             orphans = [row for row in rows if (running if row.status == TaskStatus.RUNNING else waiting)]
             left += len(rows) - len(orphans)
             moved += await self.recover(orphans, crashes)
-        if not left:
+        if not left and (dead or not self._has_swept):
+            self._has_swept = True
             # The rows first: a file without a row is a stray, a row without its file a doubt.
             await self._store.forget_instances(dead)
             if self._database is not None:

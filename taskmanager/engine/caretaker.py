@@ -99,3 +99,4 @@ class Caretaker:
         )
         async with engine.writer.quiet:
             await engine.store.renew_log()
+        self._paused, self._owes_rest = [], True  # the same file, but what was read of it may not be its newest state

@@ -108,6 +108,10 @@ class Beater(Protocol):
         """Write these in one transaction. Raises `StoreUnavailable`."""
         ...
 
+    def let_go(self) -> None:
+        """Release the connection where it leads to a file that nobody else can find any more."""
+        ...
+
     def close(self) -> None:
         """Release the connection."""
         ...

@@ -378,6 +378,7 @@ async def test_a_log_that_is_deleted_costs_nobody_a_task(
             world.db.with_name(world.db.name + name).unlink()
         before = world.safe.enqueue("before")
         await eventually(lambda: "made anew" in caplog.text)
+        await eventually(world.db.with_name(world.db.name + "-wal").exists)
         await manager.flush()
         assert await before == "before"
         await asyncio.to_thread(subprocess.run, [sys.executable, "-c", _PAUSE, str(world.db)], check=True)

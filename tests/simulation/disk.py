@@ -175,6 +175,9 @@ class _MemoryBeater:
         self._disk.beats.update({(beat.sender_id, beat.role): beat.sent_at for beat in beats})
         self._disk.last_beat_at = beats[-1].sent_at
 
+    def let_go(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

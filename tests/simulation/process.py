@@ -349,3 +349,6 @@ class _Down:
         from taskmanager import StoreUnavailable
 
         raise StoreUnavailable("a beat fails, as the seed wants it")
+
+    def let_go(self) -> None:
+        pass

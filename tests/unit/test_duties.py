@@ -354,6 +354,8 @@ async def test_no_mistake_of_ours_stops_the_heart(stage: Any, caplog: pytest.Log
         def beat(self, beats: object) -> None:
             raise ValueError("boom")
 
+        def let_go(self) -> None: ...
+
     scene.clock.pass_s(100)
     for _ in range(2):
         assert heartbeat._survives(Broken())

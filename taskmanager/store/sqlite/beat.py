@@ -2,10 +2,10 @@
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import suppress
 from typing import Final
 
-from taskmanager.model.errors import StoreUnavailable
+from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.store.protocol import Beat, WorkerState
 from taskmanager.store.sqlite.connection import BUSY_TIMEOUT_S, transaction, translate
 
@@ -13,7 +13,8 @@ _STATE: Final = ", ".join(WorkerState._fields)
 
 
 class SqliteBeater:
-    """A connection of its own for each beat: one that is kept would hold on to a file, or a log, that was deleted.
+    """A plain connection that lives and dies with the heartbeat's thread. Kept, because an application that has used
+    up its descriptors is alive.
 
     `is_whole` says whether the file and its log are the ones that the store has open.
     """
@@ -21,27 +22,47 @@ class SqliteBeater:
     def __init__(self, path: str, is_whole: Callable[[], bool] = lambda: True) -> None:
         self._path = path
         self._is_whole = is_whole
+        self._connection: sqlite3.Connection | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a connection is kept; asked by other threads."""
+        return self._connection is not None
 
     def beat(self, beats: Sequence[Beat]) -> None:
-        """One transaction."""
-        if not self._is_whole():
+        """One transaction. A connection that failed is made anew for the next beat."""
+        self.let_go()
+        if self._connection is None and not self._is_whole():
             raise StoreUnavailable(f"{self._path} or its log was deleted or replaced; the store makes it anew")
-        uri = f"file:{self._path.replace('%', '%25').replace('?', '%3f').replace('#', '%23')}?mode=rw"
         try:
-            with closing(sqlite3.connect(uri, timeout=BUSY_TIMEOUT_S, isolation_level=None, uri=True)) as connection:
-                self._write(connection, beats)
+            connection = self._opened()
+            with transaction(connection):
+                connection.executemany(
+                    "INSERT INTO taskmanager_heartbeats (sender_id, role, sent_at, hostname, pid)"
+                    " VALUES (?, ?, ?, ?, ?)",
+                    beats,
+                )
         except sqlite3.Error as exc:
+            self.close()
             raise translate(self._path, exc) from exc
 
-    def _write(self, connection: sqlite3.Connection, beats: Sequence[Beat]) -> None:
-        with transaction(connection):
-            connection.executemany(
-                "INSERT INTO taskmanager_heartbeats (sender_id, role, sent_at, hostname, pid) VALUES (?, ?, ?, ?, ?)",
-                beats,
-            )
+    def _opened(self) -> sqlite3.Connection:
+        if self._connection is None:
+            uri = f"file:{self._path.replace('%', '%25').replace('?', '%3f').replace('#', '%23')}?mode=rw"
+            self._connection = sqlite3.connect(uri, timeout=BUSY_TIMEOUT_S, isolation_level=None, uri=True)
+        return self._connection
+
+    def let_go(self) -> None:
+        """Close the connection to a file, or a log, that was deleted: nobody else can find what is written there."""
+        with suppress(StoreError):  # who cannot look keeps what there is
+            if not self._is_whole():
+                self.close()
 
     def close(self) -> None:
-        """Nothing is held between beats."""
+        """Close the connection, if there is one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
 
 def heartbeats(connection: sqlite3.Connection) -> list[tuple[str, str, int]]:

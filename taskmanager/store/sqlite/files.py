@@ -37,6 +37,12 @@ class Files(NamedTuple):
         now = Files.of(path)
         return self.log in (None, now.log) and self.log_index in (None, now.log_index)
 
+    def is_log_used_here(self) -> bool:
+        """Whether the connections of this process use this index. All of one process share one, and so go on with one
+        that was deleted as long as any of them is open, whatever others find by its name.
+        """
+        return self.log_index is not None and _is_open_here(self.log_index)
+
     def remove_log(self, path: str) -> None:
         """Take away what is left of this log and index, and nobody else's: no other database may be read through it."""
         _, log, index = _names(path)
@@ -68,6 +74,18 @@ def _stat(name: Path) -> os.stat_result | None:
 
 def _id(found: os.stat_result) -> _FileId:
     return found.st_dev, found.st_ino
+
+
+def _is_open_here(wanted: _FileId) -> bool:
+    try:
+        descriptors = list(Path("/proc/self/fd").iterdir())
+    except OSError:
+        return True  # elsewhere than on Linux nobody says
+    for each in descriptors:
+        with contextlib.suppress(OSError):
+            if _id(each.stat()) == wanted:
+                return True
+    return False
 
 
 def _remove(name: Path, mine: _FileId | None) -> None:

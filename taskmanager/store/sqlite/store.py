@@ -36,6 +36,8 @@ from taskmanager.store.statistics import Glance
 
 RENEW_S: Final = 1.5
 """How long the file is left alone when its log was deleted: all instances have noticed then, and have let go of it."""
+BEATER_PATIENCE_S: Final = 3.0
+_PAUSE_S: Final = 0.05
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
@@ -55,6 +57,7 @@ class SqliteStore:
         self._reader: Connection | None = None
         self._files: Files | None = None
         self._had_no_room = False
+        self._beater: SqliteBeater | None = None
         self._wal = Wal(Path(self.path), wal_limits)
         self._paces = {what: Pace() for what in ("tasks", "heartbeats", "worker states", "pages")}
 
@@ -195,7 +198,8 @@ class SqliteStore:
         await self._write(upkeep.forget_instances, instance_ids)
 
     def open_beater(self) -> SqliteBeater:
-        return SqliteBeater(self.path, self._is_whole)
+        self._beater = SqliteBeater(self.path, self._is_whole)
+        return self._beater
 
     def _is_whole(self) -> bool:
         files = self._files
@@ -252,7 +256,16 @@ class SqliteStore:
     async def has_its_log(self) -> bool:
         return self._files is None or self._files.is_log_there(self.path)
 
+    async def _until_beater_has_let_go(self) -> None:
+        """Whoever closes a file last deletes its log by name, which may be somebody else's by now: that must be us."""
+        for _ in range(round(BEATER_PATIENCE_S / _PAUSE_S)):
+            if self._beater is None or not self._beater.is_open:
+                return
+            await asyncio.sleep(_PAUSE_S)
+        raise StoreUnavailable(f"{self.path} has lost its log, and the heartbeat still writes to it")
+
     async def renew_log(self) -> None:
+        await self._until_beater_has_let_go()
         files, writer = self._files, self._writer
         assert files is not None
         if writer is not None:
@@ -267,7 +280,7 @@ class SqliteStore:
             files.remove_log(self.path)
             await asyncio.sleep(RENEW_S)
         await self.open()
-        if self._files is not None and self._files.log_index is None:
+        if self._files is not None and not self._files.is_log_used_here():
             await self.close()
             self._files = files
             raise StoreUnavailable(
