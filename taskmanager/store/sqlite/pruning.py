@@ -13,7 +13,7 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.statements import TERMINAL_SQL, quoted
 
-HOLD_S: Final = 0.01
+HOLD_S: Final = 0.005
 FIRST_SIZE: Final = 100
 FEW: Final = 50
 """A commit of so few rows takes as long as the disk takes for any: fewer still would not make it shorter."""
