@@ -162,9 +162,9 @@ async def test_an_old_sqlite_is_refused(path: Path, monkeypatch: pytest.MonkeyPa
 async def test_a_closed_store_says_what_to_do(path: Path) -> None:
     """Before open() and after close()."""
     store = SqliteStore(path)
-    with pytest.raises(StoreUnavailable, match="call open"):
+    with pytest.raises(StoreUnavailable, match="is not open"):
         await store.fetch("t1")
-    with pytest.raises(StoreUnavailable, match="call open"):
+    with pytest.raises(StoreUnavailable, match="is not open"):
         await store.commit([TaskWrite(task(), None)])
 
 

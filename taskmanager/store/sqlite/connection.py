@@ -245,5 +245,5 @@ def _configure_any(connection: sqlite3.Connection) -> None:
 
 
 def raise_not_open(path: str) -> NoReturn:
-    """For a store that is closed, or was never opened."""
-    raise StoreUnavailable(f"{path} is not open; call open() first")
+    """For a store that is closed, was never opened, or lost its file and waits for it; users read this only then."""
+    raise StoreUnavailable(f"{path} is not open: it is made anew as soon as its directory is there and can be written")
