@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskmanager.model.config import RetryPolicy
+from taskmanager.model.result import MAX_DELAY_S
 from taskmanager.rules.retry import LONGEST_DELAY_S, RetryRule
 
 DICE = st.floats(0, 1, exclude_max=True)
@@ -28,7 +29,7 @@ POLICIES = st.one_of(
 SHORTHANDS = st.builds(
     RetryRule.shorthand,
     st.integers(0, 1_000_000),
-    st.floats(0, 1e300),
+    st.floats(0, MAX_DELAY_S),
     st.one_of(st.floats(1, 10), st.floats(1, 1e300)),
 )
 
