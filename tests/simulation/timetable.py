@@ -141,7 +141,7 @@ class Timetable:
         self._note_busy()
         if verb not in SCHEDULE_VERBS:
             for task in fresh:
-                if task.scheduled_for is not None:
+                if task.scheduled_for is not None and not self._world.loss_count:  # else it is written anew
                     self._world.fault(f"{verb} of {process} has made the run of a schedule: {task}")
             return
         rows = self._world.disk.schedules()
@@ -176,7 +176,8 @@ class Timetable:
             self._judge_place(process, fire, old, new)
             if task is not None:
                 self._judge_task(process, name, task)
-            if old.next_run_at is not None:
+            has_run = fire.task is not None and task is None  # its id exists, and the schedule goes on without it
+            if old.next_run_at is not None and not has_run:
                 period_us = self.entries[name].period_us(process.number)
                 self._judge_dropped(process, Step(self.entries[name], fire, old, new, task, period_us))
 
