@@ -25,6 +25,7 @@ class Follower:
         self._decode = decode
         self._waiting: dict[str, list[asyncio.Future[Ending]]] = {}
         self.last_status: dict[str, TaskStatus] = {}
+        self._over: Ending | None = None
         self.is_owed = False
         """Whether a look has failed, so that there is one to make whatever the store says of changes."""
 
@@ -39,6 +40,8 @@ class Follower:
 
         Raises `UnknownTask` when there is no such record.
         """
+        if self._over is not None:  # who comes in the last turns of a stop would wait for ever
+            return self._over
         future: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(task_id, []).append(future)
         try:
@@ -91,6 +94,7 @@ class Follower:
             resolve_error(future, exc)
 
     def end_all(self, ending: Ending) -> None:
-        """The manager stops: nobody will read the store for these waiters any more."""
+        """The manager stops: nobody will read the store for these waiters any more, nor for late ones."""
+        self._over = ending
         for task_id in list(self._waiting):
             self.notice(task_id, ending)

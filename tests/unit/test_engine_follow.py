@@ -163,3 +163,12 @@ async def test_a_stop_answers_everybody() -> None:
     world.follower.end_all(goes_on)
     assert await asyncio.gather(*watching) == [goes_on] * 2
     assert repr(world.follower) == "<Follower of 0 tasks>"
+
+
+async def test_who_comes_after_the_end_is_told_at_once() -> None:
+    """In the last turns of a stop nobody reads the store any more, and a late waiter would wait for ever."""
+    world = World()
+    await world.put("a")
+    world.follower.end_all(DONE)
+    assert await world.follower.watch("a") == DONE
+    assert world.store.calls == []
