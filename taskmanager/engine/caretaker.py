@@ -29,10 +29,22 @@ class Caretaker:
 
     async def look(self) -> None:
         """Look, and mend what is to be mended: one at a time, and to its end, even if who asked is cancelled."""
+        if await self._is_well():
+            return
         if self._looking is None or self._looking.done():
             self._looking = self._engine.loop.create_task(self._look(), name="taskmanager-caretaker")
             self._looking.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.shield(self._looking)
+
+    async def _is_well(self) -> bool:
+        """The look that finds nothing to do, which is nearly every one."""
+        is_mending = self._owes_rest or self._is_told or not (self._looking is None or self._looking.done())
+        if is_mending:
+            return False
+        try:
+            return await self._engine.store.is_same_file() and await self._engine.store.has_its_log()
+        except StoreError:
+            return False
 
     async def look_for_good(self) -> None:
         """Before the last batches: they must not go into a file that nobody can find any more."""

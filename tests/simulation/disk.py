@@ -217,8 +217,8 @@ class InlineSqliteStore(SqliteStore):
         return connection
 
     async def close(self) -> None:
-        if self._files is not None and not self._files.is_database_there(self.path):
-            self._files.forsake(self.path)
+        if self._files is not None and not self._files.is_database_there():
+            self._files.forsake()
             self._files = None
         self.cut()
 
@@ -279,7 +279,7 @@ class FileDisk:
         self._live, self._last_attempt = "[]", 0
 
     def _look_for_the_new_one(self) -> None:
-        if not self._judged.is_database_there(str(self.path)) and self.path.exists():
+        if not self._judged.is_database_there() and self.path.exists():
             self._judge.close()
             self._judge = sqlite3.connect(self.path, isolation_level=None)
             self._judged = Files.of(str(self.path))

@@ -18,6 +18,9 @@ _FileId = tuple[int, int]
 class Files(NamedTuple):
     """Which files the names led to when they were opened. None: there was none."""
 
+    path: str
+    log_path: str
+    log_index_path: str
     database: _FileId | None
     log: _FileId | None
     log_index: _FileId | None
@@ -25,17 +28,20 @@ class Files(NamedTuple):
     @classmethod
     def of(cls, path: str) -> "Files":
         """As they are now."""
-        return cls(*(None if found is None else _id(found) for found in map(_stat, _names(path))))
+        real = os.path.realpath(path)  # the log lies beside the file itself, not beside a link to it
+        log_path, log_index_path = f"{real}-wal", f"{real}-shm"
+        return cls(path, log_path, log_index_path, *map(_id_at, (path, log_path, log_index_path)))
 
-    def is_database_there(self, path: str) -> bool:
+    def is_database_there(self) -> bool:
         """Whether the path still leads to this file. One that was emptied is gone as well: it has a page at least."""
-        found = _stat(_names(path)[0])
+        found = _stat(self.path)
         return found is not None and _id(found) == self.database and found.st_size > 0
 
-    def is_log_there(self, path: str) -> bool:
+    def is_log_there(self) -> bool:
         """Whether whoever opens the database finds this log and this index."""
-        now = Files.of(path)
-        return self.log in (None, now.log) and self.log_index in (None, now.log_index)
+        return (self.log is None or _id_at(self.log_path) == self.log) and (
+            self.log_index is None or _id_at(self.log_index_path) == self.log_index
+        )
 
     def is_log_used_here(self) -> bool:
         """Whether the connections of this process use this index. All of one process share one, and so go on with one
@@ -43,33 +49,32 @@ class Files(NamedTuple):
         """
         return self.log_index is not None and _is_open_here(self.log_index)
 
-    def remove_log(self, path: str) -> None:
+    def remove_log(self) -> None:
         """Take away what is left of this log and index, and nobody else's: no other database may be read through it."""
-        _, log, index = _names(path)
-        for name, mine in ((log, self.log), (index, self.log_index)):
-            _remove(name, mine)
+        _remove(self.log_path, self.log)
+        _remove(self.log_index_path, self.log_index)
 
-    def forsake(self, path: str) -> None:
+    def forsake(self) -> None:
         """The database is not there any more: remove what would be taken for a part of the next one."""
-        database = _names(path)[0]
-        found = _stat(database)
+        real = os.path.realpath(self.path)
+        found = _stat(real)
         if found is not None and found.st_size == 0:
-            _remove(database, self.database)
-        self.remove_log(path)
+            _remove(real, self.database)
+        self.remove_log()
 
 
-def _names(path: str) -> tuple[Path, Path, Path]:
-    real = Path(path).resolve()  # the log lies beside the file itself, not beside a link to it
-    return real, real.with_name(f"{real.name}-wal"), real.with_name(f"{real.name}-shm")
-
-
-def _stat(name: Path) -> os.stat_result | None:
+def _stat(name: str) -> os.stat_result | None:
     try:
-        return name.stat()
+        return os.stat(name)  # noqa: PTH116  # done all the time, and a Path costs more than the call
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:  # a directory that was closed, a volume that does not answer: nothing is known of it
         raise StoreUnavailable(f"{name} cannot be looked at ({error.strerror})") from error
+
+
+def _id_at(name: str) -> _FileId | None:
+    found = _stat(name)
+    return None if found is None else _id(found)
 
 
 def _id(found: os.stat_result) -> _FileId:
@@ -88,8 +93,7 @@ def _is_open_here(wanted: _FileId) -> bool:
     return False
 
 
-def _remove(name: Path, mine: _FileId | None) -> None:
-    found = _stat(name)
-    if found is not None and _id(found) == mine:
+def _remove(name: str, mine: _FileId | None) -> None:
+    if mine is not None and _id_at(name) == mine:
         with contextlib.suppress(OSError):
-            name.unlink()
+            Path(name).unlink()

@@ -97,9 +97,9 @@ class SqliteStore:
     async def _forsake(self, files: Files, writer: Connection) -> None:
         """What the path leads to no more is no part of the next file; who has moved it away finds all of it."""
         with suppress(StoreError):
-            if not files.is_database_there(self.path):
+            if not files.is_database_there():
                 self._files = None
-                files.forsake(self.path)
+                files.forsake()
                 await writer.hop(upkeep.move_all)
 
     async def _write(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
@@ -203,7 +203,7 @@ class SqliteStore:
 
     def _is_whole(self) -> bool:
         files = self._files
-        return files is not None and files.is_database_there(self.path) and files.is_log_there(self.path)
+        return files is not None and files.is_database_there() and files.is_log_there()
 
     async def heartbeats(self) -> list[tuple[str, str, int]]:
         return await self._read(beat.heartbeats)
@@ -251,10 +251,10 @@ class SqliteStore:
         return await self._write(queries.data_version)
 
     async def is_same_file(self) -> bool:
-        return self._files is not None and self._files.is_database_there(self.path)
+        return self._files is not None and self._files.is_database_there()
 
     async def has_its_log(self) -> bool:
-        return self._files is None or self._files.is_log_there(self.path)
+        return self._files is None or self._files.is_log_there()
 
     async def _until_beater_has_let_go(self) -> None:
         """Whoever closes a file last deletes its log by name, which may be somebody else's by now: that must be us."""
@@ -277,7 +277,7 @@ class SqliteStore:
             if not is_moved:
                 raise StoreUnavailable(f"{self.path} has lost its log, and a reader keeps it from being made anew")
             await self.close()
-            files.remove_log(self.path)
+            files.remove_log()
             await asyncio.sleep(RENEW_S)
         await self.open()
         if self._files is not None and not self._files.is_log_used_here():
