@@ -481,6 +481,7 @@ async def test_a_key_whose_task_ended_badly_is_a_retry_with_the_new_arguments(wo
     second = call.enqueue(2)
     assert second.task_id == first.task_id
     assert await second == 2
+    assert second.is_duplicate is True
     info = await second.info(include_attempts=True)
     assert (info.status, info.args, info.start_count) == ("COMPLETED", "[2]", 2)
     assert runs == [1, 2]
