@@ -20,6 +20,7 @@ from taskmanager.engine.lanes import BrokenProcess, ProcessLane, ThreadLane
 from taskmanager.engine.live import LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.settle import Outcome, failure_of
+from taskmanager.model.errors import ManagerStopped, ManagerStopping, TaskNotCompleted
 from taskmanager.model.result import RESERVED_CODES, Snooze, TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode
 
@@ -30,6 +31,8 @@ STUBBORN_AFTER_S = 1.0
 
 _NO_VALUES: Final = (CoroutineType, TaskError)
 """What is returned by mistake."""
+
+_OF_STOP: Final = frozenset({BuiltInTaskCode.MANAGER_STOPPED, BuiltInTaskCode.TASK_INTERRUPTED})
 
 Report = Callable[[Attempt, Outcome], None]
 
@@ -42,6 +45,7 @@ class Runner:
         self.processes = ProcessLane(process_limit)
         self.running: dict[str, Attempt] = {}
         self.abandoned: set[Attempt] = set()
+        self.is_stopping = False
         self._report = report
         self._lost_s = lost_s
         self._by_lane = {"async": self._run_async, "thread": self._run_thread, "process": self._run_process}
@@ -143,6 +147,8 @@ class Runner:
 
     def _raised(self, attempt: Attempt, exc: BaseException) -> Outcome:
         """The outcome of an exception: ours when we asked for it, else the task's own failure."""
+        if attempt.stop_reason is None and self.is_stopping and _comes_from_stop(exc):
+            attempt.stop_reason = StopReason.SHUTDOWN
         reason = attempt.stop_reason
         if reason is None:
             return _failed(attempt.live, exc)
@@ -199,6 +205,18 @@ class Runner:
         self.abandon(attempt)
         was_cancelled = attempt.stop_reason is StopReason.CANCEL  # asked for before its time was up, and ignored
         self._report(attempt, Outcome("stopped") if was_cancelled else _timed_out(live))
+
+
+def _comes_from_stop(exc: BaseException) -> bool:
+    """Whether the stop of the manager speaks here: it takes no more tasks, or puts back the one that is waited for.
+
+    Who lets that through was interrupted by the stop, like a task that is cancelled by it, and has not failed.
+    """
+    if issubclass(type(exc), BaseExceptionGroup):
+        return all(map(_comes_from_stop, exc.exceptions))  # type: ignore[attr-defined]  # it is a group
+    if issubclass(type(exc), TaskNotCompleted):
+        return exc.error.error_code in _OF_STOP  # type: ignore[attr-defined]  # it is one of ours
+    return issubclass(type(exc), ManagerStopping | ManagerStopped)
 
 
 def _failed(live: LiveTask, exc: BaseException) -> Outcome:

@@ -179,7 +179,7 @@ class Lifecycle:
     async def _stop(self, drain_timeout_s: float) -> None:
         engine = self.engine
         engine.intake.drain()
-        engine.is_stopping = True
+        engine.is_stopping = engine.runner.is_stopping = True
         engine.turn.empty_inbox()
         count = self._cancel_memory_only("the task started")
         if count:

@@ -603,6 +603,42 @@ async def test_join_ends_with_the_manager(put_away: bool, tags: dict[str, str] |
             await joining
 
 
+@pytest.mark.parametrize("is_safe", [True, False])
+@pytest.mark.parametrize("child_is_kept", [True, False])
+@pytest.mark.parametrize("in_group", [True, False])
+async def test_a_parent_whose_child_the_stop_puts_back_is_interrupted_and_has_not_failed(
+    is_safe: bool, child_is_kept: bool, in_group: bool
+) -> None:
+    """It lets through what the stop says: the child waits for the next start, or is not taken any more."""
+    manager = manager_of()
+    gate, started = asyncio.Event(), asyncio.Event()
+
+    @manager.task(persist=child_is_kept)
+    async def child() -> None: ...
+
+    @manager.task(persist=True, requeue_on_interrupt=is_safe, retries=3)
+    async def parent() -> None:
+        started.set()
+        await gate.wait()
+        if in_group:
+            async with asyncio.TaskGroup():
+                await child.enqueue()
+        else:
+            await child.enqueue()
+
+    async with world_of(manager) as (_, store):
+        handle = parent.enqueue()
+        await started.wait()
+        stopping = asyncio.create_task(manager.stop())
+        await asyncio.sleep(0)
+        gate.set()
+        await stopping
+        row = await store.memory.fetch(handle.task_id)
+        assert row is not None
+        assert (row.status, row.retry_count) == ("PENDING" if is_safe else "INTERRUPTED", 0)
+        assert [each.outcome for each in await store.memory.fetch_attempts(handle.task_id)] == ["INTERRUPTED"]
+
+
 async def test_join_returns_when_the_last_task_ends_during_the_drain() -> None:
     """Nothing is left then."""
     manager = manager_of()
