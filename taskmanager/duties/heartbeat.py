@@ -1,9 +1,8 @@
 """Says every interval that this instance lives: a daemon thread with a connection of its own.
 
 A thread, because a blocked event loop must not look like a crash. Its beats are of two roles: *claimer* covers
-what waits
-here, *runner* what runs here, until its outcome is committed. When the loop stays blocked longer than a running
-task may be silent, the claimer's beat stops, so that waiting work is taken over, and the runner's goes on.
+what waits here, *runner* what runs here, until its outcome is committed. When the loop stays blocked longer than a
+running task may be silent, the claimer's beat stops, so that waiting work is taken over, and the runner's goes on.
 """
 
 import logging

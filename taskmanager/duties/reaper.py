@@ -1,9 +1,8 @@
 """Looks every `check_interval_ms` for work whose owner is dead or silent, and gives it back.
 
 Dead is certain (its lock can be taken) and acted on at once. Silent is judged by observation: a heartbeat whose
-value has
-not changed for the threshold, on this observer's own clock, while this observer could run and its own beats got
-through. A clock that jumps, a machine that slept, or a file that was locked for minutes makes nobody silent.
+value has not changed for the threshold, on this observer's own clock, while this observer could run and its own beats
+got through. A clock that jumps, a machine that slept, or a file that was locked for minutes makes nobody silent.
 """
 
 import logging

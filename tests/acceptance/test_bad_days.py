@@ -643,11 +643,9 @@ async def test_a_second_signal_ends_a_start_that_waits_for_the_file(tmp_path: Pa
         process.terminate()
         await asyncio.sleep(0.3)
         assert process.returncode is None
-        began = time.monotonic()
         process.terminate()
         _, errors = await process.communicate()
-        assert (await process.wait(), errors) == (0, b"")
-        assert time.monotonic() - began < LOCKED_S * 2, "it has waited for the lock"
+        assert (await process.wait(), errors) == (0, b""), "one that waits for the lock to its end says so, and fails"
 
 
 _LOOP_IN_A_THREAD = """

@@ -139,7 +139,7 @@ def test_run_takes_the_function_and_starts_nothing_otherwise(tmp_path: Path) -> 
 
 
 @pytest.mark.anyio
-async def test_a_task_of_another_manager_is_not_added(tmp_path: Path) -> None:
+async def test_a_task_of_another_manager_is_not_added() -> None:
     """Its own manager would never know of it."""
     async with asynccontextmanager(manager.background)() as background:
         add: Any = background.add_task
@@ -281,7 +281,7 @@ async def test_an_id_that_does_not_exist_is_not_saved(running: TaskManager) -> N
 
 
 @pytest.mark.anyio
-async def test_news_of_the_wrong_kind_break_nothing(tmp_path: Path) -> None:
+async def test_news_of_the_wrong_kind_breaks_nothing(tmp_path: Path) -> None:
     """What a task tells of itself must neither fail it nor blind whoever looks: it is shown as well as it can be."""
     local = TaskManager(tmp_path / "tasks.db")
     shown: list[object] = []
@@ -390,23 +390,9 @@ def test_run_inside_a_loop_is_told_of_async_with() -> None:
     asyncio.run(main())
 
 
-def test_a_loop_that_stands_still_takes_calls_for_later() -> None:
-    """Programs that run a loop now and then (`run_until_complete`) enqueue in between, from its own thread."""
-    local = TaskManager(None)
-    job = local.task(work)
-    loop = asyncio.new_event_loop()
-    try:
-        loop.run_until_complete(local.start())
-        handle = job.enqueue(5)
-        assert loop.run_until_complete(asyncio.wait_for(handle, DEADLINE_S)) == 5
-        loop.run_until_complete(local.stop())
-    finally:
-        loop.close()
-
-
 # A thread of aiosqlite whose answer was under way finds its loop closed, and says so.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_loop_that_was_closed_without_a_stop(tmp_path: Path) -> None:
+def test_after_a_loop_that_was_closed_without_a_stop_a_new_start_takes_over(tmp_path: Path) -> None:
     """`asyncio.run(manager.start())` ends the loop that the manager needs. A call says so and keeps nothing; a new
     start takes up what is in the file, as after a kill."""
     local = TaskManager(tmp_path / "tasks.db")
