@@ -28,8 +28,17 @@ def encodable(text: str) -> str:
 
 
 def encodable_write(write: _W) -> _W:
-    """The same write with every text encodable."""
-    return cast(_W, _encodable(write))
+    """The same write with every text encodable, which nearly always is the write itself."""
+    try:
+        "".join(_texts(write)).encode()
+    except UnicodeEncodeError:
+        return cast(_W, _encodable(write))
+    return write
+
+
+def _texts(write: Write) -> list[str]:
+    rows: tuple[tuple[Any, ...], ...] = (write.row if isinstance(write, TaskWrite) else write, *write.attempts)
+    return [value for row in rows for value in row if isinstance(value, str)]
 
 
 def _encodable(value: Any) -> Any:
