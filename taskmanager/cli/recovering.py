@@ -69,8 +69,11 @@ async def _recover(store: Store, database: Path) -> tuple[list[TaskRow], int]:
     now: dict[str, Any] = {}
     for start in range(0, len(before), PAGE):
         now.update(await store.fetch_ids([row.task_id for row in before[start : start + PAGE]]))
-    moved = [now[row.task_id] for row in before if row.task_id in now and now[row.task_id] != row]
-    return moved, len({*dead, *(row.claimed_by_worker_id for row in before)})
+    # One whose lock file was put back meanwhile lives: what has become of its tasks is its own doing.
+    alive = {each.instance_id for each in await store.instances()}
+    mine = [row for row in before if row.task_id in now and row.claimed_by_worker_id not in alive]
+    moved = [now[row.task_id] for row in mine if now[row.task_id] != row]
+    return moved, len({*dead, *(row.claimed_by_worker_id for row in before)} - alive)
 
 
 async def _orphans(store: Store, database: Path, alive: set[str]) -> list[TaskRow]:

@@ -7,7 +7,9 @@ import json
 import re
 import shutil
 import sqlite3
+import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +19,8 @@ import pytest
 
 from taskmanager.cli.answering import as_document
 from taskmanager.cli.commands import SECTIONS, cli
+from taskmanager.duties import recovery
+from taskmanager.engine.instance import InstanceLock, put_back_lock
 from tests.unit.command_line import digest, taskmanager, write_tasks
 
 Instant = str
@@ -352,6 +356,34 @@ def test_recover_finds_nothing_where_nobody_died(copied: tuple[Path, dict[str, s
     ran = taskmanager("recover", "--db", copied[0], "--json")
     assert ran.document(RecoveryDocument) == RecoveryDocument(0, 0, [])
     assert taskmanager("recover", "--db", copied[0]).out == "nothing to recover\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no flock on this platform")
+def test_recover_counts_nobody_dead_whose_lock_file_is_put_back(
+    copied: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was tidied away, and its owner lives: neither it nor what it holds is recovered."""
+    database, _ = copied
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute(
+            "INSERT INTO taskmanager_instances (instance_id, hostname, pid, process_name, started_at, updated_at) "
+            "VALUES ('me', 'host', 1, 'main', 1, 1)"
+        )
+        connection.execute("UPDATE taskmanager_tasks SET claimed_by_worker_id = 'me' WHERE status = 'PENDING'")
+        connection.commit()
+    lock = InstanceLock(database, "me")
+    lock.take()
+    lock.path.unlink()
+
+    def is_put_back_now(database: Path, instance_id: str) -> bool:
+        return not put_back_lock(instance_id)
+
+    monkeypatch.setattr(recovery, "has_lock_file", is_put_back_now)
+    monkeypatch.setattr(recovery, "PUT_BACK_S", 0.0)
+    ran = taskmanager("recover", "--db", database, "--json")
+    assert ran.document(RecoveryDocument) == RecoveryDocument(0, 0, [])
+    assert lock.path.exists()
+    lock.drop()
 
 
 # Refusing.
