@@ -13,6 +13,7 @@ from taskmanager.duties.recovery import Recovery
 from taskmanager.engine.engine import Engine
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
+from taskmanager.model.wording import counted
 
 logger = logging.getLogger("taskmanager")
 
@@ -102,5 +103,6 @@ class Reaper:
             after = rows[-1].task_id
             moved += await self._recovery.recover([row for row in rows if is_wanted(row)])
         if moved:
-            logger.warning("took over %d tasks of instances that have been silent too long: %s", moved, owners)
+            text = "took over %s of instances that have been silent too long: %s"
+            logger.warning(text, counted(moved, "task"), owners)
         return moved

@@ -28,6 +28,7 @@ from taskmanager.model.clock import Clock
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, due_at, expected_of
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
+from taskmanager.model.wording import counted
 from taskmanager.rules.recovery import Verdict, judge_orphan
 from taskmanager.store.protocol import InstanceRow, Store
 
@@ -111,7 +112,7 @@ class Recovery:
                 remove_lock_files(self._database, dead)
                 remove_stray_lock_files(self._database, {*instances, me})
         if moved or dead:
-            logger.info("recovered %d tasks of %d instances that are gone", moved, len(dead))
+            logger.info("recovered %s of %s", counted(moved, "task"), counted(len(dead), "dead instance"))
         return moved
 
     async def free_waiting(self, owner: str) -> int:

@@ -112,8 +112,8 @@ class Schedules:
         rows = await self._engine.store.schedules()
         if lonely := [row.schedule_name for row in rows if not row.is_declared]:
             logger.info(
-                "%d schedules of the file are declared by no instance that runs, and do not fire: %s",
-                len(lonely),
+                "%s of the file declared by no instance that runs, and not fired: %s",
+                counted(len(lonely), "schedule"),
                 ", ".join(lonely[:5]),
             )
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.report import live_text
 from taskmanager.model.errors import StoreError
+from taskmanager.model.wording import counted
 
 logger = logging.getLogger("taskmanager")
 
@@ -84,10 +85,10 @@ class Caretaker:
         """The file was deleted or replaced: make it anew, and write all that lives in memory."""
         engine = self._engine
         self._say(
-            "the database %s was deleted or replaced while in use; it is made anew with the %d tasks in memory, "
+            "the database %s was deleted or replaced while in use; it is made anew with %s from memory, "
             "but what only the old file held is gone",
             engine.settings.database,
-            len(engine.live),
+            counted(len(engine.live), "task"),
         )
         if not self._owes_rest:
             self._paused = [name for name, queue in engine.dispatcher.queues.items() if queue.is_paused]

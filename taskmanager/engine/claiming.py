@@ -47,7 +47,7 @@ async def make_due(store: Store, now_us: int) -> int:
     """
     mended = await store.make_due(now_us)
     if mended:
-        logger.warning("the wall clock was set back; %d stored tasks that were due are due again", mended)
+        logger.warning("the wall clock was set back; due again, as before: %s", counted(mended, "stored task"))
     return mended
 
 

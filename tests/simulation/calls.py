@@ -102,7 +102,7 @@ class Calls:
         name, keeps = self._chance.choice(("safe", "once")), self._chance.random() < 0.7
 
         def submit() -> None:
-            connection: Any = process.view.inline.raw_writer  # type: ignore[attr-defined]
+            connection: Any = process.view.inline.raw_writer  # type: ignore[attr-defined]  # its store is one of `disk.py`
             if connection is None:
                 return
             connection.execute("BEGIN IMMEDIATE")

@@ -218,7 +218,7 @@ class Process:
         assert engine is not None
         engine.runner.threads = SimulatedThreads(self)  # type: ignore[assignment]  # in place of real ones
         self.children = SimulatedChildren(self)
-        engine.runner.processes = self.children  # type: ignore[assignment]
+        engine.runner.processes = self.children  # type: ignore[assignment]  # it plays the lane
         self.is_up = True
         self.is_disturbed()
         self.world.log(self, "is up as", engine.identity.instance_id)

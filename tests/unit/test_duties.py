@@ -234,7 +234,7 @@ async def test_recovery_runs_by_itself_and_says_what_it_did(
     assert "heartbeat, reaper and retention have started" in caplog.text
     await scene.other("dead", task("claimed", status="CLAIMED"), is_alive=False)
     await until(lambda: scene.statuses() == {"claimed": "PENDING"})
-    await until(lambda: "recovered 1 tasks of 1 instances that are gone" in caplog.text)
+    await until(lambda: "recovered 1 task of 1 dead instance" in caplog.text)
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -675,7 +675,7 @@ async def test_a_schedule_that_nobody_declares_any_more_is_kept_and_shown(
         assert (info.schedule_name, info.is_declared, info.run_count) == ("tick", False, 1)
         assert manager.status().schedules == ()
     assert len(fires) == 1
-    assert caplog.text.count("declared by no instance that runs, and do not fire: tick") == 1
+    assert caplog.text.count("1 schedule of the file declared by no instance that runs, and not fired: tick") == 1
     async with isolated(manager := release(fires, every=60), store=store) as world:
         (info,) = await manager.schedules()
         assert info.is_declared
