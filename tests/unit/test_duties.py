@@ -70,11 +70,13 @@ class Scene:
         return lifecycle._duties
 
     async def other(self, name: str, *rows: TaskRow, is_alive: bool = True) -> None:
-        """Another instance with these rows; alive means that it holds its lock."""
+        """Another instance with these rows; alive means that it holds its lock, and a death leaves the file of it."""
+        lock = InstanceLock(self.db, name)
+        lock.take()
         if is_alive:
-            lock = InstanceLock(self.db, name)
-            lock.take()
             self.locks.append(lock)
+        else:
+            lock.close_descriptor()
         await self.engine.store.save_instance(InstanceRow(name, None, "host", 1, "main", None, 1, None, None, 1))
         await self.put(*(row._replace(claimed_by_worker_id=name) for row in rows))
 
