@@ -47,6 +47,7 @@ class Heartbeat:
 
         That need not be the main thread, which may end before it.
         """
+        self._answered_s = self._rested_s = self._engine.clock.elapsed_s()  # a start may have waited for the file
         self._thread = threading.Thread(target=self._run, name="taskmanager-heartbeat", daemon=True)
         self._thread.start()
 

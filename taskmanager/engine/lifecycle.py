@@ -174,7 +174,7 @@ class Lifecycle:
         lost = counted(len(self.engine.intake.close()), "task")
         logger.error("the event loop of the manager was closed before stop(); %s lost that came after that", lost)
         if self._lock is not None:
-            self._lock.drop()
+            self._lock.close_descriptor()  # as above
 
     async def _stop(self, drain_timeout_s: float) -> None:
         engine = self.engine

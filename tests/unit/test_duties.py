@@ -15,6 +15,7 @@ import pytest
 
 from taskmanager import QueueConfig, RecoveryConfig, TaskManager, TaskStatus
 from taskmanager.duties import rounds
+from taskmanager.duties.heartbeat import BLOCKED_AFTER_S, Heartbeat
 from taskmanager.duties.rounds import Rounds
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import InstanceLock
@@ -344,6 +345,17 @@ async def test_a_heartbeat_that_cannot_be_written_harms_no_task_and_is_tried_aga
     await until(lambda: scene.duties._heartbeat.failed_count == 0)
     gate.set()
     assert await handle == "done"
+
+
+async def test_a_start_that_waited_is_no_loop_that_was_blocked(stage: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """For the file, or for somebody's lock: the loop was free meanwhile, and a warning would blame the application."""
+    scene = await stage()
+    scene.duties.stop_heartbeat()
+    heartbeat = Heartbeat(scene.engine)
+    scene.clock.pass_s(BLOCKED_AFTER_S + 0.4)
+    heartbeat.start()
+    heartbeat.stop(10)
+    assert "blocked" not in caplog.text
 
 
 async def test_no_mistake_of_ours_stops_the_heart(stage: Any, caplog: pytest.LogCaptureFixture) -> None:
