@@ -197,10 +197,10 @@ class LiveTask:
 
     def write(self, base: Expected | None, attempts: tuple[AttemptRow, ...]) -> Write:
         """The change from the committed state `base` to the present one, as lean as it can be said."""
-        if base is not None and self.start_count == 1 and base[1] == self.owner:
+        if base is not None and self.start_count == 1 and base[1] == self.owner and self._left_nothing_else():
             status = self.status
             if status is TaskStatus.COMPLETED:
-                if base[0] == _RUNNING and base[2] == 1 and self._left_nothing_but_a_result():
+                if base[0] == _RUNNING and base[2] == 1:
                     change = (self.task_id, self.definition.name, base, self.completed_at, self.result_text, attempts)
                     return _new_tuple(SuccessWrite, change)
             elif status is TaskStatus.RUNNING and base[0] == _PENDING and base[2] == 0:
@@ -208,7 +208,8 @@ class LiveTask:
                 return _new_tuple(StartWrite, (self.task_id, self.definition.name, base, self.started_at, *worker))
         return _new_tuple(TaskWrite, (self.row(), base, attempts))
 
-    def _left_nothing_but_a_result(self) -> bool:
+    def _left_nothing_else(self) -> bool:
+        """Neither by what it reported nor by a cancel request: both may come before its start is committed."""
         return self.progress_text is None and self.log_text is None and self.cancel_requested_at is None
 
     def row(self) -> TaskRow:

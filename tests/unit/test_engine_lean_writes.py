@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from taskmanager import Snooze, TaskFailed, TaskManager, current_task
+from taskmanager import Snooze, TaskCancelled, TaskFailed, TaskManager, TaskStatus, current_task
 from taskmanager.model.record import Write
 from taskmanager.store.protocol import CommitReport
 from taskmanager.store.sqlite import SqliteStore
@@ -114,3 +114,28 @@ async def test_a_row_says_after_each_commit_what_memory_said_when_it_began(tmp_p
         await manager.flush()
     assert store.differences == []
     assert set(store.kinds) == {"TaskWrite", "StartWrite", "SuccessWrite"}
+
+
+async def test_a_cancel_that_is_recorded_stands_in_the_file(tmp_path: Path) -> None:
+    """Also one that came before the start was committed: whoever recovers the task after a crash must honour it."""
+    manager = TaskManager(tmp_path / "tasks.db", concurrency=1)
+    store = ComparingStore(tmp_path / "tasks.db")
+    store.manager = manager
+    manager._make_store = lambda: store
+    gate = asyncio.Event()
+
+    @manager.task(persist=True, requeue_on_interrupt=True)
+    async def work() -> None:
+        await gate.wait()
+
+    async with manager:
+        first, second = work.enqueue(), work.enqueue()
+        await asyncio.gather(first.saved(), second.saved())
+        gate.set()
+        async with asyncio.timeout(10):
+            while second.status is TaskStatus.PENDING:  # noqa: ASYNC110  # an assignment has no event
+                await asyncio.sleep(0)
+        assert await manager.cancel(second.task_id)
+        with pytest.raises(TaskCancelled):
+            await second
+    assert store.differences == []
