@@ -69,7 +69,7 @@ class Schedules:
     def add(self, schedule: Schedule) -> None:
         """A schedule was declared while the manager runs. From any thread."""
         self._new.append(schedule)
-        self._engine.loop.call_soon_threadsafe(self._changed.set)
+        self._engine.turn.tell(self._changed.set)
 
     def next_due_in_s(self) -> float | None:
         """Seconds until something happens here by itself, None when nothing will."""
@@ -105,12 +105,17 @@ class Schedules:
             self._changed.clear()
 
     async def open(self) -> None:
-        """What a start does before anything runs: declare everything. Raises `StoreError`."""
+        """What a start does before anything runs: declare everything. Again when an instance has died: what that one
+        owned is taken over, and nothing that others wrote is passed over. Raises `StoreError`.
+        """
         self._heard_at, self._heard_s = self._watch(), self._engine.clock.elapsed_s()
         self._version = await self._engine.store.data_version()
         await self.declare()
         rows = await self._engine.store.schedules()
-        if lonely := [row.schedule_name for row in rows if not row.is_declared]:
+        self._take(rows)
+        self._changed.set()
+        names = [row.schedule_name for row in rows if not row.is_declared]
+        if lonely := [name for name in names if name not in self.book.declared]:
             logger.info(
                 "%s of the file declared by no instance that runs, and not fired: %s",
                 counted(len(lonely), "schedule"),

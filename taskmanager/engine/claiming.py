@@ -61,7 +61,7 @@ class Claimer:
         self._version: int | None = None
         self._next_due_at: int | None = None
         self._is_owed = False
-        self._page, self._is_first = CLAIM_PAGE, False
+        self._is_first = False
         self._steps_seen = 0
         self._has_failed = False
         self._close_until = 0.0
@@ -69,6 +69,7 @@ class Claimer:
         self._others: set[str] = set()
         self._dead: set[str] = set()
         self._look_for_dead_s = 0.0
+        self._owes_death = False  # whether one that was found dead has not been taken over yet
         self._rivals = Rivals(engine)
         self.check_file: Any = None
         self.on_death: Any = None
@@ -89,8 +90,10 @@ class Claimer:
                 if engine.loop.time() - checked_at >= FILE_CHECK_S:
                     checked_at = engine.loop.time()
                     await self.check_file()
-                if self._finds_dead():
+                self._owes_death |= self._finds_dead()
+                if self._owes_death:
                     await self.on_death()
+                    self._owes_death = False
                 await self.look()
                 self._has_failed = False
             except StoreError as exc:
@@ -119,11 +122,11 @@ class Claimer:
 
     async def look_first(self) -> None:
         """The look of a start: a backlog is begun with its best tasks, and the rest is claimed while they run."""
-        self._page, self._is_first = FIRST_PAGE, True
+        self._is_first = True
         try:
             await self.look()
         finally:
-            self._page, self._is_first = CLAIM_PAGE, False
+            self._is_first = False
             self._engine.wants_claim.set()
 
     async def look(self) -> None:
@@ -202,9 +205,22 @@ class Claimer:
             self._engine.spill(live)
 
     async def claim(self) -> None:
-        """Fill memory from the store, as far as there is room."""
-        while await self._claim_due() and not self._is_first:
-            pass  # behind the rows that were due may be others, and when those are due is known only now
+        """Fill memory from the store, as far as there is room now. What starts meanwhile makes room for the next look:
+        a backlog must not keep this loop from hearing of pauses, cancels and deaths.
+        """
+        if await self._claim_due() and not self._is_first:
+            self._expect(await self._engine.store.free_queues())  # behind the rows that were due may be others
+
+    def _expect(self, free: list[FreeQueue]) -> None:
+        """Note when the next of these rows is due. What was left for want of room is asked for when there is some."""
+        engine, now = self._engine, self._engine.clock.now_us()
+        coming = [
+            each.next_due_at
+            for each in free
+            if each.task_name in engine.definitions
+            and (each.next_due_at > now or not engine.dispatcher.queue(each.queue_name).has_backlog)
+        ]
+        self._next_due_at = min(coming, default=None)
 
     async def _claim_due(self) -> bool:
         """One round over the queues; whether anything was claimed."""
@@ -277,32 +293,36 @@ class Claimer:
 
     async def _fill(self, queue: QueueState, names: list[str]) -> int:
         """Claim for one queue, and note when rows are left for want of room; how many were claimed."""
-        engine = self._engine
-        queue_name = queue.config.name
-        claimed = 0
-        while not engine.is_stopping:
-            most = engine.window.claimable
-            room = most - queue.stored_waiting
-            better_than = None
-            if room <= 0:
-                room = 2 * most - queue.stored_waiting
-                better_than = engine.dispatcher.worst_priority(queue_name)
-                if room <= 0:
-                    break
-            limit = min(room, self._page)
+        most, name = self._engine.window.claimable, queue.config.name
+        room = most - queue.stored_waiting
+        if self._is_first:
+            room = min(room, FIRST_PAGE)
+        claimed = await self._claim_up_to(room, name, names, None)
+        if claimed < room:
+            return claimed
+        if not self._is_first:  # better ones than the worst held may use as much room again
+            room, better_than = 2 * most - queue.stored_waiting, self._engine.dispatcher.worst_priority(name)
+            better = await self._claim_up_to(room, name, names, better_than)
+            claimed += better
+            if better_than is None and better < room:
+                return claimed
+        queue.has_backlog = True
+        return claimed
+
+    async def _claim_up_to(self, room: int, queue_name: str, names: list[str], better_than: int | None) -> int:
+        """Page by page; how many were claimed: fewer than there is room for only where no more are left."""
+        engine, claimed = self._engine, 0
+        while claimed < room and not engine.is_stopping:
+            limit = min(room - claimed, CLAIM_PAGE)
             request = ClaimRequest(
                 engine.identity.instance_id, names, queue_name, limit, engine.clock.now_us(), better_than
             )
             rows = await engine.store.claim(request)
-            claimed += len(rows)
             for row in rows:
                 self._take(row)
+            claimed += len(rows)
             if len(rows) < limit:
-                queue.has_backlog |= better_than is not None
-                return claimed
-            if self._is_first:
                 break
-        queue.has_backlog = True
         return claimed
 
     async def _fill_places(self, queue: QueueState, names: list[str]) -> int:
@@ -326,7 +346,10 @@ class Claimer:
             if known and room <= 0:
                 places.short_lanes.add(lane)
             elif known:
-                claimed += await self._claim_places(queue, places, known, min(room, CLAIM_PAGE))
+                got = await self._claim_places(queue, places, known, min(room, CLAIM_PAGE))
+                claimed += got
+                if got >= room:
+                    places.short_lanes.add(lane)
         return claimed
 
     async def _claim_places(self, queue: QueueState, places: Places, names: list[str], limit: int) -> int:

@@ -13,6 +13,7 @@ import pytest
 from taskmanager import QueueConfig, TaskManager, TaskStatus
 from taskmanager.engine.instance import InstanceLock
 from taskmanager.model.record import TaskWrite, expected_of
+from taskmanager.model.schedule import ScheduleDeclaration
 from taskmanager.store.protocol import ClaimRequest, InstanceRow
 from taskmanager.store.sqlite import SqliteStore
 from tests.contract.rows import FREE_ROW
@@ -117,3 +118,53 @@ async def test_a_place_is_left_for_a_moment_to_others_whose_task_is_the_best(tmp
         await other.close()
     lock.drop()
     assert (counts[TaskStatus.COMPLETED], counts[TaskStatus.PENDING]) == ((3, 0) if is_taken else (2, 1))
+
+
+async def test_a_backlog_does_not_keep_an_instance_from_hearing_others(tmp_path: Path) -> None:
+    """What runs makes room for more without end; a pause from a second terminal counts all the same."""
+    db, count, ran = tmp_path / "tasks.db", 3000, 0
+    manager = TaskManager(db, store_poll=0.02, max_in_memory=100)
+
+    @manager.task(persist=True, name="work")
+    async def work() -> None:
+        nonlocal ran
+        ran += 1
+        if ran == 200:
+            with closing(sqlite3.connect(db)) as connection, connection:
+                connection.execute("INSERT INTO taskmanager_queues (queue_name, paused_at) VALUES ('default', 1)")
+
+    async with manager:
+        with closing(sqlite3.connect(db)) as connection, connection:
+            for _ in range(count):
+                connection.execute(*manager.insert_statement(work))
+        assert manager._lifecycle is not None
+        queue = manager._lifecycle.engine.dispatcher.queue("default")
+        await until(lambda: queue.is_paused)
+        assert ran < count
+
+
+async def test_the_schedules_of_one_that_died_are_taken_over(tmp_path: Path) -> None:
+    """Also by an instance that knew another definition, which fired nothing while that one was there."""
+    db = tmp_path / "tasks.db"
+    manager, other = TaskManager(db, store_poll=0.02), SqliteStore(db)
+
+    @manager.schedule(every=3600, name="tick")
+    @manager.task(name="tick")
+    async def tick() -> None: ...
+
+    lock = InstanceLock(db, "zz-later")
+    lock.take()
+    async with manager:
+        assert manager._lifecycle is not None
+        assert manager._current is not None
+        claimer, schedules = manager._lifecycle._claimer, manager._current.schedules._schedules
+        await other.open()
+        await other.save_instance(InstanceRow("zz-later", None, "host", 1, "main", None, 1, None, None, 1))
+        newer = ScheduleDeclaration("tick", "another", "tick", "every 7200 s", "{}", 1)
+        assert await other.declare_schedules([newer], "zz-later", 2) == {"tick"}
+        await until(lambda: claimer._others == {"zz-later"})
+        await schedules.refresh()
+        assert schedules.book.rows["tick"].owner_id == "zz-later"
+        lock.close_descriptor()
+        await until(lambda: schedules.book.rows["tick"].owner_id == manager.status().instance_id)
+        await other.close()
