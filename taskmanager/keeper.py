@@ -164,7 +164,10 @@ class Keeper:
             lifecycle.engine.turn.catch_up()
             return lifecycle.cancel_now(task_id, live, running.records)
         # From a thread, a route that is no coroutine for one: asked all the same, and answered by the end of the task.
-        lifecycle.engine.loop.call_soon_threadsafe(self.cancel_now, task_id, live)
+        try:
+            lifecycle.engine.loop.call_soon_threadsafe(self.cancel_now, task_id, live)
+        except RuntimeError:  # the loop was closed without a stop: there is nobody to ask
+            return False
         return True
 
     def hurry(self, live: LiveTask) -> None:

@@ -286,8 +286,7 @@ class Intake:
         """Everything is refused from now on; what came in last is returned."""
         with self._lock:
             self.door = Door.STOPPED
-            rest = list(self.inbox)
-            self.inbox.clear()
+            rest, self.inbox = list(self.inbox), deque()  # a late turn of this start takes nothing from the next one
             self.receiver = None
             self.by_key.clear()
             self._keyed_ended.clear()

@@ -179,8 +179,8 @@ class Lifecycle:
     async def _stop(self, drain_timeout_s: float) -> None:
         engine = self.engine
         engine.intake.drain()
+        engine.turn.empty_inbox()  # what came in before the stop is counted with what waits
         engine.is_stopping = engine.runner.is_stopping = True
-        engine.turn.empty_inbox()
         count = self._cancel_memory_only("the task started")
         if count:
             logger.error("%s waiting at the stop, recorded as cancelled", counted(count, "memory-only task"))
@@ -419,11 +419,11 @@ class Lifecycle:
 
     def look_again(self) -> None:
         """A function became known: rows that wait for it may be claimed now. From any thread."""
-        self.engine.loop.call_soon_threadsafe(self.engine.wants_claim.set)
+        self.engine.turn.tell(self.engine.wants_claim.set)
 
     def expect_submission(self, task_id: str) -> None:
         """Somebody writes a task in a transaction of their own: look often until it has come. From any thread."""
-        self.engine.loop.call_soon_threadsafe(self._claimer.watch_closely, task_id)
+        self.engine.turn.tell(self._claimer.watch_closely, task_id)
 
     # Bad days.
 

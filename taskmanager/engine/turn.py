@@ -6,6 +6,7 @@ memory changes in this turn, or when somebody asks for it by name and must find 
 """
 
 import asyncio
+import contextlib
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections import deque
 from collections.abc import Callable
@@ -41,6 +42,13 @@ class Turn:
         except RuntimeError:
             self._is_due = False
             raise
+
+    def tell(self, call: Callable[..., object], *args: object) -> None:
+        """Let the loop make this call soon. From anywhere. One that was closed has nothing left to be told, and the
+        next start looks at everything.
+        """
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call, *args)
 
     def kick(self) -> None:
         """Something may start. From the loop."""

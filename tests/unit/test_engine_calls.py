@@ -211,6 +211,8 @@ def test_a_loop_that_was_closed_without_a_stop_takes_nothing() -> None:
 
     loop = asyncio.new_event_loop()
     loop.run_until_complete(manager.start())
+    before = work.with_options(delay=3600).enqueue()
+    loop.run_until_complete(manager.flush())
     tasks = asyncio.all_tasks(loop)
     for each in tasks:
         each.cancel()
@@ -218,7 +220,43 @@ def test_a_loop_that_was_closed_without_a_stop_takes_nothing() -> None:
     loop.close()
     with pytest.raises(ManagerStopped, match=r"closed.*stop"):
         work.enqueue()
-    assert manager.status().waiting_count == 0
+    assert manager.status().waiting_count == 1
+    assert not before.cancel()
+    manager.schedule(every=60)(manager.task(name="defined later")(lambda: None))
+
+
+async def test_a_start_that_has_ended_takes_nothing_from_the_next_one() -> None:
+    """Also where something of it still turns: what is enqueued now belongs to those who run now."""
+    manager = TaskManager(None)
+
+    @manager.task
+    async def work() -> str:
+        return "done"
+
+    async with manager:
+        ended = engine_of(manager)
+    async with manager:
+        await turns_until(lambda: not engine_of(manager).turn._is_due)
+        ended.kick()
+        assert await work.enqueue().result(timeout=20) == TaskResult(ok="done")
+
+
+async def test_what_is_enqueued_while_a_stop_begins_is_counted_with_what_waits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is recorded as cancelled like all that waits, and the one line of the log has the number of all."""
+    manager = TaskManager(None)
+
+    @manager.task
+    async def work() -> None: ...
+
+    await manager.start()
+    work.with_options(delay=3600).enqueue()
+    await manager.flush()
+    stopping = asyncio.create_task(manager.stop())
+    asyncio.get_running_loop().call_soon(work.enqueue)
+    await stopping
+    assert "2 memory-only tasks waiting at the stop" in caplog.text
 
 
 @pytest.mark.parametrize("persist", [False, True])
