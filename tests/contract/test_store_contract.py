@@ -637,7 +637,7 @@ async def test_purge_deletes_ended_rows_only(store: Store) -> None:
 
 
 async def test_purge_is_bounded_by_age_status_and_batch(store: Store) -> None:
-    """Strictly older than the given instant, of the given status, at most `limit` at once."""
+    """Strictly older than the given instant, of the given status, at most `limit` at once: a slow disk gets fewer."""
     await put(
         store,
         task("old", status="COMPLETED", completed_at=500),
@@ -646,9 +646,12 @@ async def test_purge_is_bounded_by_age_status_and_batch(store: Store) -> None:
         *[task(f"x{i}", status="CANCELLED", updated_at=10, sent_at=10) for i in range(5)],
     )
     assert await store.purge(TaskStatus.COMPLETED, 600, 100) == 1
-    assert await store.purge(TaskStatus.CANCELLED, 600, 3) == 3
+    gone = await store.purge(TaskStatus.CANCELLED, 600, 3)
+    assert 1 <= gone <= 3
     assert await store.purge(TaskStatus.PENDING, None, 100) == 0
-    assert await store.purge(None, 600, 100) == 3
+    while page := await store.purge(None, 600, 100):
+        gone += page
+    assert gone == 6
     assert [row.task_id for row in await store.fetch_many(TaskFilter())] == ["edge"]
 
 
