@@ -225,7 +225,7 @@ class StoresAgree(RuleBasedStateMachine):
 
     @rule(status=st.none() | STATUSES, older_than=st.none() | INSTANTS)
     def purge(self, status: TaskStatus | None, older_than: int | None) -> None:
-        """History is deleted. Which rows go first, and how many in one call, is not promised: so it is called to the end."""
+        """History is deleted, to the end: which rows go first, and how many in one call, is not promised."""
 
         async def purge_all(store: Store) -> int:
             gone = 0
