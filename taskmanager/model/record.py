@@ -129,7 +129,7 @@ class TaskWrite(NamedTuple):
 class StartWrite(NamedTuple):
     """PENDING → RUNNING, for the first time, of a task whose owner stays. `started_at` is the time of the update too.
 
-    Nothing else in the row changes, so nothing else is written.
+    Nothing else in the row changes, so nothing else is written. Expected is PENDING, never CLAIMED.
     """
 
     task_id: str
@@ -153,7 +153,7 @@ class StartWrite(NamedTuple):
 
 class SuccessWrite(NamedTuple):
     """RUNNING → COMPLETED, of a run that left nothing in the row but its start. `completed_at` is the time of the
-    update too.
+    update too. Expected is RUNNING.
     """
 
     task_id: str

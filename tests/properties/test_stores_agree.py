@@ -132,12 +132,14 @@ def change(draw: st.DrawFn, current: TaskRow) -> Write:
     if draw(st.integers(0, 3)) == 0:
         wrong = Expected(draw(STATUSES).value, draw(st.sampled_from([None, *OWNERS])), draw(st.integers(0, 2)))
         expected = draw(st.sampled_from([wrong, expected._replace(owner=wrong.owner)]))
-    head = (current.task_id, current.task_name, expected)
-    kind = draw(st.sampled_from([TaskWrite, TaskWrite, StartWrite, SuccessWrite]))
+    name, kind = current.task_name, draw(st.sampled_from([TaskWrite, TaskWrite, StartWrite, SuccessWrite]))
     if kind is StartWrite:
-        return StartWrite(*head, draw(INSTANTS), draw(CHANGING["worker_pid"]), "host", draw(TEXTS))
+        waiting = expected._replace(status="PENDING")
+        return StartWrite(current.task_id, name, waiting, draw(INSTANTS), draw(CHANGING["worker_pid"]), "host", None)
     if kind is SuccessWrite:
-        return SuccessWrite(*head, draw(INSTANTS), draw(TEXTS), draw(attempts_of(current.task_id)))
+        running = expected._replace(status="RUNNING")
+        attempts = draw(attempts_of(current.task_id))
+        return SuccessWrite(current.task_id, name, running, draw(INSTANTS), draw(TEXTS), attempts)
     status = draw(STATUSES)
     is_step = (status in TERMINAL) if current.status == "RUNNING" else current.status in WAITING and status == "RUNNING"
     return TaskWrite(draw(moved(current, status, is_step=is_step)), expected, draw(attempts_of(current.task_id)))

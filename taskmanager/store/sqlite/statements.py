@@ -154,8 +154,7 @@ def start_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> S
     """First starts of waiting tasks: only what a start changes."""
     at = _names(shared, bound, "v.")
     changed = {name: at[name] for name in START.columns[1:] if name not in EXPECTED}
-    changed |= {"status": "'RUNNING'", "claimed": "0", "start_count": "t.start_count + 1"}
-    changed["updated_at"] = at["started_at"]
+    changed |= {"status": "'RUNNING'", "start_count": "t.start_count + 1", "updated_at": at["started_at"]}
     return _conditional(changed, at, bound, rows)
 
 
