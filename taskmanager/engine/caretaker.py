@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.report import live_text
@@ -15,6 +16,9 @@ from taskmanager.model.errors import StoreError
 from taskmanager.model.wording import counted
 
 logger = logging.getLogger("taskmanager")
+
+LET_GO_S: Final = 0.1
+"""How long a stop waits for a look that it breaks off; one that is in a call of the store ends with that."""
 
 
 class Caretaker:
@@ -47,10 +51,19 @@ class Caretaker:
         except StoreError:
             return False
 
-    async def look_for_good(self) -> None:
-        """Before the last batches: they must not go into a file that nobody can find any more."""
-        with contextlib.suppress(StoreError):
-            await self.look()
+    async def look_for_good(self, until_s: float) -> None:
+        """Before the last batches: they must not go into a file that nobody can find any more. At most until that time
+        of the loop: a file that somebody holds locked is waited for much longer than a stop may take.
+        """
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout_at(until_s):
+                await self.look()
+
+    async def close(self) -> None:
+        """Nothing is mended any more."""
+        if self._looking is not None and not self._looking.done():
+            self._looking.cancel()
+            await asyncio.wait([self._looking], timeout=LET_GO_S)
 
     async def _look(self) -> None:
         store = self._engine.store

@@ -187,7 +187,7 @@ class Lifecycle:
         # Time that the drain does not need is left for the last batches.
         self._commit_deadline = engine.loop.time() + drain_timeout_s + CANCEL_GRACE_S + FINAL_COMMIT_S
         await self._drain(drain_timeout_s)
-        await self._caretaker.look_for_good()
+        await self._caretaker.look_for_good(self._commit_deadline - CANCEL_GRACE_S)
         await self._stop_what_runs()
         await self._duties.stop()
         if self._claim_task is not None:
@@ -291,7 +291,7 @@ class Lifecycle:
         """Free the waiting rows and write everything; the door closes in the step that fills the last batch."""
         engine = self.engine
         deadline = max(self._commit_deadline, engine.loop.time() + FINAL_COMMIT_S / 2)
-        await self._caretaker.look_for_good()
+        await self._caretaker.look_for_good(deadline)
         self._release_waiting()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
@@ -333,6 +333,7 @@ class Lifecycle:
     async def _close_store(self, unsaved: int) -> None:
         engine = self.engine
         engine.close_timers()
+        await self._caretaker.close()
         engine.runner.threads.close()
         if not self._leftover:
             self._duties.stop_heartbeat()

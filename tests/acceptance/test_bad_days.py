@@ -303,6 +303,27 @@ async def test_a_file_deleted_right_before_the_stop_loses_nothing_that_lives(tmp
         await eventually(lambda: again.statuses()["running"] == "COMPLETED")
 
 
+async def test_a_stop_does_not_wait_for_a_file_that_was_replaced_by_one_that_is_locked(tmp_path: Path) -> None:
+    """It ends in its time and says what could not be written, as for any other file that cannot be used."""
+    path = tmp_path / "tasks.db"
+    manager = TaskManager(path, drain_timeout=0)
+
+    @manager.task(persist=True)
+    async def work() -> None: ...
+
+    await manager.start()
+    await work.enqueue()
+    path.rename(tmp_path / "moved.db")
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        other.execute("CREATE TABLE others (x)")
+        handle = work.with_options(delay=3600).enqueue()
+        with pytest.raises(StoreUnavailable):
+            await asyncio.wait_for(manager.stop(), 15)
+    with pytest.raises(TaskInterrupted):
+        await handle
+
+
 async def test_a_volume_that_goes_away_and_comes_back_is_found_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
