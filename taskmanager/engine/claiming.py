@@ -170,7 +170,10 @@ class Claimer:
         was_shared, engine.window.is_shared = engine.window.is_shared, bool(self._others)
         if engine.window.is_shared and not was_shared and not engine.is_stopping:
             self._share()
-        paused = await engine.store.paused_queues()
+        count, paused = -1, frozenset[str]()
+        while count != engine.dispatcher.pause_count:  # else somebody here has paused or resumed one meanwhile
+            count = engine.dispatcher.pause_count
+            paused = await engine.store.paused_queues()
         for name in paused:
             engine.dispatcher.queue(name)
         for name, queue in list(engine.dispatcher.queues.items()):

@@ -96,6 +96,8 @@ class Dispatcher:
         self._room_waiters: list[asyncio.Future[None]] = []
         self._stale_count = 0
         self.is_store_degraded = False
+        self.pause_count = 0
+        """How often a queue was paused or resumed here: what was read of the store before that is not the newest."""
         self.wants_take: Callable[[], None] = _nobody
 
     def __repr__(self) -> str:
@@ -112,6 +114,11 @@ class Dispatcher:
             # Another thread may have made it in this moment.
             state = self.queues.setdefault(name, QueueState(QueueConfig(name)))
         return state
+
+    def set_paused(self, name: str, paused: bool) -> None:
+        """A queue was paused or resumed here, and the store says so too."""
+        self.pause_count += 1
+        self.queue(name).is_paused = paused
 
     def needs_place(self, live: LiveTask) -> bool:
         """Whether the file says when this task may start, and has not said it yet."""

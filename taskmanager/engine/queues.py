@@ -34,7 +34,7 @@ class Queues:
         if name not in known:
             known |= await self._named_elsewhere()
         await engine.store.set_paused(name, paused, engine.clock.now_us())
-        engine.dispatcher.queue(name).is_paused = paused
+        engine.dispatcher.set_paused(name, paused)
         engine.kick()
         if name not in known:
             what = "is paused" if paused else "was not paused"

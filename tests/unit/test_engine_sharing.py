@@ -168,3 +168,28 @@ async def test_the_schedules_of_one_that_died_are_taken_over(tmp_path: Path) -> 
         lock.close_descriptor()
         await until(lambda: schedules.book.rows["tick"].owner_id == manager.status().instance_id)
         await other.close()
+
+
+async def test_a_pause_holds_against_what_was_read_before_it(tmp_path: Path) -> None:
+    """A look at what others did is under way when a queue is paused here, and ends after it."""
+    manager, store = TaskManager(tmp_path / "tasks.db", store_poll=0.01), SqliteStore(tmp_path / "tasks.db")
+    manager._make_store = lambda: store
+    read, reading, gate = store.paused_queues, asyncio.Event(), asyncio.Event()
+
+    async def held() -> frozenset[str]:
+        found = await read()
+        reading.set()
+        await gate.wait()
+        return found
+
+    async with manager:
+        assert manager._lifecycle is not None
+        claimer = manager._lifecycle._claimer
+        store.paused_queues = held  # type: ignore[method-assign]  # the one call that is to take long
+        claimer.look_is_owed()
+        await reading.wait()
+        await manager.pause("default")
+        store.paused_queues = read  # type: ignore[method-assign]  # as it was
+        gate.set()
+        await until(lambda: not claimer._is_owed)
+        assert manager.status().queues["default"].is_paused
