@@ -133,14 +133,14 @@ async def test_releases_side_by_side_do_not_reset_each_other(
     async with application(database, runs, tick={"every": 0.1}) as old:
         await runs.until(2)
         async with application(database, runs, tick={"every": 0.15}) as new:
-            await until(lambda: "are not fired here" in caplog.text)
+            await until(lambda: "defines 1 schedule otherwise" in caplog.text)
             assert (await only(old)).definition == (await only(new)).definition == "every 0.15 s"
             await runs.until(len(runs.seen) + 3)
             assert (await only(old)).definition == "every 0.15 s"
         await until(lambda: old.status().schedules[0].definition == "every 0.1 s")
         await runs.until(len(runs.seen) + 2)
         assert (await only(old)).is_declared
-    assert caplog.text.count("are not fired here") == 1
+    assert caplog.text.count("defines 1 schedule otherwise") == 1
 
 
 async def until(holds: Callable[[], bool]) -> None:
