@@ -1,6 +1,5 @@
 """`taskmanager purge`: deletes the records of ended tasks."""
 
-import asyncio
 from pathlib import Path
 from typing import Final
 
@@ -10,11 +9,11 @@ from taskmanager.cli.answering import answer_json
 from taskmanager.cli.asking import confirm, yes_option
 from taskmanager.cli.filtering import Duration, Status
 from taskmanager.cli.opening import db_option, json_option, patiently, read, write
-from taskmanager.engine.records import PURGE_PAGE
+from taskmanager.engine.records import PURGE_PAGE, repeated
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.states import TERMINAL, TaskStatus
 from taskmanager.model.wording import counted
-from taskmanager.store.protocol import LET_IN_S, Store
+from taskmanager.store.protocol import Store
 from taskmanager.store.sqlite.queries import counts
 
 EPILOG: Final = """
@@ -55,12 +54,7 @@ def purge(status: TaskStatus | None, older_than: int | None, yes: bool, db: Path
 
 
 async def _in_pages(store: Store, status: TaskStatus | None, cutoff: int | None) -> int:
-    gone = 0
-    while page := await patiently(lambda: store.purge(status, cutoff, PURGE_PAGE)):
-        gone += page
-        await asyncio.sleep(LET_IN_S)
-    is_left = gone > 0
-    while is_left:
-        is_left = await patiently(store.shrink)
-        await asyncio.sleep(LET_IN_S)
+    gone = await repeated(lambda: patiently(lambda: store.purge(status, cutoff, PURGE_PAGE)))
+    if gone:
+        await repeated(lambda: patiently(store.shrink))
     return gone

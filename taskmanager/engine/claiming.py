@@ -51,6 +51,11 @@ async def make_due(store: Store, now_us: int) -> int:
     return mended
 
 
+def _given_back(row: TaskRow, now_us: int) -> TaskWrite:
+    freed = row._replace(status=TaskStatus.PENDING.value, claimed_at=None, claimed_by_worker_id=None, updated_at=now_us)
+    return TaskWrite(freed, expected_of(row))
+
+
 class Claimer:
     """The loop that keeps memory filled from the store, one per engine."""
 
@@ -274,6 +279,7 @@ class Claimer:
         after = ""
         while rows := await engine.store.fetch_owned([me], limit=CLAIM_PAGE, after=after):
             after = rows[-1].task_id
+            returned: list[TaskWrite] = []
             for row in rows:
                 is_here = row.task_id in engine.live or row.task_id in engine.writer.unsaved_ids
                 if row.status != TaskStatus.CLAIMED or is_here or row.task_name not in engine.definitions:
@@ -282,17 +288,10 @@ class Claimer:
                 if queue.places is None:
                     self._take(row)
                 else:
-                    await self._give_back(row)
+                    returned.append(_given_back(row, engine.clock.now_us()))
                     queue.has_backlog = queue.places.is_owed = True
-
-    async def _give_back(self, row: TaskRow) -> None:
-        freed = row._replace(
-            status=TaskStatus.PENDING.value,
-            claimed_at=None,
-            claimed_by_worker_id=None,
-            updated_at=self._engine.clock.now_us(),
-        )
-        await self._engine.store.commit([TaskWrite(freed, expected_of(row))])
+            if returned:
+                await engine.store.commit(returned)
 
     async def _fill(self, queue: QueueState, names: list[str]) -> int:
         """Claim for one queue, and note when rows are left for want of room; how many were claimed."""

@@ -1,7 +1,7 @@
 """Reading and acting on records: memory and file together, each task once. What `manager.get/list/retry/...` do."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -177,12 +177,18 @@ class Records:
             raise ConfigurationError(f"purge deletes ended tasks only; {status} is not an end")
         await engine.writer.flush()
         cutoff = None if older_than is None else engine.clock.now_us() - int(older_than.total_seconds() * 1_000_000)
-        gone = 0
-        while page := await engine.store.purge(status, cutoff, PURGE_PAGE):
-            gone += page
-            await asyncio.sleep(LET_IN_S)
+        gone = await repeated(lambda: engine.store.purge(status, cutoff, PURGE_PAGE))
         engine.intake.forget_ended_keys()
         return gone
+
+
+async def repeated(step: Callable[[], Awaitable[int]]) -> int:
+    """Call a verb that deletes until it finds nothing more, and let others write in between; the sum of what it did."""
+    gone = 0
+    while count := await step():
+        gone += count
+        await asyncio.sleep(LET_IN_S)
+    return gone
 
 
 def _unknown(task_id: str) -> UnknownTask:

@@ -5,29 +5,13 @@ import pytest
 from taskmanager.model.record import TaskRow, TaskWrite
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import TaskFilter
+from tests.contract.rows import FREE_ROW
 
 pytestmark = pytest.mark.anyio
 
 
 def ended(task_id: str, status: str = "FAILED") -> TaskRow:
-    return TaskRow(**dict.fromkeys(TaskRow._fields))._replace(
-        task_id=task_id,
-        task_name="app:job",
-        queue_name="default",
-        priority=50,
-        status=status,
-        sent_at=1,
-        enqueued_at=1,
-        retry_count=0,
-        max_retries=0,
-        start_count=0,
-        crash_count=0,
-        snooze_count=0,
-        task_options="{}",
-        is_workflow_task=0,
-        created_at=1,
-        updated_at=1,
-    )
+    return FREE_ROW._replace(task_id=task_id, status=status, task_options="{}")
 
 
 async def test_the_oldest_ended_tasks_leave_when_the_history_is_full() -> None:

@@ -20,6 +20,7 @@ from taskmanager.model.states import AttemptOutcome, TaskStatus
 from taskmanager.store.protocol import ClaimRequest, TaskFilter
 from taskmanager.store.sqlite import SqliteStore, claims, connection, queries, schema, statements
 from taskmanager.store.sqlite.wal import WalLimits
+from tests.contract.rows import FREE_ROW
 
 pytestmark = pytest.mark.anyio
 # ruff: noqa: ASYNC240  # a test has its loop to itself
@@ -31,28 +32,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def task(task_id: str = "t1", **changes: Any) -> TaskRow:
-    return (
-        TaskRow(**dict.fromkeys(TaskRow._fields))
-        ._replace(
-            task_id=task_id,
-            task_name="app:job",
-            queue_name="default",
-            priority=50,
-            status="PENDING",
-            sent_at=1,
-            enqueued_at=1,
-            retry_count=0,
-            max_retries=0,
-            start_count=0,
-            crash_count=0,
-            snooze_count=0,
-            task_options='{"persist": true}',
-            is_workflow_task=0,
-            created_at=1,
-            updated_at=1,
-        )
-        ._replace(**changes)
-    )
+    row = FREE_ROW._replace(task_id=task_id, sent_at=1, enqueued_at=1, created_at=1, updated_at=1)
+    return row._replace(**changes)
 
 
 @contextmanager

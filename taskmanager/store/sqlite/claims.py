@@ -48,23 +48,26 @@ WHERE rowid IN (SELECT value FROM json_each(:rows))
 """
 _TAKEN: Final = "taskmanager_tasks AS t WHERE t.rowid IN (SELECT value FROM json_each(?))"
 _ABOVE_ALL_PRIORITIES: Final = 101
+# What is due stays due, also where the clock was stepped back since it was written: as `due_at` says it of a row.
+_FREED: Final = """
+    status = 'PENDING', claimed = 0, claimed_at = NULL, claimed_by_worker_id = NULL, claim_expires_at = NULL,
+    updated_at = :now,
+    enqueued_at = CASE WHEN enqueued_at <= updated_at THEN min(enqueued_at, :now) ELSE enqueued_at END
+"""
+# The three statuses are there for the owner index, the two for the meaning.
+_WAITS_AT: Final = f"claimed_by_worker_id = :owner AND status IN ({LIVE_SQL}) AND status IN ('PENDING', 'CLAIMED')"
 
 
 def claim(connection: sqlite3.Connection, request: ClaimRequest) -> list[TaskRow]:
     """See `Store.claim`."""
     if not request.task_names or request.limit < 1:
         return []
-    parameters = {
-        "task_names": json.dumps(sorted(set(request.task_names))),
-        "queue_name": request.queue_name,
-        "limit": request.limit,
-        "now": request.now,
-        "better_than": _ABOVE_ALL_PRIORITIES if request.better_than is None else request.better_than,
-    }
     with transaction(connection):
+        limit = request.limit
         if request.file_limit is not None:
-            parameters["limit"] = min(request.limit, _places(connection, request, request.file_limit))
-        (rows,) = connection.execute(CANDIDATES, parameters).fetchone()
+            limit = min(limit, _places(connection, request, request.file_limit))
+        wanted = _wanted(request.task_names, request.queue_name, request.now, limit, request.better_than)
+        (rows,) = connection.execute(CANDIDATES, wanted).fetchone()
         if rows == "[]":
             return []
         connection.execute(_TAKE, {"rows": rows, "owner": request.owner, "now": request.now})
@@ -74,16 +77,22 @@ def claim(connection: sqlite3.Connection, request: ClaimRequest) -> list[TaskRow
 
 def best_waiting(connection: sqlite3.Connection, task_names: Collection[str], queue_name: str, now: int) -> str | None:
     """See `Store.best_waiting`."""
-    parameters = {
+    query = f"SELECT task_name FROM taskmanager_tasks WHERE rowid IN (SELECT value FROM json_each(({CANDIDATES})))"
+    found = connection.execute(query, _wanted(task_names, queue_name, now, 1)).fetchone()
+    return None if found is None else str(found[0])
+
+
+def _wanted(
+    task_names: Collection[str], queue_name: str, now: int, limit: int, better_than: int | None = None
+) -> dict[str, str | int]:
+    """The parameters of `CANDIDATES`."""
+    return {
         "task_names": json.dumps(sorted(set(task_names))),
         "queue_name": queue_name,
-        "limit": 1,
+        "limit": limit,
         "now": now,
-        "better_than": _ABOVE_ALL_PRIORITIES,
+        "better_than": _ABOVE_ALL_PRIORITIES if better_than is None else better_than,
     }
-    query = f"SELECT task_name FROM taskmanager_tasks WHERE rowid IN (SELECT value FROM json_each(({CANDIDATES})))"
-    found = connection.execute(query, parameters).fetchone()
-    return None if found is None else str(found[0])
 
 
 _COUNT_TAKEN: Final = """
@@ -112,16 +121,10 @@ def _places(connection: sqlite3.Connection, request: ClaimRequest, file_limit: i
 
 
 def release(connection: sqlite3.Connection, owner: str, now: int) -> int:
-    """See `Store.release`. The three statuses are there for the owner index, the two for the meaning."""
+    """See `Store.release`."""
     with transaction(connection):
         return connection.execute(
-            f"""
-            UPDATE taskmanager_tasks INDEXED BY taskmanager_tasks_owner
-            SET status = 'PENDING', claimed = 0, claimed_at = NULL, claimed_by_worker_id = NULL,
-                claim_expires_at = NULL, updated_at = :now,
-                enqueued_at = CASE WHEN enqueued_at <= updated_at THEN min(enqueued_at, :now) ELSE enqueued_at END
-            WHERE claimed_by_worker_id = :owner AND status IN ({LIVE_SQL}) AND status IN ('PENDING', 'CLAIMED')
-            """,
+            f"UPDATE taskmanager_tasks INDEXED BY taskmanager_tasks_owner SET {_FREED} WHERE {_WAITS_AT}",
             {"now": now, "owner": owner},
         ).rowcount
 
@@ -132,14 +135,11 @@ def free_waiting(connection: sqlite3.Connection, owner: str, now: int, limit: in
         return connection.execute(
             f"""
             UPDATE taskmanager_tasks
-            SET status = 'PENDING', claimed = 0, claimed_at = NULL, claimed_by_worker_id = NULL,
-                claim_expires_at = NULL, started_at = NULL, failed_reason = NULL, worker_pid = NULL,
-                worker_hostname = NULL, worker_process_name = NULL, updated_at = :now,
-                enqueued_at = CASE WHEN enqueued_at <= updated_at THEN min(enqueued_at, :now) ELSE enqueued_at END
+            SET {_FREED}, started_at = NULL, failed_reason = NULL,
+                worker_pid = NULL, worker_hostname = NULL, worker_process_name = NULL
             WHERE rowid IN (
                 SELECT rowid FROM taskmanager_tasks INDEXED BY taskmanager_tasks_owner
-                WHERE claimed_by_worker_id = :owner AND status IN ({LIVE_SQL}) AND status IN ('PENDING', 'CLAIMED')
-                    AND cancel_requested_at IS NULL AND (good_until IS NULL OR good_until > :now)
+                WHERE {_WAITS_AT} AND cancel_requested_at IS NULL AND (good_until IS NULL OR good_until > :now)
                 LIMIT :limit
             )
             """,
