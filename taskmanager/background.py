@@ -1,7 +1,6 @@
 """Tasks that are handed over when the code around them has succeeded: Starlette's `BackgroundTasks`, kept."""
 
 import contextlib
-import logging
 import threading
 import traceback
 from collections.abc import Callable
@@ -11,11 +10,11 @@ from taskmanager.engine.intake import Intake
 from taskmanager.engine.live import LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.model.errors import ConfigurationError, TaskManagerError
+from taskmanager.model.logger import logger
 from taskmanager.model.wording import counted
 from taskmanager.task import Submitter, bound_call
 
 P = ParamSpec("P")
-logger = logging.getLogger("taskmanager")
 
 
 @final

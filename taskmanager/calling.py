@@ -12,17 +12,16 @@ so a server that is not recognised would run it in the request, and not lose it.
 
 import asyncio
 import inspect
-import logging
 import sys
 from collections.abc import Callable
 from functools import wraps
 from types import FrameType, MethodType
 from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast
 
+from taskmanager.model.logger import logger
+
 P = ParamSpec("P")
 R = TypeVar("R")
-
-logger = logging.getLogger("taskmanager")
 
 _FRAMEWORK: Final = "starlette."
 _BACKGROUND: Final = "starlette.background"

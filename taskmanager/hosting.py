@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import signal
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections.abc import Callable, Coroutine, Iterator
@@ -11,8 +10,7 @@ from typing import Any, NamedTuple
 
 from taskmanager.engine.lifecycle import CANCEL_GRACE_S, let_loop_close
 from taskmanager.model.errors import ConfigurationError, StoreUnavailable
-
-logger = logging.getLogger("taskmanager")
+from taskmanager.model.logger import logger
 
 Main = Callable[[], Coroutine[Any, Any, Any]]
 

@@ -1,7 +1,6 @@
 """What handles ask of their manager, through all its starts and stops."""
 
 import asyncio
-import logging
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, NamedTuple, Self, TypeVar, cast
@@ -18,10 +17,9 @@ from taskmanager.engine.queues import Queues
 from taskmanager.engine.records import Records
 from taskmanager.model.checks import check_tags, check_timeout
 from taskmanager.model.errors import ConfigurationError, ManagerStopped, UnknownTask, WrongProcess
+from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskInfo
 from taskmanager.model.states import TaskStatus
-
-logger = logging.getLogger("taskmanager")
 
 HINT_AFTER_S: Final = 5.0
 """So long a start may take; only then is it worth a word."""

@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import logging
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -23,8 +22,6 @@ from taskmanager.rules.nearest import did_you_mean
 from taskmanager.rules.retry import RetryRule
 from taskmanager.sameness import is_same_code
 from taskmanager.task import Binding, Submitter, Task
-
-logger = logging.getLogger("taskmanager")
 
 
 @dataclass(frozen=True, slots=True)

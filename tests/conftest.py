@@ -1,9 +1,12 @@
 """What every test shares: asyncio is the backend of `@pytest.mark.anyio`, and Hypothesis repeats itself in CI."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from taskmanager.model.logger import logger
 
 # A shared machine is slow in bursts; a deadline per example would fail for that and for nothing else.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -16,3 +19,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 def anyio_backend() -> str:
     """The only event loop this library runs on."""
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def no_record_is_lost() -> Iterator[None]:
+    """A mistake in the words of a record of ours raises nothing, so it is looked for after each test."""
+    logger.lost_count, logger.fault = 0, None
+    yield
+    assert logger.lost_count == 0, logger.fault

@@ -5,7 +5,6 @@ the file here and now, for some milliseconds; `live()` leaves the loop alone.
 """
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -24,13 +23,12 @@ from taskmanager.console.screens import LiveScreen, StatusScreen
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.report import live_document
 from taskmanager.model.errors import StoreError
+from taskmanager.model.logger import logger
 from taskmanager.model.record import AttemptRow
 from taskmanager.model.states import AttemptOutcome, TaskStatus
 from taskmanager.model.status import ManagerStatus
 from taskmanager.store.protocol import InstanceRow
 from taskmanager.store.statistics import HOUR_US, MAX_LINES, MINUTE_US, Failure, FileSize, Glance, Pace, Statistics
-
-logger = logging.getLogger("taskmanager")
 
 REFRESH_S: Final = 0.5
 READ_S: Final = 1.0

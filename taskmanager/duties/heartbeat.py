@@ -5,16 +5,14 @@ what waits here, *runner* what runs here, until its outcome is committed. When t
 running task may be silent, the claimer's beat stops, so that waiting work is taken over, and the runner's goes on.
 """
 
-import logging
 import threading
 from typing import Final
 
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import put_back_lock
 from taskmanager.model.errors import StoreError
+from taskmanager.model.logger import logger
 from taskmanager.store.protocol import Beat, Beater
-
-logger = logging.getLogger("taskmanager")
 
 NAME: Final = "heartbeat"
 LOOP_PROBE_S: Final = 0.5

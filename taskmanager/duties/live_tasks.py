@@ -3,14 +3,12 @@
 At most once a second, and only when it says something new: an idle instance writes nothing.
 """
 
-import logging
 from typing import Final
 
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.report import live_text
 from taskmanager.model.errors import StoreUnavailable
-
-logger = logging.getLogger("taskmanager")
+from taskmanager.model.logger import logger
 
 INTERVAL_S: Final = 1.0
 

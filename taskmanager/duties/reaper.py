@@ -5,17 +5,15 @@ value has not changed for the threshold, on this observer's own clock, while thi
 got through. A clock that jumps, a machine that slept, or a file that was locked for minutes makes nobody silent.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from taskmanager.duties.heartbeat import Heartbeat
 from taskmanager.duties.recovery import Recovery
 from taskmanager.engine.engine import Engine
+from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
-
-logger = logging.getLogger("taskmanager")
 
 
 class Observation:

@@ -8,7 +8,6 @@ behind the last row seen, so that rows which cannot be recovered never starve th
 """
 
 import asyncio
-import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -25,6 +24,7 @@ from taskmanager.engine.instance import (
     remove_stray_lock_files,
 )
 from taskmanager.model.clock import Clock
+from taskmanager.model.logger import logger
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, due_at, expected_of
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
@@ -32,7 +32,6 @@ from taskmanager.model.wording import counted
 from taskmanager.rules.recovery import Verdict, judge_orphan
 from taskmanager.store.protocol import InstanceRow, Store
 
-logger = logging.getLogger("taskmanager")
 PAGE: Final = 500
 FREE_PAGE: Final = 1_000
 """Waiting rows that are freed in one transaction: bounds how long it keeps other writers waiting."""

@@ -5,16 +5,14 @@ process; each category on its own, so that one that fails or is switched off doe
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
 from taskmanager.engine.engine import Engine
 from taskmanager.model.errors import StoreError
+from taskmanager.model.logger import logger
 from taskmanager.store.protocol import LET_IN_S
-
-logger = logging.getLogger("taskmanager")
 
 BUDGET_S: Final = 60.0
 """How long a sweep works on one category, its pauses not counted; the rest is for the next one."""

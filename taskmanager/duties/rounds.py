@@ -1,7 +1,6 @@
 """The loops of the duties of one instance: each in its own task, each at its own interval, none stopping another."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -17,8 +16,7 @@ from taskmanager.engine.claiming import make_due
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.schedule import Schedule
 from taskmanager.model.errors import StoreError, StoreUnavailable
-
-logger = logging.getLogger("taskmanager")
+from taskmanager.model.logger import logger
 
 MAX_PERMANENT_FAILURES: Final = 3
 """A duty that the store refuses for good this often in a row is given up for this start, loudly."""

@@ -9,7 +9,6 @@ is there; when the owner is gone, whoever still declares the schedule takes it o
 """
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -20,11 +19,10 @@ from taskmanager.engine.engine import Engine
 from taskmanager.engine.schedule import Schedule, task_of
 from taskmanager.model.clock import from_us
 from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.model.logger import logger
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow
 from taskmanager.model.wording import counted
 from taskmanager.rules.schedule import Hold, Wait, judge
-
-logger = logging.getLogger("taskmanager")
 
 PAGE: Final = 250
 """Fires per transaction: bounds how long one holds the store, and deciding them the loop (about 25 ms)."""

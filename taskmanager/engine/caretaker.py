@@ -6,16 +6,14 @@ is written anew then, and what only the old file held is gone, and said.
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.report import live_text
 from taskmanager.model.errors import StoreError
+from taskmanager.model.logger import logger
 from taskmanager.model.wording import counted
-
-logger = logging.getLogger("taskmanager")
 
 LET_GO_S: Final = 0.1
 """How long a stop waits for a look that it breaks off; one that is in a call of the store ends with that."""

@@ -6,7 +6,6 @@ rows as it has room for; the rest stays free, and costs nothing until there is r
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable
 from contextvars import Context
 from typing import Any, Final
@@ -20,12 +19,11 @@ from taskmanager.engine.live import LiveTask, Phase
 from taskmanager.engine.places import Places
 from taskmanager.engine.rivals import Rivals
 from taskmanager.model.errors import StoreError
+from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import ClaimRequest, FreeQueue, Store, TaskFilter
-
-logger = logging.getLogger("taskmanager")
 
 CLAIM_PAGE: Final = 1_000
 """Rows per claim: bounds how long one claim holds the store, and the loop that takes its rows in."""

@@ -6,7 +6,6 @@ in `claiming`.
 """
 
 import asyncio
-import logging
 import random
 from collections.abc import Mapping
 from typing import cast
@@ -36,11 +35,10 @@ from taskmanager.engine.turn import Turn
 from taskmanager.engine.window import Window
 from taskmanager.engine.writer import Writer
 from taskmanager.model.clock import Clock
+from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 from taskmanager.store.protocol import Store
-
-logger = logging.getLogger("taskmanager")
 
 
 class Engine:

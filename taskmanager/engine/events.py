@@ -2,16 +2,14 @@
 
 import asyncio
 import contextlib
-import logging
 from typing import Any
 
 from taskmanager.engine.live import Ending, LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.settle import Next, Outcome
+from taskmanager.model.logger import logger
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
-
-logger = logging.getLogger("taskmanager")
 
 
 async def wait_in(waiters: "list[asyncio.Future[Any]]") -> Any:

@@ -6,7 +6,6 @@ user code raised by itself is a failure.
 """
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable
 from contextvars import Context, copy_context
@@ -21,10 +20,9 @@ from taskmanager.engine.live import LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.settle import Outcome, failure_of
 from taskmanager.model.errors import ManagerStopped, ManagerStopping, TaskNotCompleted
+from taskmanager.model.logger import logger
 from taskmanager.model.result import RESERVED_CODES, Snooze, TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode
-
-logger = logging.getLogger("taskmanager")
 
 STUBBORN_AFTER_S = 1.0
 """How long an async task may go on after its cancellation before it is reported as ignoring it."""

@@ -1,19 +1,18 @@
 """Waiting for tasks that run elsewhere: their rows are read when the store has changed, a few at a time."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any, Final
 
 from taskmanager.engine.events import resolve, resolve_error
 from taskmanager.engine.live import Ending
 from taskmanager.model.errors import StoreUnavailable, UnknownTask
+from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import Store
 
-logger = logging.getLogger("taskmanager")
 PAGE: Final = 500
 
 

@@ -8,7 +8,6 @@ lines. So the lock can be taken again by who holds it, and the engine is not tou
 """
 
 import atexit
-import logging
 import os
 import threading
 import weakref
@@ -35,11 +34,10 @@ from taskmanager.model.errors import (
     WrongProcess,
 )
 from taskmanager.model.ids import keyed_task_id, new_task_id
+from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 from taskmanager.model.wording import counted
-
-logger = logging.getLogger("taskmanager")
 
 KEYED_WINDOW: Final = 10_000
 """Ended memory-only tasks with an idempotency key that are remembered, so that their key still finds them."""

@@ -5,7 +5,6 @@ so that the host's pools and ours never starve each other.
 """
 
 import asyncio
-import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -13,8 +12,7 @@ from contextvars import Context
 from typing import Any, Final, NamedTuple
 
 from taskmanager.engine.child import ChildCall, ChildReply
-
-logger = logging.getLogger("taskmanager")
+from taskmanager.model.logger import logger
 
 THREAD_RETRY_S: Final = 1.0
 

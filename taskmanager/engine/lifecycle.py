@@ -8,7 +8,6 @@ final batch → commit → every open handle is told → close. What still execu
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, Protocol
@@ -24,11 +23,10 @@ from taskmanager.engine.news import WriterNews
 from taskmanager.engine.records import Records
 from taskmanager.engine.settle import Outcome
 from taskmanager.model.errors import ManagerStopped, StoreError, StoreUnavailable
+from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
 from taskmanager.model.wording import counted
-
-logger = logging.getLogger("taskmanager")
 
 CANCEL_GRACE_S: Final = 1.0
 """How long cancelled work may take to end at a stop."""

@@ -5,7 +5,6 @@ learns that the task exists already.
 """
 
 import asyncio
-import logging
 
 from taskmanager.engine.attempt import StopReason
 from taskmanager.engine.engine import Engine
@@ -14,11 +13,10 @@ from taskmanager.engine.live import Ending, LiveTask, Phase
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.writer import log_rejected
 from taskmanager.model.errors import StoreError
+from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, expected_of
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
-
-logger = logging.getLogger("taskmanager")
 
 
 class WriterNews:

@@ -4,16 +4,14 @@ A queue needs no declaration, so a name that nobody has used yet is no error: it
 Mostly it is a slip, though, and then the wrong queue goes on; so it is logged.
 """
 
-import logging
 from typing import Final
 
 from taskmanager.codec.values import loads
 from taskmanager.engine.engine import Engine
 from taskmanager.model.checks import check_queue_name
 from taskmanager.model.errors import ArgumentError
+from taskmanager.model.logger import logger
 from taskmanager.rules.nearest import did_you_mean
-
-logger = logging.getLogger("taskmanager")
 
 _OF_EVERYBODY: Final = "default"
 """The queue of functions that name none."""

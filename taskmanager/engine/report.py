@@ -12,6 +12,7 @@ from taskmanager.engine.engine import Engine
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.live import Phase
 from taskmanager.model.clock import from_us
+from taskmanager.model.logger import logger
 from taskmanager.model.status import LaneStatus, ManagerStatus, QueueStatus, ScheduleInfo
 
 MAX_SHOWN_TASKS: Final = 100
@@ -61,7 +62,7 @@ def live_document(engine: Engine) -> dict[str, Any]:
         "unsaved_since": _tenth(engine.clock.now_us() - oldest_s * 1_000_000) if oldest_s > UNSAVED_SHOWN_S else None,
         "unwritten_count": len(engine.writer.outbox.unsaved_history),
         "degraded_since": engine.writer.degraded_since,
-        "failing_duties": {name: why[:MAX_SHOWN_CHARS] for name, why in sorted(engine.failing_duties.items())},
+        "failing_duties": {name: why[:MAX_SHOWN_CHARS] for name, why in sorted(_failing(engine).items())},
         "tasks": [_task_document(each) for each in shown],
     }
 
@@ -92,6 +93,11 @@ def _oldest_waiting(engine: Engine) -> dict[str, int]:
         if live.phase is Phase.READY and live.enqueued_at < found.get(live.queue_name, live.enqueued_at + 1):
             found[live.queue_name] = live.enqueued_at
     return found
+
+
+def _failing(engine: Engine) -> dict[str, str]:
+    """What goes on beside the tasks and fails, and why; the log too, where nobody would read of it."""
+    return dict(engine.failing_duties) if logger.fault is None else {**engine.failing_duties, "log": logger.fault}
 
 
 def _task_document(attempt: Attempt) -> dict[str, Any]:
@@ -130,7 +136,7 @@ def status_of(engine: Engine | None, intake: Intake, schedules: tuple[ScheduleIn
         oldest_waiting_s=None if oldest is None else max(0.0, (engine.clock.now_us() - oldest) / 1_000_000),
         running_count=len(engine.runner.running),
         abandoned_count=len(engine.runner.abandoned),
-        failing_duties=dict(engine.failing_duties),
+        failing_duties=_failing(engine),
         lanes={name: LaneStatus(running=s.running, limit=s.limit or 0) for name, s in dispatcher.lanes.items()},
         queues={
             name: QueueStatus(

@@ -5,12 +5,10 @@ with every decision that wall time makes, and a decision that a step could have 
 clock within a minute finds nothing expired, and nothing of the history deleted.
 """
 
-import logging
 from typing import Final, NamedTuple
 
 from taskmanager.model.clock import Clock
-
-logger = logging.getLogger("taskmanager")
+from taskmanager.model.logger import logger
 
 STEP_US: Final = 1_000_000
 """A smaller difference is a slewed clock, or one that was read slowly."""

@@ -11,7 +11,6 @@ When a commit's fate is unknown (an I/O error), the next try finds its own row, 
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
@@ -21,12 +20,11 @@ from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.outbox import HISTORY_BATCH, Outbox
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.model.logger import logger
 from taskmanager.model.record import AttemptRow, Expected, TaskRow, expected_of
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import CommitReport, Store
-
-logger = logging.getLogger("taskmanager")
 
 MAX_BATCH: Final = 512
 """Rows of one transaction: large enough to share its cost, small enough not to hold the loop for more than about

@@ -5,14 +5,13 @@ behind that state can be moved into the file, and its room cannot be used again.
 fills the disk takes the application with it, so from `refuse_bytes` on the store counts as unavailable.
 """
 
-import logging
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from taskmanager.model.errors import StoreUnavailable
+from taskmanager.model.logger import logger
 from taskmanager.store.sqlite.connection import WAL_LIMIT_BYTES
 
-logger = logging.getLogger("taskmanager")
 _MB: Final = 1024 * 1024
 
 

@@ -1,0 +1,58 @@
+"""The logger of the library. Whatever an application hangs onto it may raise, and that stops nothing here.
+
+Filters, record factories and handlers are user code, and called in the middle of everything: in the turn in which tasks
+are started, in the writer, in the thread of the heartbeat. A record that is lost to them is told on `sys.stderr`, as
+handlers do it, and in `fault` until one gets through.
+"""
+
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import MutableMapping
+from contextlib import suppress
+from typing import Any, Final
+
+
+class Log(logging.LoggerAdapter[logging.Logger]):
+    """A logger whose calls never raise, but for what is meant for the whole process."""
+
+    fault: str | None = None
+    """Why the last record was lost; None while they get through."""
+    lost_count = 0
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """As it was given: this adapter adds nothing to a record."""
+        return msg, kwargs
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Hand the record over."""
+        if not self.logger.isEnabledFor(level):
+            return
+        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the record names who called us
+        try:
+            self.logger.log(level, msg, *args, **kwargs)
+        except BaseException as exc:
+            if _is_for_the_process(exc):
+                raise
+            self._note(exc)
+        else:
+            self.fault = None
+
+    def _note(self, exc: BaseException) -> None:
+        self.lost_count += 1
+        fault = "".join(traceback.format_exception_only(exc)).strip()
+        is_new, self.fault = fault != self.fault, fault
+        if is_new and logging.raiseExceptions and sys.stderr is not None:
+            with suppress(OSError, ValueError):  # nobody can be told
+                sys.stderr.write("--- a record of taskmanager could not be logged ---\n")
+                traceback.print_exception(exc, file=sys.stderr)
+
+
+def _is_for_the_process(exc: BaseException) -> bool:
+    """Ctrl-C and the `sys.exit()` of a signal handler may come in any line of the main thread."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and isinstance(exc, KeyboardInterrupt | SystemExit)
+
+
+logger: Final = Log(logging.getLogger("taskmanager"))
