@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import ParamSpec, final
 
 from taskmanager.engine.intake import Intake
-from taskmanager.engine.live import LiveTask
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.model.errors import ConfigurationError, TaskManagerError
 from taskmanager.model.logger import logger

@@ -7,7 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from taskmanager.engine.attempt import Attempt, current
 from taskmanager.engine.events import wait_in
-from taskmanager.engine.live import Ending, LiveTask
+from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.model.checks import check_timeout
 from taskmanager.model.errors import (
     NotPersisted,

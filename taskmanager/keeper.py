@@ -11,7 +11,7 @@ from taskmanager.engine.attempt import Attempt, current
 from taskmanager.engine.events import wait_in
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
-from taskmanager.engine.live import GOES_ON, Ending, LiveTask
+from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.queues import Queues
 from taskmanager.engine.records import Records

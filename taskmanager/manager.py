@@ -19,7 +19,7 @@ from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import Identity, new_identity
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
-from taskmanager.engine.live import LiveTask
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.records import Records
 from taskmanager.engine.report import status_of
 from taskmanager.engine.schedule import ScheduleOptions

@@ -33,9 +33,9 @@ class Retention:
         somebody corrects the clock.
         """
         config, store = self._engine.settings.recovery, self._engine.store
-        now_us = self._engine.steps.now_us()
-        if self._steps_seen != self._engine.steps.count:
-            self._steps_seen = self._engine.steps.count
+        now_us = self._engine.wall_clock.now_us()
+        if self._steps_seen != self._engine.wall_clock.step_count:
+            self._steps_seen = self._engine.wall_clock.step_count
             return {}
         categories: list[tuple[str, int | None, Callable[[int, int], Awaitable[int]]]] = [
             ("heartbeats", config.heartbeat_retention_hours, store.prune_heartbeats),

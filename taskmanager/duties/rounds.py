@@ -44,7 +44,7 @@ class Rounds:
 
     async def recover(self) -> int:
         """What a start does before it claims: give back what dead instances left, and declare its schedules."""
-        now_us = self._engine.steps.now_us()
+        now_us = self._engine.wall_clock.now_us()
         # Before the dead are forgotten: their stamps may be all that tells of a clock that was set back since.
         if await self._engine.store.latest_stamp() > now_us:
             await make_due(self._engine.store, now_us)

@@ -80,7 +80,7 @@ class ScheduleActions:
     async def _set_paused(self, name: str, paused: bool) -> None:
         check_schedule_name(name)
         await self._schedules.declare()
-        await pause(self._engine.store, name, paused, self._engine.steps.now_us())
+        await pause(self._engine.store, name, paused, self._engine.wall_clock.now_us())
         await self._schedules.refresh([name])
 
     async def run(self, name: str) -> str:
@@ -88,7 +88,7 @@ class ScheduleActions:
         check_schedule_name(name)
         await self._schedules.declare()
         task_id = new_task_id()
-        await run_by_hand(self._engine.store, name, task_id, self._engine.steps.now_us())
+        await run_by_hand(self._engine.store, name, task_id, self._engine.wall_clock.now_us())
         await self._schedules.refresh([name])
         self._engine.wants_claim.set()
         return task_id

@@ -140,10 +140,11 @@ class Schedules:
     def _watch(self) -> int:
         """The wall time; and notice that nobody looked for a while, or that the wall clock was stepped."""
         engine = self._engine
-        now, now_s = engine.steps.now_us(), engine.clock.elapsed_s()
-        if self._looked_s is None or now_s - self._looked_s > UNWATCHED_S or engine.steps.count != self._steps_seen:
+        now, now_s = engine.wall_clock.now_us(), engine.clock.elapsed_s()
+        step_count = engine.wall_clock.step_count
+        if self._looked_s is None or now_s - self._looked_s > UNWATCHED_S or step_count != self._steps_seen:
             self._watched_since = now
-        self._looked_s, self._steps_seen = now_s, engine.steps.count
+        self._looked_s, self._steps_seen = now_s, step_count
         return now
 
     # Declaring, and hearing what others did.
@@ -169,7 +170,7 @@ class Schedules:
         names = [*orphans, *(each.name for each in fresh)]
         try:
             before = {row.schedule_name: row for row in await engine.store.schedules(names)}
-            now = engine.steps.now_us()
+            now = engine.wall_clock.now_us()
             declared = [book.declared[name].declaration(before.get(name), now) for name in dict.fromkeys(names)]
             gone = {name: book.rows[name] for name in names if name in book.rows and name not in before}
             declared = [_as_it_was(each, gone.get(each.schedule_name)) for each in declared]
@@ -197,14 +198,14 @@ class Schedules:
         version = await engine.store.data_version()
         if version == self._version:
             return
-        now = engine.steps.now_us()
-        if self._heard_at is None or engine.steps.count != self._steps_heard:
+        now = engine.wall_clock.now_us()
+        if self._heard_at is None or engine.wall_clock.step_count != self._steps_heard:
             await self.refresh()  # the instants by which changes are found mean nothing now
         else:
             self._take(await engine.store.schedules(changed_since=self._heard_at - LATE_WRITE_US))
             alive = {each.instance_id for each in await engine.store.instances()}
             self._orphans |= {name for name, row in self.book.rows.items() if row.owner_id not in alive}
-        self._heard_at, self._steps_heard, self._version = now, engine.steps.count, version
+        self._heard_at, self._steps_heard, self._version = now, engine.wall_clock.step_count, version
 
     async def refresh(self, names: Sequence[str] | None = None) -> None:
         """Read what the store says of these schedules, or of all; one that is not there any more is declared again."""

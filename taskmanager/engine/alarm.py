@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.steps import StepWatch
+from taskmanager.engine.wall_clock import WallClock
 from taskmanager.model.clock import Clock
 
 RECHECK_S: Final = 5.0
@@ -22,13 +22,13 @@ class Alarm:
         self,
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
-        steps: StepWatch,
+        wall_clock: WallClock,
         dispatcher: Dispatcher,
         on_due: Callable[[], None],
     ) -> None:
         self._loop = loop
         self._clock = clock
-        self._steps = steps
+        self._wall_clock = wall_clock
         self._dispatcher = dispatcher
         self._on_due = on_due
         self._timer: asyncio.TimerHandle | None = None
@@ -43,8 +43,8 @@ class Alarm:
         if elapsed_due is not None:
             delay_s = min(delay_s, max(0.0, elapsed_due - self._clock.elapsed_s()))
         if has_wall:
-            now_us = self._steps.now_us()
-            delay_s = min(delay_s, self._dispatcher.next_wall_delay_s(now_us, holds_expiry=self._steps.holds_expiry))
+            now_us, holds_expiry = self._wall_clock.now_us(), self._wall_clock.holds_expiry
+            delay_s = min(delay_s, self._dispatcher.next_wall_delay_s(now_us, holds_expiry=holds_expiry))
         at = self._loop.time() + delay_s
         if self._timer is not None:
             if self._at <= at:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from taskmanager.codec.safe import dumps_safe
 from taskmanager.codec.values import loads
-from taskmanager.engine.live import LiveTask
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.model.clock import from_us
 
 MAX_LOG_ENTRIES = 1_000

@@ -14,10 +14,10 @@ from taskmanager.engine.acting import is_free
 from taskmanager.engine.definition import timeout_of
 from taskmanager.engine.dispatch import QueueState
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.fairness import Fairness
 from taskmanager.engine.instance import is_dead
-from taskmanager.engine.live import LiveTask, Phase
-from taskmanager.engine.places import Places
-from taskmanager.engine.rivals import Rivals
+from taskmanager.engine.live_task import LiveTask, Phase
+from taskmanager.engine.shared_limit import SharedLimit
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
@@ -73,7 +73,7 @@ class Claimer:
         self._dead: set[str] = set()
         self._look_for_dead_s = 0.0
         self._owes_death = False  # whether one that was found dead has not been taken over yet
-        self._rivals = Rivals(engine)
+        self._fairness = Fairness(engine)
         self.check_file: Any = None
         self.on_death: Any = None
 
@@ -141,7 +141,7 @@ class Claimer:
         was_owed, self._is_owed = self._is_owed, True
         version = await engine.store.data_version()
         changed = was_owed or version != self._version
-        now_us = engine.steps.now_us()
+        now_us = engine.wall_clock.now_us()
         is_due = await self._mend_due(now_us) or (self._next_due_at is not None and self._next_due_at <= now_us)
         if changed:
             if self._submitted and not engine.is_stopping:
@@ -158,7 +158,7 @@ class Claimer:
 
     async def _mend_due(self, now_us: int) -> bool:
         """After a step back of the wall clock: what was due stays due. Whether any was."""
-        count = self._engine.steps.count
+        count = self._engine.wall_clock.step_count
         if self._steps_seen == count:
             return False
         mended = await make_due(self._engine.store, now_us)
@@ -238,7 +238,7 @@ class Claimer:
         known = [each for each in free if each.task_name in engine.definitions]
         now = engine.clock.now_us()
         self._next_due_at = min((each.next_due_at for each in known if each.next_due_at > now), default=None)
-        self._rivals.strangers = [
+        self._fairness.unknown_here = [
             each for each in free if each.task_name not in engine.definitions and each.next_due_at <= now
         ]
         names_by_queue: dict[str, list[str]] = {}
@@ -248,7 +248,7 @@ class Claimer:
         claimed = 0
         for queue_name, names in names_by_queue.items():
             queue = engine.dispatcher.queue(queue_name)
-            fill = self._fill if queue.places is None else self._fill_places
+            fill = self._fill if queue.shared_limit is None else self._fill_shared
             claimed += await fill(queue, names)
         return claimed > 0
 
@@ -283,11 +283,11 @@ class Claimer:
                 if row.status != TaskStatus.CLAIMED or is_here or row.task_name not in engine.definitions:
                     continue
                 queue = engine.dispatcher.queue(row.queue_name)
-                if queue.places is None:
+                if queue.shared_limit is None:
                     self._take(row)
                 else:
                     returned.append(_given_back(row, engine.clock.now_us()))
-                    queue.has_backlog = queue.places.is_owed = True
+                    queue.has_backlog = queue.shared_limit.is_owed = True
             if returned:
                 await engine.store.commit(returned)
 
@@ -325,54 +325,54 @@ class Claimer:
                 break
         return claimed
 
-    async def _fill_places(self, queue: QueueState, names: list[str]) -> int:
+    async def _fill_shared(self, queue: QueueState, names: list[str]) -> int:
         """Claim for a queue whose limit holds for all instances: no more than can start here at once.
 
         Whether rows are left nobody says, so there may be some, until a look finds none.
         """
-        engine, places = self._engine, queue.places
-        assert places is not None
+        engine, shared = self._engine, queue.shared_limit
+        assert shared is not None
         queue.has_backlog = True
-        is_closed = queue.is_paused or engine.is_stopping or places.is_left_to_others
-        if is_closed or await self._rivals.go_first(queue, names, self._others):
-            places.is_owed = True
+        is_closed = queue.is_paused or engine.is_stopping or shared.is_left_to_others
+        if is_closed or await self._fairness.yields(queue, names, self._others):
+            shared.is_owed = True
             return 0
-        places.is_owed = False
-        places.short_lanes.clear()
+        shared.is_owed = False
+        shared.short_lanes.clear()
         claimed = 0
         for lane, slots in engine.dispatcher.lanes.items():
             known = [name for name in names if engine.definitions[name].lane == lane]
-            room = slots.free - places.waiting_in(lane, engine.live)
+            room = slots.free - shared.waiting_in(lane, engine.live)
             if known and room <= 0:
-                places.short_lanes.add(lane)
+                shared.short_lanes.add(lane)
             elif known:
-                got = await self._claim_places(queue, places, known, min(room, CLAIM_PAGE))
+                got = await self._claim_shared(queue, shared, known, min(room, CLAIM_PAGE))
                 claimed += got
                 if got >= room:
-                    places.short_lanes.add(lane)
+                    shared.short_lanes.add(lane)
         return claimed
 
-    async def _claim_places(self, queue: QueueState, places: Places, names: list[str], limit: int) -> int:
+    async def _claim_shared(self, queue: QueueState, shared: SharedLimit, names: list[str], limit: int) -> int:
         engine = self._engine
-        stuck = places.count(engine.live, engine.runner.abandoned_in(queue.config.name))
-        lenders = places.lenders(engine.live)
+        stuck = shared.count(engine.live, engine.runner.abandoned_in(queue.config.name))
+        lenders = shared.lenders(engine.live)
         now, me = engine.clock.now_us(), engine.identity.instance_id
         request = ClaimRequest(me, names, queue.config.name, limit, now)._replace(
-            file_limit=max(0, places.limit - stuck), lenders=lenders, borrowed=places.borrowed
+            file_limit=max(0, shared.limit - stuck), lenders=lenders, borrowed=shared.borrowed
         )
         rows = await engine.store.claim(request)
         # What was committed before the claim is known here by now: memory says what the claim has seen.
-        places.count(engine.live, engine.runner.abandoned_in(queue.config.name))
-        lent = max(0, places.held_of(lenders) - places.borrowed)
+        shared.count(engine.live, engine.runner.abandoned_in(queue.config.name))
+        lent = max(0, shared.held_of(lenders) - shared.borrowed)
         for number, row in enumerate(rows):
             self._take(row, is_granted=number >= lent)
         return len(rows)
 
     def _take(self, row: TaskRow, *, is_granted: bool = True) -> None:
         engine = self._engine
-        places = engine.dispatcher.queue(row.queue_name).places
-        if places is not None:
-            places.hold(row.task_id, is_granted=is_granted)
+        shared = engine.dispatcher.queue(row.queue_name).shared_limit
+        if shared is not None:
+            shared.hold(row.task_id, is_granted=is_granted)
         here = engine.live.get(row.task_id)
         if here is not None and not here.awaits_row and not here.is_spilled:
             # It was taken from us as if we were dead, and is free again.

@@ -11,8 +11,8 @@ from itertools import count
 from typing import Final
 
 from taskmanager.engine.attempt import Attempt
-from taskmanager.engine.live import LiveTask, Phase
-from taskmanager.engine.places import Places
+from taskmanager.engine.live_task import LiveTask, Phase
+from taskmanager.engine.shared_limit import SharedLimit
 from taskmanager.model.config import QueueConfig
 from taskmanager.model.states import Lane, TaskStatus
 from taskmanager.rules.limits import Slots
@@ -25,12 +25,12 @@ STALE_CLEANUP_AT: Final = 1_000
 class QueueState:
     """One named queue: its configuration, who runs, and how many wait."""
 
-    __slots__ = ("config", "entered", "has_backlog", "is_paused", "left", "places", "slots", "stored_waiting")
+    __slots__ = ("config", "entered", "has_backlog", "is_paused", "left", "shared_limit", "slots", "stored_waiting")
 
     def __init__(self, config: QueueConfig) -> None:
         self.config = config
-        self.places = Places(config.max_concurrency or 0) if config.is_limited_in_file else None
-        self.slots = Slots(config.max_concurrency) if self.places is None else self.places.slots
+        self.shared_limit = SharedLimit(config.max_concurrency or 0) if config.is_limited_in_file else None
+        self.slots = Slots(config.max_concurrency) if self.shared_limit is None else self.shared_limit.slots
         self.is_paused = False
         self.has_backlog = False
         """Whether rows that could run now were left in the store for want of room."""
@@ -82,7 +82,7 @@ class Dispatcher:
     def __init__(self, lanes: dict[Lane, int], queues: Iterable[QueueConfig]) -> None:
         self.lanes: dict[Lane, Slots] = {lane: Slots(limit) for lane, limit in lanes.items()}
         self.queues: dict[str, QueueState] = {config.name: QueueState(config) for config in queues}
-        self.has_places = any(queue.places is not None for queue in self.queues.values())
+        self.has_shared_limits = any(queue.shared_limit is not None for queue in self.queues.values())
         """Whether the limit of any queue holds for all instances."""
         self._sources: dict[tuple[str, Lane, bool, bool], _Source] = {}
         self._suspect: LiveTask | None = None
@@ -122,7 +122,7 @@ class Dispatcher:
 
     def needs_place(self, live: LiveTask) -> bool:
         """Whether the file says when this task may start, and has not said it yet."""
-        is_limited = self.queue(live.queue_name).places is not None
+        is_limited = self.queue(live.queue_name).shared_limit is not None
         return is_limited and live.is_persisted and live.status is TaskStatus.PENDING
 
     def add_ready(self, live: LiveTask) -> None:
@@ -265,8 +265,8 @@ class Dispatcher:
         self.lanes[live.definition.lane].give_back()
         queue = self.queue(live.queue_name)
         queue.slots.give_back()
-        if queue.places is not None:
-            queue.places.gave_back(live.task_id)
+        if queue.shared_limit is not None:
+            queue.shared_limit.gave_back(live.task_id)
         self.wants_take()
 
     # Leaving the waiting, and room for more.

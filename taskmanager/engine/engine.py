@@ -19,20 +19,20 @@ from taskmanager.engine.dispatch import Dispatcher, QueueState
 from taskmanager.engine.events import log_again, log_end, pass_on, resolve, wait_in
 from taskmanager.engine.execution import Runner
 from taskmanager.engine.follow import Follower
+from taskmanager.engine.idempotency import becomes_successor, merge_waiters
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.intake import Intake
-from taskmanager.engine.keys import becomes_successor, merge_waiters
-from taskmanager.engine.live import Ending, LiveTask, Phase
+from taskmanager.engine.live_task import Ending, LiveTask, Phase
 from taskmanager.engine.log_fields import extra_of
+from taskmanager.engine.memory_window import MemoryWindow
 from taskmanager.engine.outbox import HISTORY_BATCH
 from taskmanager.engine.progress import ProgressSaver
 from taskmanager.engine.rows import Rows
 from taskmanager.engine.settings import Settings
 from taskmanager.engine.settle import Outcome, Settlement
 from taskmanager.engine.stall import StallWatch
-from taskmanager.engine.steps import StepWatch
 from taskmanager.engine.turn import Turn
-from taskmanager.engine.window import Window
+from taskmanager.engine.wall_clock import WallClock
 from taskmanager.engine.writer import Writer
 from taskmanager.model.clock import Clock
 from taskmanager.model.logger import logger
@@ -74,9 +74,9 @@ class Engine:
         self.stall = StallWatch(self.loop)
         self.dispatcher = Dispatcher(settings.lanes(), settings.queues)
         self.dispatcher.wants_take = self.kick
-        self.window = Window(settings.max_in_memory, self.dispatcher)
-        self.steps = StepWatch(clock)
-        self.alarm = Alarm(self.loop, clock, self.steps, self.dispatcher, self._wake_due)
+        self.window = MemoryWindow(settings.max_in_memory, self.dispatcher)
+        self.wall_clock = WallClock(clock)
+        self.alarm = Alarm(self.loop, clock, self.wall_clock, self.dispatcher, self._wake_due)
         self.runner = Runner(settings.processes, self.report, self.stall.lost_s)
         self.settlement = Settlement(identity, clock.now_us, random.random, settings.recovery.crash_budget)
         self.writer = Writer(
@@ -127,7 +127,7 @@ class Engine:
         queue = self.dispatcher.queue(live.queue_name)
         queue.stored_waiting += 1
         if live.idempotency_key is None:
-            if queue.places is not None or (
+            if queue.shared_limit is not None or (
                 queue.stored_waiting > self.window.most and self.window.spills(live, queue, self.clock.now_us())
             ):
                 self.spill(live)
@@ -168,7 +168,7 @@ class Engine:
         if self.is_stopping:
             self._release_late(live)
             return
-        if dispatcher.has_places and dispatcher.needs_place(live):
+        if dispatcher.has_shared_limits and dispatcher.needs_place(live):
             self.spill(live)
             return
         if live.good_until is not None:
@@ -212,7 +212,7 @@ class Engine:
         if not self.is_up:
             return
         for live in self.dispatcher.take():
-            if live.good_until is not None and live.good_until <= self.steps.now_us():
+            if live.good_until is not None and live.good_until <= self.wall_clock.now_us():
                 self._come_too_late(live)
                 continue
             self.dispatcher.left_waiting(live)
@@ -226,8 +226,8 @@ class Engine:
     def _come_too_late(self, live: LiveTask) -> None:
         """Its `good_until` has passed; or the clock was stepped, and it is seen again when the clock can be trusted."""
         self.dispatcher.give_back(live)
-        if self.steps.holds_expiry:
-            self.dispatcher.add_delayed(live, self.steps.trusted_at_s)
+        if self.wall_clock.holds_expiry:
+            self.dispatcher.add_delayed(live, self.wall_clock.trusted_at_s)
             self.alarm.set()
             return
         self.dispatcher.left_waiting(live)
@@ -239,9 +239,9 @@ class Engine:
             self.wants_claim.set()
 
     def _is_low(self, queue: QueueState) -> bool:
-        if queue.places is not None:
+        if queue.shared_limit is not None:
             may_take = queue.has_backlog and not queue.is_paused
-            return may_take and queue.places.is_worth_a_claim(self.live, self.dispatcher.lanes)
+            return may_take and queue.shared_limit.is_worth_a_claim(self.live, self.dispatcher.lanes)
         return self.window.is_low(queue)
 
     @property
@@ -262,8 +262,8 @@ class Engine:
 
     def _wake_due(self) -> None:
         """Something may be due: let it be ready, and end what has waited too long."""
-        now_us = self.steps.now_us()
-        for live in self.dispatcher.wake_due(self.clock.elapsed_s(), now_us, holds_expiry=self.steps.holds_expiry):
+        now_us = self.wall_clock.now_us()
+        for live in self.dispatcher.wake_due(self.clock.elapsed_s(), now_us, holds_expiry=self.wall_clock.holds_expiry):
             self.dispatcher.left_waiting(live)
             self.dispatcher.forget(live)
             self._expire(live)

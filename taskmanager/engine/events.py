@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from typing import Any
 
-from taskmanager.engine.live import Ending, LiveTask
+from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.settle import Next, Outcome
 from taskmanager.model.logger import logger

@@ -16,7 +16,7 @@ from typing import Any, Final
 from taskmanager.engine.attempt import Attempt, StopReason, current, drive
 from taskmanager.engine.child import ChildCall
 from taskmanager.engine.lanes import BrokenProcess, ProcessLane, ThreadLane
-from taskmanager.engine.live import LiveTask
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.settle import Outcome, failure_of
 from taskmanager.model.errors import ManagerStopped, ManagerStopping, TaskNotCompleted

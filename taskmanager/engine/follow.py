@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from taskmanager.engine.events import resolve, resolve_error
-from taskmanager.engine.live import Ending
+from taskmanager.engine.live_task import Ending
 from taskmanager.model.errors import StoreUnavailable, UnknownTask
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow

@@ -21,7 +21,7 @@ from taskmanager.engine import child
 from taskmanager.engine.definition import CallOptions, Definition
 from taskmanager.engine.dispatch import QueueState
 from taskmanager.engine.events import tell
-from taskmanager.engine.live import Ending, LiveTask, Phase
+from taskmanager.engine.live_task import Ending, LiveTask, Phase
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.model.clock import Clock
 from taskmanager.model.config import QueueConfig

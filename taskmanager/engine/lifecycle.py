@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
+from taskmanager.engine.after_write import AfterWrite
 from taskmanager.engine.attempt import Attempt, StopReason
-from taskmanager.engine.caretaker import Caretaker
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.file_watch import FileWatch
 from taskmanager.engine.instance import InstanceLock
-from taskmanager.engine.live import GOES_ON, Ending, LiveTask, Phase, carries
+from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask, Phase, carries
 from taskmanager.engine.log_fields import extra_of
-from taskmanager.engine.news import WriterNews
 from taskmanager.engine.records import Records
 from taskmanager.engine.settle import Outcome
 from taskmanager.model.errors import ManagerStopped, StoreError, StoreUnavailable
@@ -55,10 +55,10 @@ class Lifecycle:
         self.engine = engine
         self._duties = duties
         self._recover = recover
-        self._news = WriterNews(engine)
-        self._claimer = Claimer(engine, self._news.give_up)
-        self._caretaker = Caretaker(engine, self._made_anew)
-        self._claimer.check_file = self._caretaker.look
+        self._after_write = AfterWrite(engine)
+        self._claimer = Claimer(engine, self._after_write.give_up)
+        self._file_watch = FileWatch(engine, self._made_anew)
+        self._claimer.check_file = self._file_watch.look
         self._claimer.on_death = self._take_over
         self._claim_task: asyncio.Task[None] | None = None
         self._lock: InstanceLock | None = None
@@ -83,7 +83,7 @@ class Lifecycle:
             await self._patiently(self._recover)
             self._duties.start()
             engine.stall.start()
-            engine.writer.start(self._news)
+            engine.writer.start(self._after_write)
             await self._patiently(self._claimer.look_first)
         except BaseException:
             self._has_failed = True
@@ -185,7 +185,7 @@ class Lifecycle:
         # Time that the drain does not need is left for the last batches.
         self._commit_deadline = engine.loop.time() + drain_timeout_s + CANCEL_GRACE_S + FINAL_COMMIT_S
         await self._drain(drain_timeout_s)
-        await self._caretaker.look_for_good(self._commit_deadline - CANCEL_GRACE_S)
+        await self._file_watch.look_for_good(self._commit_deadline - CANCEL_GRACE_S)
         await self._stop_what_runs()
         await self._duties.stop()
         if self._claim_task is not None:
@@ -289,7 +289,7 @@ class Lifecycle:
         """Free the waiting rows and write everything; the door closes in the step that fills the last batch."""
         engine = self.engine
         deadline = max(self._commit_deadline, engine.loop.time() + FINAL_COMMIT_S / 2)
-        await self._caretaker.look_for_good(deadline)
+        await self._file_watch.look_for_good(deadline)
         self._release_waiting()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
@@ -331,7 +331,7 @@ class Lifecycle:
     async def _close_store(self, unsaved: int) -> None:
         engine = self.engine
         engine.close_timers()
-        await self._caretaker.close()
+        await self._file_watch.close()
         engine.runner.threads.close()
         if not self._leftover:
             self._duties.stop_heartbeat()

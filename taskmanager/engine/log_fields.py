@@ -7,7 +7,7 @@ import logging
 from typing import Final
 
 from taskmanager.engine.attempt import current
-from taskmanager.engine.live import LiveTask
+from taskmanager.engine.live_task import LiveTask
 
 FIELDS: Final = ("task_id", "task_name")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Final
 
-from taskmanager.engine.live import LiveTask
+from taskmanager.engine.live_task import LiveTask
 
 HISTORY_BATCH: Final = 512
 """Memory-only records that are written without waiting for the snapshot interval."""

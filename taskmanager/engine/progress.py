@@ -4,7 +4,7 @@ import asyncio
 import threading
 from typing import Final
 
-from taskmanager.engine.live import LiveTask, Phase
+from taskmanager.engine.live_task import LiveTask, Phase
 from taskmanager.engine.writer import Writer
 from taskmanager.model.clock import Clock
 

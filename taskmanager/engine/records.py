@@ -8,7 +8,7 @@ from typing import Any, Final
 from taskmanager.codec.values import loads
 from taskmanager.engine.acting import CANCELLED_BEFORE_START, cancel_stored, is_free, retry_stored, why_not_again
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.live import Ending, LiveTask, Phase
+from taskmanager.engine.live_task import Ending, LiveTask, Phase
 from taskmanager.model.checks import check_age, check_status, check_task_id, is_storable
 from taskmanager.model.clock import from_us
 from taskmanager.model.config import is_int

@@ -10,7 +10,7 @@ from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.dispatch import QueueState
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.intake import Intake
-from taskmanager.engine.live import Phase
+from taskmanager.engine.live_task import Phase
 from taskmanager.model.clock import from_us
 from taskmanager.model.logger import logger
 from taskmanager.model.status import LaneStatus, ManagerStatus, QueueStatus, ScheduleInfo

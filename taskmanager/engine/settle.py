@@ -12,7 +12,7 @@ from taskmanager.codec.results import encode_error_text
 from taskmanager.codec.safe import safe_text
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.instance import Identity
-from taskmanager.engine.live import GOES_ON, Ending, LiveTask, Phase
+from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask, Phase
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import AttemptRow
 from taskmanager.model.result import RESERVED_CODES, TaskError, TaskResult

@@ -11,7 +11,7 @@ from asyncio import _get_running_loop as _running_loop  # None outside of one, w
 from collections import deque
 from collections.abc import Callable
 
-from taskmanager.engine.live import LiveTask
+from taskmanager.engine.live_task import LiveTask
 
 
 class Turn:

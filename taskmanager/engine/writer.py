@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from taskmanager.engine.events import resolve_error
-from taskmanager.engine.live import LiveTask
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.outbox import HISTORY_BATCH, Outbox
 from taskmanager.model.clock import Clock

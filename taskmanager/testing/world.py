@@ -12,7 +12,7 @@ from taskmanager.codec.values import loads
 from taskmanager.engine.definition import CallOptions, Definition
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.intake import Intake
-from taskmanager.engine.live import LiveTask
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.model.clock import from_us
 from taskmanager.model.config import QueueConfig
 from taskmanager.model.errors import ConfigurationError
@@ -199,7 +199,7 @@ class World:
         if elapsed_due is not None:
             found.append(elapsed_due - engine.clock.elapsed_s())
         if has_wall:
-            now_us, is_held = engine.clock.now_us(), engine.steps.holds_expiry
+            now_us, is_held = engine.clock.now_us(), engine.wall_clock.holds_expiry
             found.append(engine.dispatcher.next_wall_delay_s(now_us, holds_expiry=is_held))
         found.extend(self.store.free_delays_s(self.clock.now_us(), engine.definitions))
         running = self.manager._current

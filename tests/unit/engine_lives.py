@@ -7,7 +7,7 @@ from typing import Any
 from taskmanager import TaskManager
 from taskmanager.engine.attempt import Attempt, SlotKeeper
 from taskmanager.engine.definition import Definition
-from taskmanager.engine.live import LiveTask
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.model.states import TaskStatus
 
 _numbers = count(1)

@@ -10,7 +10,7 @@ from taskmanager.engine import dispatch
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.live import LiveTask, Phase
+from taskmanager.engine.live_task import LiveTask, Phase
 from taskmanager.model.config import QueueConfig
 from tests.unit.engine_lives import definition_of, new_live, running
 

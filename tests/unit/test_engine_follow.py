@@ -7,7 +7,7 @@ import pytest
 
 from taskmanager.engine import follow
 from taskmanager.engine.follow import Follower
-from taskmanager.engine.live import Ending
+from taskmanager.engine.live_task import Ending
 from taskmanager.model.errors import StoreUnavailable, UnknownTask
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.result import TaskError, TaskResult

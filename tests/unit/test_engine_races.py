@@ -31,7 +31,7 @@ from taskmanager import (
 )
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import InstanceLock, is_dead, lock_path, remove_stray_lock_files
-from taskmanager.engine.live import Phase
+from taskmanager.engine.live_task import Phase
 from taskmanager.model.record import TaskWrite, expected_of
 from taskmanager.store.memory import MemoryStore
 from taskmanager.testing import Fault, FaultyStore, World, isolated

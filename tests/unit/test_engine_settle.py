@@ -9,7 +9,7 @@ from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.instance import Identity
-from taskmanager.engine.live import LiveTask
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.settle import MAX_REASON_CHARS, Next, Outcome, Settlement, describe, failure_of
 from taskmanager.model.config import RetryPolicy
 from taskmanager.model.result import TaskError

@@ -11,7 +11,7 @@ import pytest
 from taskmanager import TaskExpired, TaskManager, current_task
 from taskmanager.duties.retention import Retention
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.steps import HOLD_S, StepWatch
+from taskmanager.engine.wall_clock import HOLD_S, WallClock
 from taskmanager.model.clock import to_us
 from taskmanager.model.record import TaskWrite, expected_of
 from taskmanager.store.protocol import Beat, InstanceRow
@@ -65,48 +65,48 @@ class TwoClocks:
 def test_time_that_passes_is_no_step_and_a_clock_that_is_set_is_one() -> None:
     """A night of suspend moves both clocks; a person moves one of them. Who keeps the count sees each step once."""
     clock = TwoClocks()
-    watch = StepWatch(clock)
+    wall_clock = WallClock(clock)
     clock.pass_s(28_800)
-    assert (watch.now_us(), watch.count, watch.last) == (clock.wall_us, 0, None)
-    assert not watch.holds_expiry
+    assert (wall_clock.now_us(), wall_clock.step_count, wall_clock.last) == (clock.wall_us, 0, None)
+    assert not wall_clock.holds_expiry
     for by_us in (7_200_000_000, -7_200_000_000):
         clock.wall_us += by_us
-        watch.now_us()
-        watch.now_us()
-        assert watch.last is not None
-        assert (watch.last.noticed_s, watch.last.by_us) == (clock.elapsed, by_us)
-    assert watch.count == 2
+        wall_clock.now_us()
+        wall_clock.now_us()
+        assert wall_clock.last is not None
+        assert (wall_clock.last.noticed_s, wall_clock.last.by_us) == (clock.elapsed, by_us)
+    assert wall_clock.step_count == 2
 
 
 def test_a_slewed_clock_never_adds_up_to_a_step() -> None:
     """NTP corrects slowly; what it corrected in a month is no jump."""
     clock = TwoClocks()
-    watch = StepWatch(clock)
+    wall_clock = WallClock(clock)
     for _ in range(100):
         clock.wall_us += 400_000
-        watch.now_us()
-    assert watch.count == 0
+        wall_clock.now_us()
+    assert wall_clock.step_count == 0
 
 
 def test_a_process_stopped_between_the_two_clocks_saw_no_step() -> None:
     """Reading two clocks takes two calls, and an hour may pass between them."""
     clock = TwoClocks()
-    watch = StepWatch(clock)
+    wall_clock = WallClock(clock)
     clock.freeze_s = 3_600.0
-    watch.now_us()
-    assert watch.count == 0
+    wall_clock.now_us()
+    assert wall_clock.step_count == 0
 
 
 def test_expiry_is_held_for_a_minute_after_a_step() -> None:
     """Elapsed time counts it, which no further step shortens."""
     clock = TwoClocks()
-    watch = StepWatch(clock)
+    wall_clock = WallClock(clock)
     clock.wall_us += 5_000_000
-    watch.now_us()
+    wall_clock.now_us()
     clock.pass_s(HOLD_S - 0.001)
-    assert watch.holds_expiry
+    assert wall_clock.holds_expiry
     clock.pass_s(0.001)
-    assert not watch.holds_expiry
+    assert not wall_clock.holds_expiry
 
 
 # Expiry.

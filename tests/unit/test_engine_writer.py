@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from taskmanager.engine import writer as writer_module
-from taskmanager.engine.live import LiveTask, Phase
+from taskmanager.engine.live_task import LiveTask, Phase
 from taskmanager.engine.outbox import HISTORY_BATCH
 from taskmanager.engine.writer import MAX_BATCH, Writer
 from taskmanager.model.errors import StoreError, StoreUnavailable

@@ -1,6 +1,6 @@
-"""Two tasks of one idempotency key in one memory: which follows the other, and which is only another name of it."""
+"""Two calls with one idempotency key in one memory: the second runs after the first, or means the same task."""
 
-from taskmanager.engine.live import LiveTask, Phase
+from taskmanager.engine.live_task import LiveTask, Phase
 from taskmanager.model.states import TaskStatus
 
 

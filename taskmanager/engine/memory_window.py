@@ -1,11 +1,11 @@
 """How much of what waits is held in memory, queue by queue. The rest is free in the store, and costs nothing there."""
 
 from taskmanager.engine.dispatch import Dispatcher, QueueState
-from taskmanager.engine.live import LiveTask, Phase
+from taskmanager.engine.live_task import LiveTask, Phase
 from taskmanager.model.states import TaskStatus
 
 
-class Window:
+class MemoryWindow:
     """The memory window of one instance: `most` waiting persisted tasks per queue, and as many again of better ones."""
 
     def __init__(self, most: int, dispatcher: Dispatcher) -> None:
@@ -15,7 +15,7 @@ class Window:
         """Whether other instances work on the file: what is claimed here and waits, an idle one cannot take."""
 
     def __repr__(self) -> str:
-        return f"<Window of {self.claimable} per queue>"
+        return f"<MemoryWindow of {self.claimable} per queue>"
 
     @property
     def claimable(self) -> int:
@@ -54,6 +54,6 @@ class Window:
         return [
             live
             for name, lives in found.items()
-            if self._dispatcher.queue(name).places is None
+            if self._dispatcher.queue(name).shared_limit is None
             for live in sorted(lives, key=lambda each: (each.priority, each.enqueued_at))[most:]
         ]

@@ -1,7 +1,7 @@
-"""What the writer reports: commits, losses, rows it cannot store, and a store that comes and goes.
+"""What follows for a task from its write: committed, lost, rejected, or impossible while the store is degraded.
 
-A write that lost is told here what the store holds instead; for a task with an idempotency key that is how it
-learns that the task exists already.
+A write that lost is answered with the row that the store holds instead. For a task with an idempotency key, that is
+how it is learned that the task exists already.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import asyncio
 from taskmanager.engine.attempt import StopReason
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.events import resolve, resolve_error
-from taskmanager.engine.live import Ending, LiveTask, Phase
+from taskmanager.engine.live_task import Ending, LiveTask, Phase
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.writer import log_rejected
 from taskmanager.model.errors import StoreError
@@ -19,8 +19,8 @@ from taskmanager.model.result import TaskError
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 
 
-class WriterNews:
-    """Hears the writer, for one engine."""
+class AfterWrite:
+    """Listens to the writer of one engine (`WriterListener`)."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -61,8 +61,8 @@ class WriterNews:
         self._engine.intake.forget_live(live)
         queue = self._engine.dispatcher.queue(live.queue_name)
         queue.has_backlog = True  # a claim under way may not have seen it
-        if queue.places is not None:
-            queue.places.is_owed = True
+        if queue.shared_limit is not None:
+            queue.shared_limit.is_owed = True
         self._engine.wants_more()
 
     def _enter(self, live: LiveTask) -> None:
@@ -235,7 +235,7 @@ class WriterNews:
     def written(self) -> None:
         """A batch is done: there may be room."""
         self._engine.dispatcher.wake_room_waiters()
-        if self._engine.dispatcher.has_places:
+        if self._engine.dispatcher.has_shared_limits:
             self._engine.wants_more()
 
     def restored(self) -> None:

@@ -1,7 +1,7 @@
-"""Looks after the file: whether it and its log still are those that were opened, and what is done when they are not.
+"""Notices that the database file or its log was deleted, replaced or emptied while in use, and makes it anew.
 
-Somebody deletes, replaces or empties a file that is in use, and nothing gives an error by itself. What lives in memory
-is written anew then, and what only the old file held is gone, and said.
+SQLite reports no error when that happens. Whatever lives in memory is written to the new file; what only the old one
+held is gone, and an ERROR says so.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from taskmanager.model.logger import logger
 from taskmanager.model.wording import counted
 
 LET_GO_S: Final = 0.1
-"""How long a stop waits for a look that it breaks off; one that is in a call of the store ends with that."""
+"""How long a stop waits for the look it has cancelled. One that is inside a call of the store ends with that call."""
 
 
-class Caretaker:
-    """One per start."""
+class FileWatch:
+    """Checks the files of one start, and repairs what it finds."""
 
     def __init__(self, engine: Engine, on_made_anew: Callable[[], Awaitable[None]]) -> None:
         self._engine = engine
@@ -31,16 +31,16 @@ class Caretaker:
         self._is_told = False
 
     async def look(self) -> None:
-        """Look, and mend what is to be mended: one at a time, and to its end, even if who asked is cancelled."""
+        """Check, and repair. One repair runs at a time, and to its end, even if the caller is cancelled."""
         if await self._is_well():
             return
         if self._looking is None or self._looking.done():
-            self._looking = self._engine.loop.create_task(self._look(), name="taskmanager-caretaker")
+            self._looking = self._engine.loop.create_task(self._look(), name="taskmanager-file-watch")
             self._looking.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.shield(self._looking)
 
     async def _is_well(self) -> bool:
-        """The look that finds nothing to do, which is nearly every one."""
+        """The quick check that nearly every look ends with: there is nothing to do."""
         is_mending = self._owes_rest or self._is_told or not (self._looking is None or self._looking.done())
         if is_mending:
             return False
@@ -50,15 +50,16 @@ class Caretaker:
             return False
 
     async def look_for_good(self, until_s: float) -> None:
-        """Before the last batches: they must not go into a file that nobody can find any more. At most until that time
-        of the loop: a file that somebody holds locked is waited for much longer than a stop may take.
+        """The look before the last batches, which must not go into a file that nobody can find any more.
+
+        It ends at `until_s`, in the time of the loop: a locked file would be waited for longer than a stop may take.
         """
         with contextlib.suppress(StoreError, TimeoutError):
             async with asyncio.timeout_at(until_s):
                 await self.look()
 
     async def close(self) -> None:
-        """Nothing is mended any more."""
+        """No more repairs."""
         if self._looking is not None and not self._looking.done():
             self._looking.cancel()
             await asyncio.wait([self._looking], timeout=LET_GO_S)
@@ -80,7 +81,7 @@ class Caretaker:
             self._owes_rest = False
 
     async def _write_rest(self) -> None:
-        """What the old file held besides tasks and memory knows as well: this instance, pauses, schedules."""
+        """What memory knows besides the tasks: this instance, paused queues, schedules."""
         engine = self._engine
         await engine.store.save_instance(engine.identity.row(engine.clock.now_us(), live_tasks=live_text(engine)))
         for name in self._paused:
@@ -103,13 +104,13 @@ class Caretaker:
         )
         if not self._owes_rest:
             self._paused = [name for name, queue in engine.dispatcher.queues.items() if queue.is_paused]
-        # What ends in the meantime has been written to the old file only, so the list is made first; and the writer
-        # waits, or it would miss in the new file what it knows to be committed.
+        # The list is made first, because what ends meanwhile has been written to the old file only. The writer is kept
+        # waiting, or it would look in the new file for rows that it committed to the old one.
         async with engine.writer.quiet:
             lives = {**engine.writer.unsaved_ids, **engine.live}.values()
             await engine.store.close()
             await engine.store.open()
-            # Before anything else can fail: to the new file, what is thought to be committed is somebody else's row.
+            # Before anything else can fail: the new file may hold another row where one is believed to be committed.
             engine.writer.lose_everything_committed([live for live in lives if live.is_persisted])
             self._owes_rest = True
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from taskmanager.engine.live import LiveTask, Phase
+from taskmanager.engine.live_task import LiveTask, Phase
 from taskmanager.model.record import Expected, TaskRow
 from taskmanager.model.states import TaskStatus
 from tests.unit.engine_lives import LIGHT, WORK, definition_of, new_live

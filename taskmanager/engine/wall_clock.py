@@ -25,25 +25,25 @@ class Step(NamedTuple):
     by_us: int
 
 
-class StepWatch:
+class WallClock:
     """The wall clock of one instance, read through here by those who decide by it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.count = 0
+        self.step_count = 0
         """Steps noticed so far: who keeps the number sees whether there was another one since."""
         self.last: Step | None = None
         _, self._offset_us = self._read()
 
     def __repr__(self) -> str:
-        return f"<StepWatch {self.count} steps, last {self.last}>"
+        return f"<WallClock {self.step_count} steps, last {self.last}>"
 
     def now_us(self) -> int:
         """Wall time, microseconds since 1970 UTC, with a look at whether it was stepped."""
         now_us, offset_us = self._read()
         by_us, self._offset_us = offset_us - self._offset_us, offset_us
         if abs(by_us) >= STEP_US:
-            self.count += 1
+            self.step_count += 1
             self.last = Step(self._clock.elapsed_s(), by_us)
             logger.warning(
                 "the wall clock was stepped by %+.1f s; nothing expires for %.0f s, and old records are kept for one "

@@ -11,14 +11,14 @@ instance may hold more rows than places, and never runs more of them at once tha
 from collections.abc import Iterable, Mapping
 
 from taskmanager.engine.attempt import Attempt
-from taskmanager.engine.live import LiveTask
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.model.states import Lane
 from taskmanager.rules.limits import Slots
 
 _TAKES_A_PLACE = frozenset({"CLAIMED", "RUNNING"})
 
 
-class Places:
+class SharedLimit:
     """What this instance holds of one such queue. The limit of its `slots` is what the file has granted here."""
 
     __slots__ = ("_granted", "_held", "is_left_to_others", "is_owed", "limit", "short_lanes", "slots")
@@ -36,7 +36,7 @@ class Places:
         self._held: set[str] = set()
 
     def __repr__(self) -> str:
-        return f"<Places {self._granted} of {self.limit}, for {len(self._held)} tasks>"
+        return f"<SharedLimit {self._granted} of {self.limit}, for {len(self._held)} tasks>"
 
     def hold(self, task_id: str, *, is_granted: bool = True) -> None:
         """A row was claimed; not granted: it uses the place of a task that waits for another one."""
