@@ -47,7 +47,7 @@ class HandleKeeper(Protocol):
         ...
 
     def last_status(self, task_id: str) -> TaskStatus | None:
-        """The status of a foreign task as it was last seen."""
+        """The status of a task that was foreign: as it is in memory by now, or as it was last seen in the store."""
         ...
 
     def degraded_reason(self) -> str | None:
@@ -70,13 +70,14 @@ class HandleKeeper(Protocol):
 class TaskHandle(Generic[R_co]):
     """One accepted task. Keep it or drop it: the task does not care."""
 
-    __slots__ = ("_found", "_keeper", "_live", "_task_id")
+    __slots__ = ("_found", "_keeper", "_live", "_seen", "_task_id")
 
     def __init__(self, keeper: HandleKeeper, task_id: str, live: LiveTask | None, found: bool = False) -> None:
         self._keeper = keeper
         self._task_id = task_id
         self._live = live
         self._found = found
+        self._seen: TaskStatus | None = None
 
     @property
     def task_id(self) -> str:
@@ -87,10 +88,10 @@ class TaskHandle(Generic[R_co]):
     def status(self) -> TaskStatus:
         """The last status known here; for a task of another instance, the last one seen in the store."""
         live = self._live
-        seen = self._keeper.last_status(self._task_id) if live is None or live.is_elsewhere else None
-        if seen is not None:
-            return seen
-        return TaskStatus.PENDING if live is None else live.status
+        if live is not None and not live.is_elsewhere:
+            return live.status
+        self._seen = self._keeper.last_status(self._task_id) or self._seen
+        return self._seen or (TaskStatus.PENDING if live is None else live.status)
 
     @property
     def is_duplicate(self) -> bool | None:
@@ -132,6 +133,7 @@ class TaskHandle(Generic[R_co]):
                 ending = await self._keeper.wait_for(self._task_id, was_accepted=live is not None)
                 if live is not None and live.is_elsewhere:
                     live.status = ending.status
+                self._seen = self._seen if ending.requeued else ending.status
                 return ending
             return cast("Ending", await self._wait(live, live.waiters_list()))
 

@@ -137,7 +137,9 @@ class Keeper:
         engine = self.needed().lifecycle.engine
         live = engine.live.get(task_id)
         if live is not None:
-            return cast("Ending", await wait_in(live.waiters_list()))
+            ending = cast("Ending", await wait_in(live.waiters_list()))
+            engine.follower.saw(task_id, ending.status)
+            return ending
         unsaved = engine.writer.unsaved_ids.get(task_id)
         if unsaved is not None and unsaved.ending is not None:
             return unsaved.ending
@@ -148,6 +150,7 @@ class Keeper:
         info = await self.needed().records.get(task_id, include_attempts=include_attempts)
         if info is None:
             raise UnknownTask(f"there is no task {task_id}; it was purged, or never accepted")
+        self.needed().lifecycle.engine.follower.saw(task_id, info.status)
         return info
 
     def cancel_now(self, task_id: str, live: LiveTask | None) -> bool:
@@ -175,9 +178,13 @@ class Keeper:
             running.lifecycle.engine.writer.mark(live)
 
     def last_status(self, task_id: str) -> TaskStatus | None:
-        """The status of a foreign task as it was last seen."""
+        """The status of a task that was foreign: as it is in memory by now, or as it was last seen in the store."""
         running = self._running()
-        return None if running is None else running.lifecycle.engine.follower.last_status.get(task_id)
+        if running is None:
+            return None
+        engine = running.lifecycle.engine
+        live = engine.live.get(task_id)
+        return engine.follower.last_status.get(task_id) if live is None or live.is_elsewhere else live.status
 
     def degraded_reason(self) -> str | None:
         """Why the store takes no writes now, or None."""

@@ -478,7 +478,7 @@ class TaskManager:
         before: str | None = None,
     ) -> tuple[TaskInfo, ...]:
         """Records, newest first; `before` is the id of the last one of the page before."""
-        return await self._the_records().list(TaskFilter(status, task_name, queue_name, limit, before))
+        return await self._the_records().list(TaskFilter(status, task_name, queue_name, limit), before)
 
     async def counts(self) -> dict[TaskStatus, int]:
         """How many tasks have each status, memory and file together, zeros included."""

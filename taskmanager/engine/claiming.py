@@ -263,7 +263,7 @@ class Claimer:
         while page := await store.fetch_many(TaskFilter(TaskStatus.PENDING, limit=CLAIM_PAGE, before=before)):
             if any(is_free(row) and row.task_name in known and is_meant(row) for row in page):
                 return True
-            before = page[-1].task_id
+            before = page[-1].sent_at, page[-1].task_id
         return False
 
     async def _take_strays(self) -> None:

@@ -14,6 +14,8 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import Store
 
 PAGE: Final = 500
+MAX_SEEN: Final = 10_000
+"""Tasks whose last status is remembered for handles that nobody waits for any more."""
 
 
 class Follower:
@@ -24,6 +26,7 @@ class Follower:
         self._decode = decode
         self._waiting: dict[str, list[asyncio.Future[Ending]]] = {}
         self.last_status: dict[str, TaskStatus] = {}
+        """As it was last seen, whoever looked and whatever for; the latest look stands last."""
         self._over: Ending | None = None
         self.is_owed = False
         """Whether a look has failed, so that there is one to make whatever the store says of changes."""
@@ -59,7 +62,13 @@ class Follower:
             futures.remove(future)
             if not futures:
                 del self._waiting[task_id]
-                self.last_status.pop(task_id, None)
+
+    def saw(self, task_id: str, status: TaskStatus) -> None:
+        """What its handles tell from now on, where the task is not in memory."""
+        self.last_status.pop(task_id, None)
+        self.last_status[task_id] = status
+        if len(self.last_status) > MAX_SEEN:
+            del self.last_status[next(iter(self.last_status))]
 
     async def look_at_all(self) -> None:
         """Read every followed row once."""
@@ -80,13 +89,14 @@ class Follower:
             if status.is_terminal:
                 self.notice(task_id, Ending(status, self._decode(row)))
             elif task_id in self._waiting:
-                self.last_status[task_id] = status
+                self.saw(task_id, status)
 
     def notice(self, task_id: str, ending: Ending) -> None:
         """The task has ended."""
         for future in self._waiting.pop(task_id, ()):
             resolve(future, ending)
-        self.last_status.pop(task_id, None)
+        if self._over is None:  # that one is no end, only the last that is heard of it here
+            self.saw(task_id, ending.status)
 
     def _fail(self, task_id: str, exc: Exception) -> None:
         for future in self._waiting.pop(task_id, ()):

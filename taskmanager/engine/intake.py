@@ -251,7 +251,8 @@ class Intake:
         if existing.status.is_terminal and existing.status is not TaskStatus.COMPLETED:
             # Where its end is still on the way to the store, the engine lets the new call go there after it.
             live.start_count = existing.start_count
-            live.is_duplicate = None if live.is_persisted else True
+            if not live.is_persisted:  # of others the row decides
+                live.is_duplicate, live.sent_at = True, existing.sent_at
             return None
         if existing.enqueue_sha != live.enqueue_sha:
             logger.info(

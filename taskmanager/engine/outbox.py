@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Final
 
 from taskmanager.engine.live_task import LiveTask
+from taskmanager.model.record import AttemptRow
 
 HISTORY_BATCH: Final = 512
 """Memory-only records that are written without waiting for the snapshot interval."""
@@ -64,6 +65,12 @@ class Outbox:
             self._changed.popleft()
         heads = [queue[0] for queue in (self._changed, self._accepted) if queue]
         return min(heads, key=lambda live: live.unsaved_since_s, default=None)
+
+    def attempts_in_history(self, task_id: str) -> Iterator[AttemptRow]:
+        """Attempts of an ended memory-only task, of all its runs if its key was enqueued again."""
+        for live in self._history:
+            if live.task_id == task_id:
+                yield from live.attempts_due
 
     # In.
 

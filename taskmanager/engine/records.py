@@ -1,7 +1,7 @@
 """Reading and acting on records: memory and file together, each task once. What `manager.get/list/retry/...` do."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -55,23 +55,47 @@ class Records:
     async def _attempts(self, task_id: str, live: LiveTask | None) -> tuple[AttemptInfo, ...]:
         rows = {row.attempt: row for row in await self._engine.store.fetch_attempts(task_id)}
         if live is not None:
-            rows.update((row.attempt, row) for row in live.attempts_due)
+            due = live.attempts_due
+            if live.idempotency_key is not None:  # earlier runs of a memory-only key may wait for the file
+                due = (*self._engine.writer.outbox.attempts_in_history(task_id), *due)
+            rows.update((row.attempt, row) for row in due)
         return tuple(attempt_info(rows[number]) for number in sorted(rows))
 
-    async def list(self, wanted: TaskFilter) -> tuple[TaskInfo, ...]:
-        """Newest first; tasks in memory with their newest state."""
+    async def list(self, wanted: TaskFilter, before: str | None) -> tuple[TaskInfo, ...]:
+        """Newest first, older than the task `before`; tasks in memory with their newest state."""
+        _check_text(before, "before")
         wanted = _checked(wanted)
-        before = None if wanted.before is None else await self._place_of(wanted.before)
-        stored = await self._engine.store.fetch_many(wanted)
-        memory = {**self._engine.writer.unsaved_ids, **self._engine.live}
-        rows = [(row, True, None) for row in stored if row.task_id not in memory]
+        if before is not None:
+            wanted = wanted._replace(before=await self._place_of(before))
+        stored, memory = await self._fetch_and_see(wanted)
+        rows: list[tuple[TaskRow, bool, TaskResult[Any] | None]] = [(row, True, None) for row in stored]
         for live in memory.values():
-            if _matches(live, wanted) and (before is None or (live.sent_at, live.task_id) < before):
-                rows.append((live.row(), live.is_saved, _result_in(live)))  # type: ignore[arg-type]  # None or a result
+            if _matches(live, wanted) and (wanted.before is None or (live.sent_at, live.task_id) < wanted.before):
+                rows.append((live.row(), live.is_saved, _result_in(live)))
         rows.sort(key=lambda entry: (entry[0].sent_at, entry[0].task_id), reverse=True)
         return tuple(
             self._info(row, is_saved=saved, attempts=None, result=result) for row, saved, result in rows[: wanted.limit]
         )
+
+    async def _fetch_and_see(self, wanted: TaskFilter) -> tuple[Sequence[TaskRow], Mapping[str, LiveTask]]:
+        """As many rows as are wanted, without those that memory knows better, as long as there are any; and memory.
+
+        What leaves memory while the store is read may have come there too late to be read, so memory is looked at
+        before as well.
+        """
+        seen: dict[str, LiveTask] = {}
+        stored: dict[str, TaskRow] = {}
+        page = wanted
+        while True:
+            seen |= self._in_memory()
+            rows = await self._engine.store.fetch_many(page)
+            seen |= self._in_memory()
+            stored |= {row.task_id: row for row in rows}
+            memory = {task_id: live for task_id, live in seen.items() if not live.is_elsewhere}
+            found = [row for task_id, row in stored.items() if task_id not in memory]
+            if len(rows) < wanted.limit or len(found) >= wanted.limit:
+                return found, memory
+            page = page._replace(before=(rows[-1].sent_at, rows[-1].task_id))
 
     async def _place_of(self, task_id: str) -> tuple[int, str]:
         live = self.find_live(task_id)
@@ -82,16 +106,16 @@ class Records:
             raise UnknownTask(f"there is no task {task_id} to list before; take an id from an earlier page")
         return row.sent_at, task_id
 
-    def _in_memory(self) -> Iterable[LiveTask]:
-        return {**self._engine.writer.unsaved_ids, **self._engine.live}.values()
+    def _in_memory(self) -> dict[str, LiveTask]:
+        return {**self._engine.writer.unsaved_ids, **self._engine.live}
 
     async def counts(self) -> dict[TaskStatus, int]:
         """Tasks by status, zeros included. Taken while no commit is under way, so that each task counts once."""
         engine = self._engine
         async with engine.writer.quiet:
-            committed = {live.task_id: live.committed for live in self._in_memory()}
+            committed = {live.task_id: live.committed for live in self._in_memory().values()}
             found = await engine.store.counts()
-            for live in self._in_memory():
+            for live in self._in_memory().values():
                 base = committed.get(live.task_id)
                 if base is None and live.committed is not None:
                     continue  # claimed meanwhile: it counts as the store saw it, whether before the claim or after it
@@ -163,6 +187,7 @@ class Records:
             return False
         if not await retry_stored(engine.store, engine.rows, [row], engine.clock.now_us()):
             return False
+        engine.follower.saw(task_id, TaskStatus.PENDING)
         engine.intake.forget_key(task_id)
         engine.dispatcher.queue(row.queue_name).has_backlog = True
         engine.wants_claim.set()
@@ -176,7 +201,7 @@ class Records:
         if status is not None and not status.is_terminal:
             raise ConfigurationError(f"purge deletes ended tasks only; {status} is not an end")
         await engine.writer.flush()
-        cutoff = None if older_than is None else engine.clock.now_us() - int(older_than.total_seconds() * 1_000_000)
+        cutoff = None if older_than is None else max(0, engine.clock.now_us() - older_than // timedelta(microseconds=1))
         gone = await repeated(lambda: engine.store.purge(status, cutoff, PURGE_PAGE))
         engine.intake.forget_ended_keys()
         return gone
@@ -200,11 +225,14 @@ def _checked(wanted: TaskFilter) -> TaskFilter:
     status = check_status(wanted.status, "list")
     if not is_int(wanted.limit) or not 0 <= wanted.limit <= MAX_LIMIT:
         raise ConfigurationError(f"list: limit must be a whole number from 0, not {wanted.limit!r}")
-    for name in ("task_name", "queue_name", "before"):
-        value = getattr(wanted, name)
-        if value is not None and not is_storable(value):
-            raise ConfigurationError(f"list: {name} must be text or None, not {value!r}")
+    for name in ("task_name", "queue_name"):
+        _check_text(getattr(wanted, name), name)
     return wanted._replace(status=status)
+
+
+def _check_text(value: object, name: str) -> None:
+    if value is not None and not is_storable(value):
+        raise ConfigurationError(f"list: {name} must be text or None, not {value!r}")
 
 
 def _result_in(live: LiveTask) -> TaskResult[Any] | None:

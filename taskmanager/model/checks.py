@@ -3,10 +3,14 @@
 import math
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Final
 
-from taskmanager.model.config import queue_name_fault, raise_faults
+from taskmanager.model.config import is_int, queue_name_fault, raise_faults
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.states import TaskStatus
+
+HUGE: Final = 1 << 63
+"""From here on an int is no number of anything; above 1024 bits it is not even a float."""
 
 
 def is_storable(text: object) -> bool:
@@ -55,7 +59,8 @@ def check_timeout(timeout: object) -> None:
     """How long a caller waits: seconds, None for ever. What is in the past has passed, as everywhere in asyncio."""
     if timeout is None:
         return
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or math.isnan(timeout):
+    is_number = isinstance(timeout, float) or (is_int(timeout) and abs(timeout) < HUGE)  # type: ignore[arg-type]  # ints
+    if not is_number or math.isnan(timeout):  # type: ignore[arg-type]  # shown to be a number
         hint = "; use .total_seconds()" if isinstance(timeout, timedelta) else ""
         raise ConfigurationError(f"timeout must be a number of seconds, or None, not {timeout!r}{hint}")
 

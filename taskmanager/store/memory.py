@@ -224,8 +224,7 @@ class MemoryStore:
             and (wanted.queue_name is None or row.queue_name == wanted.queue_name)
         ]
         if wanted.before is not None:
-            border = self._row(wanted.before)
-            found = [row for row in found if border is not None and _age(row) < _age(border)]
+            found = [row for row in found if _age(row) < wanted.before]
         return sorted(found, key=_age, reverse=True)[: wanted.limit]
 
     async def fetch_owned(self, owners: Collection[str], *, limit: int, after: str = "") -> list[TaskRow]:

@@ -82,13 +82,15 @@ class FreeQueue(NamedTuple):
 
 
 class TaskFilter(NamedTuple):
-    """What `fetch_many` looks for; None is any. `before` is a task id: only older records than that one."""
+    """What `fetch_many` looks for; None is any. `before`: only older records than one of that `sent_at` and id, which
+    may be in memory only.
+    """
 
     status: TaskStatus | None = None
     task_name: str | None = None
     queue_name: str | None = None
     limit: int = 100
-    before: str | None = None
+    before: tuple[int, str] | None = None
 
 
 class Beat(NamedTuple):

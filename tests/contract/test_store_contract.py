@@ -533,15 +533,17 @@ async def test_free_queues_of_an_empty_store_is_empty(store: Store) -> None:
     assert await store.free_queues() == []
 
 
-async def test_many_are_listed_newest_first_and_paged_by_id(store: Store) -> None:
-    """Order is (sent_at, id) descending; `before` goes on after the last record seen, also within one instant."""
+async def test_many_are_listed_newest_first_and_paged_by_place(store: Store) -> None:
+    """Order is (sent_at, id) descending; `before` goes on after the last record seen, also within one instant, and
+    whether that one is in the store or not.
+    """
     rows = [task(f"t{i}", sent_at=100 + i // 2) for i in range(6)]
     await put(store, *rows)
     listed = [row.task_id for row in await store.fetch_many(TaskFilter())]
     assert listed == ["t5", "t4", "t3", "t2", "t1", "t0"]
-    assert [row.task_id for row in await store.fetch_many(TaskFilter(limit=2, before="t3"))] == ["t2", "t1"]
-    assert await store.fetch_many(TaskFilter(before="t0")) == []
-    assert await store.fetch_many(TaskFilter(before="nobody")) == []
+    assert [row.task_id for row in await store.fetch_many(TaskFilter(limit=2, before=(101, "t3")))] == ["t2", "t1"]
+    assert [row.task_id for row in await store.fetch_many(TaskFilter(limit=2, before=(101, "t25")))] == ["t2", "t1"]
+    assert await store.fetch_many(TaskFilter(before=(100, "t0"))) == []
 
 
 async def test_many_are_filtered(store: Store) -> None:

@@ -159,7 +159,11 @@ async def picture(store: Store) -> tuple[list[TaskRow], list[Any]]:
     for owners in (OWNERS[:1], OWNERS, []):
         answers.append(await store.fetch_owned(owners, limit=2, after="t1"))
         answers.append(await store.fetch_orphans(owners, limit=3))
-    for wanted in (TaskFilter(queue_name="mail"), TaskFilter(TaskStatus.PENDING, "app:b"), TaskFilter(before="t2")):
+    for wanted in (
+        TaskFilter(queue_name="mail"),
+        TaskFilter(TaskStatus.PENDING, "app:b"),
+        TaskFilter(before=(-1, "t2")),
+    ):
         answers.append(await store.fetch_many(wanted))
     return rows, answers
 

@@ -91,7 +91,7 @@ async def test_everybody_who_waits_wakes_on_every_end(status: TaskStatus) -> Non
     await world.move("a", status, completed_at=9 if status is TaskStatus.COMPLETED else None)
     await world.follower.look_at_all()
     assert [(await each).status for each in watching] == [status] * 3
-    assert world.follower.last_status == {}
+    assert world.follower.last_status == {"a": TaskStatus(status)}
 
 
 async def test_who_stops_waiting_takes_nobody_with_him() -> None:
@@ -105,7 +105,7 @@ async def test_who_stops_waiting_takes_nobody_with_him() -> None:
     second.cancel()
     await asyncio.wait([second])
     assert len(world.follower) == 0
-    assert world.follower.last_status == {}
+    assert world.follower.last_status == {"a": TaskStatus.PENDING}
     await world.follower.look_at_all()
     assert world.store.calls == ["fetch_ids", "fetch_ids"]
 

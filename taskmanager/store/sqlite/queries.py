@@ -54,15 +54,16 @@ def fetch_ids(connection: sqlite3.Connection, task_ids: Sequence[str]) -> dict[s
 
 def fetch_many(connection: sqlite3.Connection, wanted: TaskFilter) -> list[TaskRow]:
     """See `Store.fetch_many`."""
-    conditions, parameters = [], []
+    conditions: list[str] = []
+    parameters: list[str | int] = []
     for column in ("status", "task_name", "queue_name"):
         value = getattr(wanted, column)
         if value is not None:
             conditions.append(f"t.{column} = ?")
             parameters.append(str(value))
     if wanted.before is not None:
-        conditions.append("(t.sent_at, t.id) < (SELECT b.sent_at, b.id FROM taskmanager_tasks AS b WHERE b.id = ?)")
-        parameters.append(wanted.before)
+        conditions.append("(t.sent_at, t.id) < (?, ?)")
+        parameters.extend(wanted.before)
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
     source = f"taskmanager_tasks AS t {where} ORDER BY t.sent_at DESC, t.id DESC LIMIT ?"
     return task_rows(connection, source, (*parameters, wanted.limit))
