@@ -101,13 +101,13 @@ async def test_a_place_is_left_for_a_moment_to_others_whose_task_is_the_best(tmp
             await mine.enqueue(1)
             second = mine.enqueue(2)
             await second.saved()
-            places = engine.dispatcher.queue("shared").places
-            assert places is not None
-            await until(lambda: places.is_left_to_others)
+            shared_limit = engine.dispatcher.queue("shared").shared_limit
+            assert shared_limit is not None
+            await until(lambda: shared_limit.is_left_to_others)
             if is_taken:
                 request = ClaimRequest("other", ["theirs"], "shared", 9, engine.clock.now_us(), file_limit=1)
                 (claimed,) = await other.claim(request)
-                await until(lambda: not places.is_left_to_others)
+                await until(lambda: not shared_limit.is_left_to_others)
                 assert second.status is TaskStatus.PENDING, "the place is in use"
                 started = claimed._replace(status="RUNNING", started_at=200, start_count=1)
                 ended = started._replace(status="COMPLETED", completed_at=300)
