@@ -149,11 +149,10 @@ class Heartbeat:
 
     def _answer(self) -> None:
         now_s = self._engine.clock.elapsed_s()
+        self._answered_s, self._is_probing = now_s, False
         if self._blocked_since_s is not None:
-            logger.warning("the event loop goes on after being blocked for %.1f s", now_s - self._blocked_since_s)
-            self._blocked_since_s = None
-        self._answered_s = now_s
-        self._is_probing = False
+            blocked_s, self._blocked_since_s = now_s - self._blocked_since_s, None
+            logger.warning("the event loop goes on after being blocked for %.1f s", blocked_s)
 
     def _running_names(self) -> str:
         running = list(self._engine.runner.running.values())

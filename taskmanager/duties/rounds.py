@@ -1,7 +1,8 @@
 """The loops of the duties of one instance: each in its own task, each at its own interval, none stopping another."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any, Final
 
 from taskmanager.duties.heartbeat import Heartbeat
@@ -10,10 +11,12 @@ from taskmanager.duties.live_tasks import LiveTasks
 from taskmanager.duties.reaper import Reaper
 from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.retention import Retention
+from taskmanager.duties.schedules import NAME as SCHEDULES
 from taskmanager.duties.schedules import Schedules
 from taskmanager.duties.worker_states import WorkerStates
 from taskmanager.engine.claiming import make_due
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.loops import Loops
 from taskmanager.engine.schedule import Schedule
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
@@ -40,7 +43,7 @@ class Rounds:
         self._worker_states = WorkerStates(engine)
         self._live_tasks = LiveTasks(engine)
         self.schedules = Schedules(engine, schedules)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._loops = Loops(engine.loop, engine.failing_duties)
 
     async def recover(self) -> int:
         """What a start does before it claims: give back what dead instances left, and declare its schedules."""
@@ -54,7 +57,7 @@ class Rounds:
 
     def start(self) -> None:
         """Begin every duty; only the schedules where nobody else can see the store, and it ends with the instance."""
-        self._tasks.append(self._engine.loop.create_task(self.schedules.run(), name="taskmanager-schedules"))
+        self._loop(SCHEDULES, self.schedules.run)
         if self._is_alone:
             return
         config = self._engine.settings.recovery
@@ -69,10 +72,7 @@ class Rounds:
 
     async def stop(self) -> None:
         """End every duty but the heartbeat, which covers the work that is still being settled."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._loops.stop()
 
     def stop_heartbeat(self) -> None:
         """The last thing that ends."""
@@ -90,8 +90,10 @@ class Rounds:
     def _begin(
         self, name: str, interval_s: float, work: Callable[[], Awaitable[Any]], *, at_once: bool = False
     ) -> None:
-        repeated = _repeat(name, interval_s, work, at_once, self._engine.failing_duties)
-        self._tasks.append(self._engine.loop.create_task(repeated, name=f"taskmanager-{name}"))
+        self._loop(name, partial(_repeat, name, interval_s, work, at_once, self._engine.failing_duties))
+
+    def _loop(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._loops.start(name, lambda: self._engine.loop.create_task(run(), name=f"taskmanager-{name}"))
 
 
 def pause_s(interval_s: float, surprised: int) -> float:

@@ -28,6 +28,7 @@ PAGE: Final = 250
 """Fires per transaction: bounds how long one holds the store, and deciding them the loop (about 25 ms)."""
 RECHECK_S: Final = 5.0
 """How often the wall clock, and what others wrote, is looked at while nothing is due."""
+NAME: Final = "schedules"
 RETRY_S: Final = 1.0
 """How soon what could not be done now is tried again."""
 UNWATCHED_S: Final = 10.0
@@ -86,13 +87,15 @@ class Schedules:
             pause_s = RETRY_S
             try:
                 await self.run_once()
+                self._engine.failing_duties.pop(NAME, None)
                 due_in_s = self.next_due_in_s()
                 pause_s = RECHECK_S if due_in_s is None else min(RECHECK_S, due_in_s)
             except StoreError as exc:
                 if not self._is_store_silent:
                     logger.warning("the schedules wait for the store, and try again: %s", exc)
                 self._is_store_silent = True
-            except Exception:  # a mistake of ours in one round must not end all schedules for ever
+            except Exception as exc:  # a mistake of ours in one round must not end all schedules for ever
+                self._engine.failing_duties[NAME] = f"{type(exc).__name__}: {exc}"
                 logger.exception("a round of the schedules failed, and is tried again")
             if pause_s > 0:
                 with suppress(TimeoutError):

@@ -55,8 +55,10 @@ class Alarm:
 
     def _ring(self) -> None:
         self._timer = None
-        self._on_due()
-        self.set()
+        try:
+            self._on_due()
+        finally:  # whatever that came to, there is a next moment
+            self.set()
 
     def close(self) -> None:
         """It rings no more."""

@@ -25,6 +25,7 @@ from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import ClaimRequest, FreeQueue, Store, TaskFilter
 
+NAME: Final = "claimer"
 CLAIM_PAGE: Final = 1_000
 """Rows per claim: bounds how long one claim holds the store, and the loop that takes its rows in."""
 FIRST_PAGE: Final = 200
@@ -99,6 +100,7 @@ class Claimer:
                     self._owes_death = False
                 await self.look()
                 self._has_failed = False
+                engine.failing_duties.pop(NAME, None)
             except StoreError as exc:
                 logger.debug("the store could not be read: %s", exc)
             except Exception as exc:  # noqa: BLE001  # without its claimer an instance would take no work, silently
@@ -109,6 +111,7 @@ class Claimer:
         if not self._has_failed:
             logger.critical("the claimer failed unexpectedly, and tries again", exc_info=exc)
         self._has_failed = True
+        self._engine.failing_duties[NAME] = f"{type(exc).__name__}: {exc}"
         await asyncio.sleep(FAILED_PAUSE_S)
 
     def look_is_owed(self) -> None:

@@ -16,7 +16,7 @@ from taskmanager.engine.alarm import Alarm
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.dispatch import Dispatcher, QueueState
-from taskmanager.engine.events import log_again, log_end, pass_on, resolve, wait_in
+from taskmanager.engine.events import log_again, log_end, resolve, wait_in
 from taskmanager.engine.execution import Runner
 from taskmanager.engine.follow import Follower
 from taskmanager.engine.idempotency import becomes_successor, merge_waiters
@@ -443,5 +443,4 @@ class Engine:
         if not live.waiters:
             return
         waiters, live.waiters = live.waiters, None
-        task = self.loop.create_task(self.follower.watch(live.task_id))
-        task.add_done_callback(lambda done: pass_on(done, waiters))
+        self.follower.follow(live.task_id, waiters)

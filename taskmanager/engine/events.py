@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from typing import Any
 
-from taskmanager.engine.live_task import Ending, LiveTask
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.settle import Next, Outcome
 from taskmanager.model.logger import logger
@@ -56,18 +56,6 @@ def _set(waiter: "asyncio.Future[Any]", outcome: Any) -> None:
         waiter.set_exception(outcome)
     else:
         waiter.set_result(outcome)
-
-
-def pass_on(done: "asyncio.Task[Ending]", waiters: "list[asyncio.Future[Any]]") -> None:
-    """Hand what one task found out to those who wait for it."""
-    if done.cancelled():
-        return
-    exc = done.exception()
-    for waiter in waiters:
-        if exc is not None:
-            resolve_error(waiter, exc)
-        else:
-            resolve(waiter, done.result())
 
 
 def log_end(live: LiveTask) -> None:

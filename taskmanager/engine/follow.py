@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from taskmanager.engine.events import resolve, resolve_error
 from taskmanager.engine.live_task import Ending
+from taskmanager.engine.loops import AGAIN_AFTER_S
 from taskmanager.model.errors import StoreUnavailable, UnknownTask
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow
@@ -55,6 +57,22 @@ class Follower:
             return await future
         finally:
             self._leave(task_id, future)
+
+    def follow(self, task_id: str, waiters: "list[asyncio.Future[Any]]") -> None:
+        """Watch it for those who wait for it already, and are told."""
+        watching = asyncio.get_running_loop().create_task(self.watch(task_id), name="taskmanager-follower")
+        watching.add_done_callback(partial(self._pass_on, task_id, waiters))
+
+    def _pass_on(self, task_id: str, waiters: "list[asyncio.Future[Any]]", done: "asyncio.Task[Ending]") -> None:
+        if done.cancelled():  # by somebody who cancels every task there is
+            asyncio.get_running_loop().call_later(AGAIN_AFTER_S, self.follow, task_id, waiters)
+            return
+        exc = done.exception()
+        for waiter in waiters:
+            if exc is not None:
+                resolve_error(waiter, exc)
+            else:
+                resolve(waiter, done.result())
 
     def _leave(self, task_id: str, future: "asyncio.Future[Ending]") -> None:
         futures = self._waiting.get(task_id)

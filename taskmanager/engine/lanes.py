@@ -107,7 +107,7 @@ def _deliver(future: "asyncio.Future[Any]", value: Any, error: BaseException | N
     if error is None:
         future.set_result(value)
     elif issubclass(type(error), StopIteration):  # a future refuses it
-        wrapped = RuntimeError(f"the task raised StopIteration: {error}")
+        wrapped = RuntimeError("the task raised StopIteration")
         wrapped.__cause__ = error
         future.set_exception(wrapped)
     else:

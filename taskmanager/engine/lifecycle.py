@@ -14,14 +14,17 @@ from typing import Any, Final, Protocol
 
 from taskmanager.engine.after_write import AfterWrite
 from taskmanager.engine.attempt import Attempt, StopReason
+from taskmanager.engine.claiming import NAME as CLAIMER
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.file_watch import FileWatch
 from taskmanager.engine.instance import InstanceLock
 from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask, Phase, carries
 from taskmanager.engine.log_fields import extra_of
+from taskmanager.engine.loops import Loops
 from taskmanager.engine.records import Records
 from taskmanager.engine.settle import Outcome
+from taskmanager.engine.writer import NAME as WRITER
 from taskmanager.model.errors import ManagerStopped, StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError, TaskResult
@@ -60,7 +63,7 @@ class Lifecycle:
         self._file_watch = FileWatch(engine, self._made_anew)
         self._claimer.check_file = self._file_watch.look
         self._claimer.on_death = self._take_over
-        self._claim_task: asyncio.Task[None] | None = None
+        self._loops = Loops(engine.loop, engine.failing_duties)
         self._lock: InstanceLock | None = None
         self._cut_short = asyncio.Event()
         self._starting: asyncio.Task[Any] | None = None
@@ -83,7 +86,7 @@ class Lifecycle:
             await self._patiently(self._recover)
             self._duties.start()
             engine.stall.start()
-            engine.writer.start(self._after_write)
+            self._loops.start(WRITER, partial(engine.writer.start, self._after_write))
             await self._patiently(self._claimer.look_first)
         except BaseException:
             self._has_failed = True
@@ -97,7 +100,7 @@ class Lifecycle:
             engine.accept(live)
         engine.is_up = True
         engine.kick()
-        self._claim_task = engine.loop.create_task(self._claimer.run(), name="taskmanager-claimer")
+        self._loops.start(CLAIMER, lambda: engine.loop.create_task(self._claimer.run(), name="taskmanager-claimer"))
 
     async def _patiently(self, step: Callable[[], Awaitable[object]]) -> None:
         """A file that somebody else has locked for some seconds does not stop an application from starting."""
@@ -130,6 +133,7 @@ class Lifecycle:
         await self._duties.stop()
         self._duties.stop_heartbeat()
         engine.close_timers()
+        self._loops.leave(WRITER)
         await engine.writer.close(0.0)
         if self._lock is not None:
             self._lock.close_descriptor()  # the file stays beside the row: it proves the death
@@ -188,9 +192,8 @@ class Lifecycle:
         await self._file_watch.look_for_good(self._commit_deadline - CANCEL_GRACE_S)
         await self._stop_what_runs()
         await self._duties.stop()
-        if self._claim_task is not None:
-            self._claim_task.cancel()
-            await asyncio.wait([self._claim_task])
+        self._loops.leave(WRITER)  # it is closed with the last batch
+        await self._loops.stop()
         self._note_leftover()
         unsaved = await self._final_batches()
         self._tell_everybody()

@@ -1,6 +1,7 @@
 """Turns what an attempt came to into the next state of its task: the retry rule, the attempt row, the result.
 
-Nothing here awaits or touches the store; the caller hands the task to the writer.
+Nothing here awaits or touches the store; the caller hands the task to the writer. What is stored of a result and of an
+error is made by code of the application (a codec, an `__eq__`, a mapping), so whatever that raises ends here.
 """
 
 import traceback
@@ -80,6 +81,14 @@ class Settlement:
 
     def settle(self, live: LiveTask, attempt: Attempt, outcome: Outcome) -> Next:
         """→ the state after an attempt."""
+        try:
+            return self._settle(live, attempt, outcome)
+        except BaseException as exc:
+            if outcome.error is None:
+                raise
+            return self._settle(live, attempt, _without_data(outcome, outcome.error, exc))
+
+    def _settle(self, live: LiveTask, attempt: Attempt, outcome: Outcome) -> Next:
         if outcome.kind == "ok":
             return self._complete(live, attempt, outcome.value)
         if outcome.kind == "snoozed":
@@ -106,7 +115,10 @@ class Settlement:
         try:
             return results.encode_ok(value)
         except ArgumentError as exc:
-            return _stored_error(live, TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, str(exc)))
+            why = str(exc)
+        except BaseException as exc:  # noqa: BLE001  # see above
+            why = f"task {live.definition.name}: the result cannot be stored: {type(exc).__name__}"
+        return _stored_error(live, TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why))
 
     def _snooze(self, live: LiveTask, delay_s: float) -> Next:
         live.snooze_count += 1
@@ -247,7 +259,16 @@ def _stored_error(live: LiveTask, error: TaskError) -> str:
     try:
         return live.definition.results.encode_error(error)
     except ArgumentError as exc:
-        return encode_error_text(TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, str(exc)))
+        why = str(exc)
+    except BaseException as exc:  # noqa: BLE001  # see above
+        why = f"task {live.definition.name}: the error cannot be stored: {type(exc).__name__}"
+    return encode_error_text(TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why))
+
+
+def _without_data(outcome: Outcome, error: TaskError, exc: BaseException) -> Outcome:
+    code = error.error_code
+    known = BuiltInTaskCode(code) if code in RESERVED_CODES else code
+    return outcome._replace(error=TaskError(known, f"{error.message} (its data cannot be read: {type(exc).__name__})"))
 
 
 def failure_of(live: LiveTask, exc: BaseException) -> Outcome:

@@ -57,9 +57,12 @@ class Turn:
             self._loop.call_soon(self._run)
 
     def _run(self) -> None:
-        self.empty_inbox()
-        self._is_due = False  # who has enqueued since then saw that a turn was due, and did not ask for one
-        self.empty_inbox()
+        try:
+            self.empty_inbox()
+        finally:  # a turn that stays due for ever would be the last one
+            self._is_due = False  # who has enqueued since then saw that a turn was due, and did not ask for one
+            if self._inbox:
+                self.kick()
         self._dispatch()
 
     def empty_inbox(self) -> None:

@@ -26,6 +26,7 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import CommitReport, Store
 
+NAME: Final = "writer"
 MAX_BATCH: Final = 512
 """Rows of one transaction: large enough to share its cost, small enough not to hold the loop for more than about
 1 ms.
@@ -158,7 +159,7 @@ class Writer:
         """Return when everything that was marked or recorded so far is committed, history included."""
         if not self.unsaved_count:
             return
-        if self._task is None or self._task.done():
+        if self._task is None or (self._is_closing and self._task.done()):
             raise StoreUnavailable(f"{self.unsaved_count} records are not saved, and the manager has stopped")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._barriers.append((self.outbox.marked_count, self.outbox.recorded_count, done))
@@ -169,10 +170,11 @@ class Writer:
 
     # The coroutine.
 
-    def start(self, listener: WriterListener) -> None:
-        """Begin to write; `listener` hears what becomes of it."""
+    def start(self, listener: WriterListener) -> "asyncio.Task[None]":
+        """Begin to write, or again; `listener` hears what becomes of it."""
         self._listener = listener
         self._task = asyncio.get_running_loop().create_task(self._run(), name="taskmanager-writer")
+        return self._task
 
     async def close(self, patience_s: float) -> int:
         """Write what is left and end; returns how many records could not be written within `patience_s`."""
@@ -254,7 +256,7 @@ class Writer:
             self._put_back(batch)
             self._note_degraded(StoreError(f"unexpected {type(exc).__name__}: {exc}"))
             return False
-        except asyncio.CancelledError:
+        except BaseException:  # cancelled, or an exception for the interpreter
             self._put_back(batch)
             raise
         finally:

@@ -1539,8 +1539,7 @@ async def test_an_unexpected_error_of_the_store_is_said_and_survived(
         assert [record.levelname for record in caplog.records].count("CRITICAL") >= 1
         lifecycle = manager._lifecycle
         assert lifecycle is not None
-        assert lifecycle._claim_task is not None
-        assert not lifecycle._claim_task.done()
+        assert lifecycle._loops.is_running("claimer")
 
 
 async def test_a_task_that_ignores_its_cancel_until_its_time_is_up_was_cancelled() -> None:

@@ -2,13 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import wraps
+from pathlib import Path
 
 import pytest
 
-from taskmanager import TaskFailed, TaskManager
+from taskmanager import TaskError, TaskFailed, TaskManager, TaskResult, current_task
 from taskmanager.model.logger import Log, logger
 from taskmanager.testing import isolated
 
@@ -98,3 +101,170 @@ def test_a_record_names_the_line_that_logged_it(caplog: pytest.LogCaptureFixture
     assert (record.funcName, record.getMessage()) == ("test_a_record_names_the_line_that_logged_it", "hello there")
     assert (record.pathname, record.__dict__["task_id"]) == (__file__, "t1")
     assert log.fault is None
+
+
+# What a task leaves behind: values, errors, lines of its log.
+
+
+@dataclass
+class Touchy:
+    """Comes back from the store, and cannot be compared with what was sent."""
+
+    item: int = 1
+
+    def __eq__(self, other: object) -> bool:
+        raise SystemExit
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Unreadable(Mapping[str, object]):
+    def __getitem__(self, key: str) -> object:
+        raise Odd
+
+    def __iter__(self) -> Iterator[str]:
+        raise Odd
+
+    def __len__(self) -> int:
+        return 1
+
+
+class Mute:
+    def __repr__(self) -> str:
+        raise SystemExit
+
+
+class Over(StopIteration):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def touchy() -> Touchy:
+    return Touchy()
+
+
+def unreadable() -> TaskResult[int]:
+    return TaskResult(err=TaskError("BAD", "words", Unreadable()))
+
+
+def mute() -> TaskResult[int]:
+    return TaskResult(err=TaskError("BAD", "words", {"x": Mute()}))
+
+
+def over() -> None:
+    raise Over
+
+
+def logs() -> None:
+    current_task().log("x", y=Mute())
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+@pytest.mark.parametrize("executor", ["async", "thread"])
+@pytest.mark.parametrize("leaves", [touchy, unreadable, mute, over, logs])
+async def test_what_a_task_leaves_behind_ends_that_task_only(
+    leaves: Callable[[], object], executor: str, retries: int
+) -> None:
+    """Its result is compared, its error copied, its log written, after it has ended: by code of the application."""
+    manager = TaskManager("never-opened.db", concurrency=1, threads=1)
+
+    @wraps(leaves)
+    async def leaves_in_loop() -> object:
+        return leaves()
+
+    fn: Callable[..., object] = leaves if executor == "thread" else leaves_in_loop
+    options = {"retries": retries, "retry_delay": 0.0} if retries else {}
+    task = manager.task(name="leaves", persist=True, **options)(fn)
+    async with isolated(manager) as world:
+        for _ in range(2):
+            handle = task.enqueue()
+            await world.advance(1)
+            assert handle.status.is_terminal
+            info = await handle.info()
+            assert (info.status.value, manager.status().running_count) == (
+                "COMPLETED" if leaves is touchy else "FAILED",
+                0,
+            )
+
+
+async def test_a_codec_that_raises_ends_no_loop(tmp_path: Path) -> None:
+    """The result is kept in memory only, as any other that cannot be stored."""
+
+    class Broken:
+        has_begun = False
+
+        def encode(self, data: bytes) -> bytes:
+            if self.has_begun:
+                raise Odd
+            return data
+
+        def decode(self, data: bytes) -> bytes:
+            return data
+
+    codec = Broken()
+    manager = TaskManager(tmp_path / "tasks.db", codec=codec)
+
+    @manager.task(persist=True)
+    async def works() -> int:
+        codec.has_begun = True
+        return 7
+
+    async with manager:
+        handle = works.enqueue()
+        assert await asyncio.wait_for(handle, 10) == 7
+        result = (await handle.info()).result
+        assert result is not None
+        assert result.err_value.error_code == "RESULT_NOT_AVAILABLE"
+
+
+# The loops.
+
+
+async def test_who_waits_for_a_task_of_another_instance_is_told_whoever_cancels_what(tmp_path: Path) -> None:
+    """Waiters that came before the task went elsewhere are told by a task of ours, which somebody may cancel."""
+    manager = TaskManager(tmp_path / "tasks.db", max_in_memory=1, concurrency=2)
+    gate = asyncio.Event()
+
+    @manager.task(persist=True)
+    async def works(item: int) -> int:
+        await gate.wait()
+        return item
+
+    async with manager:
+        handles = [works.enqueue(item) for item in range(10)]
+        waiting = asyncio.ensure_future(handles[-1].result())
+        followers: set[asyncio.Task[object]] = set()
+        async with asyncio.timeout(10):
+            while not followers:  # the writer does it
+                await asyncio.sleep(0)
+                followers = {task for task in asyncio.all_tasks() if task.get_name() == "taskmanager-follower"}
+        for task in followers:
+            task.cancel()
+        gate.set()
+        assert (await asyncio.wait_for(waiting, 20)).ok_value == 9
+
+
+async def test_a_loop_that_somebody_cancels_is_begun_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A program that cancels every task it finds means its own; what it enqueues afterwards is kept, too."""
+    manager = TaskManager(tmp_path / "tasks.db")
+
+    @manager.task(persist=True)
+    async def works(item: int) -> int:
+        return item
+
+    async with manager:
+        assert await works.enqueue(1) == 1
+        ours = {task for task in asyncio.all_tasks() if task.get_name().startswith("taskmanager-")}
+        names = {task.get_name().removeprefix("taskmanager-") for task in ours}
+        assert names >= {"writer", "claimer", "schedules", "reaper", "retention", "upkeep"}
+        for task in ours:
+            task.cancel()
+        await asyncio.wait(ours)
+        handle = works.enqueue(2)
+        await asyncio.sleep(0)
+        assert manager.status().failing_duties == dict.fromkeys(names, "cancelled by somebody else")
+        await asyncio.wait_for(handle.saved(), 10)
+        assert await asyncio.wait_for(handle, 10) == 2
+        await asyncio.wait_for(manager.flush(), 10)
+        assert manager.status().failing_duties == {}
+        assert sum(record.levelname == "CRITICAL" for record in caplog.records) == len(names)
