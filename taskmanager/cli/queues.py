@@ -1,5 +1,6 @@
 """`taskmanager pause` and `resume`: for every instance on the file, until the opposite is said."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -20,17 +21,22 @@ Examples:
   taskmanager resume mail
 
 A paused queue starts nothing, in any instance, within a quarter of a second; what runs goes on, and what is enqueued
-waits. It stays paused over restarts. A queue that nobody has named yet can be paused too; a line on stderr says so.
+waits. It stays paused over restarts. A name that no task and no instance has used is refused: it is mostly a typing
+mistake. `pause --force` takes it all the same, for a queue that the next release brings.
 """
+DEFAULT_QUEUE: Final = "default"
+"""Which is there before its first task."""
+SHOWN: Final = 8
 
 
 @click.command(epilog=EPILOG)
 @click.argument("queue_name", metavar="QUEUE")
+@click.option("--force", is_flag=True, help="Also a queue that no task and no instance has named yet.")
 @db_option
 @json_option
-def pause(queue_name: str, db: Path, as_json: bool) -> None:
+def pause(queue_name: str, force: bool, db: Path, as_json: bool) -> None:
     """Start nothing more of a queue, until it is resumed."""
-    _set(queue_name, True, db, as_json)
+    _set(queue_name, True, db, as_json, force=force)
 
 
 @click.command(epilog=EPILOG)
@@ -42,20 +48,21 @@ def resume(queue_name: str, db: Path, as_json: bool) -> None:
     _set(queue_name, False, db, as_json)
 
 
-def _set(queue_name: str, paused: bool, db: Path, as_json: bool) -> None:
+def _set(queue_name: str, paused: bool, db: Path, as_json: bool, *, force: bool = False) -> None:
     with read(db) as connection:
-        known = queue_names(connection)
-    is_known = queue_name in known
-    if not (is_known or paused):
-        names = ", ".join(sorted(known)) or "none yet"
-        raise StoreError(
-            f"there is no queue {queue_name!r} in {db}{did_you_mean(queue_name, known)}; there are: {names}"
-        )
+        known = queue_names(connection) | {DEFAULT_QUEUE}
+    if queue_name not in known and not force:
+        raise StoreError(_refusal(queue_name, known, db, paused))
     write(db, lambda store: patiently(lambda: store.set_paused(queue_name, paused, SystemClock().now_us())))
-    if not is_known:
-        line = f"no task or instance has named queue {queue_name!r} yet, so it is paused for when it comes"
-        click.echo(f"taskmanager: {escaped(line + did_you_mean(queue_name, known))}", err=True)
     if as_json:
-        answer_json({"queue_name": queue_name, "is_paused": paused, "is_known": is_known})
+        answer_json({"queue_name": queue_name, "is_paused": paused, "is_known": queue_name in known})
     else:
         click.echo(f"queue {escaped(queue_name)} is paused" if paused else f"queue {escaped(queue_name)} runs")
+
+
+def _refusal(queue_name: str, known: Collection[str], db: Path, paused: bool) -> str:
+    some = sorted(known)[:SHOWN]
+    more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
+    meant = did_you_mean(queue_name, known) or "."
+    line = f"there is no queue {queue_name!r} in {db}{meant} Nothing was changed; there are: {', '.join(some)}{more}"
+    return f"{line}. To pause one before its first task, add --force" if paused else line

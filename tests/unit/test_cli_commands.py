@@ -326,16 +326,24 @@ def test_a_queue_is_paused_and_resumed(copied: tuple[Path, dict[str, str]]) -> N
         assert ("queue default is paused" in sentence) == paused
 
 
-def test_a_queue_that_nobody_has_named_is_paused_for_when_it_comes_and_that_is_said(
-    copied: tuple[Path, dict[str, str]],
-) -> None:
-    """A deploy may pause what it brings; a slip of the finger must not look like success."""
+def test_a_queue_that_nobody_has_named_is_refused_unless_it_is_meant(copied: tuple[Path, dict[str, str]]) -> None:
+    """A slip of the finger must not look like success while the queue that was meant goes on; a deploy may pause what
+    it brings. The queue of everybody needs no task to be known."""
     database, _ = copied
-    ran = taskmanager("pause", "defualt", "--db", database)
-    assert (ran.code, ran.out) == (0, "queue defualt is paused\n")
-    assert "no task or instance has named queue 'defualt' yet" in ran.err
-    assert "did you mean 'default'?" in ran.err
+    before = digest(database.parent)
+    for word in ("pause", "resume"):
+        ran = taskmanager(word, "defualt", "--db", database)
+        assert (ran.code, ran.out) == (1, "")
+        assert "there is no queue 'defualt'" in ran.err
+        assert "did you mean 'default'? Nothing was changed; there are: default, mail" in ran.err
+        assert ("--force" in ran.err) == (word == "pause")
+    assert digest(database.parent) == before
+    forced = taskmanager("pause", "defualt", "--db", database, "--force", "--json")
+    assert forced.document(dict[str, Any]) == {"queue_name": "defualt", "is_paused": True, "is_known": False}
     assert taskmanager("resume", "defualt", "--db", database).code == 0
+    with sqlite3.connect(database) as connection:
+        connection.execute("DELETE FROM taskmanager_tasks")
+    assert taskmanager("pause", "default", "--db", database).code == 0
 
 
 def test_purge_asks_unless_it_is_told_what(copied: tuple[Path, dict[str, str]]) -> None:
