@@ -1,4 +1,4 @@
-"""One grid for all tables of a screen: a name, four figures, a remark. So figures stand below one another everywhere.
+"""One grid for all tables of a screen: a name, some figures, a remark. So figures stand below one another everywhere.
 
 Lines are made here to the width and not by rich's tables: a screen has to know how many lines it takes, and a line that
 is printed to a file must end where its text ends.
@@ -7,14 +7,17 @@ is printed to a file must end where its text ends.
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.text import Text
 
 from taskmanager.console.plain import cut_front, escaped
 
 FIGURES: Final = 4
+ESSENTIAL_FIGURES: Final = 2
 WIDE_FROM: Final = 110
 """Columns from which on there is room for more than the essential."""
+NARROW_BELOW: Final = 60
+"""Columns below which a table has its essential figures only: with all four there would be none for the remark."""
 MARGIN: Final = " "
 GAP: Final = 2
 _LEAST_NAME: Final = 12
@@ -54,6 +57,17 @@ class Section(NamedTuple):
     """Rows without which it is left out when room is short; all of them, if it has fewer."""
     unlisted: int = 0
     """Rows that there are besides, and that nobody has listed."""
+    essential: tuple[int, ...] = (0, 1)
+    """Which figures are left where it is narrow."""
+
+    def narrowed(self) -> "Section":
+        """The same with its essential figures only."""
+        heads = [self.heads[number] for number in self.essential]
+        rows = [
+            row._replace(figures=[row.figures[number] for number in self.essential if number < len(row.figures)])
+            for row in self.rows
+        ]
+        return self._replace(heads=heads, rows=rows)
 
 
 class Grid(NamedTuple):
@@ -63,11 +77,17 @@ class Grid(NamedTuple):
     name: int
     figure: int
     remark: int
+    figures: int = FIGURES
 
     @property
     def is_wide(self) -> bool:
         """Whether there is room for more than the essential."""
         return self.width >= WIDE_FROM
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether there is no room for all figures."""
+        return self.figures < FIGURES
 
     def drawn_width(self, name_width: int) -> int:
         """Columns for what is drawn between names of that width and the third figure."""
@@ -81,7 +101,7 @@ class Grid(NamedTuple):
         ends = (len(MARGIN) + self.name + self.figure * (place + 1) for place in range(len(section.heads)))
         heads = [(end - cell_len(head), head) for end, head in zip(ends, section.heads, strict=True) if head]
         if section.remark_head:
-            heads.append((len(MARGIN) + self.name + FIGURES * self.figure + GAP, section.remark_head))
+            heads.append((len(MARGIN) + self.name + self.figures * self.figure + GAP, section.remark_head))
         line = Text(MARGIN, no_wrap=True, overflow="ellipsis").append(section.title, TITLE_STYLE)
         number = len(section.rows) + section.unlisted
         part = f"  {shown} of {number:,}" if shown < number else ""
@@ -104,7 +124,7 @@ class Grid(NamedTuple):
             text = escaped(cell.text)
             line.append(" " * max(1, self.figure - cell_len(text))).append(text, cell.style)
         if row.remark.text:
-            used = FIGURES - (2 if drawn is not None else 0) - len(row.figures)
+            used = self.figures - (2 if drawn is not None else 0) - len(row.figures)
             line.append(" " * (GAP + used * self.figure))
             line.append(cut_end(escaped(row.remark.text), self.remark), row.remark.style)
         line.rstrip()
@@ -113,7 +133,11 @@ class Grid(NamedTuple):
 
 def grid_of(width: int) -> Grid:
     """The grid of a screen. What is left beyond the wide one's needs is shared by names and remarks."""
-    figure, remark = (9, 44 + max(0, width - 120) // 2) if width >= WIDE_FROM else (8, 19)
+    if width < NARROW_BELOW:
+        name, figure = min(18, max(_LEAST_NAME, width // 3)), 8
+        remark = max(1, width - len(MARGIN) - name - ESSENTIAL_FIGURES * figure - GAP)
+        return Grid(width, name, figure, remark, ESSENTIAL_FIGURES)
+    figure, remark = (9, 44 + max(0, width - 120) // 2) if width >= WIDE_FROM else (8, min(19, width - 47))
     name = max(_LEAST_NAME, width - len(MARGIN) - FIGURES * figure - GAP - remark)
     return Grid(width, name, figure, remark)
 
@@ -123,6 +147,19 @@ def cut_end(text: str, width: int) -> str:
     if cell_len(text) <= width:
         return text
     return f"{set_cell_size(text, max(0, width - 1)).rstrip()}…"
+
+
+def wrapped(text: str, width: int, most: int) -> list[str]:
+    """The words of a text in lines of so many columns; of more than `most` lines the last one says that it goes on."""
+    lines: list[str] = []
+    for word in text.split():
+        if lines and cell_len(lines[-1]) + 1 + cell_len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines += chop_cells(word, max(2, width))
+    if len(lines) <= most:
+        return lines
+    return [*lines[: most - 1], cut_end(f"{lines[most - 1]} {lines[most]}", width)]
 
 
 def fit(sections: Sequence[Section], lines: int | None) -> list[tuple[Section, int]]:

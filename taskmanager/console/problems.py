@@ -1,6 +1,7 @@
 """What a person should know before anything else, and what to do about it. Decided from what is seen, nothing more."""
 
 from collections.abc import Iterator, Mapping
+from shlex import quote as shell_word
 from typing import Final
 
 from taskmanager.console.durations import short
@@ -38,7 +39,8 @@ def problems_of(picture: Picture, owned: Mapping[str, int]) -> tuple[Problem, ..
 def _degraded(picture: Picture) -> Iterator[Problem]:
     for each in picture.instances:
         if each.degraded_since is not None:
-            text = f"{named(each)} cannot write the file since {short(picture.taken_at - each.degraded_since)}"
+            duration = short(picture.taken_at - each.degraded_since)
+            text = f"{named(each)} has been unable to write the file for {duration}"
             unsaved = f", {plural(each.unsaved_count, 'record')} unsaved" if each.unsaved_count else ""
             yield Problem(severity="error", text=text + unsaved, advice="why: taskmanager doctor")
 
@@ -71,8 +73,8 @@ def _frozen(picture: Picture) -> Iterator[Problem]:
         silent = short(round(each.silent_s * 1_000_000))
         yield Problem(
             severity="error",
-            text=f"{named(each)} is frozen: its process lives, but no heartbeat for {silent}",
-            advice="stopped, swapping, or locked out? its work is taken over when it has ended",
+            text=f"{named(each)} is frozen: its process exists, but has been silent for {silent}",
+            advice="stopped, swapping, or unable to write the file? see taskmanager doctor",
         )
 
 
@@ -80,8 +82,12 @@ def _unsaved(picture: Picture) -> Iterator[Problem]:
     for each in picture.instances:
         if each.unsaved_since is not None and each.degraded_since is None:
             age = short(picture.taken_at - each.unsaved_since)
-            text = f"the oldest change of {named(each)} has waited {age} for its commit"
-            yield Problem(severity="warning", text=text, advice="a blocked loop or a slow disk: taskmanager doctor")
+            text = f"the oldest unsaved change of {named(each)} has waited for {age}"
+            yield Problem(
+                severity="warning",
+                text=text,
+                advice="its event loop is blocked, or the disk is slow: taskmanager doctor",
+            )
 
 
 def _failing_duties(picture: Picture) -> Iterator[Problem]:
@@ -99,7 +105,7 @@ def _stuck(picture: Picture) -> Iterator[Problem]:
             yield Problem(
                 severity="warning",
                 text=text,
-                advice="threads cannot be killed: let it look at current_task().is_cancelled",
+                advice="which: taskmanager list --code TASK_TIMEOUT; a thread ends only by itself",
             )
 
 
@@ -121,15 +127,28 @@ def _failing(picture: Picture) -> Iterator[Problem]:
         yield Problem(
             severity="warning",
             text=f"{hour.failed_count:,} of {plural(hour.ended_count, 'attempt')} of the last hour failed",
-            advice="the newest: taskmanager list --status FAILED",
+            advice=_most_failing(picture),
         )
+
+
+def _most_failing(picture: Picture) -> str:
+    if not picture.most_failing:
+        return "taskmanager watch shows the newest"
+    worst = picture.most_failing[0]
+    return (
+        f"most: {worst.task_name}, {worst.last_error_code}; see taskmanager list --task {shell_word(worst.task_name)}"
+    )
 
 
 def _storage(picture: Picture) -> Iterator[Problem]:
     storage = picture.storage
     if storage.log_bytes >= LOG_WARNING_BYTES:
-        text = f"the log beside the file has grown to {size(storage.log_bytes)}"
-        yield Problem(severity="warning", text=text, advice="somebody keeps a reading transaction: taskmanager doctor")
+        text = f"the log beside the database (-wal) has grown to {size(storage.log_bytes)}"
+        yield Problem(
+            severity="warning",
+            text=text,
+            advice="some program keeps a read transaction open; which one: taskmanager doctor",
+        )
     if storage.disk_free_bytes is not None and storage.disk_free_bytes < DISK_WARNING_BYTES:
         text = f"only {size(storage.disk_free_bytes)} left on the disk"
         yield Problem(severity="error", text=text, advice="free some space, or purge: taskmanager purge --help")

@@ -5,7 +5,6 @@ everything is shown.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from textwrap import wrap
 from typing import Final
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -14,7 +13,7 @@ from rich.text import Text
 from taskmanager.console import sections
 from taskmanager.console.durations import clock, short
 from taskmanager.console.figures import compact, plural, rate, share, size
-from taskmanager.console.grid import GAP, MARGIN, Grid, Section, cut_end, fit, grid_of
+from taskmanager.console.grid import GAP, MARGIN, Grid, Section, fit, grid_of, wrapped
 from taskmanager.console.picture import Health, Picture, Problem
 from taskmanager.console.plain import cut_front, escaped
 from taskmanager.console.sections import FAILED_STYLE, RUNNING_STYLE
@@ -22,10 +21,15 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.store.statistics import HOUR_US, MINUTE_US, Pace
 
 MAX_PROBLEMS: Final = 3
+MAX_PROBLEM_LINES: Final = 3
+"""Of one sentence, where the terminal is narrow."""
 SEVERITY_STYLES: Final = {"error": "bold red", "warning": "bold yellow"}
 FOOTER: Final = "q quits"
 _LABEL: Final = 13
 """Columns for the name of a line of figures."""
+_LEAST_PATH: Final = 12
+_PACE_WIDTH: Final = 72
+"""Columns that a pace with its rate and its share may need."""
 FIRST_STEPS: Final = (
     "No tasks yet. A first one:",
     "",
@@ -120,7 +124,7 @@ def fault_lines(path: str, fault: str, width: int, height: int) -> list[Text]:
     """While there is nothing to show: why, and that it is tried again."""
     grid = grid_of(width)
     head = Text.assemble(MARGIN, (cut_front(escaped(path), width - 2), "bold"))
-    said = (Text(MARGIN).append(line, SEVERITY_STYLES["error"]) for line in wrap(escaped(fault), max(1, width - 2)))
+    said = (Text(MARGIN).append(line, SEVERITY_STYLES["error"]) for line in wrapped(escaped(fault), width - 2, height))
     lines = _joined([head, "", *said, f"{MARGIN}looking again every second"])[: height - 1]
     return [*lines, *[Text()] * (height - 1 - len(lines)), _sides(Text(FOOTER, "dim"), Text(), grid)]
 
@@ -141,6 +145,8 @@ def _joined(*parts: Iterable[Text | str]) -> list[Text]:
 
 def _tables(tables: Sequence[Section], grid: Grid, room: int | None) -> list[Text | str]:
     lines: list[Text | str] = []
+    if grid.is_narrow:
+        tables = [section.narrowed() for section in tables]
     for section, shown in fit(tables, room):
         lines += ["", grid.head(section, shown), *(grid.line(row) for row in section.rows[:shown])]
     return lines
@@ -152,14 +158,16 @@ def _tables(tables: Sequence[Section], grid: Grid, room: int | None) -> list[Tex
 def _head(picture: Picture, grid: Grid) -> Iterator[Text | str]:
     """Which file, who works on it, and when this was seen."""
     when = f"{clock(picture.taken_at)} UTC"
-    state, style = _state(picture)
+    state, style = _state(picture, grid)
     path = escaped(picture.storage.path or "in memory")
-    room = grid.width - len(MARGIN) - len(state) - len(when) - 2 * GAP
-    left = Text.assemble((cut_front(path, max(12, room)), "bold"), " " * GAP, (state, style))
+    room = grid.width - len(MARGIN) - len(state) - GAP
+    if room - len(when) - GAP >= _LEAST_PATH:
+        room -= len(when) + GAP
+    left = Text.assemble((cut_front(path, max(_LEAST_PATH // 2, room)), "bold"), " " * GAP, (state, style))
     yield _sides(left, Text(when, "dim"), grid)
 
 
-def _state(picture: Picture) -> tuple[str, str]:
+def _state(picture: Picture, grid: Grid) -> tuple[str, str]:
     parts, style = [], "green"
     for health, each_style in ((Health.ALIVE, "green"), (Health.FROZEN, "yellow"), (Health.DEAD, "red")):
         count = len(picture.with_health(health))
@@ -170,7 +178,8 @@ def _state(picture: Picture) -> tuple[str, str]:
         return "no instance is running", "yellow" if picture.waiting_count else "dim"
     if len(parts) == 1:
         return f"{plural(len(picture.instances), 'instance')} {picture.instances[0].health}", style
-    return f"{len(picture.instances)} instances: {', '.join(parts)}", style
+    count = "" if grid.is_narrow else f"{len(picture.instances)} instances: "
+    return f"{count}{', '.join(parts)}", style
 
 
 def _sides(left: Text, right: Text, grid: Grid) -> Text:
@@ -185,8 +194,12 @@ def _problems(problems: Sequence[Problem], grid: Grid) -> Iterator[Text | str]:
         yield ""
     for problem in problems[:MAX_PROBLEMS]:
         style = SEVERITY_STYLES[problem.severity]
-        yield Text.assemble(MARGIN, ("! ", style), (cut_end(escaped(problem.text), grid.width - 3), style))
-        yield Text.assemble(MARGIN, "  ", cut_end(escaped(problem.advice), grid.width - 3))
+        mark = "! "
+        for line in wrapped(escaped(problem.text), grid.width - 3, MAX_PROBLEM_LINES):
+            yield Text.assemble(MARGIN, (mark, style), (line, style))
+            mark = "  "
+        for line in wrapped(escaped(problem.advice), grid.width - 3, MAX_PROBLEM_LINES):
+            yield Text.assemble(MARGIN, mark, line)
     if len(problems) > MAX_PROBLEMS:
         yield Text(f"{MARGIN}  and {plural(len(problems) - MAX_PROBLEMS, 'more problem')}: taskmanager doctor")
 
@@ -198,7 +211,7 @@ def _overview(picture: Picture, grid: Grid) -> Iterator[Text | str]:
     if picture.unwritten_count:
         yield Text(f"{MARGIN}{picture.unwritten_count:,} more ended, in the file within a minute (memory-only)", "dim")
     if not picture.is_empty:
-        yield from _paces(picture)
+        yield from _paces(picture, grid)
     elif picture.instances:
         yield Text(f"{MARGIN}no tasks yet; the first comes with your_task.enqueue(...)", "dim")
 
@@ -224,23 +237,26 @@ def _counts(picture: Picture, grid: Grid) -> Iterator[Text]:
     yield line
 
 
-def _paces(picture: Picture) -> Iterator[Text]:
+def _paces(picture: Picture, grid: Grid) -> Iterator[Text]:
     if picture.hour.ended_count == 0 and picture.unwritten_count:
         return
     if picture.hour.ended_count == 0:
         last = picture.last_activity_at
         when = f"; last activity {short(picture.taken_at - last)} ago" if last is not None else ""
-        yield Text(f"{MARGIN}nothing has ended in the last hour{when}", "dim")
+        yield Text(f"{MARGIN}nothing has ended in the last hour{'' if grid.is_narrow else when}", "dim")
         return
     window_us = picture.taken_at - picture.hour.since
     name = "last hour" if window_us >= HOUR_US - MINUTE_US else f"last {short(window_us)}"
-    yield _pace("last minute", picture.minute, picture.taken_at)
-    yield _pace(name, picture.hour, picture.taken_at)
+    yield _pace("last minute", picture.minute, picture.taken_at, grid)
+    yield _pace(name, picture.hour, picture.taken_at, grid)
 
 
-def _pace(name: str, pace: Pace, now_us: int) -> Text:
-    line = Text.assemble(MARGIN, (f"{name:<{_LABEL}}", "dim"), f"{rate(pace.ended_count, now_us - pace.since):>8}   ")
-    line.append(f"{plural(pace.ended_count, 'attempt')} ended, ")
+def _pace(name: str, pace: Pace, now_us: int, grid: Grid) -> Text:
+    line = Text.assemble(MARGIN, (f"{name:<{_LABEL}}", "dim"))
+    if grid.width < _PACE_WIDTH:
+        line.append(f"{compact(pace.ended_count)} ended, ")
+        return line.append(f"{compact(pace.failed_count)} failed", FAILED_STYLE if pace.failed_count else "dim")
+    line.append(f"{rate(pace.ended_count, now_us - pace.since):>8}   {plural(pace.ended_count, 'attempt')} ended, ")
     if not pace.failed_count:
         return line.append("none failed", "dim")
     return line.append(f"{pace.failed_count:,} failed ({share(pace.failed_count, pace.ended_count)})", FAILED_STYLE)
@@ -250,8 +266,10 @@ def _storage(picture: Picture, grid: Grid) -> Text:
     storage = picture.storage
     if storage.path is None:
         return Text(f"{MARGIN}in memory only, nothing is kept", "dim")
-    parts = [f"file {size(storage.file_bytes)}", f"log {size(storage.log_bytes)}"]
-    if storage.unused_bytes > storage.file_bytes // 4:
+    parts = [f"file {size(storage.file_bytes)}"]
+    if not grid.is_narrow:
+        parts.append(f"log {size(storage.log_bytes)}")
+    if not grid.is_narrow and storage.unused_bytes > storage.file_bytes // 4:
         parts.append(f"{size(storage.unused_bytes)} unused")
     if storage.disk_free_bytes is not None:
         parts.append(f"disk {size(storage.disk_free_bytes)} free")

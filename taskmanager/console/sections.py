@@ -7,9 +7,10 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from taskmanager.console.durations import relative, short
-from taskmanager.console.figures import compact, done_of, grouped, stopwatch, took
+from taskmanager.console.figures import amount, compact, done_of, grouped, stopwatch, took
 from taskmanager.console.grid import NOT_KNOWN, NOTHING, Cell, Grid, Row, Section
 from taskmanager.console.picture import Health, InstanceSight, Picture, QueueSight, RunningSight
+from taskmanager.console.plain import escaped
 from taskmanager.store.statistics import OWNED_CAP, SAMPLE, Failure, NextRun, TaskPace
 
 HEALTH_STYLES: Final = {Health.ALIVE: "green", Health.FROZEN: "yellow", Health.DEAD: "red"}
@@ -53,8 +54,10 @@ def _instance(each: InstanceSight, now_us: int, grid: Grid) -> Row:
     elif each.degraded_since is not None:
         remark, style = "storage degraded", "red"
     else:
-        lanes = (f"{lane} {s.running_count}/{s.limit or '-'}" for lane, s in each.lanes.items() if s.running_count)
-        remark = ", ".join((remark, *lanes))
+        for lane, sight in each.lanes.items():
+            longer = f"{remark}, {lane} {sight.running_count}/{sight.limit or '-'}"
+            if sight.running_count and len(longer) <= grid.remark:
+                remark = longer
     figures = (
         _number(each.running_count, RUNNING_STYLE),
         _number(each.waiting_count),
@@ -68,7 +71,7 @@ def queues(picture: Picture) -> Section:
     """What waits where, for how long, and how much of it may run."""
     rows = [_queue(each, picture.taken_at) for each in picture.queues]
     unlisted = max((each.unlisted_queue_count for each in picture.instances), default=0)  # they may have the same
-    return Section("Queues", ("running", "waiting", "oldest", "limit"), rows, unlisted=unlisted)
+    return Section("Queues", ("running", "waiting", "oldest", "limit"), rows, unlisted=unlisted, essential=(1, 2))
 
 
 def _queue(each: QueueSight, now_us: int) -> Row:
@@ -94,7 +97,8 @@ def troubles(picture: Picture) -> Section:
         figures = (ended, _number(failed, FAILED_STYLE), *_durations(pace))
         code = Cell(failures.last_error_code, FAILED_STYLE) if failures else NOTHING
         rows.append(Row(Cell(name), figures, code))
-    return Section("Failing and slow", ("ended", "failed", "mean", "longest"), rows, "last error code")
+    heads = ("ended", "failed", "mean", "longest")
+    return Section("Failing and slow", heads, rows, "error", essential=(1, 3))
 
 
 def _durations(pace: TaskPace | None) -> tuple[Cell, Cell]:
@@ -117,7 +121,7 @@ def schedules(picture: Picture) -> Section:
     """What runs by itself, the next first."""
     is_anybody_there = bool(picture.with_health(Health.ALIVE))
     rows = [_schedule(each, picture.taken_at, is_anybody_there) for each in picture.schedules]
-    return Section("Next schedules", ("", "", "last", "next"), rows)
+    return Section("Next schedules", ("", "", "last", "next"), rows, essential=(2, 3))
 
 
 def _schedule(each: NextRun, now_us: int, is_anybody_there: bool) -> Row:
@@ -134,7 +138,7 @@ def _schedule(each: NextRun, now_us: int, is_anybody_there: bool) -> Row:
 def failures(picture: Picture, grid: Grid) -> Section:
     """The last attempts that failed."""
     rows = [_failure(each, picture.taken_at, grid) for each in picture.failures]
-    return Section("Last failures", ("", "attempt", "retries", "ago"), rows, "error code")
+    return Section("Last failures", ("", "attempt", "retries", "ago"), rows, "error", essential=(2, 3))
 
 
 def _failure(each: Failure, now_us: int, grid: Grid) -> Row:
@@ -146,20 +150,34 @@ def _failure(each: Failure, now_us: int, grid: Grid) -> Row:
 
 def running(picture: Picture, grid: Grid, *, is_ascii: bool) -> Section:
     """What runs now: those that report progress with a bar, then the ones that run longest."""
-    longest = max((cell_len(each.task_name) for each in picture.running), default=0)
+    unlisted = max(0, sum(each.running_count for each in picture.instances) - len(picture.running))
+    if grid.is_narrow:
+        rows = [_briefly_running(each, picture.taken_at) for each in picture.running]
+        return Section("Running", ("done", "elapsed", "left"), rows, unlisted=unlisted, essential=(0, 1, 2))
+    longest = max((cell_len(escaped(each.task_name)) for each in picture.running), default=0)
     width = min(MAX_BAR, grid.drawn_width(longest))
     rows = [_running(each, picture.taken_at, width, is_ascii) for each in picture.running]
-    unlisted = max(0, sum(each.running_count for each in picture.instances) - len(rows))
     return Section("Running", ("", "", "elapsed", "left"), rows, unlisted=unlisted)
 
 
+def _briefly_running(each: RunningSight, now_us: int) -> Row:
+    """Where a bar has no room."""
+    if each.fraction is not None:
+        done = Cell(f"{int(each.fraction * 100)}%", RUNNING_STYLE)
+    else:
+        done = NOTHING if each.done is None else Cell(amount(each.done))
+    return Row(Cell(each.task_name), (done, *_times(each, now_us)))
+
+
 def _running(each: RunningSight, now_us: int, width: int, is_ascii: bool) -> Row:
+    drawn = _progress(each, width, is_ascii)
+    return Row(Cell(each.task_name), _times(each, now_us), Cell(each.text, "dim"), drawn)
+
+
+def _times(each: RunningSight, now_us: int) -> tuple[Cell, Cell]:
     left_us = each.left_us(now_us)
-    figures = (
-        Cell(stopwatch(now_us - each.started_at)),
-        NOTHING if left_us is None else Cell(stopwatch(left_us), RUNNING_STYLE),
-    )
-    return Row(Cell(each.task_name), figures, Cell(each.text, "dim"), _progress(each, width, is_ascii))
+    left = NOTHING if left_us is None else Cell(stopwatch(left_us), RUNNING_STYLE)
+    return Cell(stopwatch(now_us - each.started_at)), left
 
 
 def _progress(each: RunningSight, width: int, is_ascii: bool) -> Text:

@@ -152,8 +152,8 @@ BAD_DAY: Final = Picture(
         ),
         Problem(
             severity="error",
-            text="worker (pid 9013) is frozen: its process lives, but no heartbeat for 2m",
-            advice="stopped, swapping, or locked out? its work is taken over when it has ended",
+            text="worker (pid 9013) is frozen: its process exists, but has been silent for 2m",
+            advice="stopped, swapping, or unable to write the file? see taskmanager doctor",
         ),
     ),
     counts={**NO_COUNTS, TaskStatus.PENDING: 3, TaskStatus.RUNNING: 4, TaskStatus.FAILED: 1},

@@ -18,7 +18,7 @@ KINDS: Final[list[tuple[dict[str, Any], dict[str, int], str]]] = [
     (
         {"instances": (instance("web", 812, degraded_since=NOW - 90 * SECOND, unsaved_count=1),)},
         {},
-        "web (pid 812) cannot write the file since 1m, 1 record unsaved",
+        "web (pid 812) has been unable to write the file for 1m, 1 record unsaved",
     ),
     (
         {"instances": (instance("web", 812, Health.DEAD, silent_s=185.0, held_count=1000),)},
@@ -34,12 +34,12 @@ KINDS: Final[list[tuple[dict[str, Any], dict[str, int], str]]] = [
     (
         {"instances": (instance("web", 812, Health.FROZEN, silent_s=90.0),)},
         {},
-        "web (pid 812) is frozen: its process lives, but no heartbeat for 1m",
+        "web (pid 812) is frozen: its process exists, but has been silent for 1m",
     ),
     (
         {"instances": (instance("web", 812, unsaved_since=NOW - 12 * SECOND),)},
         {},
-        "the oldest change of web (pid 812) has waited 12s for its commit",
+        "the oldest unsaved change of web (pid 812) has waited for 12s",
     ),
     (
         {"instances": (instance("web", 812, failing_duties={"reaper": "OSError: no"}),)},
@@ -56,7 +56,7 @@ KINDS: Final[list[tuple[dict[str, Any], dict[str, int], str]]] = [
     (
         {"storage": StorageSight(path="tasks.db", log_bytes=300 * 1024 * 1024)},
         {},
-        "the log beside the file has grown to 315 MB",
+        "the log beside the database (-wal) has grown to 315 MB",
     ),
     ({"storage": StorageSight(path="tasks.db", disk_free_bytes=1_000_000)}, {}, "only 1.0 MB left on the disk"),
 ]

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from taskmanager.console.picture import Picture
+from taskmanager.console.picture import Picture, Problem
 from taskmanager.console.screens import StatusScreen, fault_lines, group, status_lines, watch_lines
+from taskmanager.store.statistics import TaskFailures
 from tests.screenshots import DOCS, SCREENS
 from tests.unit import screens
-from tests.unit.console_pictures import BAD_DAY, BUSY, EMPTY, instance, queue, task
+from tests.unit.console_pictures import BAD_DAY, BUSY, EMPTY, NOW, SECOND, failure, instance, queue, schedule, task
 
 STORED: Final = Path(__file__).parent / "screens"
 NEW: Final = replace(EMPTY, instances=(instance("web", 812),), queues=(queue("default", 0, 0),))
@@ -110,6 +112,47 @@ def test_progress_that_cannot_be_is_told_as_it_was_reported(done: float, total: 
     """A task may say anything; there is no bar then, and nobody knows how long it will take."""
     picture = replace(BUSY, running=(task("job", 10, done, total),))
     assert said in next(line.plain for line in watch_lines(picture, 80, 24) if " job " in line.plain)
+
+
+FOREIGN: Final = {
+    "wide": "画像処理:サムネイルを全部作り直す長い名前のタスク",
+    "emoji": "👩\u200d💻👨\u200d👩\u200d👧:❤\ufe0f🏳\ufe0f🎉" * 3,
+    "combining": "e\u0301\u0327:" + "a\u0301" * 60,
+    "right to left": "שלום:עולם של משימות ארוכות מאוד \u202e מאוד",
+    "markup": "[red]x[/red]:[/] [link=https://example.org]y[/link] [bold",
+    "escapes": "\x1b[2J\x1b]0;owned\x07\x9b31m\r\n\t\x00\u2028" * 2,
+    "endless": "x" * 5_000,
+}
+
+
+@pytest.mark.parametrize("text", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize("width", [40, 59, 60, 80, 120, 200])
+def test_whatever_a_name_or_a_message_holds_the_screen_stands(text: str, width: int) -> None:
+    """Names, codes, messages and paths are shown and not obeyed; figures stay below one another."""
+    picture = replace(
+        BUSY,
+        problems=(Problem(severity="error", text=text, advice=text),),
+        instances=(instance(text, 812),),
+        queues=(
+            queue(text, 1, 2, limit=34567, oldest_waiting_since=NOW - 12 * SECOND),
+            queue("mail", 1, 2, limit=34567),
+        ),
+        running=(task(text, 5, 1, 3, text), task(text, 5, 7, None, text)),
+        most_failing=(TaskFailures(text, 1, text),),
+        failures=(failure(text, text, 3)._replace(error_message=text),),
+        schedules=(schedule(text, None, None)._replace(definition=text),),
+        storage=replace(BUSY.storage, path=text),
+    )
+    for lines in (status_lines(picture, width, None), watch_lines(picture, width, 60)):
+        assert [line.plain for line in lines if line.cell_len > width] == []
+        assert [line.plain for line in lines if not line.plain.isprintable()] == []
+        figure = "34,567" if width >= 60 else "12s"
+        ends = {cell_len(line.plain.partition(f" {figure}")[0]) for line in lines if f" {figure}" in line.plain}
+        assert len(ends) == 1
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=60, color_system=None)
+    console.print(group(fault_lines(text, text, width, 10)))
+    assert isinstance(console.file, io.StringIO)
+    assert len(console.file.getvalue().splitlines()) == 10
 
 
 @pytest.mark.parametrize(("colours", "is_coloured"), [(None, False), ("truecolor", True)])
