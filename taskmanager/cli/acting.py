@@ -18,6 +18,7 @@ from taskmanager.cli.asking import confirm, yes_option
 from taskmanager.cli.choosing import the_tasks
 from taskmanager.cli.filtering import filter_options, search_of, tell_what_was_meant
 from taskmanager.cli.opening import db_option, json_option, patiently, read, write
+from taskmanager.console.plain import escaped
 from taskmanager.engine.acting import cancel_stored, is_free, retry_stored, why_not_again
 from taskmanager.engine.instance import is_dead
 from taskmanager.engine.rows import Rows
@@ -253,9 +254,9 @@ def _tell(verb: Verb, answers: Sequence[Answer], as_json: bool) -> None:
         click.echo("no such tasks")
     elif len(answers) <= TOLD_ONE_BY_ONE:
         for answer in answers:
-            click.echo(f"{answer.task_id}  {answer.outcome}{f': {answer.remark}' if answer.remark else ''}")
+            click.echo(escaped(f"{answer.task_id}  {answer.outcome}{f': {answer.remark}' if answer.remark else ''}"))
     else:
         click.echo(f"{counted(len(answers) - len(refused), 'task')} {verb.done}")
     if refused:
         count, first = f"{len(refused):,} of {counted(len(answers), 'task')}", refused[0]
-        click.echo(f"taskmanager: {count} refused; {first.task_id}: {first.remark}", err=True)
+        click.echo(escaped(f"taskmanager: {count} refused; {first.task_id}: {first.remark}"), err=True)

@@ -11,6 +11,7 @@ from taskmanager.cli.choosing import the_task
 from taskmanager.cli.filtering import filter_options, search_of, tell_what_was_meant
 from taskmanager.cli.opening import db_option, json_option, read
 from taskmanager.cli.records import record
+from taskmanager.console.plain import escaped
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.record import TaskRow
@@ -78,4 +79,5 @@ def _show(rows: Sequence[TaskRow], search: Search, limit: int) -> None:
 
     draw(task_table(rows, SystemClock().now_us(), screen().width))
     if len(rows) == limit:
-        click.echo(f"\nolder ones: --before {rows[-1].task_id}")
+        click.echo()
+        click.echo(escaped(f"older ones: --before {rows[-1].task_id}"))

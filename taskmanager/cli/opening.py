@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from taskmanager.engine.instance import has_lock_file
+from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.store.sqlite import SqliteStore
+from taskmanager.store.sqlite.queries import instances
 from taskmanager.store.sqlite.reading import open_read_only
 
 DEFAULT_DB: Final = "tasks.db"
@@ -19,6 +23,9 @@ DB_VARIABLE: Final = "TASKMANAGER_DB"
 WRITE_PATIENCE_S: Final = 10.0
 """How long an action tries to get at a file that another program holds locked."""
 WRITE_PAUSE_S: Final = 0.1
+LOCK_PATIENCE_S: Final = 1.0
+"""How long the lock file of an instance may be missing: a living one looks for its own every half second."""
+LOCK_PAUSE_S: Final = 0.02
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -45,10 +52,25 @@ def json_option(command: F) -> F:
 
 @contextmanager
 def read(db: Path) -> Iterator[sqlite3.Connection]:
-    """The file, opened only to look at it. Raises what becomes one line on stderr."""
+    """The file, opened only to look at it. Raises what becomes one line on stderr.
+
+    Nobody looks dead only because somebody has tidied up: a lock file that is missing is waited for, because an
+    instance that lives puts its own back.
+    """
     check_is_there(db)
     with open_read_only(db) as connection:
+        _wait_for_lock_files(db.absolute(), connection)
         yield connection
+
+
+def _wait_for_lock_files(database: Path, connection: sqlite3.Connection) -> None:
+    clock = SystemClock()
+    missing = [each.instance_id for each in instances(connection)]
+    deadline_s = clock.elapsed_s() + LOCK_PATIENCE_S
+    while missing := [each for each in missing if not has_lock_file(database, each)]:
+        if clock.elapsed_s() >= deadline_s:
+            return
+        time.sleep(LOCK_PAUSE_S)
 
 
 def write(db: Path, work: Callable[[SqliteStore], Coroutine[Any, Any, R]]) -> R:

@@ -12,6 +12,7 @@ import click
 
 from taskmanager.cli.answering import answer_json
 from taskmanager.cli.opening import db_option, json_option, patiently, write
+from taskmanager.console.plain import escaped
 from taskmanager.duties.recovery import PAGE, Recovery
 from taskmanager.engine.instance import is_dead, new_identity
 from taskmanager.model.clock import SystemClock
@@ -53,7 +54,7 @@ def recover(db: Path, as_json: bool) -> None:
     by_end = Counter((row.status, row.error_code) for row in orphans)
     click.echo(f"{counted(len(orphans), 'task')} of {counted(dead, 'dead instance')} recovered:")
     for (status, code), number in sorted(by_end.items(), key=str):
-        click.echo(f"  {number:,} {status}{f' {code}' if code else ''}")
+        click.echo(f"  {number:,} {status}{f' {escaped(code)}' if code else ''}")
 
 
 async def _recover(store: Store, database: Path) -> tuple[list[TaskRow], int]:

@@ -9,6 +9,7 @@ import click
 from taskmanager.cli.answering import answer_json, draw, screen
 from taskmanager.cli.opening import db_option, json_option, patiently, read, write
 from taskmanager.cli.records import iso
+from taskmanager.console.plain import escaped
 from taskmanager.duties import schedule_actions
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
@@ -57,7 +58,7 @@ def _say(answer: dict[str, Any], text: str, as_json: bool) -> None:
     if as_json:
         answer_json(answer)
     else:
-        click.echo(text)
+        click.echo(escaped(text))
 
 
 def _list(db: Path, as_json: bool) -> None:

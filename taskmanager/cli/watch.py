@@ -2,6 +2,9 @@
 
 import os
 import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -12,16 +15,19 @@ from rich.text import Text
 
 from taskmanager.cli.answering import answer_json, screen
 from taskmanager.cli.keyboard import News, listening
-from taskmanager.cli.opening import db_option, json_option, read
+from taskmanager.cli.opening import check_is_there, db_option, json_option, read
 from taskmanager.console.looking import look
 from taskmanager.console.picture import Picture
 from taskmanager.console.screens import StatusScreen, fault_lines, group, watch_lines
 from taskmanager.console.spelling import spelled
 from taskmanager.console.watching import Watch
 from taskmanager.model.clock import SystemClock
+from taskmanager.store.sqlite.reading import open_read_only
 
 LOOK_S: Final = 0.5
 """How often it is asked whether something has changed."""
+READ_PATIENCE_S: Final = 0.2
+"""How long a look waits for a file that another program has locked: as long as that no key is heard."""
 CTRL_C_EXIT: Final = 130
 TERMINATED_EXIT: Final = 143
 
@@ -51,7 +57,14 @@ def watch(db: Path, as_json: bool) -> int:
     if not console.is_terminal or console.is_dumb_terminal:
         console.print(StatusScreen(picture))
         return 0
-    return _keep_watching(console, db, Watch(db, clock, read))
+    return _keep_watching(console, db, Watch(db, clock, _look_again))
+
+
+@contextmanager
+def _look_again(db: Path) -> Iterator[sqlite3.Connection]:
+    check_is_there(db)
+    with open_read_only(db, patience_s=READ_PATIENCE_S) as connection:
+        yield connection
 
 
 def _keep_watching(console: Console, db: Path, watched: Watch) -> int:

@@ -11,8 +11,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from rich.console import RenderableType
+from rich.console import ConsoleRenderable, RenderableType
+from rich.control import Control
 from rich.live import Live
+from rich.segment import ControlType
 from rich.text import Text
 
 from taskmanager.console.document import Document, read
@@ -152,11 +154,33 @@ def _nothing(now: int) -> Statistics:
     return Statistics(taken_at=now, beats={}, owned={}, minute=minute, hour=hour, size=FileSize(0, 0, 0))
 
 
+class Region(Live):
+    """The lines of a live view, found again after the terminal has become narrower and has wrapped them."""
+
+    _view: RenderableType = ""
+    _drawn: RenderableType = ""
+
+    def show(self, view: RenderableType) -> None:
+        """Draw this in the place of what was drawn last."""
+        self._view = view
+        self.update(view, refresh=True)
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """What is to be printed; rich goes up by as many lines as it has drawn, and by no more."""
+        width = max(1, self.console.width)
+        widths = self._drawn.widths if isinstance(self._drawn, LiveScreen) else ()
+        more = sum((each - 1) // width for each in widths if each > width)
+        self._drawn = self._view
+        up = [(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * more
+        found = super().process_renderables(renderables)
+        return [Control(*up), *found] if more and self.console.is_interactive else found
+
+
 @asynccontextmanager
 async def live_view(running: Running) -> AsyncIterator[None]:
     """Show the manager while the block runs."""
     ended = asyncio.Event()
-    with Live(auto_refresh=False, vertical_overflow="crop") as live:
+    with Region(auto_refresh=False, vertical_overflow="crop") as live:
         showing = asyncio.get_running_loop().create_task(_keep_showing(live, running, ended), name="taskmanager-live")
         try:
             yield
@@ -167,7 +191,7 @@ async def live_view(running: Running) -> AsyncIterator[None]:
                 logger.warning("the live view has ended early: %r", fault)
 
 
-async def _keep_showing(live: Live, running: Running, ended: asyncio.Event) -> None:
+async def _keep_showing(live: Region, running: Running, ended: asyncio.Event) -> None:
     """Until the block has ended, and then once more."""
     portrait: SelfPortrait | None = None
     engine: Engine | None = None
@@ -180,7 +204,7 @@ async def _keep_showing(live: Live, running: Running, ended: asyncio.Event) -> N
         view: RenderableType = Text("not running")
         if portrait is not None:
             view = LiveScreen(await portrait.picture_aside())
-        await asyncio.to_thread(live.update, view, refresh=True)
+        await asyncio.to_thread(live.show, view)
         if not is_last:
             await _either(ended, REFRESH_S)
 

@@ -61,7 +61,7 @@ def task_table(rows: Sequence[TaskRow], now_us: int, width: int) -> Table:
         status = Text(row.status, style=STATUS_STYLES[TaskStatus(row.status)])
         name = Text(cut_front(escaped(row.task_name), name_width))
         more = (Text(each.text(row)) for each in extras)
-        table.add_row(Text(row.task_id), status, name, *more, Text(when(row, now_us)))
+        table.add_row(Text(escaped(row.task_id)), status, name, *more, Text(when(row, now_us)))
     return table
 
 

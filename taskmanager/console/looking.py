@@ -21,7 +21,7 @@ from taskmanager.console.picture import (
     StorageSight,
 )
 from taskmanager.console.problems import problems_of
-from taskmanager.engine.instance import is_dead
+from taskmanager.engine.instance import PUT_BACK_S, has_lock_file, is_dead
 from taskmanager.model.clock import Clock
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import FREE_COUNT_CAP, FreeQueue, InstanceRow
@@ -59,6 +59,7 @@ class Observer:
         self._database = database
         self._clock = clock
         self._signs: dict[str, _Sign] = {}
+        self._alive_s: dict[str, float] = {}
 
     def counts(self, connection: sqlite3.Connection) -> Mapping[TaskStatus, int]:
         """Rows by status: the one question that costs by the length of the history, some 10 ms per million rows."""
@@ -101,7 +102,7 @@ class Observer:
     def _instance(self, row: InstanceRow, document: Document, found: Statistics) -> InstanceSight:
         seen_at = max(row.updated_at, found.beats.get(row.instance_id, 0))
         silent_s = self._silent_s(row.instance_id, seen_at)
-        if self._database is not None and is_dead(self._database, row.instance_id):
+        if self._is_dead(row.instance_id):
             health = Health.DEAD
         elif silent_s > MISSED_BEATS * (document.heartbeat_s or DEFAULT_HEARTBEAT_S):
             health = Health.FROZEN
@@ -131,6 +132,20 @@ class Observer:
             unlisted_queue_count=0 if is_dead_now else document.unlisted_queue_count,
         )
 
+    def _is_dead(self, instance_id: str) -> bool:
+        """Its lock is free; for a moment a missing lock file is none that is free, for a living instance puts it back.
+
+        So it is for one that was seen alive before.
+        """
+        if self._database is None:
+            return False
+        now_s = self._clock.elapsed_s()
+        if not is_dead(self._database, instance_id):
+            self._alive_s[instance_id] = now_s
+            return False
+        was_alive_s = self._alive_s.get(instance_id, -PUT_BACK_S)
+        return now_s - was_alive_s >= PUT_BACK_S or has_lock_file(self._database, instance_id)
+
     def _silent_s(self, instance_id: str, seen_at: int) -> float:
         now_s = self._clock.elapsed_s()
         sign = self._signs.get(instance_id)
@@ -144,6 +159,7 @@ class Observer:
     def _forget(self, known: set[str]) -> None:
         for instance_id in set(self._signs) - known:
             del self._signs[instance_id]
+            self._alive_s.pop(instance_id, None)
 
     def _storage(self, found: Statistics) -> StorageSight:
         if self._database is None:

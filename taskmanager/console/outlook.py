@@ -2,6 +2,7 @@
 
 from typing import Final, NamedTuple
 
+from taskmanager.console.plain import escaped
 from taskmanager.engine.definition import options_of, retry_facts, timeout_of
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import INTERRUPTION_NOTE, TaskStatus
@@ -76,7 +77,7 @@ def _running(row: TaskRow, around: Surroundings) -> Outlook:
 
 
 def _waiting(row: TaskRow, around: Surroundings) -> Outlook:
-    paused = f"; queue {row.queue_name} is paused" if around.is_queue_paused else ""
+    paused = f"; queue {escaped(row.queue_name)} is paused" if around.is_queue_paused else ""
     if row.good_until is not None and row.good_until <= max(around.now_us, row.enqueued_at):
         return Outlook("it expires, because it cannot start in time", row.good_until)
     if row.enqueued_at > around.now_us:
@@ -91,4 +92,6 @@ def _waiting(row: TaskRow, around: Surroundings) -> Outlook:
 
 
 def _place(owner: InstanceRow | None) -> str:
-    return "in an instance that is not registered" if owner is None else f"in process {owner.pid} on {owner.hostname}"
+    if owner is None:
+        return "in an instance that is not registered"
+    return f"in process {owner.pid} on {escaped(owner.hostname)}"

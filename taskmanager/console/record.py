@@ -69,7 +69,7 @@ def _headline(row: TaskRow) -> Text:
     line = Text.assemble((escaped(row.task_name), "bold"), "  ", (row.status, STATUS_STYLES[status]))
     if row.error_code:
         line.append(f"  {escaped(row.error_code)}", STATUS_STYLES[status])
-    return line.append(f"\n{row.task_id}")
+    return line.append(f"\n{escaped(row.task_id)}")
 
 
 def _next(record: Record) -> Text:
@@ -140,7 +140,7 @@ def _arguments(row: TaskRow) -> str:
     args, kwargs = _parsed(row.args), _parsed(row.kwargs)
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         return f"sealed by the application ({len(row.args) + len(row.kwargs):,} characters)"
-    parts = [_value(each) for each in args] + [f"{name}={_value(each)}" for name, each in kwargs.items()]
+    parts = [_value(each) for each in args] + [f"{escaped(name)}={_value(each)}" for name, each in kwargs.items()]
     return cut(f"({', '.join(parts)})", MAX_VALUE_CHARS)
 
 
@@ -175,7 +175,7 @@ def _instance(row: TaskRow, owner: InstanceRow | None) -> str:
         return f"{name}process {owner.pid} on {escaped(owner.hostname)}"
     if row.worker_pid is not None:
         return f"process {row.worker_pid} on {escaped(row.worker_hostname or 'an unknown host')}"
-    return f"{row.claimed_by_worker_id}, which has ended"
+    return f"{escaped(row.claimed_by_worker_id or '')}, which has ended"
 
 
 def _progress(progress: Mapping[str, Any]) -> str:
@@ -246,7 +246,8 @@ def _log(entries: Sequence[Any]) -> Table:
         if not isinstance(entry, Mapping):
             continue
         at, attempt = entry.get("at"), entry.get("attempt")
-        fields = (f"{key}={_value(each)}" for key, each in entry.items() if key not in ("at", "attempt", "text"))
+        more = {escaped(key): each for key, each in entry.items() if key not in ("at", "attempt", "text")}
+        fields = (f"{key}={_value(each)}" for key, each in more.items())
         text = cut("  ".join([escaped_lines(str(entry.get("text", ""))), *fields]), MAX_VALUE_CHARS)
         table.add_row(precise(at) if isinstance(at, int) else "", "" if attempt is None else f"#{attempt}", Text(text))
     return table

@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from typing import Final
 
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
 from taskmanager.console.durations import relative
-from taskmanager.console.plain import cut, cut_front, escaped
+from taskmanager.console.grid import cut_end
+from taskmanager.console.plain import cut_front, escaped
 from taskmanager.model.schedule import ScheduleRow
 
 GAP: Final = 2
@@ -21,7 +23,7 @@ _LEAST_NAME_WIDTH: Final = 12
 
 def schedule_table(rows: Sequence[ScheduleRow], now_us: int, width: int, *, is_running: bool) -> Table:
     """Schedules (one at least) in `width` columns; no line wraps. `is_running`: the application runs somewhere."""
-    timing_width = min(_MOST_TIMING, max(len(row.definition) for row in rows))
+    timing_width = min(_MOST_TIMING, max(cell_len(escaped(row.definition)) for row in rows))
     runs_width = max(4, *(len(f"{row.run_count:,}") for row in rows))
     states = [state(row, is_running) for row in rows]
     fixed = [timing_width, _WHEN_WIDTH, _WHEN_WIDTH, runs_width, *([_STATE_WIDTH] if any(states) else [])]
@@ -39,8 +41,8 @@ def schedule_table(rows: Sequence[ScheduleRow], now_us: int, width: int, *, is_r
         table.add_column("task", max_width=left - name_width - GAP, no_wrap=True, overflow="ellipsis")
     for row, word in zip(rows, states, strict=True):
         cells = [
-            Text(cut(escaped(row.schedule_name), name_width)),
-            Text(cut(escaped(row.definition), timing_width)),
+            Text(cut_front(escaped(row.schedule_name), name_width)),
+            Text(cut_end(escaped(row.definition), timing_width)),
             Text("" if row.next_run_at is None or word else relative(row.next_run_at, now_us)),
             Text("never" if row.last_run_at is None else relative(row.last_run_at, now_us)),
             Text(f"{row.run_count:,}"),

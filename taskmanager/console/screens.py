@@ -62,11 +62,18 @@ class StatusScreen:
 
 
 class LiveScreen(StatusScreen):
-    """The same with what runs at the top, for a view that is drawn again and again."""
+    """The same with what runs at the top, for a view that is drawn again and again.
+
+    `widths` are those of the lines that were drawn last, in columns.
+    """
+
+    widths: Sequence[int] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height = options.height or console.height - 1
-        yield Group(*live_lines(self.picture, options.max_width, height, is_ascii=options.ascii_only))
+        lines = live_lines(self.picture, options.max_width, height, is_ascii=options.ascii_only)
+        self.widths = [line.cell_len for line in lines]
+        yield Group(*lines)
 
 
 def status_lines(picture: Picture, width: int, height: int | None, *, is_ascii: bool = False) -> list[Text]:
@@ -125,7 +132,7 @@ def fault_lines(path: str, fault: str, width: int, height: int) -> list[Text]:
     grid = grid_of(width)
     head = Text.assemble(MARGIN, (cut_front(escaped(path), width - 2), "bold"))
     said = (Text(MARGIN).append(line, SEVERITY_STYLES["error"]) for line in wrapped(escaped(fault), width - 2, height))
-    lines = _joined([head, "", *said, f"{MARGIN}looking again every second"])[: height - 1]
+    lines = _joined([head, "", *said, f"{MARGIN}trying again twice a second"])[: height - 1]
     return [*lines, *[Text()] * (height - 1 - len(lines)), _sides(Text(FOOTER, "dim"), Text(), grid)]
 
 
@@ -178,8 +185,8 @@ def _state(picture: Picture, grid: Grid) -> tuple[str, str]:
         return "no instance is running", "yellow" if picture.waiting_count else "dim"
     if len(parts) == 1:
         return f"{plural(len(picture.instances), 'instance')} {picture.instances[0].health}", style
-    count = "" if grid.is_narrow else f"{len(picture.instances)} instances: "
-    return f"{count}{', '.join(parts)}", style
+    total = "" if grid.is_narrow else f"{len(picture.instances)} instances: "
+    return f"{total}{', '.join(parts)}", style
 
 
 def _sides(left: Text, right: Text, grid: Grid) -> Text:

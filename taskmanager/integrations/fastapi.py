@@ -148,7 +148,9 @@ class Health(_Answer):
     """This instance. `ok` comes with 200, everything else with 503. Durations are seconds.
 
     `oldest_waiting_s`: how long the oldest task has been due that waits here for a slot. `oldest_unsaved_s`: what a
-    crash would lose now.
+    crash would lose now. `failing_duties`: what goes on beside the tasks (heartbeat, reaper, retention, ...) and keeps
+    failing, by name; tasks are accepted and kept all the same. Why is in the log and in `manager.status()`, for a probe
+    may be open to everybody.
     """
 
     status: Literal["ok", "degraded", "stopping", "not running"]
@@ -158,6 +160,7 @@ class Health(_Answer):
     waiting_count: int
     running_count: int
     abandoned_count: int
+    failing_duties: list[str]
 
 
 class _Refusal(BaseModel):
@@ -344,6 +347,7 @@ def _health(status: ManagerStatus) -> Health:
         waiting_count=status.waiting_count,
         running_count=status.running_count,
         abandoned_count=status.abandoned_count,
+        failing_duties=sorted(status.failing_duties),
     )
 
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import sqlite3
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -492,6 +493,81 @@ def test_a_file_that_cannot_be_used_is_refused_by_every_command(
             assert (ran.code, ran.out, len(ran.err.splitlines())) == (1, "", 1), arguments
             assert said in ran.err
     assert ({} if database.is_dir() else digest(database.parent)) == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no flock on this platform")
+def test_a_lock_file_that_is_put_back_in_a_moment_was_never_missing(copied: tuple[Path, dict[str, str]]) -> None:
+    """People tidy up; an instance that lives notices within half a second, and a look waits for that."""
+    database, ids = copied
+    with sqlite3.connect(database) as connection:
+        connection.execute(
+            "INSERT INTO taskmanager_instances (instance_id, hostname, pid, process_name, started_at, updated_at) "
+            "VALUES ('me', 'host-1', 1, 'MainProcess', unixepoch() * 1000000, unixepoch() * 1000000)"
+        )
+        connection.execute("UPDATE taskmanager_tasks SET claimed_by_worker_id = 'me' WHERE id = ?", (ids["later"],))
+    connection.close()
+    lock = InstanceLock(database, "me")
+    lock.take()
+    for arguments in (["status"], ["doctor"], ["list"], ["show", ids["later"]]):
+        lock.path.unlink()
+        putting_back = threading.Timer(0.05, lock.put_back)
+        putting_back.start()
+        ran = taskmanager(*arguments, "--db", database)
+        putting_back.join()
+        assert "dead" not in ran.out.replace("no task is held by a dead instance", ""), arguments
+    lock.drop()
+
+
+HOSTILE: Final = "\x1b[2J\x1b]0;owned\x07\u202e[red]日本\u0301[/] [bold\r\n\t\x9b31m"
+
+
+def test_what_somebody_else_has_written_into_the_file_is_shown_and_not_obeyed(
+    copied: tuple[Path, dict[str, str]],
+) -> None:
+    """Names, tags, arguments, errors and logs are foreign: nothing in them steers the terminal or counts as markup."""
+    database, ids = copied
+    document = json.dumps({HOSTILE: HOSTILE, "at": 1, "text": HOSTILE, "done": 1, "total": 2})
+    live = json.dumps(
+        {"tasks": [{"task_id": "t", "task_name": HOSTILE, "started_at": 1, "progress": {"text": HOSTILE}}]}
+    )
+    with sqlite3.connect(database) as connection:
+        connection.execute("PRAGMA ignore_check_constraints = ON")
+        connection.execute(
+            """
+            UPDATE taskmanager_tasks SET task_name = :text, queue_name = :text, worker_hostname = :text, log = :log,
+                error_code = iif(status = 'FAILED', :text, NULL), failed_reason = iif(status = 'FAILED', :text, NULL),
+                tags = :document, progress = :document, kwargs = :document
+            """,
+            {"text": HOSTILE, "document": document, "log": f"[{document}]"},
+        )
+        connection.execute(
+            "UPDATE taskmanager_task_attempts SET error_code = :text, error_message = :text, failed_reason = :lines",
+            {"text": HOSTILE, "lines": f"Traceback:\n{HOSTILE}"},
+        )
+        connection.execute(
+            "INSERT INTO taskmanager_instances (instance_id, instance_name, hostname, pid, process_name, started_at, "
+            "live_tasks, updated_at) VALUES ('me', :text, :text, 1, :text, 1, :live, unixepoch() * 1000000)",
+            {"text": HOSTILE, "live": live},
+        )
+        connection.execute("INSERT INTO taskmanager_queues VALUES (:text, 1)", {"text": HOSTILE})
+    connection.close()
+    lock = InstanceLock(database, "me")
+    lock.take()
+    looks: list[list[str]] = [
+        ["status"],
+        ["list"],
+        ["schedules"],
+        ["doctor"],
+        *(["show", each] for each in ids.values()),
+    ]
+    acts = [["pause", "x"], ["retry", ids["bad"]], ["cancel", ids["later"]], ["list", "--task", HOSTILE], ["recover"]]
+    for arguments in [*looks, *([*each, "--json"] for each in looks), *acts]:
+        for columns in (40, 130):
+            ran = taskmanager(*arguments, "--db", database, columns=columns)
+            assert (ran.out + ran.err).replace("\n", "").isprintable(), (arguments, ran)
+            assert "Traceback (most recent" not in ran.err
+    assert "[red]日本" in taskmanager("show", ids["bad"], "--db", database).out
+    lock.drop()
 
 
 # Doctor. What needs another process is in tests/acceptance/test_second_terminal.py.

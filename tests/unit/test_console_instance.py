@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from taskmanager import TaskManager, TaskStatus, current_task
-from taskmanager.console.instance import SelfPortrait
+from taskmanager.console.instance import Region, SelfPortrait
 from taskmanager.console.picture import Picture
+from taskmanager.console.screens import LiveScreen, live_lines
 from taskmanager.model.record import TaskWrite
 from taskmanager.model.schedule import ScheduleDeclaration
 from taskmanager.store.memory import MemoryStore
@@ -18,6 +19,7 @@ from taskmanager.store.protocol import Store
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.statistics import HOUR_US, Glance, NextRun
 from tests.contract.test_store_contract import OTHER, attempt, task
+from tests.unit.console_pictures import BUSY
 
 pytestmark = pytest.mark.anyio
 
@@ -187,3 +189,17 @@ async def test_both_stores_tell_the_same(tmp_path: Path) -> None:
     assert file.statistics.schedules == (NextRun("s", "job", "every 5 s", NOW + 5, None, False, False),)
     assert [each.error_code for each in file.statistics.failures] == ["BOOM", "FIRST"]
     assert [each[1:] for each in file.statistics.most_failing] == [(2, "BOOM")]
+
+
+def test_a_live_view_leaves_nothing_behind_when_the_terminal_becomes_narrower() -> None:
+    """The terminal wraps the lines that stand there, so the view begins further up than it has lines."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, force_interactive=True, width=100, height=50, color_system=None)
+    with Region(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+        live.show(LiveScreen(BUSY))
+        widths = [line.cell_len for line in live_lines(BUSY, 100, 49)]
+        console.width = 60
+        for expected in (sum(-(-max(1, width) // 60) for width in widths), len(live_lines(BUSY, 60, 49))):
+            drawn = len(file.getvalue())
+            live.show(LiveScreen(BUSY))
+            assert file.getvalue()[drawn:].count("\x1b[1A") == expected - 1

@@ -26,7 +26,7 @@ from taskmanager.console.picture import (
 )
 from taskmanager.console.spelling import spelled
 from taskmanager.console.watching import SLOW_S, TICK_S, Watch
-from taskmanager.engine.instance import InstanceLock
+from taskmanager.engine.instance import PUT_BACK_S, InstanceLock
 from taskmanager.model.clock import SystemClock
 from taskmanager.store.sqlite.reading import open_read_only
 from taskmanager.store.sqlite.statistics import statistics
@@ -176,7 +176,12 @@ async def test_dead_alive_and_frozen_are_told_apart(tmp_path: Path) -> None:
     assert health() is Health.ALIVE
     clock.elapsed += 26
     assert health() is Health.FROZEN
+    lock.path.unlink()  # somebody tidies up: it is put back in a moment, and until then nobody is dead
+    assert health() is Health.FROZEN
+    assert lock.put_back()
+    assert health() is Health.FROZEN
     lock.drop()
+    clock.advance(PUT_BACK_S)
     assert health() is Health.DEAD
 
 

@@ -323,7 +323,18 @@ def test_health_is_ok_while_tasks_are_accepted_and_kept(client: TestClient, mana
         "waiting_count": 0,
         "running_count": 0,
         "abandoned_count": 0,
+        "failing_duties": [],
     }
+
+
+def test_health_names_the_duties_that_keep_failing(client: TestClient, manager: TaskManager) -> None:
+    """Tasks are accepted and kept all the same, so it is 200; why is not for everybody who may ask."""
+    engine = manager._engine()
+    assert engine is not None
+    engine.failing_duties["retention"] = "OSError: /srv/secret is gone"
+    answer = client.get("/tm/healthz")
+    assert (answer.status_code, answer.json()["status"]) == (200, "ok")
+    assert answer.json()["failing_duties"] == ["retention"]
 
 
 def test_health_tells_how_long_the_oldest_task_has_been_waiting() -> None:

@@ -20,6 +20,8 @@ READ_PATIENCE_S: Final = 5.0
 """How long a read waits for another connection that replays the log; readers never wait for writers."""
 GLANCE_PATIENCE_S: Final = 0.5
 """The same where an event loop stands still meanwhile."""
+_SLICE_S: Final = 0.1
+"""How long SQLite waits at a time: no signal is heard meanwhile, and Ctrl-C should be."""
 
 _NO_SIDE_FILES: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
 
@@ -84,13 +86,18 @@ def _connect(path: Path, patience_s: float) -> sqlite3.Connection:
 
 
 def _open(uri: str, patience_s: float) -> sqlite3.Connection:
-    connection = sqlite3.connect(uri, uri=True, timeout=patience_s, isolation_level=None)
-    try:
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.Error:
-        connection.close()
-        raise
-    return connection
+    for left in reversed(range(max(1, round(patience_s / _SLICE_S)))):
+        connection = sqlite3.connect(uri, uri=True, timeout=_SLICE_S, isolation_level=None)
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            connection.execute(f"PRAGMA busy_timeout = {round(patience_s * 1000)}")
+        except sqlite3.Error as error:
+            connection.close()
+            if primary_code(error) != sqlite3.SQLITE_BUSY or not left:
+                raise
+        else:
+            return connection
+    raise AssertionError(patience_s)  # the last one returns or raises
 
 
 def _log_size(path: Path) -> int:
