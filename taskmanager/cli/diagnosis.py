@@ -19,7 +19,7 @@ from taskmanager.store.sqlite.beat import heartbeats
 from taskmanager.store.sqlite.claims import free_queues
 from taskmanager.store.sqlite.connection import WAL_LIMIT_BYTES
 from taskmanager.store.sqlite.health import Owned, faults, newest_stamp, owned
-from taskmanager.store.sqlite.log import Log, Reader, log_of
+from taskmanager.store.sqlite.log import Log, Reader, log_of, only_user_of
 from taskmanager.store.sqlite.queries import instances
 from taskmanager.store.sqlite.reading import snapshot
 from taskmanager.store.sqlite.schema import version
@@ -29,8 +29,9 @@ SKEW_US: Final = 5_000_000
 """A stamp that lies further in the future was written by another clock, or before this one was set back."""
 SILENT_BEATS: Final = 4
 DEFAULT_BEAT_S: Final = 30.0
-PIN_LOOK_S: Final = 1.0
-"""A reader that stands at the same place for so long is no passer-by."""
+LOCK_LOOK_S: Final = 1.0
+"""A reader that stands at the same place for so long is no passer-by, nor is a writer that commits nothing."""
+LOCK_LOOKS: Final = 20
 PINNED_BYTES: Final = 4 * MB
 """A pinned log below this size is nobody's trouble yet."""
 NETWORK_TYPES: Final = frozenset(
@@ -55,7 +56,7 @@ def around_the_file(db: Path, min_free_mb: int) -> Iterator[Finding]:
     yield permissions(db)
     yield mount(db.resolve(), _mounts())
     yield disk(db, shutil.disk_usage(db.resolve().parent).free, min_free_mb)
-    yield log(db)
+    yield from log_and_locks(db)
 
 
 def permissions(db: Path) -> Finding:
@@ -106,14 +107,32 @@ def disk(db: Path, free_bytes: int, min_free_mb: int) -> Finding:
     return Finding("disk", True, found)
 
 
-def log(db: Path) -> Finding:
-    """How large the log is, and who keeps it from being moved into the file."""
-    first = log_of(db)
-    if not first.pinned_by:
-        return judge_log(first, ())
-    time.sleep(PIN_LOOK_S)
-    second = log_of(db)
-    return judge_log(second, [reader for reader in second.pinned_by if reader in first.readers])
+def log_and_locks(db: Path) -> Iterator[Finding]:
+    """How large the log is and who keeps it from being moved into the file, and who keeps others from writing."""
+    looks = [log_of(db)]
+    while len(looks) < LOCK_LOOKS and (looks[-1].pinned_by or looks[-1].writer_pid):
+        time.sleep(LOCK_LOOK_S / LOCK_LOOKS)
+        looks.append(log_of(db))
+    last = looks[-1]
+    is_long = len(looks) == LOCK_LOOKS
+    yield judge_log(last, [reader for reader in last.pinned_by if is_long and reader in looks[0].readers])
+    yield judge_locks(only_user_of(db), looks if is_long else ())
+
+
+def judge_locks(only_user: int | None, looks: Sequence[Log]) -> Finding:
+    """An application writes in transactions of milliseconds, and commits; a lock that stays stops everybody else."""
+    if only_user is not None:
+        return Finding(
+            "locks", False, f"{process_name(only_user)} keeps the file to itself",
+            "until it lets go, nobody else can read or write the file; let it finish, or end it",
+        )  # fmt: skip
+    stays = len({(look.writer_pid, look.frames) for look in looks}) == 1
+    if stays and looks[0].writer_pid is not None:
+        return Finding(
+            "locks", False, f"{process_name(looks[0].writer_pid)} holds the write lock and commits nothing",
+            "until its transaction ends, nobody else can write, the application neither; let it finish, or end it",
+        )  # fmt: skip
+    return Finding("locks", True, "nobody keeps others from writing")
 
 
 def judge_log(now: Log, pinning: Collection[Reader]) -> Finding:

@@ -16,8 +16,9 @@ Examples:
   taskmanager doctor
   taskmanager doctor --json --min-free 2000
 
-Looks at permissions, the kind of file system, free disk space, the log and who pins it, the schema, every page of the
-file, tasks of dead instances, silent instances, functions that nobody knows, and clocks. Changes nothing.
+Looks at permissions, the kind of file system, free disk space, the log and who pins it, who keeps others from writing,
+the schema, every page of the file, tasks of dead instances, silent instances, functions that nobody knows, and clocks.
+Changes nothing.
 Exit codes: 0 all is well, 1 there are findings.
 """
 
@@ -42,10 +43,10 @@ def doctor(min_free: int, db: Path, as_json: bool) -> int:
     try:
         with read(db) as connection:
             findings += inside_the_file(connection, db)
-    except StoreUnavailable:
-        raise
     except StoreError as exc:
-        findings.append(Finding("file", False, str(exc), "until then nothing else can be said of what is in it"))
+        if isinstance(exc, StoreUnavailable) and all(each.is_well for each in findings):
+            raise  # in one line, as every command; with findings, they say why
+        findings.append(Finding("file", False, str(exc), "what is in it cannot be looked at before that is mended"))
     bad = sum(not each.is_well for each in findings)
     if as_json:
         checks = [

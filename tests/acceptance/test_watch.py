@@ -1,11 +1,13 @@
 """`taskmanager watch` and `status` as a person has them: in a terminal, beside an application, and after its crash."""
 
+import asyncio
 import contextlib
 import json
 import os
 import re
 import select
 import signal
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -15,6 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+
+from taskmanager import TaskManager
 
 fcntl, pty, termios = (pytest.importorskip(name) for name in ("fcntl", "pty", "termios"))
 
@@ -242,6 +246,26 @@ def test_a_file_that_is_no_database_is_one_line_and_the_screen_is_not_taken(tmp_
         assert window.written.startswith(b"taskmanager: text.db is not a database")
         assert len(window.written.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["text.db"]
+
+
+def test_a_key_is_heard_while_another_program_has_locked_the_file(tmp_path: Path) -> None:
+    """The screen says what it waits for, and that it tries again."""
+    database = tmp_path / "tasks.db"
+
+    async def make() -> None:
+        async with TaskManager(database):
+            pass
+
+    asyncio.run(make())
+    with terminal(tmp_path, "watch") as window:
+        window.read_until(b"q quits")
+        other = sqlite3.connect(database, isolation_level=None)
+        other.execute("PRAGMA locking_mode = EXCLUSIVE")
+        other.execute("PRAGMA user_version = 1")
+        assert "database is locked" in window.read_until(b"trying again").decode()
+        window.press(b"q")
+        assert window.end() == 0
+        other.close()
 
 
 def test_after_a_crash_status_says_what_the_dead_instance_holds(application: Application) -> None:

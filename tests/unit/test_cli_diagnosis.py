@@ -2,14 +2,18 @@
 
 import json
 import os
+import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from taskmanager.cli.diagnosis import clocks, functions, judge_log, living, mount
+from taskmanager.cli.diagnosis import clocks, functions, judge_locks, judge_log, living, mount
 from taskmanager.store.protocol import FreeQueue, InstanceRow
 from taskmanager.store.sqlite.log import Log, Reader, log_of
+from tests.unit.command_line import taskmanager, write_tasks
 
 SECOND: Final = 1_000_000
 NOW: Final = 1_000_000 * SECOND
@@ -70,6 +74,57 @@ def test_a_log_is_a_finding_when_it_is_large_or_pinned_while_it_grows() -> None:
     assert judge_log(Log(1_000_000, 200, 10, (reader,)), [reader]).is_well
     assert f"pinned by process {os.getpid()}" in judge_log(Log(5_000_000, 1_000, 10, (reader,)), [reader]).found
     assert not judge_log(Log(70_000_000, 20_000, 20_000), ()).is_well
+
+
+def test_a_writer_is_a_finding_when_it_keeps_the_lock_and_commits_nothing() -> None:
+    """A busy application has it at every look, too; but the log grows meanwhile."""
+    assert judge_locks(None, ()).is_well
+    assert judge_locks(None, [Log(1, frames, 0, (), 7) for frames in (1, 2, 3)]).is_well
+    assert judge_locks(None, [Log(1, 1, 0, (), pid) for pid in (7, 8, 7)]).is_well
+    assert not judge_locks(None, [Log(1, 1, 0, (), 7)] * 3).is_well
+
+
+LOCKER: Final = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("writing", flush=True)
+sys.stdin.readline()
+connection.execute("ROLLBACK")
+connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+connection.execute("BEGIN EXCLUSIVE")
+print("alone", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps to itself who holds a lock")
+def test_doctor_names_who_keeps_others_out(tmp_path: Path) -> None:
+    """An application that cannot write, and commands that cannot read, are told by whom: there is something to end."""
+    database = tmp_path / "tasks.db"
+    write_tasks(database)
+    held_open = sqlite3.connect(database)  # so that there is a log, as beside a running application
+    held_open.execute("SELECT count(*) FROM taskmanager_tasks").fetchone()
+    with subprocess.Popen(
+        [sys.executable, "-c", LOCKER, str(database)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as locker:
+        assert locker.stdin is not None
+        assert locker.stdout is not None
+        for word, said in (
+            ("writing", "holds the write lock and commits nothing"),
+            ("alone", "keeps the file to itself"),
+        ):
+            assert locker.stdout.readline() == f"{word}\n"
+            ran = taskmanager("doctor", "--db", database, "--json")
+            found = {each["name"]: each for each in json.loads(ran.out)["checks"]}
+            assert (ran.code, found["locks"]["ok"], ran.err) == (1, False, "")
+            assert found["locks"]["found"].startswith(f"process {locker.pid} (")
+            assert found["locks"]["found"].endswith(said)
+            assert ("file" in found) == (word == "alone")
+            held_open.close()
+            locker.stdin.write("go on\n")
+            locker.stdin.flush()
+        locker.communicate()
 
 
 def test_a_log_without_an_index_is_only_as_large_as_it_is(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
-"""The write-ahead log from outside: how much of it is still to be moved into the file, and which process holds it back.
+"""The write-ahead log from outside: how much of it is still to be moved into the file, and which processes hold what.
 
 Read from the log's index, `FILE-shm`, whose layout SQLite documents (https://sqlite.org/walformat.html): a header with
 the number of frames, then how many are moved, then the marks of up to five readers, then one lock byte for each.
+
+A writer locks a byte of the index. A connection that keeps the whole file to itself (`locking_mode=EXCLUSIVE`, or one
+that moves a file from another journal mode) locks bytes of the file itself (https://sqlite.org/c3ref, "os.h").
 
 Call it only in a process that has no connection to the file: closing the index drops this process's locks on it.
 """
@@ -20,9 +23,12 @@ except ImportError:  # Windows has other locks, and keeps to itself who holds th
 _FRAMES_AT: Final = 16
 _MOVED_AT: Final = 96
 _MARKS_AT: Final = 100
+_WRITER_LOCK_AT: Final = 120
 _READER_LOCKS_AT: Final = 123
 _READERS: Final = 5
 _INDEX_HEADER_BYTES: Final = 136
+_SHARED_LOCKS_AT: Final = 0x4000_0002
+_SHARED_LOCKS: Final = 510
 
 # `struct flock`: type, whence, start, length, pid; in another order where BSD comes from.
 _IS_BSD: Final = sys.platform == "darwin" or "bsd" in sys.platform
@@ -43,6 +49,8 @@ class Log(NamedTuple):
     frames: int = 0
     moved: int = 0
     readers: tuple[Reader, ...] = ()
+    writer_pid: int | None = None
+    """The process in a write transaction: nobody else can write meanwhile."""
 
     @property
     def pinned_by(self) -> tuple[Reader, ...]:
@@ -69,16 +77,30 @@ def log_of(path: Path) -> Log:
         (moved,) = struct.unpack_from("=I", header, _MOVED_AT)
         marks = struct.unpack_from(f"={_READERS}I", header, _MARKS_AT)
         held = ((_holder(fd, _READER_LOCKS_AT + slot), mark) for slot, mark in enumerate(marks))
-        return Log(size, frames, moved, tuple(Reader(pid, mark) for pid, mark in held if pid is not None))
+        readers = tuple(Reader(pid, mark) for pid, mark in held if pid is not None)
+        return Log(size, frames, moved, readers, _holder(fd, _WRITER_LOCK_AT))
     finally:
         os.close(fd)
 
 
-def _holder(fd: int, byte: int) -> int | None:
-    """A process with a lock on that byte; this one is never among them."""
+def only_user_of(path: Path) -> int | None:
+    """The process that keeps the whole file to itself, so that nobody else can even read; None when nobody does."""
+    try:
+        fd = os.open(path.resolve(), os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    except OSError:
+        return None
+    try:
+        return None if fcntl is None else _holder(fd, _SHARED_LOCKS_AT, _SHARED_LOCKS, against=fcntl.F_RDLCK)
+    finally:
+        os.close(fd)
+
+
+def _holder(fd: int, byte: int, length: int = 1, *, against: int | None = None) -> int | None:
+    """A process whose lock on these bytes is in the way, by default of a write lock; this one is never among them."""
     if fcntl is None:
         return None
-    wanted = (byte, 1, 0, fcntl.F_WRLCK, os.SEEK_SET) if _IS_BSD else (fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+    kind = fcntl.F_WRLCK if against is None else against
+    wanted = (byte, length, 0, kind, os.SEEK_SET) if _IS_BSD else (kind, os.SEEK_SET, byte, length, 0)
     try:
         answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(*wanted))
     except OSError:
