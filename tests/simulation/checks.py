@@ -44,39 +44,47 @@ class Checks:
         self.revived: Counter[str] = Counter()
         """How often a task that had ended was put back."""
         self.purged: set[str] = set()
-        self.gone: set[str] = set()
-        """What only a file held that was deleted."""
+        self.gone: dict[str, int] = {}
+        """What only a file held that was deleted, also what was written to it after that, and when it was sent."""
         self.kept: dict[str, Process] = {}
-        """Tasks that were in the memory of a process when the file was deleted."""
+        """Tasks that were in the memory of a process when it made the file anew."""
         self.may_revive: set[str] = set()
         """Tasks for which somebody asked that: `retry`, or the same key again."""
 
     def promised(self, task_id: str) -> None:
         """`saved()` has returned."""
-        if task_id in self.gone or self._world.is_in_doubt:
-            return  # it was saved in a file that is not there any more
+        if task_id not in self.rows and task_id in self.gone:
+            # It was saved in a file that is not there any more. Who has it in memory writes it anew, but who awaited
+            # that commit may hear of it after the new file was opened and before anything is written to it.
+            return
         self.saved.add(task_id)
         if task_id not in self.rows and task_id not in self.purged:
             self._world.fault(f"{task_id} was called saved, and is not in the store")
 
     def lose(self) -> None:
         """The file was deleted: what no living process holds in memory is gone, and what one holds must come back."""
-        held: dict[str, Process] = {}
+        held: set[str] = set()
         for each in self._world.processes:
-            if each.is_alive and each.engine is not None:
-                held |= {live.task_id: each for live in each.engine.live.values() if live.owner == each.instance_id}
-        self.kept |= {task_id: held[task_id] for task_id in self.rows if task_id in held}
-        for task_id in self.rows.keys() - held.keys():
-            self.gone.add(task_id)
-            self.revived[task_id] += 1
-            self._world.runs.forget(task_id)
-        self.saved &= held.keys()
+            if each.is_alive:
+                held.update(each.held_ids)
+        for task_id, row in self.rows.items():
+            self.gone[task_id] = row.sent_at
+            if task_id not in held:
+                self._begin_anew(task_id)
+        self.saved.clear()
         self.rows, self.attempts = {}, {}
+
+    def _begin_anew(self, task_id: str) -> None:
+        """Its record is gone: who names that id again means another task."""
+        self.revived[task_id] += 1
+        self._world.runs.forget(task_id)
 
     def observe(self, process: "Process", verb: str, args: tuple[Any, ...]) -> None:
         """`process` has called `verb`; compare what stands there with what stood there."""
         if verb in READS:
             return
+        if self._world.loss_count:
+            self._note_lost(process, verb)
         rows = self._world.disk.rows(is_last=verb == THE_END)
         if rows is None:
             return
@@ -90,11 +98,24 @@ class Checks:
                 self._judge_change(process, verb, old, new)
         for task_id, new in rows.items():
             if task_id not in self.rows:
+                if self.gone.get(task_id, new.sent_at) != new.sent_at:
+                    self._begin_anew(task_id)  # the same key again, and nothing is known of the record that had it
                 self._note(process, verb, new)
         fresh = [row for task_id, row in rows.items() if task_id not in self.rows]
         self.rows, self.attempts = rows, attempts
         if self._world.timetable.entries:
             self._world.timetable.observe(process, verb, args, fresh)
+
+    def _note_lost(self, process: "Process", verb: str) -> None:
+        """It writes to the file that was deleted until it looks whether that is there; then all in memory must come."""
+        if not process.view.is_current:
+            for row in process.view.rows():
+                if row.task_id not in self.rows:
+                    self.gone[row.task_id] = row.sent_at
+                if row.status == TaskStatus.RUNNING:
+                    self.started.add((row.task_id, row.start_count, row.claimed_by_worker_id or ""))
+        elif verb == "open" and process.has_outlived_the_file:
+            self.kept |= dict.fromkeys(process.held_ids, process)
 
     def _note(self, process: "Process", verb: str, row: TaskRow) -> None:
         self._world.log(
@@ -173,8 +194,7 @@ class Checks:
         """Only ended records go, those that are meant, and by retention only what is old and was not made so."""
         what = f"{old.task_name} {old.task_id}, {old.status}, has disappeared by {verb}{args} of {process}"
         self.purged.add(old.task_id)
-        self.revived[old.task_id] += 1  # a key may name another task now
-        self._world.runs.forget(old.task_id)
+        self._begin_anew(old.task_id)  # a key may name another task now
         if verb != "purge" or old.status not in TERMINAL:
             self._world.fault(what)
             return
@@ -207,12 +227,15 @@ class Checks:
             return True
         return (attempt.task_id, attempt.attempt) in self._world.runs.crashed
 
-    def at_the_end(self) -> None:
-        """Everything that was accepted and saved has ended, and its record is whole."""
+    def at_rest(self) -> None:
+        """Nothing is left to be written, and nobody has stopped yet: what lived in memory is in the new file."""
         for task_id, holder in self.kept.items():
             if task_id not in self.rows and task_id not in self.purged and holder.has_outlived_the_file:
                 self._world.fault(f"{task_id} of {holder} is not in the new file")
-        for task_id in self.saved - self.purged - self.kept.keys():
+
+    def at_the_end(self) -> None:
+        """Everything that was accepted and saved has ended, and its record is whole."""
+        for task_id in self.saved - self.purged:
             row = self.rows.get(task_id)
             if row is None or row.status not in TERMINAL:
                 self._world.fault(f"{task_id} was saved and is {row and row.status} at the end")

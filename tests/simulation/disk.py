@@ -69,6 +69,10 @@ class Connected(Protocol):
         """Whether it has the file open that others find."""
         ...
 
+    def rows(self) -> list[TaskRow]:
+        """Every task in the file that it has open, whatever others find."""
+        ...
+
     def beater(self) -> Beater:
         """For its heart."""
         ...
@@ -162,6 +166,9 @@ class MemoryView:
 
     def beater(self) -> Beater:
         return _MemoryBeater(self._disk)
+
+    def rows(self) -> list[TaskRow]:
+        return [*self._disk.memory._live.values(), *self._disk.memory._ended.values()]
 
     def cut(self) -> None:
         pass
@@ -336,6 +343,10 @@ class FileView:
     @property
     def is_current(self) -> bool:
         return self.inline.raw_writer is not None and _finish(self.inline.is_same_file())
+
+    def rows(self) -> list[TaskRow]:
+        writer = self.inline.raw_writer
+        return [] if writer is None else task_rows(writer, "taskmanager_tasks AS t ", ())
 
     def beater(self) -> Beater:
         return self.inline.open_beater()

@@ -176,6 +176,12 @@ class Process:
     def instance_id(self) -> str | None:
         return None if self.engine is None else self.engine.identity.instance_id
 
+    @property
+    def held_ids(self) -> list[str]:
+        """The persisted tasks of its own that it holds in memory."""
+        live = {} if self.engine is None else self.engine.live
+        return [each.task_id for each in live.values() if each.is_persisted and each.owner == self.instance_id]
+
     def fate(self) -> Fate:
         """What becomes of the next call of the store."""
         world = self.world
@@ -264,7 +270,7 @@ class Process:
         self.kill()
 
     async def _stop(self, drain_s: float) -> None:
-        self.is_up, self.is_stopping = False, True
+        self.is_up, self.is_stopping, self.has_outlived_the_file = False, True, False
         began, pauses = self.loop.time(), (self.was_out, self.world.suspension_count)
         try:
             await self.manager.stop(timeout=drain_s)

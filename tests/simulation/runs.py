@@ -1,6 +1,6 @@
 """The execution log: which user code runs where, and the rules that no start of it may break."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,18 +47,23 @@ class Runs:
         self.crashed: set[tuple[str, int]] = set()
         """Attempts whose child died."""
         self.total = 0
+        self._starters: defaultdict[str, set[Process]] = defaultdict(set)
+        self._by_the_lost_file: set[str] = set()
 
     def begin(self, process: "Process", name: str, task_id: str, attempt: int) -> Run:
         """User code starts; every rule about that is judged here."""
         run = Run(process, name, task_id, attempt, process.instance_id, self._world.checks.revived[task_id])
         self.total += 1
         self._world.log(process, "runs", name, task_id, attempt)
+        self._starters[task_id].add(process)
+        if not process.view.is_current:
+            self._by_the_lost_file.add(task_id)
         self._judge_repetition(run)
         self._judge_claim(run)
         for other in self.now:
             # Who puts an ended task back from another process cannot know that its old thread still works.
             is_same = other.task_id == task_id and other.life == run.life
-            if is_same and not (other.process.was_out or process.was_out):
+            if is_same and not (other.process.was_out or process.was_out or self._is_split(task_id)):
                 self._world.fault(f"{name} {task_id} runs in {process} while it runs in {other.process}")
         self.now.append(run)
         self.check_limits(run)
@@ -83,20 +88,28 @@ class Runs:
         for key in [key for key in self.starts if key[0] == task_id]:
             del self.starts[key]
 
+    def _is_split(self, task_id: str) -> bool:
+        """One process has started it by the file that was deleted and another one by the new file: until it looks, who
+        has the old one open cannot know of the others.
+        """
+        return task_id in self._by_the_lost_file and len(self._starters[task_id]) > 1
+
     def _judge_repetition(self, run: Run) -> None:
         self.starts[run.task_id, run.attempt] += 1
+        life = (run.task_id, self._world.checks.revived[run.task_id])
+        self.lives[life] += 1
+        if self._is_split(run.task_id):
+            return
         if run.name in UNSAFE and self.starts[run.task_id, run.attempt] > 1:
             self._world.fault(
                 f"attempt {run.attempt} of {run.name} {run.task_id} starts twice, and is not safe to repeat"
             )
-        life = (run.task_id, self._world.checks.revived[run.task_id])
-        self.lives[life] += 1
         if run.name in ONCE and self.lives[life] > 1:
             self._world.fault(f"{run.name} {run.task_id} starts again, though nobody asked for it")
 
     def _judge_claim(self, run: Run) -> None:
         """A start is in the store before user code runs, and it is this one's."""
-        if run.name == "memory" or self._world.is_in_doubt:
+        if run.name == "memory":
             return
         checks, process = self._world.checks, run.process
         engine = process.engine
@@ -110,7 +123,8 @@ class Runs:
             self._world.fault(f"{run.name} {run.task_id} attempt {run.attempt} runs before its start is in the store")
         row = checks.rows.get(run.task_id)
         is_ours = row is not None and row.status == TaskStatus.RUNNING and row.start_count == run.attempt
-        if not is_ours and not process.was_out:
+        was_lost = not process.view.is_current or (row is None and run.task_id in checks.gone)
+        if not is_ours and not process.was_out and not was_lost:
             self._world.fault(f"{run.name} {run.task_id} attempt {run.attempt} starts on the row {row}")
 
     def check_limits(self, run: Run) -> None:

@@ -62,6 +62,7 @@ class _Scenario:
         self._heal()
         if not world.run_until(self._has_ended, HEALTHY_S):
             self._tell_what_is_left()
+        world.checks.at_rest()
         for each in world.processes:
             if each.is_alive:
                 each.loop.call_soon(each.leave, 1.0)

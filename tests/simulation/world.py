@@ -149,13 +149,6 @@ class World:
         up = [each for each in self.up() if each.may_turn]
         return self.chance.choice(up) if up else None
 
-    @property
-    def is_in_doubt(self) -> bool:
-        """Whether some process still works on a file that was deleted."""
-        if not self.loss_count:
-            return False
-        return not all(each.view.is_current for each in self.processes if each.is_alive and each.is_up)
-
     def lose_file(self) -> None:
         """Somebody deletes it."""
         assert isinstance(self.disk, FileDisk)
