@@ -103,6 +103,8 @@ class Claimer:
                 engine.failing_duties.pop(NAME, None)
             except StoreError as exc:
                 logger.debug("the store could not be read: %s", exc)
+                # Who asked still asks, and a closed store fails without a turn of the loop: nothing else would run.
+                await asyncio.sleep(pause_s)
             except Exception as exc:  # noqa: BLE001  # without its claimer an instance would take no work, silently
                 await self._survive(exc)
 

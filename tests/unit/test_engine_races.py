@@ -1542,6 +1542,42 @@ async def test_an_unexpected_error_of_the_store_is_said_and_survived(
         assert lifecycle._loops.is_running("claimer")
 
 
+@pytest.mark.parametrize("failing", ["check_file", "on_death", "free_queues"])
+async def test_a_look_that_fails_is_not_repeated_before_its_time(failing: str) -> None:
+    """A store that is closed fails without a turn of the loop: who looked again at once would let nothing else run.
+
+    Whatever of the look fails, who asked for it asks still, and is heard when the store is back.
+    """
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager) as (world, store):
+        engine, lifecycle = engine_of(manager), manager._lifecycle
+        assert lifecycle is not None
+        claimer, looks = lifecycle._claimer, 0
+
+        async def fail(*_: object) -> None:
+            nonlocal looks
+            looks += 1
+            if failing == "free_queues":
+                engine.wants_claim.set()  # as a queue does that runs low
+            raise StoreUnavailable("closed")
+
+        target = store if failing == "free_queues" else claimer
+        right = getattr(target, failing)
+        setattr(target, failing, fail)
+        claimer._owes_death = failing == "on_death"
+        call = work.bound()
+        row = manager._intake.make(call[0], call[1], ("a",), {}).row()
+        await store.memory.commit([TaskWrite(row, None)])
+        engine.wants_claim.set()
+        for _ in range(4):
+            await world.advance(0.5)
+        assert 2 <= looks <= 2 / engine.settings.store_poll_s + 1
+        setattr(target, failing, right)
+        await world.advance(1)
+        assert (await manager.counts())[TaskStatus.COMPLETED] == 1
+
+
 async def test_a_task_that_ignores_its_cancel_until_its_time_is_up_was_cancelled() -> None:
     """The request came first; that it was ignored for so long makes it no failure."""
     manager = manager_of()
