@@ -83,8 +83,10 @@ class Checks:
         """`process` has called `verb`; compare what stands there with what stood there."""
         if verb in READS:
             return
-        if self._world.loss_count:
+        if self._world.loss_count and verb != THE_END:
             self._note_lost(process, verb)
+            if not process.view.is_current:
+                return  # what it has written is in no file that anybody finds
         rows = self._world.disk.rows(is_last=verb == THE_END)
         if rows is None:
             return
