@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -329,6 +331,68 @@ async def test_the_log_is_moved_into_the_file(path: Path) -> None:
     assert store.wal_size() == 0
     await store.close()
     assert store.wal_size() == 0
+
+
+async def test_where_there_is_little_room_the_log_is_moved_before_it_takes_all_of_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Moving it makes the file larger. A disk that the log has filled would stay full, also over a restart."""
+    room = 10_000_000
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=room))
+    store = SqliteStore(path)
+    await store.open()
+    for number in range(300):
+        await store.commit([TaskWrite(task(f"t{number}", args="x" * 10_000), None)])
+        assert store.wal_size() < 2_000_000
+    room = 0
+    await store.upkeep(is_idle=False)
+    assert store.wal_size() == 0, "what it does not need may make room for the file"
+    room = 10**12
+    await store.upkeep(is_idle=False)
+    for number in range(300, 600):
+        await store.commit([TaskWrite(task(f"t{number}", args="x" * 10_000), None)])
+    assert store.wal_size() > 2_000_000, "with room enough it is moved seldom, which is cheaper"
+    await store.close()
+
+
+async def test_whatever_finds_no_room_has_the_log_moved_before_it_tries_again(path: Path) -> None:
+    """A start as well: else an application that was stopped on a full disk of its own log would never come up."""
+    store = SqliteStore(path)
+    await store.open()
+    resource = pytest.importorskip("resource")
+    await _let_log_grow(store, 1_000_000)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (store.wal_size(), limit[1]))
+    try:
+        with pytest.raises(StoreUnavailable):
+            await _let_log_grow(store, sys.maxsize)
+        assert await store.data_version(), "to read proves nothing"
+        await store.set_paused("mail", True, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    await store.close()
+
+
+async def _let_log_grow(store: SqliteStore, wanted_bytes: int) -> None:
+    while store.wal_size() < wanted_bytes:
+        await store.set_paused("x" * 40_000, True, 1)
+        await store.set_paused("x" * 40_000, False, 1)
+
+
+async def test_a_file_that_was_well_when_it_was_opened_may_be_well_again(path: Path) -> None:
+    """SQLite calls a read error of the disk damage. Who takes that for final gives a duty up for a bad minute."""
+    store = SqliteStore(path)
+    await store.open()
+    assert store._reader is not None
+
+    def unreadable(_: sqlite3.Connection) -> None:
+        error = sqlite3.DatabaseError("database disk image is malformed")
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
+
+    with pytest.raises(StoreUnavailable, match="check the volume"):
+        await store._reader.hop(unreadable)
+    await store.close()
 
 
 async def test_a_reader_that_pins_the_log_is_reported_once_and_at_the_limit_nothing_more_is_written(

@@ -26,8 +26,6 @@ OPEN_PATIENCE_S: Final = 30.0
 _OPEN_PAUSE_S: Final = 0.05
 CACHED_STATEMENTS: Final = 256
 WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
-# The writer checkpoints when it is idle; this is for a writer that never is.
-_AUTOCHECKPOINT_PAGES: Final = 8_192
 _CACHE_KIB: Final = 16_384
 _FILE_MODE: Final = 0o600
 
@@ -43,6 +41,10 @@ _TRANSIENT: Final = {
     sqlite3.SQLITE_PROTOCOL: "its lock protocol is contended; try again",
     sqlite3.SQLITE_INTERRUPT: "the statement was interrupted; try again",
 }
+# SQLite says the same of damage and of a disk that cannot be read for a while: what was opened well may be well again.
+_MAY_BE_UNREADABLE: Final = (
+    "it is damaged, or the disk cannot be read; check the volume, and restore a backup if that is well"
+)
 _BROKEN: Final = {
     sqlite3.SQLITE_NOTADB: "it is not a database; choose another path, or move that file away",
     sqlite3.SQLITE_CORRUPT: "it is damaged; move it away and restore a backup, or save what can be read with "
@@ -62,9 +64,11 @@ def has_no_room(error: StoreError) -> bool:
     return isinstance(cause, sqlite3.Error) and primary_code(cause) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
-def translate(path: str, error: sqlite3.Error) -> StoreError:
-    """The one place where an error of the driver becomes ours."""
+def translate(path: str, error: sqlite3.Error, *, was_well: bool = False) -> StoreError:
+    """The one place where an error of the driver becomes ours. `was_well`: the file has been opened and read."""
     code = primary_code(error)
+    if was_well and code == sqlite3.SQLITE_CORRUPT:
+        return StoreUnavailable(f"{path} is not available ({error}): {_MAY_BE_UNREADABLE}")
     if code in _TRANSIENT:
         return StoreUnavailable(f"{path} is not available ({error}): {_TRANSIENT[code]}")
     if code in _BROKEN:
@@ -106,7 +110,7 @@ class Connection:
         try:
             return await _in_one_hop(self._inner, work, *args)
         except sqlite3.Error as error:
-            raise translate(self._path, error) from error
+            raise translate(self._path, error, was_well=True) from error
         except (OverflowError, UnicodeEncodeError) as error:
             raise StoreError(f"{self._path} cannot hold that value: {error}") from error
 
@@ -224,7 +228,6 @@ def configure_writer(connection: sqlite3.Connection, synchronous: Synchronous) -
     if synchronous == "full":
         # Elsewhere than on macOS this is ignored; there, fsync alone does not reach the platter.
         connection.execute("PRAGMA fullfsync = ON")
-    connection.execute(f"PRAGMA wal_autocheckpoint = {_AUTOCHECKPOINT_PAGES}").fetchone()
     connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}").fetchone()
     # Evicted history is no secret worth writing zeros for; some distributions turn it on.
     connection.execute("PRAGMA secure_delete = OFF").fetchone()

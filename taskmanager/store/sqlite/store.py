@@ -57,6 +57,7 @@ class SqliteStore:
         self._reader: Connection | None = None
         self._files: Files | None = None
         self._had_no_room = False
+        self._moves_after = 0
         self._beater: SqliteBeater | None = None
         self._wal = Wal(Path(self.path), wal_limits)
         self._paces = {what: Pace() for what in ("tasks", "heartbeats", "worker states", "pages")}
@@ -79,6 +80,8 @@ class SqliteStore:
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         configure_writer(connection, self._synchronous)
+        self._moves_after = self._wal.pages_to_move()
+        upkeep.move_after(connection, self._moves_after)
         migrate(connection, self.path)
 
     async def close(self) -> None:
@@ -103,6 +106,16 @@ class SqliteStore:
                 await writer.hop(upkeep.move_all)
 
     async def _write(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+        if self._had_no_room:
+            with suppress(StoreError):  # what is moved into the file makes room in the log
+                await self.checkpoint()
+        try:
+            return await self._in_writer(work, *args)
+        except StoreUnavailable as exc:
+            self._had_no_room = self._had_no_room or has_no_room(exc)
+            raise
+
+    async def _in_writer(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
         if self._writer is None:
             raise_not_open(self.path)
         return await self._writer.hop(work, *args)
@@ -126,14 +139,7 @@ class SqliteStore:
             await self.checkpoint()
             if self._wal.is_full:
                 raise self._wal.refusal()
-        if self._had_no_room:
-            with suppress(StoreError):  # what is moved into the file makes room in the log
-                await self.checkpoint()
-        try:
-            report = await self._write(transitions.commit, writes)
-        except StoreUnavailable as exc:
-            self._had_no_room = has_no_room(exc)
-            raise
+        report = await self._write(transitions.commit, writes)
         self._had_no_room = False
         return report
 
@@ -223,6 +229,9 @@ class SqliteStore:
     async def upkeep(self, *, is_idle: bool) -> None:
         if is_idle or self._wal.is_large:
             await self.checkpoint()
+        if (pages := self._wal.pages_to_move()) != self._moves_after:
+            await self._in_writer(upkeep.move_after, pages)
+            self._moves_after = pages
 
     async def set_paused(self, queue_name: str, paused: bool, now: int) -> None:
         await self._write(upkeep.set_paused, queue_name, paused, now)
@@ -248,7 +257,7 @@ class SqliteStore:
         return await self._write(schedules.set_paused, name, paused, now)
 
     async def data_version(self) -> int:
-        return await self._write(queries.data_version)
+        return await self._in_writer(queries.data_version)
 
     async def is_same_file(self) -> bool:
         return self._files is not None and self._files.is_database_there()
@@ -295,7 +304,7 @@ class SqliteStore:
 
     async def checkpoint(self) -> bool:
         """Move the log into the file, and cut it where it is large; False when a reader kept part of it back."""
-        is_moved = await self._write(upkeep.checkpoint, self._wal.is_large)
+        is_moved = await self._in_writer(upkeep.checkpoint, self._wal.is_large)
         self._wal.note(is_moved)
         return is_moved
 

@@ -79,6 +79,11 @@ def checkpoint(connection: sqlite3.Connection, is_cut: bool) -> bool:
     return bool(is_moved)
 
 
+def move_after(connection: sqlite3.Connection, pages: int) -> None:
+    """Let each commit that finds so many pages in the log move them, as `checkpoint` does without cutting."""
+    connection.execute(f"PRAGMA wal_autocheckpoint = {pages}").fetchone()
+
+
 def move_all(connection: sqlite3.Connection) -> bool:
     """Move the log into the file, waiting for readers and writers as long as for a lock; whether all of it is there."""
     blocked, in_log, moved = connection.execute("PRAGMA wal_checkpoint(FULL)").fetchone()

@@ -3,8 +3,13 @@
 A log grows as long as some other connection reads an old state of the file, a forgotten SELECT for example: what is
 behind that state can be moved into the file, and its room cannot be used again. Nothing is lost by it, but a log that
 fills the disk takes the application with it, so from `refuse_bytes` on the store counts as unavailable.
+
+Moving it makes the file larger, which needs room as well: a disk that the log itself has filled would stay full. So
+where there is little room it is moved and cut much earlier.
 """
 
+import shutil
+import sys
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -27,6 +32,11 @@ class WalLimits(NamedTuple):
 
 
 WAL_LIMITS: Final = WalLimits()
+_MOST_PAGES: Final = 8_192
+"""The writer moves the log when it is idle; after so many pages of it one that never is does, too."""
+_FEWEST_PAGES: Final = 128
+_SHARE_OF_ROOM: Final = 8
+_PAGE_BYTES: Final = 4_096
 
 
 class Wal:
@@ -50,7 +60,20 @@ class Wal:
     @property
     def is_large(self) -> bool:
         """Whether it is to be moved even if the writer has other things to do, and cut when that is done."""
-        return self.size() > self._limits.truncate_bytes
+        size = self.size()
+        return size > self._limits.truncate_bytes or size > self._room()
+
+    def _room(self) -> int:
+        """Bytes that are free on its disk."""
+        try:
+            return shutil.disk_usage(self._path.parent).free
+        except OSError:
+            return sys.maxsize
+
+    def pages_to_move(self) -> int:
+        """After how many pages a commit moves the log: the fewer, the less room there is."""
+        pages = min(self._room() // _SHARE_OF_ROOM // _PAGE_BYTES, _MOST_PAGES)
+        return max(_FEWEST_PAGES, 1 << pages.bit_length() - 1 if pages else 0)
 
     def note(self, is_moved: bool) -> None:
         """After a try to move it into the file: what to say of it, and whether it may grow further."""
