@@ -16,6 +16,8 @@ from taskmanager.store.protocol import Beat, Beater
 
 NAME: Final = "heartbeat"
 LOOP_PROBE_S: Final = 0.5
+ASK_AFTER_S: Final = 0.75
+"""Its own beat, as often as that, says that the loop runs; waking it to ask is for when that was not heard."""
 BLOCKED_AFTER_S: Final = 2.0
 """A loop that does not answer for this long is reported as blocked."""
 
@@ -35,6 +37,7 @@ class Heartbeat:
             "runner": config.runner_heartbeat_interval_ms / 1000,
         }
         self._due_s = dict.fromkeys(self._intervals_s, self._answered_s)
+        self._beats_seen = 0
         self._is_probing = False
         self._blocked_since_s: float | None = None
         self.failed_count = 0
@@ -131,9 +134,14 @@ class Heartbeat:
     # Is the loop alive?
 
     def _probe_loop(self) -> bool:
-        """Ask the loop for an answer; False when it is closed for good."""
+        """Whether the loop runs; one that was not heard of lately is asked for an answer. False: closed for good."""
+        if self._engine.loop.is_closed():
+            return False
         now_s = self._engine.clock.elapsed_s()
-        if not self._is_probing:
+        beats = self._engine.stall.beat_count
+        if beats != self._beats_seen and not self._is_probing:
+            self._beats_seen, self._answered_s = beats, now_s
+        if not self._is_probing and now_s - self._answered_s > ASK_AFTER_S:
             self._is_probing = True
             try:
                 self._engine.loop.call_soon_threadsafe(self._answer)

@@ -18,6 +18,7 @@ from taskmanager.engine.claiming import make_due
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.loops import Loops
 from taskmanager.engine.schedule import Schedule
+from taskmanager.engine.stall import next_beat
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
 
@@ -27,6 +28,8 @@ LONGEST_PAUSE_S: Final = 600.0
 """What fails unexpectedly is tried at least this often, or at its own interval where that is longer."""
 _MAX_DOUBLINGS: Final = 10
 UPKEEP_INTERVAL_S: Final = 5.0
+SHARED_S: Final = 1.0
+"""What comes back this often shares the wake-ups of the loop; the rest is better not done by all instances at once."""
 
 
 class Rounds:
@@ -113,7 +116,7 @@ async def _repeat(
     is_first = at_once
     while refused < MAX_PERMANENT_FAILURES:
         if not is_first:
-            await asyncio.sleep(pause_s(interval_s, surprised))
+            await _rest(pause_s(interval_s, surprised))
         is_first = False
         try:
             await work()
@@ -133,3 +136,10 @@ async def _repeat(
             faults.pop(name, None)
     faults[name] = f"given up until the next start: {faults[name]}"
     logger.critical("the %s failed %d times and is given up until the next start", name, MAX_PERMANENT_FAILURES)
+
+
+async def _rest(for_s: float) -> None:
+    if 0 < for_s <= SHARED_S:
+        now_s = asyncio.get_running_loop().time()
+        for_s = next_beat(now_s, for_s) - now_s
+    await asyncio.sleep(for_s)

@@ -18,6 +18,7 @@ from taskmanager.engine.fairness import Fairness
 from taskmanager.engine.instance import is_dead
 from taskmanager.engine.live_task import LiveTask, Phase
 from taskmanager.engine.shared_limit import SharedLimit
+from taskmanager.engine.stall import next_beat
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
@@ -34,6 +35,8 @@ FILE_CHECK_S: Final = 0.5
 """How often it is looked whether the file is still there."""
 DEATH_CHECK_S: Final = 0.25
 """How often it is looked whether the other instances live."""
+EARLY_S: Final = 0.1
+"""A look that is so much early is in time: the loop wakes in a rhythm, and not to the millisecond."""
 FAILED_PAUSE_S: Final = 1.0
 CLOSE_POLL_S: Final = 0.002
 CLOSE_WATCH_S: Final = 1.0
@@ -86,12 +89,13 @@ class Claimer:
             is_close = bool(self._submitted) and engine.loop.time() < self._close_until
             if not is_close:
                 self._submitted.clear()
-            pause_s = CLOSE_POLL_S if is_close else engine.settings.store_poll_s
+            now_s, poll_s = engine.loop.time(), engine.settings.store_poll_s
+            until_s = now_s + CLOSE_POLL_S if is_close else next_beat(now_s, poll_s)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
+                async with asyncio.timeout_at(until_s):
                     await engine.wants_claim.wait()
             try:
-                if engine.loop.time() - checked_at >= FILE_CHECK_S:
+                if engine.loop.time() - checked_at >= FILE_CHECK_S - EARLY_S:
                     checked_at = engine.loop.time()
                     await self.check_file()
                 self._owes_death |= self._finds_dead()
@@ -199,7 +203,7 @@ class Claimer:
         database, now_s = self._engine.settings.database, self._engine.loop.time()
         if database is None or self._engine.is_stopping or now_s < self._look_for_dead_s:
             return False
-        self._look_for_dead_s = now_s + DEATH_CHECK_S
+        self._look_for_dead_s = now_s + DEATH_CHECK_S - EARLY_S
         # One whose lock file was removed looks dead until it has put it back.
         self._others |= {each for each in self._dead if not is_dead(database, each)}
         found = {each for each in self._others if is_dead(database, each)}

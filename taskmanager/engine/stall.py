@@ -7,6 +7,14 @@ BEAT_S: Final = 0.5
 TOLERANCE_S: Final = 1.0
 
 
+def next_beat(now_s: float, pause_s: float) -> float:
+    """The time of the loop about `pause_s` from now at which it wakes for all that repeats in that rhythm, too.
+
+    To wake an idle process costs more than what it then does here.
+    """
+    return round(now_s / pause_s + 1) * pause_s
+
+
 class StallWatch:
     """Beats on the loop; a beat that comes late by more than the tolerance was a stall, and its length is lost time."""
 
@@ -15,10 +23,12 @@ class StallWatch:
         self._lost_s = 0.0
         self._expected = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self.beat_count = 0
+        """Read by other threads: while it grows, the loop runs."""
 
     def start(self) -> None:
         """Begin to beat."""
-        self._expected = self._loop.time() + BEAT_S
+        self._expected = next_beat(self._loop.time(), BEAT_S)
         self._timer = self._loop.call_at(self._expected, self._beat)
 
     def close(self) -> None:
@@ -44,5 +54,6 @@ class StallWatch:
             self._expected += late_s
 
     def _beat(self) -> None:
+        self.beat_count += 1
         self._observe()
         self.start()

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -15,7 +16,7 @@ import pytest
 
 from taskmanager import QueueConfig, RecoveryConfig, TaskManager, TaskStatus
 from taskmanager.duties import rounds
-from taskmanager.duties.heartbeat import BLOCKED_AFTER_S, Heartbeat
+from taskmanager.duties.heartbeat import BLOCKED_AFTER_S, LOOP_PROBE_S, Heartbeat
 from taskmanager.duties.rounds import Rounds
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import InstanceLock
@@ -356,6 +357,31 @@ async def test_a_start_that_waited_is_no_loop_that_was_blocked(stage: Any, caplo
     heartbeat.start()
     heartbeat.stop(10)
     assert "blocked" not in caplog.text
+
+
+async def test_a_loop_that_is_heard_of_is_not_woken_to_be_asked(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own beat says that it runs; one that was not heard of for a while is asked, and warned about in the end."""
+    scene = await stage()
+    heart, beater = scene.duties._heartbeat, scene.engine.store.open_beater()
+    heart.stop()
+    scene.engine.stall.close()
+    heart.pulse(beater)
+    await until(lambda: not heart._is_probing)
+    asked: list[object] = []
+    monkeypatch.setattr(
+        scene.engine, "loop", SimpleNamespace(call_soon_threadsafe=asked.append, is_closed=lambda: False)
+    )
+    for _ in range(10):
+        scene.clock.pass_s(LOOP_PROBE_S)
+        scene.engine.stall.beat_count += 1
+        assert heart.pulse(beater)
+    assert asked == []
+    for _ in range(2):
+        scene.clock.pass_s(LOOP_PROBE_S)
+        assert heart.pulse(beater)
+    assert asked == [heart._answer]
+    monkeypatch.undo()
+    beater.close()
 
 
 async def test_no_mistake_of_ours_stops_the_heart(stage: Any, caplog: pytest.LogCaptureFixture) -> None:

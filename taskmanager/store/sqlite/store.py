@@ -30,6 +30,7 @@ from taskmanager.store.sqlite.files import Files
 from taskmanager.store.sqlite.pruning import Pace
 from taskmanager.store.sqlite.reading import GLANCE_PATIENCE_S, open_read_only, snapshot
 from taskmanager.store.sqlite.schema import migrate
+from taskmanager.store.sqlite.stamp import LogStamp
 from taskmanager.store.sqlite.statistics import statistics
 from taskmanager.store.sqlite.wal import WAL_LIMITS, Wal, WalLimits
 from taskmanager.store.statistics import Glance
@@ -60,6 +61,8 @@ class SqliteStore:
         self._moves_after = 0
         self._beater: SqliteBeater | None = None
         self._wal = Wal(Path(self.path), wal_limits)
+        self._stamp = LogStamp(self.path)
+        self._version = 0
         self._paces = {what: Pace() for what in ("tasks", "heartbeats", "worker states", "pages")}
 
     def __repr__(self) -> str:
@@ -70,6 +73,7 @@ class SqliteStore:
             return
         check_sqlite_version()
         create_private(Path(self.path))
+        self._stamp = LogStamp(self.path)
         self._writer = await connect(self.path, self._prepare)
         try:
             self._reader = await connect(self.path, configure_reader)
@@ -257,7 +261,12 @@ class SqliteStore:
         return await self._write(schedules.set_paused, name, paused, now)
 
     async def data_version(self) -> int:
-        return await self._in_writer(queries.data_version)
+        if self._writer is not None and self._stamp.is_unchanged:
+            return self._version
+        stamp = self._stamp.read()
+        self._version = await self._in_writer(queries.data_version)
+        self._stamp.note(stamp)
+        return self._version
 
     async def is_same_file(self) -> bool:
         return self._files is not None and self._files.is_database_there()
