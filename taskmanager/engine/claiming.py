@@ -90,9 +90,9 @@ class Claimer:
             if not is_close:
                 self._submitted.clear()
             now_s, poll_s = engine.loop.time(), engine.settings.store_poll_s
-            until_s = now_s + CLOSE_POLL_S if is_close else next_beat(now_s, poll_s)
+            pause_s = CLOSE_POLL_S if is_close else next_beat(now_s, poll_s) - now_s
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(until_s):
+                async with asyncio.timeout(pause_s):
                     await engine.wants_claim.wait()
             try:
                 if engine.loop.time() - checked_at >= FILE_CHECK_S - EARLY_S:

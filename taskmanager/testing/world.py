@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import WeakKeyDictionary
 
@@ -206,7 +207,8 @@ class World:
         next_fire_s = None if running is None else running.schedules.next_due_in_s()
         if next_fire_s is not None:
             found.append(next_fire_s)
-        return max(0.0, min(found)) if found else None
+        soonest_s = min(found, default=inf)  # infinite also while nothing may expire, after a step of the clock
+        return None if soonest_s == inf else max(0.0, soonest_s)
 
 
 class _WatchedIntake(Intake):
