@@ -11,6 +11,7 @@ from taskmanager.engine.engine import Engine
 from taskmanager.engine.events import resolve, resolve_error
 from taskmanager.engine.live_task import Ending, LiveTask, Phase
 from taskmanager.engine.log_fields import extra_of
+from taskmanager.engine.paring import pare
 from taskmanager.engine.writer import log_rejected
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
@@ -188,15 +189,18 @@ class AfterWrite:
         self._engine.writer.mark(live)
 
     def rejected(self, live: LiveTask, reason: str) -> None:
-        """The store will never hold this state; memory goes on with it, and its waiters are told."""
+        """The store will never hold this state. It is tried once more without what may be too much of it; else memory
+        goes on with it, and its waiters are told.
+        """
+        if pare(live, reason):
+            (self._engine.writer.mark if live.is_persisted else self._engine.writer.record)(live)
+            return
         log_rejected(live, reason)
         live.rejection = reason
+        live.attempts_due = ()
         self._tell_savers(live, StoreError(f"task {live.task_id} cannot be stored: {reason}"))
         self._engine.end_is_settled(live)
         if live.phase is Phase.ENDED:
-            live.result_text = live.definition.results.encode_error(
-                TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, f"the result could not be stored: {reason}")
-            )
             self._engine.publish(live)
         elif live.phase is Phase.STARTING:
             self._start(live)

@@ -110,6 +110,8 @@ class LiveTask:
     is_spilled: bool = False
     awaits_row: bool = False
     rejection: str | None = None
+    pared_result: int | None = None
+    """The attempt whose result was left out of the record, because the store refused that."""
     successor: "LiveTask | None" = None
     attempt: "Attempt | None" = None
     ending: Ending | None = None

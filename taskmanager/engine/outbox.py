@@ -173,10 +173,14 @@ class Outbox:
         if self.unsaved_history and not live.is_dirty and self.unsaved_history.get(live.task_id) is live:
             del self.unsaved_history[live.task_id]
 
-    def is_tried_again(self) -> None:
+    def is_tried_again(self, live: LiveTask) -> None:
         """The answer to a task called for another write: that is the same change, and whoever flushes waits on."""
-        self.marked_count -= 1
-        self.settled_count -= 1
+        if live.is_persisted:
+            self.marked_count -= 1
+            self.settled_count -= 1
+        else:
+            self.recorded_count -= 1
+            self.kept_count -= 1
 
     def unsaved(self) -> Iterator[LiveTask]:
         """Every task that is not written, those of memory-only history included."""

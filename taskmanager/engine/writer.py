@@ -310,15 +310,18 @@ class Writer:
             if not live.is_persisted and not troubled:
                 continue
             try:
+                was_dirty = live.is_dirty
                 if troubled and live.task_id in report.rejected:
+                    live.attempts_due = (*sent[2], *live.attempts_due)
                     self._listener.rejected(live, report.rejected[live.task_id])
                 elif troubled and live.task_id in report.lost:
-                    was_dirty = live.is_dirty
                     self._absorb_loss(sent, report.lost[live.task_id])
-                    if live.is_dirty and not was_dirty:
-                        self.outbox.is_tried_again()
                 else:
                     self._absorb_win(sent)
+                    continue
+                if live.is_dirty and not was_dirty:
+                    self.outbox.is_tried_again(live)
+                    self._history_due.is_now |= not live.is_persisted
             except Exception:
                 # A mistake of ours with one task must not keep the others, and all that come, from being saved.
                 logger.critical("what became of task %s could not be taken in", live.task_id, exc_info=True)
