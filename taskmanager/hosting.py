@@ -80,7 +80,7 @@ async def host(
                 await _either(work, signalled)
                 if not work.done():
                     await _cancel(work, hurried, max(patience_s, CANCEL_GRACE_S), cut_short)
-                return None if main is None else _answer(work)
+                return None if main is None else _answer(work, was_asked=signalled.is_set())
         except asyncio.CancelledError:
             if has_started or not signalled.is_set():
                 raise
@@ -101,9 +101,9 @@ async def _cancel(
         let_loop_close(work)
 
 
-def _answer(work: "asyncio.Task[Any]") -> Any:
-    """What `main` returned; None when it was cancelled, or was left behind."""
-    if not work.done() or work.cancelled():
+def _answer(work: "asyncio.Task[Any]", *, was_asked: bool) -> Any:
+    """What `main` returned; None when it was asked to end by a signal and was cancelled, or was left behind."""
+    if not work.done() or (was_asked and work.cancelled()):
         return None
     found = work.result()
     if isinstance(found, _Exit):

@@ -58,6 +58,18 @@ def test_a_main_may_clean_up_with_tasks_of_its_manager() -> None:
     assert manager.run(main) == "tidied"
 
 
+def test_a_main_that_was_cancelled_by_itself_does_not_pass_for_one_that_ended() -> None:
+    """Nobody has asked it to end, so nobody expects that; `asyncio.run` raises it as well."""
+    manager = TaskManager(None)
+
+    async def main() -> str:
+        raise asyncio.CancelledError("by a library")
+
+    with pytest.raises(asyncio.CancelledError):
+        manager.run(main)
+    assert manager.status().state == "stopped"
+
+
 @pytest.mark.parametrize("exc", [SystemExit(3), KeyboardInterrupt(), ValueError("main")])
 def test_a_main_that_ends_the_process_interrupts_what_runs(tmp_path: Path, exc: BaseException) -> None:
     """`sys.exit()` in `main` is a stop like any other: interruption is not failure."""
