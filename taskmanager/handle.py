@@ -1,13 +1,13 @@
 """The caller's end of a task: await it, ask for its state, cancel it."""
 
 import asyncio
-from collections.abc import Coroutine, Generator
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine, Generator, Mapping
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from taskmanager.engine.attempt import Attempt, current
+from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.events import wait_in
 from taskmanager.engine.live_task import Ending, LiveTask
+from taskmanager.engine.waiting import lent_slot
 from taskmanager.model.checks import check_timeout
 from taskmanager.model.errors import (
     NotPersisted,
@@ -48,6 +48,10 @@ class HandleKeeper(Protocol):
 
     def last_status(self, task_id: str) -> TaskStatus | None:
         """The status of a task that was foreign: as it is in memory by now, or as it was last seen in the store."""
+        ...
+
+    def running_attempts(self) -> Mapping[str, Attempt]:
+        """What runs here, by the ids of the tasks."""
         ...
 
     def degraded_reason(self) -> str | None:
@@ -119,16 +123,16 @@ class TaskHandle(Generic[R_co]):
         """
         check_timeout(timeout)
         async with asyncio.timeout(timeout):
-            return (await self._ending()).result
+            return (await self._ending(is_bounded=timeout is not None)).result
 
-    async def _ending(self) -> Ending:
+    async def _ending(self, *, is_bounded: bool = False) -> Ending:
         live = self._live
         if live is not None and live.ending is not None and live.is_published:
             return live.ending
         if self._keeper.is_of_another_loop():
             # The task could end between a look at it from here and the entry into its list of waiters.
-            return await self._keeper.in_its_loop(self._ending())
-        async with _slot_given_up():
+            return await self._keeper.in_its_loop(self._ending(is_bounded=is_bounded))
+        async with lent_slot(self._task_id, self._keeper.running_attempts(), is_bounded=is_bounded):
             if live is None or live.is_elsewhere:
                 ending = await self._keeper.wait_for(self._task_id, was_accepted=live is not None)
                 if live is not None and live.is_elsewhere:
@@ -204,17 +208,3 @@ def _not_completed(task_id: str, ending: Ending) -> TaskNotCompleted:
     if status in (TaskStatus.COMPLETED, TaskStatus.FAILED):
         return TaskFailed(task_id, status, error)
     return TaskInterrupted(task_id, status, error, ending.requeued)
-
-
-@asynccontextmanager
-async def _slot_given_up() -> Any:
-    """An async task that waits for a handle lends its slot meanwhile (see engine/attempt.py)."""
-    attempt = current.get(None)
-    if not isinstance(attempt, Attempt) or attempt.is_over or not attempt.live.definition.is_async:
-        yield
-        return
-    attempt.begin_wait()
-    try:
-        yield
-    finally:
-        attempt.end_wait()

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar, cast
 
 from taskmanager.duties.schedule_actions import ScheduleActions
 from taskmanager.duties.schedules import Schedules
-from taskmanager.engine.attempt import Attempt, current
+from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.events import wait_in
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
@@ -15,12 +15,14 @@ from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.queues import Queues
 from taskmanager.engine.records import Records
+from taskmanager.engine.waiting import refuse_inside
 from taskmanager.model.checks import check_tags, check_timeout
 from taskmanager.model.errors import ConfigurationError, ManagerStopped, UnknownTask, WrongProcess
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskInfo
 from taskmanager.model.states import TaskStatus
 
+_STOP_OUTSIDE: Final = "set an event that the code around the manager waits for, or raise SIGTERM under run()"
 HINT_AFTER_S: Final = 5.0
 """So long a start may take; only then is it worth a word."""
 
@@ -60,9 +62,12 @@ def check_loop(lifecycle: Lifecycle) -> None:
 
 
 def check_stop(lifecycle: Lifecycle) -> None:
-    """A stop in another loop would wait for ever; one of a start that is another process's, or gone, forgets it."""
+    """A stop in another loop would wait for ever, and one in a task of the manager for that task; one of a start that
+    is another process's, or gone, forgets it.
+    """
     if not (lifecycle.engine.intake.is_forked or lifecycle.engine.loop.is_closed()):
         check_loop(lifecycle)
+        refuse_inside(lifecycle.engine.dispatcher, "stop()", _STOP_OUTSIDE)
 
 
 def _say_no_start(live: LiveTask) -> None:
@@ -110,14 +115,12 @@ class Keeper:
 
     async def join(self, tags: Mapping[str, str] | None, timeout: float | None) -> None:
         """Wait until nothing accepted or claimed here is unfinished."""
-        if isinstance(current.get(None), Attempt):
-            raise ConfigurationError(
-                "join() inside a task would wait for that task; await the handles you need instead"
-            )
         check_tags(tags)
         check_timeout(timeout)
+        lifecycle = self.needed().lifecycle
+        refuse_inside(lifecycle.engine.dispatcher, "join()", "await the handles you need instead")
         async with asyncio.timeout(timeout):
-            await self.needed().lifecycle.join(dict(tags or {}))
+            await lifecycle.join(dict(tags or {}))
 
     def find_live(self, task_id: str) -> LiveTask | None:
         """The task in memory, if it is there."""
@@ -185,6 +188,11 @@ class Keeper:
         engine = running.lifecycle.engine
         live = engine.live.get(task_id)
         return engine.follower.last_status.get(task_id) if live is None or live.is_elsewhere else live.status
+
+    def running_attempts(self) -> Mapping[str, Attempt]:
+        """What runs here, by the ids of the tasks."""
+        running = self._running()
+        return {} if running is None else running.lifecycle.engine.runner.running
 
     def degraded_reason(self) -> str | None:
         """Why the store takes no writes now, or None."""

@@ -365,7 +365,7 @@ class TaskManager:
         """Drain for `timeout` seconds (default `drain_timeout`), cancel what is left, record, release, close.
 
         Takes at most two seconds longer than the drain. Raises `StoreUnavailable` when not everything could be written.
-        Does nothing when the manager does not run, and raises `ConfigurationError` in another loop than its own.
+        Does nothing when the manager does not run; `ConfigurationError` in another loop, and inside one of its tasks.
         """
         check_timeout(timeout)
         lifecycle = self._lifecycle

@@ -51,6 +51,10 @@ class Attempt:
     on_news: Callable[[LiveTask], None] | None = None
     log_entries: list[dict[str, object]] | None = None
     awaiting = 0
+    awaited: "dict[asyncio.Task[Any] | None, str] | None" = None
+    """Which tasks its coroutines wait for without a time limit."""
+    held_up_by: object = None
+    """The future for which its own coroutine is suspended."""
     has_begun = False
     has_slot = True
     is_suspended = False
@@ -131,15 +135,30 @@ class Attempt:
 
     # Giving up the slot while a handle is awaited.
 
-    def begin_wait(self) -> None:
-        """A coroutine of this attempt starts to await a handle."""
+    def begin_wait(self, waiter: "asyncio.Task[Any] | None" = None, task_id: str | None = None) -> None:
+        """A coroutine of this attempt starts to await a handle: `waiter` the one of that task, and for how long it
+        takes.
+        """
         self.awaiting += 1
+        if waiter is not None and task_id is not None:
+            self.awaited = self.awaited or {}
+            self.awaited[waiter] = task_id
         if self.is_suspended and self.has_slot:
             self.keeper.lend(self)
 
-    def end_wait(self) -> None:
+    def end_wait(self, waiter: "asyncio.Task[Any] | None" = None) -> None:
         """It got its answer, or was cancelled."""
         self.awaiting -= 1
+        if self.awaited:
+            self.awaited.pop(waiter, None)
+
+    def is_held_up_by(self, waiter: "asyncio.Task[Any] | None") -> bool:
+        """Whether the attempt cannot go on before this coroutine does: its own one, or one that it gathers."""
+        return waiter is self.task or waiter in getattr(self.held_up_by, "_children", ())
+
+    def surely_awaited(self) -> tuple[str, ...]:
+        """The tasks without whose end the attempt does not go on."""
+        return tuple(task_id for waiter, task_id in (self.awaited or {}).items() if self.is_held_up_by(waiter))
 
 
 current: ContextVar[Any] = ContextVar("taskmanager_current_task")
@@ -158,16 +177,23 @@ def drive(coro: Coroutine[Any, Any, Any], attempt: Attempt) -> Generator[Any, An
             waited = step(value)
         except StopIteration as stop:
             return stop.value
-        attempt.is_suspended = True
+        attempt.is_suspended, attempt.held_up_by = True, waited
         if attempt.awaiting and attempt.has_slot:
             attempt.keeper.lend(attempt)
+        is_thrown = False
         try:
             value = yield waited
-            step = coro.send
-            if not attempt.has_slot:
-                yield from attempt.keeper.take_back(attempt).__await__()
-        except BaseException as exc:  # a cancellation, which user code must see at once
-            step, value = coro.throw, exc
-            if not attempt.has_slot:
+        except BaseException as exc:
+            value, is_thrown = exc, True
+        while not attempt.has_slot:
+            # What the engine has asked to end must see that at once, and clean up. A time limit of user code, or a
+            # cancellation by it, lets the task go on, which it does within the limits.
+            if is_thrown and (attempt.stop_reason is not None or isinstance(value, GeneratorExit)):
                 attempt.keeper.take_back_now(attempt)
-        attempt.is_suspended = False
+                break
+            try:
+                yield from attempt.keeper.take_back(attempt).__await__()
+            except BaseException as exc:
+                value, is_thrown = exc, True
+        step = coro.throw if is_thrown else coro.send
+        attempt.is_suspended, attempt.held_up_by = False, None

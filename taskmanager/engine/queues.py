@@ -8,6 +8,7 @@ from typing import Final
 
 from taskmanager.codec.values import loads
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.waiting import lent_slot
 from taskmanager.model.checks import check_queue_name
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.logger import logger
@@ -50,7 +51,8 @@ class Queues:
             text = "there is always room in queue %r, which no function or task has named yet%s"
             logger.warning(text, name, did_you_mean(name, known))
         while self._engine.intake.is_full(name):
-            await self._engine.dispatcher.room_changed()
+            async with lent_slot(None, {}, is_bounded=False):  # what waits may need this very slot
+                await self._engine.dispatcher.room_changed()
 
     def _named_here(self) -> set[str]:
         """By functions, by the configuration, and by whatever came in since the start."""
