@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+from taskmanager.codec.safe import safe_value
 from taskmanager.engine.attempt import current
 from taskmanager.model.clock import from_us
 from taskmanager.model.errors import ConfigurationError
@@ -29,7 +30,7 @@ is_lane_child = False
 
 
 class ChildCall(NamedTuple):
-    """What the parent sends. `args` and `kwargs` are pickled by the pool, in memory only."""
+    """What the parent sends, as a pickle that never leaves memory."""
 
     module: str
     qualname: str
@@ -42,17 +43,30 @@ class ChildCall(NamedTuple):
     started_at: int
     timeout_s: float | None
     scheduled_for: int | None
-    parent_pid: int
 
 
 class ChildReply(NamedTuple):
-    """What comes back: a value, or the exception with its traceback as text, and the news of the attempt."""
+    """What comes back: a value, or the exception with its traceback as text, and the news of the attempt. `lost`: why
+    the value could not come.
+    """
 
     value: Any
     exc: BaseException | None
     trace: str | None
     progress: tuple[float, float | None, str] | None
     log: list[tuple[int, str, dict[str, object]]]
+    lost: str | None = None
+
+
+class PackedReply(NamedTuple):
+    """The reply on its way: value and exception as pickles, so that what cannot be one does not break the pool."""
+
+    value: bytes | None = None
+    exc: bytes | None = None
+    trace: str | None = None
+    progress: tuple[float, float | None, str] | None = None
+    log: list[tuple[int, str, dict[str, object]]] | None = None
+    lost: str | None = None
 
 
 class ChildSource:
@@ -74,29 +88,77 @@ class ChildSource:
         self.entries: list[tuple[int, str, dict[str, object]]] = []
 
     def progress(self, done: float, total: float | None, text: str) -> None:
-        self.last_progress = (done, total, text)
+        self.last_progress = (safe_value(done), safe_value(total), safe_value(text))
 
     def log(self, at: int, text: str, fields: dict[str, object]) -> None:
-        self.entries.append((at, text, fields))
+        self.entries.append((at, safe_value(text), safe_value(fields)))
 
 
-def run(call: ChildCall) -> ChildReply:
-    """Run one task in this child. Exceptions are values here: one that cannot be pickled must not break the pool."""
+def packed_call(call: ChildCall) -> bytes:
+    """For the way into the child. Raises what the arguments raise that cannot go there."""
+    import pickle
+
+    return pickle.dumps(call, pickle.HIGHEST_PROTOCOL)
+
+
+def run(parent_pid: int, packed: bytes) -> PackedReply:
+    """Run one task in this child, whatever comes of it."""
+    import pickle
+
     global is_lane_child
     if not is_lane_child:
         is_lane_child = True
         _leave_standard_streams()
-        _bind_to_parent(call.parent_pid)
+        _bind_to_parent(parent_pid)
+    try:
+        call: ChildCall = pickle.loads(packed)  # noqa: S301  # our parent's
+    except BaseException as exc:
+        return PackedReply(exc=_packed_exception(exc), trace=_trace(exc))
     source = ChildSource(call)
     token = current.set(source)
     try:
         fn = find_function(call.module, call.qualname)
-        value = fn(*call.args, **call.kwargs)
-        return ChildReply(value, None, None, source.last_progress, source.entries)
+        reply = _packed_value(fn(*call.args, **call.kwargs))
     except BaseException as exc:
-        return ChildReply(None, _portable(exc), _trace(exc), source.last_progress, source.entries)
+        reply = PackedReply(exc=_packed_exception(exc), trace=_trace(exc))
     finally:
         current.reset(token)
+    return reply._replace(progress=source.last_progress, log=source.entries)
+
+
+def unpacked(reply: PackedReply) -> ChildReply:
+    """In the parent: the reply with the value, or the exception, itself."""
+    import pickle
+
+    value: Any = None
+    exc: BaseException | None = None
+    lost = reply.lost
+    try:
+        if reply.exc is not None:
+            exc = pickle.loads(reply.exc)  # noqa: S301  # our child's
+        elif reply.value is not None:
+            value = pickle.loads(reply.value)  # noqa: S301  # our child's
+    except BaseException as broken:
+        if reply.exc is None:
+            lost = _why_lost(broken)
+        else:
+            last_line = (reply.trace or "").strip().rpartition("\n")[2]
+            exc = RuntimeError(f"{last_line} (not readable here: {type(broken).__name__})")
+    return ChildReply(value, exc, reply.trace, reply.progress, reply.log or [], lost)
+
+
+def _packed_value(value: Any) -> PackedReply:
+    import pickle
+
+    try:
+        return PackedReply(value=pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
+    except BaseException as broken:
+        return PackedReply(lost=_why_lost(broken))
+
+
+def _why_lost(broken: BaseException) -> str:
+    words = traceback.format_exception_only(broken)[-1].strip()
+    return f"the result could not come out of the child process: {words}"
 
 
 def find_function(module_name: str, qualname: str) -> Any:
@@ -115,15 +177,18 @@ def find_function(module_name: str, qualname: str) -> Any:
     return found
 
 
-def _portable(exc: BaseException) -> BaseException:
+def _packed_exception(exc: BaseException) -> bytes:
     """`exc` itself where it survives pickling with its class, else a RuntimeError with its words."""
     import pickle
 
     try:
-        copy = pickle.loads(pickle.dumps(exc))  # noqa: S301  # our own bytes, a moment old
-    except Exception as reason:
-        return RuntimeError(f"{type(exc).__name__}: {exc} (not picklable: {reason})")
-    return exc if type(copy) is type(exc) else RuntimeError(f"{type(exc).__name__}: {exc}")
+        packed = pickle.dumps(exc, pickle.HIGHEST_PROTOCOL)
+        if type(pickle.loads(packed)) is type(exc):  # noqa: S301  # our own bytes, a moment old
+            return packed
+        why = ""
+    except BaseException as reason:
+        why = f" (not picklable: {traceback.format_exception_only(reason)[-1].strip()})"
+    return pickle.dumps(RuntimeError(traceback.format_exception_only(exc)[-1].strip() + why))
 
 
 def _trace(exc: BaseException) -> str:

@@ -22,6 +22,7 @@ from taskmanager.engine.follow import Follower
 from taskmanager.engine.idempotency import becomes_successor, merge_waiters
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.intake import Intake
+from taskmanager.engine.lane_faults import LaneFaults
 from taskmanager.engine.live_task import Ending, LiveTask, Phase
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.memory_window import MemoryWindow
@@ -86,6 +87,7 @@ class Engine:
         self.follower = Follower(store, self.rows.decode_result)
         self.wants_claim = asyncio.Event()
         self.failing_duties: dict[str, str] = {}
+        self.lane_faults = LaneFaults(self.loop, self.dispatcher, self.failing_duties)
         self._idle_waiters: list[asyncio.Future[None]] = []
 
     def __repr__(self) -> str:
@@ -287,6 +289,7 @@ class Engine:
             # After the waiters were woken: a parent that waited for this task asks for its slot before others start.
             if not attempt.is_abandoned:
                 self._free_slot(attempt)
+            self.lane_faults.note(attempt.live.definition.lane, outcome)
 
     def _settle(self, attempt: Attempt, outcome: Outcome) -> None:
         live = attempt.live

@@ -6,7 +6,6 @@ user code raised by itself is a failure.
 """
 
 import asyncio
-import os
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any, Final
 
 from taskmanager.engine.attempt import Attempt, StopReason, current, drive
 from taskmanager.engine.child import ChildCall
-from taskmanager.engine.lanes import BrokenProcess, ProcessLane, ThreadLane
+from taskmanager.engine.lanes import BrokenProcess, CannotStart, ProcessLane, ThreadLane
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.settle import Outcome, failure_of
@@ -114,6 +113,13 @@ class Runner:
             _begin(attempt)
             args, kwargs = _arguments(live)
             future = self.threads.submit(partial(live.definition.fn, *args, **kwargs), copy_context())
+        except CannotStart as exc:
+            self._finish(attempt, Outcome("unstarted", reason=str(exc)))
+            return
+        except BaseException as exc:
+            self._finish(attempt, self._raised(attempt, exc))
+            return
+        try:
             outcome = _returned(live, await asyncio.shield(future))
         except BaseException as exc:
             outcome = self._raised(attempt, exc)
@@ -132,8 +138,13 @@ class Runner:
             if reply.exc is not None:
                 failed = _failed(live, reply.exc)
                 outcome = failed._replace(reason=reply.trace or failed.reason)
+            elif reply.lost is not None:
+                error = TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, reply.lost)
+                outcome = Outcome("ok", error=error)
             else:
                 outcome = _returned(live, reply.value)
+        except CannotStart as exc:
+            outcome = Outcome("unstarted", reason=str(exc)) if attempt.stop_reason is None else Outcome("stopped")
         except BrokenProcess as exc:
             outcome = self._raised(attempt, exc)
             if outcome.kind == "failed":
@@ -292,5 +303,4 @@ def _child_call(attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any])
         attempt.started_at,
         live.timeout_s,
         live.scheduled_for,
-        os.getpid(),
     )

@@ -5,16 +5,15 @@ so that the host's pools and ours never starve each other.
 """
 
 import asyncio
+import os
 import queue
 import threading
 from collections.abc import Callable
 from contextvars import Context
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from taskmanager.engine.child import ChildCall, ChildReply
-from taskmanager.model.logger import logger
-
-THREAD_RETRY_S: Final = 1.0
 
 
 class _Job(NamedTuple):
@@ -30,40 +29,33 @@ class ThreadLane:
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._idle = 0
-        self._owed = 0
         self._thread_count = 0
         self._lock = threading.Lock()
         self.on_outlived: Callable[[], None] | None = None
         """Called in a thread whose job ended after its loop was closed."""
 
     def submit(self, call: Callable[[], Any], context: Context) -> "asyncio.Future[Any]":
-        """Run `call` in a thread. The future gets its value or exception; cancelling it does not stop the thread."""
+        """Run `call` in a thread. The future gets its value or exception; cancelling it does not stop the thread.
+
+        Raises `CannotStart` where the system gives no thread for it.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         with self._lock:
             if self._idle:
                 self._idle -= 1
             else:
-                self._owed += 1
+                self._start_thread()
         self._jobs.put(_Job(call, context, loop, future))
-        self._start_thread(loop)
         return future
 
-    def _start_thread(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start one for a job that has none. Where the system gives no more threads, the next that is idle takes it."""
-        with self._lock:
-            if not self._owed:
-                return
-            name = f"taskmanager-thread-{self._thread_count + 1}"
-            try:
-                threading.Thread(target=self._work, name=name, daemon=True).start()
-            except RuntimeError as exc:
-                if not self._thread_count:
-                    logger.warning("no thread can be started for a task, and it is tried again: %s", exc)
-                    loop.call_later(THREAD_RETRY_S, self._start_thread, loop)
-            else:
-                self._thread_count += 1
-                self._owed -= 1
+    def _start_thread(self) -> None:
+        name = f"taskmanager-thread-{self._thread_count + 1}"
+        try:
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+        except RuntimeError as exc:
+            raise CannotStart(f"no thread can be started: {exc}") from exc
+        self._thread_count += 1
 
     def close(self) -> None:
         """Let idle threads end; busy ones end after their job."""
@@ -77,10 +69,7 @@ class ThreadLane:
                 self.on_outlived()
             del job  # or the thread would keep the last task's arguments alive while it waits
             with self._lock:
-                if self._owed:
-                    self._owed -= 1  # there is a job that no thread could be started for: the next one got
-                else:
-                    self._idle += 1
+                self._idle += 1
 
     def __repr__(self) -> str:
         return f"<ThreadLane {self._thread_count} threads, {self._idle} idle>"
@@ -122,17 +111,31 @@ class ProcessLane:
         self._limiter: Any = None
 
     async def run(self, call: ChildCall) -> ChildReply:
-        """Run one call in a child. Cancelling kills the child; `BrokenProcess` when it died by itself."""
-        from anyio import BrokenWorkerProcess, CapacityLimiter, to_process
+        """Run one call in a child. Cancelling kills the child; `BrokenProcess` when it died by itself, `CannotStart`
+        when there is none.
+        """
+        from anyio import BrokenWorkerProcess, CapacityLimiter, EndOfStream, to_process
 
         from taskmanager.engine import child
 
         if self._limiter is None:
             self._limiter = CapacityLimiter(self._limit)
+        packed = child.packed_call(call)
+        run = partial(to_process.run_sync, cancellable=True, limiter=self._limiter)
         try:
-            return await to_process.run_sync(child.run, call, cancellable=True, limiter=self._limiter)
+            reply = await run(child.run, os.getpid(), packed)
         except BrokenWorkerProcess as exc:
+            # Whether it had come up at all when it ended: what it loads then (the main module) is code of the user.
+            if isinstance(exc.__cause__, OSError | EndOfStream) and exc.args:
+                raise CannotStart(f"no child process can be started: {exc} ({exc.__cause__!r})") from exc
             raise BrokenProcess("the child process died while it ran the task") from exc
+        except (OSError, RuntimeError) as exc:  # what user code raises comes as a reply
+            raise CannotStart(f"no child process can be started: {exc}") from exc
+        return child.unpacked(reply)
+
+
+class CannotStart(Exception):
+    """The system gave no thread, or no child process: the code of the task has not begun."""
 
 
 class BrokenProcess(Exception):

@@ -26,11 +26,12 @@ MAX_REASON_CHARS = 20_000
 
 
 class Outcome(NamedTuple):
-    """What one attempt came to. `value` is set for "ok", `error` for "failed" and "crashed", `delay_s` for
-    "snoozed".
+    """What one attempt came to. `value` is set for "ok", `error` for "failed" and "crashed", `delay_s` for "snoozed".
+
+    A success with an error is one whose value nobody has. "unstarted": user code could not begin.
     """
 
-    kind: Literal["ok", "failed", "snoozed", "stopped", "crashed"]
+    kind: Literal["ok", "failed", "snoozed", "stopped", "crashed", "unstarted"]
     value: Any = None
     error: TaskError | None = None
     reason: str | None = None
@@ -90,22 +91,28 @@ class Settlement:
 
     def _settle(self, live: LiveTask, attempt: Attempt, outcome: Outcome) -> Next:
         if outcome.kind == "ok":
-            return self._complete(live, attempt, outcome.value)
-        if outcome.kind == "snoozed":
+            return self._complete(live, attempt, outcome)
+        if outcome.kind in ("snoozed", "unstarted"):
             if live.cancel_requested_at is None:
-                return self._snooze(live, outcome.delay_s)
+                live.snooze_count += outcome.kind == "snoozed"
+                self._wait_again(live, outcome.delay_s)
+                return Next(outcome.delay_s)
             return self._cancelled(live, attempt)  # who was asked to end does not wait for another start
         if outcome.kind == "stopped":
             return self._stopped(live, attempt)
         return self._fail(live, attempt, outcome)
 
-    def _complete(self, live: LiveTask, attempt: Attempt, value: Any) -> Next:
+    def _complete(self, live: LiveTask, attempt: Attempt, outcome: Outcome) -> Next:
         now = self._now_us()
         live.status = TaskStatus.COMPLETED
         self.tally["COMPLETED"] += 1
         live.completed_at = live.updated_at = now
-        live.result_text = self._stored_result(live, value)
-        live.ending = Ending(TaskStatus.COMPLETED, TaskResult(ok=value))
+        if outcome.error is None:
+            live.result_text = self._stored_result(live, outcome.value)
+            live.ending = Ending(TaskStatus.COMPLETED, TaskResult(ok=outcome.value))
+        else:
+            live.result_text = stored_error(live, outcome.error)
+            live.ending = Ending(TaskStatus.COMPLETED, TaskResult(err=outcome.error))
         self._add_attempt(live, attempt, now, AttemptOutcome.COMPLETED, False, None, None)
         return NOTHING_MORE
 
@@ -118,12 +125,7 @@ class Settlement:
             why = str(exc)
         except BaseException as exc:  # noqa: BLE001  # see above
             why = f"task {live.definition.name}: the result cannot be stored: {type(exc).__name__}"
-        return _stored_error(live, TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why))
-
-    def _snooze(self, live: LiveTask, delay_s: float) -> Next:
-        live.snooze_count += 1
-        self._wait_again(live, delay_s)
-        return Next(delay_s)
+        return stored_error(live, TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why))
 
     def _fail(self, live: LiveTask, attempt: Attempt, outcome: Outcome) -> Next:
         error = outcome.error or TaskError(BuiltInTaskCode.UNHANDLED_EXCEPTION)
@@ -197,7 +199,7 @@ class Settlement:
         # What is no UTF-8 (a file name in a message) would break the log's handlers, and the store's text.
         live.failed_reason = safe_text(reason if reason is not None else error.message)
         live.next_retry_at = None
-        live.result_text = _stored_error(live, error)
+        live.result_text = stored_error(live, error)
         live.ending = Ending(status, TaskResult(err=error))
 
     def release(self, live: LiveTask) -> None:
@@ -254,7 +256,7 @@ class Settlement:
         live.attempts_due = (*live.attempts_due, row)
 
 
-def _stored_error(live: LiveTask, error: TaskError) -> str:
+def stored_error(live: LiveTask, error: TaskError) -> str:
     """An error whose codec fails is not stored in plain text, but the task ends all the same."""
     try:
         return live.definition.results.encode_error(error)

@@ -4,18 +4,19 @@ import sys
 
 
 class Slots:
-    """A limit with the count of its holders. `limit` None is no limit."""
+    """A limit with the count of its holders. `limit` None is no limit; while it `is_held` there is no room."""
 
-    __slots__ = ("limit", "running")
+    __slots__ = ("is_held", "limit", "running")
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.running = 0
+        self.is_held = False
 
     @property
     def has_room(self) -> bool:
         """Whether one more may start."""
-        return self.limit is None or self.running < self.limit
+        return (self.limit is None or self.running < self.limit) and not self.is_held
 
     @property
     def free(self) -> int:

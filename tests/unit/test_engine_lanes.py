@@ -1,15 +1,33 @@
-"""The thread lane on a day on which the system gives no more threads: a task waits for one, and does not fail."""
+"""The thread and the process lane: what the system does not give them, and what does not come through between them."""
 
 import asyncio
+import sys
 import threading
-from contextvars import copy_context
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from taskmanager.engine import lanes
-from taskmanager.engine.lanes import ThreadLane
+from taskmanager import TaskCancelled, TaskFailed, TaskManager, current_task
+from taskmanager.engine import lane_faults
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane is tried again soon."""
+    monkeypatch.setattr(lane_faults, "FIRST_RETRY_S", 0.02)
+    monkeypatch.setattr(lane_faults, "LAST_RETRY_S", 0.05)
+
+
+async def happens(condition: Any) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  # threads and processes do it
+            await asyncio.sleep(0.005)
+
+
+# The system gives no more.
 
 
 class Threads:
@@ -17,13 +35,13 @@ class Threads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, left: int) -> None:
         self.left = left
-        self.asked = asyncio.Event()
+        self.refused = 0
         start = threading.Thread.start
 
         def start_if_allowed(thread: threading.Thread) -> None:
             if thread.name.startswith("taskmanager-thread"):
-                self.asked.set()
                 if not self.left:
+                    self.refused += 1
                     raise RuntimeError("can't start new thread")
                 self.left -= 1
             start(thread)
@@ -31,28 +49,164 @@ class Threads:
         monkeypatch.setattr(threading.Thread, "start", start_if_allowed)
 
 
-async def test_the_next_idle_thread_takes_what_no_thread_could_be_started_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """User code has not begun, so there is nothing that could have failed; and the count of the idle stays right."""
-    Threads(monkeypatch, 2)
-    lane, gate = ThreadLane(), threading.Event()
-    futures = [lane.submit(gate.wait, copy_context()) for _ in range(5)]
-    gate.set()
-    assert await asyncio.wait_for(asyncio.gather(*futures), 10) == [True] * 5
-    for _ in range(3):
-        assert await asyncio.wait_for(lane.submit(lambda: 1, copy_context()), 10) == 1
-    assert repr(lane) in ("<ThreadLane 2 threads, 2 idle>", "<ThreadLane 2 threads, 1 idle>")  # the last one goes home
-    lane.close()
-
-
-async def test_without_any_thread_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said, and not for ever: somebody else's threads end one day."""
-    monkeypatch.setattr(lanes, "THREAD_RETRY_S", 0.0)
+@pytest.mark.parametrize("persist", [True, False])
+async def test_a_task_for_which_there_is_no_thread_waits_and_has_not_failed(
+    *, tmp_path: Path, persist: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its code has not begun: no retry is spent, its time does not run, and it is told why nothing starts."""
     threads = Threads(monkeypatch, 0)
-    lane = ThreadLane()
-    future = lane.submit(lambda: 1, copy_context())
-    threads.asked.clear()
-    await asyncio.wait_for(threads.asked.wait(), 10)
-    assert not future.done()
-    threads.left = 1
-    assert await asyncio.wait_for(future, 10) == 1
-    lane.close()
+    manager = TaskManager(tmp_path / "tasks.db", threads=2)
+    ran: list[int] = []
+
+    @manager.task(persist=persist, timeout=0.3)
+    def work(number: int) -> int:
+        ran.append(number)
+        return number
+
+    async with manager:
+        handles = [work.enqueue(number) for number in range(3)]
+        await happens(lambda: threads.refused > 12)  # longer than the timeout, in tries
+        assert ran == []
+        status = manager.status()
+        assert "can't start new thread" in status.failing_duties["thread lane"]
+        assert {handle.status.value for handle in handles} <= {"PENDING", "RUNNING"}
+        assert handles[2].cancel()
+        with pytest.raises(TaskCancelled):
+            await asyncio.wait_for(handles[2], 10)
+        threads.left = 1
+        assert await asyncio.wait_for(asyncio.gather(*handles[:2]), 10) == [0, 1]
+        info = await handles[0].info(include_attempts=True)
+        assert (info.retry_count, info.snooze_count, [each.outcome for each in info.attempts or ()]) == (
+            0,
+            0,
+            ["COMPLETED"],
+        )
+        assert manager.status().failing_duties == {}
+
+
+async def test_a_thread_that_is_free_again_takes_what_no_thread_could_be_started_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As soon as it is, and not at the next try."""
+    monkeypatch.setattr(lane_faults, "FIRST_RETRY_S", 3600.0)
+    monkeypatch.setattr(lane_faults, "LAST_RETRY_S", 3600.0)
+    Threads(monkeypatch, 2)
+    manager, gate = TaskManager(None, threads=5), threading.Event()
+
+    @manager.task
+    def work(number: int) -> int:
+        gate.wait(30)
+        return number
+
+    async with manager:
+        handles = [work.enqueue(number) for number in range(5)]
+        await happens(lambda: "thread lane" in manager.status().failing_duties)
+        gate.set()
+        assert await asyncio.wait_for(asyncio.gather(*handles), 20) == list(range(5))
+
+
+async def test_a_task_for_which_there_is_no_child_process_waits_and_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interpreter that was replaced by an update is back in a moment; so are memory and descriptors."""
+    manager = TaskManager(tmp_path / "tasks.db", processes=1)
+    task = manager.task(executor="process", persist=True)(doubled)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "executable", str(tmp_path / "python"))
+        async with manager:
+            handle = task.enqueue(4)
+            await happens(lambda: "process lane" in manager.status().failing_duties)
+            assert "No such file" in manager.status().failing_duties["process lane"]
+            patched.undo()
+            assert await asyncio.wait_for(handle, 30) == 8
+            info = await handle.info(include_attempts=True)
+            assert (info.retry_count, info.crash_count, len(info.attempts or ())) == (0, 0, 1)
+            assert manager.status().failing_duties == {}
+
+
+async def test_what_could_not_start_waits_for_the_next_start_of_the_manager(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop finds it waiting: it was not interrupted."""
+    Threads(monkeypatch, 0)
+    manager = TaskManager(tmp_path / "tasks.db", drain_timeout=0.2)
+
+    @manager.task(persist=True)
+    def work() -> int:
+        return 1
+
+    async with manager:
+        handle = work.enqueue()
+        await happens(lambda: manager.status().failing_duties)
+    monkeypatch.undo()
+    async with manager:
+        assert await asyncio.wait_for(manager.handle(handle.task_id), 20) == 1
+
+
+# What does not come through.
+
+
+def doubled(number: int) -> int:
+    return 2 * number
+
+
+def what_no_pickle_holds() -> object:
+    current_task().log("seen", by=lambda: None)
+    current_task().progress(1, 2, "half")
+    return lambda: None
+
+
+class OnlyThere:
+    """Can be pickled, and not read."""
+
+    def __reduce__(self) -> Any:
+        return (refuse, ("value",))
+
+
+class OnlyThereError(Exception):
+    def __reduce__(self) -> Any:
+        return (refuse_in_parent, (self.args[0],))
+
+
+def refuse(what: str) -> None:
+    raise SystemExit(what)
+
+
+def refuse_in_parent(what: str) -> Exception:
+    from taskmanager.engine import child
+
+    if not child.is_lane_child:
+        raise SystemExit(what)
+    return OnlyThereError(what)
+
+
+def what_cannot_be_read_here() -> object:
+    return OnlyThere()
+
+
+def an_exception_that_cannot_be_read_here() -> None:
+    raise OnlyThereError("words")
+
+
+async def test_a_value_that_stays_in_its_child_is_a_success_without_a_result(tmp_path: Path) -> None:
+    """The work is done, and is not done again; whoever waits is told that nobody has the value."""
+    manager = TaskManager(tmp_path / "tasks.db", processes=1)
+    bound = [
+        manager.task(executor="process", persist=True, retries=2)(fn)
+        for fn in (what_no_pickle_holds, what_cannot_be_read_here)
+    ]
+    fails = manager.task(executor="process", persist=True)(an_exception_that_cannot_be_read_here)
+    async with manager:
+        for task in bound:
+            handle = task.enqueue()
+            with pytest.raises(TaskFailed) as caught:
+                await asyncio.wait_for(handle, 30)
+            assert caught.value.error.error_code == "RESULT_NOT_AVAILABLE"
+            info = await handle.info(include_attempts=True)
+            assert info.status.value == "COMPLETED"
+            assert [each.outcome for each in info.attempts or ()] == ["COMPLETED"]
+            if task is bound[0]:
+                assert info.log is not None
+                assert "seen" in str(info.log)
+        with pytest.raises(TaskFailed, match="OnlyThereError: words"):
+            await asyncio.wait_for(fails.enqueue(), 30)
