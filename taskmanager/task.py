@@ -175,7 +175,7 @@ class TaskCall(Generic[P, C_co]):
     def enqueue(self: "TaskCall[P, TaskResult[R] | Snooze]", *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
     @overload
     def enqueue(self: "TaskCall[P, R | Snooze]", *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
-    def enqueue(self, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
+    def enqueue(self, /, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
         """Hand the task over. Never blocks; safe from any thread.
 
         Raises `TypeError` for a wrong signature, `ArgumentError` for an argument that cannot be stored, `QueueFull`,
@@ -229,7 +229,7 @@ class Task(TaskCall[P, C_co]):
         return self._name
 
     @by_caller
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C_co:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> C_co:
         """Run the function here and now, as if it were not decorated; `current_task()` inside is detached.
 
         Only Starlette's `BackgroundTask`, which was given the task in the place of a function, enqueues it instead.

@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Final
 
+from taskmanager.duties.expiry import INTERVAL_S as EXPIRY_INTERVAL_S
+from taskmanager.duties.expiry import Expiry
 from taskmanager.duties.heartbeat import Heartbeat
 from taskmanager.duties.live_tasks import INTERVAL_S as LIVE_TASKS_INTERVAL_S
 from taskmanager.duties.live_tasks import LiveTasks
@@ -42,6 +44,7 @@ class Rounds:
         self._is_alone = is_alone
         self._heartbeat = Heartbeat(engine)
         self._reaper = Reaper(engine, recovery, self._heartbeat)
+        self._expiry = Expiry(engine, recovery)
         self._retention = Retention(engine)
         self._worker_states = WorkerStates(engine)
         self._live_tasks = LiveTasks(engine)
@@ -59,8 +62,9 @@ class Rounds:
         return moved
 
     def start(self) -> None:
-        """Begin every duty; only the schedules where nobody else can see the store, and it ends with the instance."""
+        """Begin every duty; but two where nobody else can see the store, and it ends with the instance."""
         self._loop(SCHEDULES, self.schedules.run)
+        self._begin("expiry", EXPIRY_INTERVAL_S, self._expiry.run_once, at_once=True)
         if self._is_alone:
             return
         config = self._engine.settings.recovery

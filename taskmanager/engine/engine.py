@@ -443,6 +443,7 @@ class Engine:
 
     def follow(self, live: LiveTask) -> None:
         """Let the waiters of a task that is not ours (any more) wait for its row to end."""
+        self.follower.saw(live.task_id, live.status)
         if not live.waiters:
             return
         waiters, live.waiters = live.waiters, None

@@ -111,7 +111,10 @@ class Follower:
 
     def notice(self, task_id: str, ending: Ending) -> None:
         """The task has ended."""
-        for future in self._waiting.pop(task_id, ()):
+        futures = self._waiting.pop(task_id, None)
+        if futures is None and task_id not in self.last_status:
+            return  # as of nearly every task, that ran here and was never asked for from afar
+        for future in futures or ():
             resolve(future, ending)
         if self._over is None:  # that one is no end, only the last that is heard of it here
             self.saw(task_id, ending.status)

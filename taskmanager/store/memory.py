@@ -120,7 +120,6 @@ class MemoryStore:
         limit = max(0, request.limit)
         if request.file_limit is not None:
             limit = min(limit, self._places(request, request.file_limit))
-        best = sorted(free, key=_claim_order)[:limit]
         claimed = [
             row._replace(
                 status=TaskStatus.CLAIMED.value,
@@ -128,7 +127,7 @@ class MemoryStore:
                 claimed_by_worker_id=request.owner,
                 updated_at=request.now,
             )
-            for row in best
+            for row in sorted(free, key=_claim_order)[:limit]
         ]
         for row in claimed:
             self._put(row)
@@ -240,6 +239,10 @@ class MemoryStore:
             if row.task_id > after and row.claimed_by_worker_id is not None and is_wanted(row.claimed_by_worker_id)
         ]
         return sorted(found, key=lambda row: row.task_id)[:limit]
+
+    async def fetch_expired(self, now: int, *, limit: int) -> list[TaskRow]:
+        late = [(row.good_until, row) for row in self.free_rows() if row.good_until is not None]
+        return [row for good_until, row in sorted(late) if good_until <= now][:limit]
 
     async def fetch_cancel_requests(self, owner: str) -> list[str]:
         return sorted(

@@ -220,6 +220,10 @@ class Store(Protocol):
         """Non-terminal rows with an owner that is none of `live_owners`, by id, after `after`."""
         ...
 
+    async def fetch_expired(self, now: int, *, limit: int) -> list[TaskRow]:
+        """Free rows whose `good_until` has passed, the longest past first."""
+        ...
+
     async def fetch_cancel_requests(self, owner: str) -> list[str]:
         """Ids of live rows of `owner` with a cancel request."""
         ...

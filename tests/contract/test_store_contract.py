@@ -510,6 +510,17 @@ async def test_what_is_to_be_cancelled_or_has_expired_is_not_freed(store: Store)
     assert [row.task_id for row in await store.fetch_owned([ME], limit=9)] == ["a0", "a1", "a2", "e1", "e2"]
 
 
+async def test_what_expires_in_the_store_is_free_and_past_its_time(store: Store) -> None:
+    """The longest past first; what an instance holds, runs or has ended is not meant."""
+    free = [task(f"t{i}", good_until=good_until) for i, good_until in enumerate((900, 901, 7, 0))]
+    held = [task("o1", claimed_by_worker_id=ME, good_until=8), task("o2", status="CLAIMED", good_until=8)]
+    await put(store, *free, *held, task("o3", status="RUNNING", good_until=8), task("o4"))
+    await put(store, task("o5", status="EXPIRED", good_until=8))
+    assert await store.fetch_expired(900, limit=9) == [free[3], free[2], free[0]]
+    assert await store.fetch_expired(900, limit=2) == [free[3], free[2]]
+    assert await store.fetch_expired(-1, limit=9) == []
+
+
 async def test_free_queues_shows_what_waits_unowned(store: Store) -> None:
     """Per function and queue: how many, and the earliest due time of any priority."""
     await put(

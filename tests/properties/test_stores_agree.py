@@ -159,6 +159,7 @@ async def picture(store: Store) -> tuple[list[TaskRow], list[Any]]:
     for owners in (OWNERS[:1], OWNERS, []):
         answers.append(await store.fetch_owned(owners, limit=2, after="t1"))
         answers.append(await store.fetch_orphans(owners, limit=3))
+    answers.append(await store.fetch_expired(2, limit=3))
     for wanted in (
         TaskFilter(queue_name="mail"),
         TaskFilter(TaskStatus.PENDING, "app:b"),

@@ -159,6 +159,22 @@ async def test_a_clock_that_stays_ahead_expires_after_the_minute(world: World, i
     assert started == []
 
 
+async def test_a_clock_ahead_expires_nothing_in_the_file_either(world: World) -> None:
+    """What nobody holds is looked at again when the minute is over, and by then the clock has been corrected."""
+
+    @world.manager.task(persist=True)
+    async def offer() -> str:
+        return "in time"
+
+    handle = offer.with_options(delay=1_000, good_until=world.now + timedelta(hours=1)).enqueue()
+    await world.restart()
+    world.clock.step(TEN_YEARS)
+    await world.advance(HOLD_S - 1)
+    world.clock.step(-TEN_YEARS)
+    await world.advance(HOLD_S + 6)
+    assert await world.manager.handle(handle.task_id) == "in time"
+
+
 # Retention.
 
 

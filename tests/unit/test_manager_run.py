@@ -709,6 +709,35 @@ async def test_a_retry_that_would_come_too_late_is_refused(world: World) -> None
     assert world.now == START + timedelta(seconds=60)
 
 
+async def test_what_nobody_holds_expires_in_the_file_within_five_seconds() -> None:
+    """It may be due much later, or behind more than memory holds: its waiters are told, and it counts as expired."""
+    runs = []
+    manager = TaskManager(None, max_in_memory=1)
+    async with isolated(manager) as world:
+
+        @manager.task(persist=True)
+        async def job() -> None:
+            runs.append(1)
+
+        soon = job.with_options(delay=3_600, good_until=START + timedelta(seconds=30))
+        handles = [soon.enqueue() for _ in range(3)]
+        await world.restart()
+        await manager.pause("default")
+        handles += [job.with_options(good_until=START + timedelta(seconds=30)).enqueue() for _ in range(3)]
+        handles.append(job.with_options(delay=3_600, good_until=START + timedelta(seconds=36)).enqueue())
+        results = [asyncio.ensure_future(manager.handle(each.task_id).result()) for each in handles]
+        await world.advance(29)
+        assert not any(each.done() for each in results)
+        await world.advance(6)
+        assert [each.done() for each in results] == [True] * 6 + [False]
+        assert {each.result().err_value.error_code for each in results[:6]} == {"TASK_EXPIRED"}
+        assert (await manager.counts())[TaskStatus.EXPIRED] == 6
+        await manager.resume("default")
+        await world.advance(60)
+        assert await handles[-1].result() == await results[-1]
+    assert runs == []
+
+
 # --- acting on records ------------------------------------------------------------------------------------------------
 
 

@@ -106,6 +106,18 @@ def fetch_orphans(connection: sqlite3.Connection, owners: Collection[str], limit
     return task_rows(connection, _ORPHANS, {"owners": json.dumps(list(owners)), "after": after, "limit": limit})
 
 
+_EXPIRED: Final = """
+taskmanager_tasks AS t INDEXED BY taskmanager_tasks_good_until
+WHERE t.good_until <= :now AND t.claimed_by_worker_id IS NULL AND t.status = 'PENDING'
+ORDER BY t.good_until, t.id LIMIT :limit
+"""
+
+
+def fetch_expired(connection: sqlite3.Connection, now: int, limit: int) -> list[TaskRow]:
+    """See `Store.fetch_expired`."""
+    return task_rows(connection, _EXPIRED, {"now": now, "limit": limit})
+
+
 def fetch_cancel_requests(connection: sqlite3.Connection, owner: str) -> list[str]:
     """See `Store.fetch_cancel_requests`."""
     query = f"""

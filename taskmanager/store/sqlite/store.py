@@ -186,6 +186,9 @@ class SqliteStore:
     async def fetch_orphans(self, live_owners: Collection[str], *, limit: int, after: str = "") -> list[TaskRow]:
         return await self._read(queries.fetch_orphans, live_owners, limit, after)
 
+    async def fetch_expired(self, now: int, *, limit: int) -> list[TaskRow]:
+        return await self._read(queries.fetch_expired, now, limit)
+
     async def fetch_cancel_requests(self, owner: str) -> list[str]:
         return await self._read(queries.fetch_cancel_requests, owner)
 

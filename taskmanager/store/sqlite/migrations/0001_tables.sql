@@ -66,7 +66,9 @@ CREATE INDEX taskmanager_tasks_queue_name ON taskmanager_tasks (queue_name)
 -- The queue's name is there for limits that hold for all instances: they count what is claimed, by queue.
 CREATE INDEX taskmanager_tasks_claimed ON taskmanager_tasks (claimed, queue_name) WHERE claimed = 1;
 -- Every condition is evaluated twice per changed row: a test for NULL is the cheapest, so it stands alone or first.
-CREATE INDEX taskmanager_tasks_good_until ON taskmanager_tasks (good_until) WHERE good_until IS NOT NULL;
+-- What nobody holds and may expire there.
+CREATE INDEX taskmanager_tasks_good_until ON taskmanager_tasks (good_until)
+    WHERE good_until IS NOT NULL AND claimed_by_worker_id IS NULL AND status = 'PENDING';
 CREATE INDEX taskmanager_tasks_next_retry_at ON taskmanager_tasks (next_retry_at) WHERE next_retry_at IS NOT NULL;
 CREATE INDEX taskmanager_tasks_error_code ON taskmanager_tasks (error_code) WHERE error_code IS NOT NULL;
 -- What may be claimed, best first. It leads with the task name, so that rows nobody can run cost a claim nothing.
