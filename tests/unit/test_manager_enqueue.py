@@ -103,6 +103,17 @@ async def test_a_wrong_signature_is_a_type_error_as_for_a_call(world: World, per
     assert await world.manager.list() == ()
 
 
+async def test_a_keyword_may_have_any_name(world: World) -> None:
+    """Also those that this library gives its own parameters."""
+
+    @world.manager.task(name="job", persist=True)
+    async def job(**fields: int) -> dict[str, int]:
+        return fields
+
+    fields = {name: n for n, name in enumerate(("self", "fn", "task", "args", "kwargs", "options", "name", "context"))}
+    assert await job.enqueue(**fields) == await world.manager.enqueue("job", **fields) == await job(**fields) == fields
+
+
 async def test_an_argument_that_cannot_be_stored_is_named(world: World) -> None:
     """Persisted tasks only; memory-only ones carry any object."""
 
