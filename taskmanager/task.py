@@ -175,7 +175,7 @@ class TaskCall(Generic[P, C_co]):
     def enqueue(self: "TaskCall[P, TaskResult[R] | Snooze]", *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
     @overload
     def enqueue(self: "TaskCall[P, R | Snooze]", *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
-    def enqueue(self, /, *args: Any, **kwargs: Any) -> TaskHandle[Any]:  # type: ignore[misc]  # "self" may be in kwargs
+    def enqueue(self, /, *args: Any, **kwargs: Any) -> TaskHandle[Any]:  # type: ignore[misc]  # for a keyword named self
         """Hand the task over. Never blocks; safe from any thread.
 
         Raises `TypeError` for a wrong signature, `ArgumentError` for an argument that cannot be stored, `QueueFull`,
