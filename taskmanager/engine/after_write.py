@@ -93,6 +93,8 @@ class AfterWrite:
 
     def lost(self, live: LiveTask, row: TaskRow | None) -> None:
         """The store holds another truth than the one we wrote on."""
+        if row is not None:
+            self._engine.follower.saw(live.task_id, TaskStatus(row.status))
         if live.awaits_row:
             self._resolve_key(live, row)
             return
