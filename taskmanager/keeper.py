@@ -120,7 +120,7 @@ class Keeper:
         lifecycle = self.needed().lifecycle
         refuse_inside(lifecycle.engine.dispatcher, "join()", "await the handles you need instead")
         async with asyncio.timeout(timeout):
-            await lifecycle.join(dict(tags or {}))
+            await lifecycle.joiner.join(dict(tags or {}))
 
     def find_live(self, task_id: str) -> LiveTask | None:
         """The task in memory, if it is there."""

@@ -69,6 +69,8 @@ class Claimer:
         self._next_due_at: int | None = None
         self._is_owed = False
         self._is_first = False
+        self._claiming = asyncio.Lock()
+        """Held while a claim is under way: the rows it takes are neither free in the store nor in memory yet."""
         self._steps_seen = 0
         self._has_failed = False
         self._close_until = 0.0
@@ -223,8 +225,9 @@ class Claimer:
         """Fill memory from the store, as far as there is room now. What starts meanwhile makes room for the next look:
         a backlog must not keep this loop from hearing of pauses, cancels and deaths.
         """
-        if await self._claim_due() and not self._is_first:
-            self._expect(await self._engine.store.free_queues())  # behind the rows that were due may be others
+        async with self._claiming:
+            if await self._claim_due() and not self._is_first:
+                self._expect(await self._engine.store.free_queues())  # behind the rows that were due may be others
 
     def _expect(self, free: list[FreeQueue]) -> None:
         """Note when the next of these rows is due. What was left for want of room is asked for when there is some."""
@@ -262,7 +265,16 @@ class Claimer:
         return claimed > 0
 
     async def has_free_rows(self, is_meant: Callable[[TaskRow], bool] | None) -> bool:
-        """Whether rows wait in the store, due or not, that this instance could run, or those of them that are meant."""
+        """Whether rows wait in the store, due or not, that this instance could run, or those of them that are meant.
+
+        When it says no, what was claimed meanwhile is in memory.
+        """
+        if await self._finds_free(is_meant):
+            return True
+        async with self._claiming:
+            return self._is_owed  # after a claim that failed, some may be in neither place
+
+    async def _finds_free(self, is_meant: Callable[[TaskRow], bool] | None) -> bool:
         store, known = self._engine.store, self._engine.definitions
         if not any(each.task_name in known for each in await store.free_queues()):
             return False

@@ -19,13 +19,14 @@ from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.file_watch import FileWatch
 from taskmanager.engine.instance import InstanceLock
-from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask, Phase, carries
+from taskmanager.engine.joiner import Joiner
+from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask, Phase
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.loops import Loops
 from taskmanager.engine.records import Records
 from taskmanager.engine.settle import Outcome
 from taskmanager.engine.writer import NAME as WRITER
-from taskmanager.model.errors import ManagerStopped, StoreError, StoreUnavailable
+from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
@@ -69,6 +70,7 @@ class Lifecycle:
         self._starting: asyncio.Task[Any] | None = None
         self._came_up = asyncio.Event()
         self._stopped = asyncio.Event()
+        self.joiner = Joiner(engine, self._claimer, self._stopped)
         self._commit_deadline = 0.0
         self._has_failed = False
         self.is_stopping = False
@@ -355,53 +357,6 @@ class Lifecycle:
 
     # What the manager asks in between.
 
-    async def join(self, tags: dict[str, str]) -> None:
-        """Wait until no task (with these tags) is unfinished here, rows that are still to be claimed included.
-
-        Raises `ManagerStopped` when the manager stops before that: some of them go on at the next start.
-        """
-        engine = self.engine
-        while tags:
-            engine.turn.empty_inbox()
-            matching = [live for live in engine.live.values() if carries(live.tags_text, tags)]
-            for live in matching:
-                if (await engine.ended(live)).requeued:
-                    raise _joined_too_long()
-            if not matching:
-                if not await self._has_put_away(tags):
-                    return
-                await self._pause_join(engine.settings.store_poll_s)
-        while True:
-            await engine.idle()
-            if engine.goes_on_count:
-                raise _joined_too_long()
-            if engine.has_backlog:
-                engine.wants_claim.set()
-                await self._pause_join(engine.settings.store_poll_s / 10)
-            elif await self._has_put_away(tags):
-                await self._pause_join(engine.settings.store_poll_s)
-            elif not engine.live:
-                return
-
-    async def _pause_join(self, pause_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
-                await self._stopped.wait()
-        if self._stopped.is_set():
-            raise _joined_too_long()
-
-    async def _has_put_away(self, tags: dict[str, str]) -> bool:
-        """Whether tasks accepted here may wait in the store for their time. Whose a free row was, it does not say."""
-        if not self.engine.has_put_away:
-            return False
-        try:
-            is_there = await self._claimer.has_free_rows((lambda row: carries(row.tags, tags)) if tags else None)
-        except StoreError:
-            return True
-        if not tags:
-            self.engine.has_put_away = is_there
-        return is_there
-
     def cancel_now(self, task_id: str, live: LiveTask | None, records: Records) -> bool:
         """Cancel in memory, or ask the store in the background for a task that is elsewhere."""
         engine = self.engine
@@ -438,10 +393,6 @@ class Lifecycle:
         """Another instance has died: what it left goes on now, not only at the next round of the reaper."""
         await self._recover()
         self.engine.wants_claim.set()
-
-
-def _joined_too_long() -> ManagerStopped:
-    return ManagerStopped("the manager stopped before all tasks had ended; those that are left run at the next start")
 
 
 def let_loop_close(task: "asyncio.Task[None]") -> None:

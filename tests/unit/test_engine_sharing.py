@@ -12,7 +12,7 @@ import pytest
 
 from taskmanager import QueueConfig, TaskManager, TaskStatus
 from taskmanager.engine.instance import InstanceLock
-from taskmanager.model.record import TaskWrite, expected_of
+from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.schedule import ScheduleDeclaration
 from taskmanager.store.protocol import ClaimRequest, InstanceRow
 from taskmanager.store.sqlite import SqliteStore
@@ -75,6 +75,32 @@ async def test_join_by_tag_waits_for_tasks_that_wait_in_the_file(tmp_path: Path)
         gate.set()
         await asyncio.wait_for(joining, 20)
         assert [each.status for each in mine] == ["COMPLETED"] * 6
+
+
+async def test_join_by_tag_waits_for_a_task_that_is_being_claimed(tmp_path: Path) -> None:
+    """Between a claim and its answer a row is neither free in the file nor in memory. The task is unfinished."""
+    gate, answered = asyncio.Event(), asyncio.Event()
+    manager, task = held_until(gate, tmp_path / "tasks.db", concurrency=1, max_in_memory=1)
+    async with manager:
+        assert manager._lifecycle is not None
+        store, loop = manager._lifecycle.engine.store, asyncio.get_running_loop()
+        claim, claimed = store.claim, asyncio.Event()
+        mine = [task.with_options(tags={"batch": "1"}).enqueue(number) for number in range(6)]
+        await asyncio.gather(*(each.saved() for each in mine))
+
+        async def slow(request: ClaimRequest) -> list[TaskRow]:
+            rows = await claim(request)
+            if any(row.task_id == mine[-1].task_id for row in rows):
+                claimed.set()
+                await answered.wait()
+            return rows
+
+        store.claim = slow  # type: ignore[method-assign]  # the one call that is to take long
+        gate.set()
+        await asyncio.wait_for(claimed.wait(), 20)
+        loop.call_later(0.1, answered.set)
+        await asyncio.wait_for(manager.join(tags={"batch": "1"}), 20)
+        assert mine[-1].status is TaskStatus.COMPLETED
 
 
 @pytest.mark.parametrize("is_taken", [True, False], ids=["the other takes it", "nobody takes it"])

@@ -1,0 +1,84 @@
+"""Waits until nothing that was accepted or claimed here is unfinished: `manager.join()`.
+
+Unfinished work may be in memory, free in the store where memory had no room for it, or on its way between the two.
+"""
+
+import asyncio
+import contextlib
+
+from taskmanager.engine.claiming import Claimer
+from taskmanager.engine.engine import Engine
+from taskmanager.engine.live_task import LiveTask, carries
+from taskmanager.model.errors import ManagerStopped, StoreError
+
+
+class Joiner:
+    """For one start; `stopped` is set when that has ended."""
+
+    def __init__(self, engine: Engine, claimer: Claimer, stopped: asyncio.Event) -> None:
+        self._engine = engine
+        self._claimer = claimer
+        self._stopped = stopped
+
+    async def join(self, tags: dict[str, str]) -> None:
+        """Wait until no task (with all these tags) is unfinished here, rows that are still to be claimed included.
+
+        Raises `ManagerStopped` when the manager stops before that: some of them go on at the next start.
+        """
+        if tags:
+            await self._join_tagged(tags)
+        else:
+            await self._join_all()
+
+    async def _join_tagged(self, tags: dict[str, str]) -> None:
+        engine = self._engine
+        while True:
+            engine.turn.empty_inbox()
+            if unfinished := self._unfinished(tags):
+                for live in unfinished:
+                    if (await engine.ended(live)).requeued:
+                        raise _stopped_too_soon()
+            elif await self._has_put_away(tags):
+                await self._pause(engine.settings.store_poll_s)
+            elif not self._unfinished(tags):  # one may have been claimed while the store was read
+                return
+
+    def _unfinished(self, tags: dict[str, str]) -> list[LiveTask]:
+        return [live for live in self._engine.live.values() if carries(live.tags_text, tags)]
+
+    async def _join_all(self) -> None:
+        engine = self._engine
+        while True:
+            await engine.idle()
+            if engine.goes_on_count:
+                raise _stopped_too_soon()
+            if engine.has_backlog:
+                engine.wants_claim.set()
+                await self._pause(engine.settings.store_poll_s / 10)
+            elif await self._has_put_away({}):
+                await self._pause(engine.settings.store_poll_s)
+            elif not engine.live:
+                return
+
+    async def _has_put_away(self, tags: dict[str, str]) -> bool:
+        """Whether tasks accepted here may wait in the store for their time. Whose a free row was, it does not say."""
+        if not self._engine.has_put_away:
+            return False
+        try:
+            is_there = await self._claimer.has_free_rows((lambda row: carries(row.tags, tags)) if tags else None)
+        except StoreError:
+            return True
+        if not tags:
+            self._engine.has_put_away = is_there
+        return is_there
+
+    async def _pause(self, pause_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._stopped.wait()
+        if self._stopped.is_set():
+            raise _stopped_too_soon()
+
+
+def _stopped_too_soon() -> ManagerStopped:
+    return ManagerStopped("the manager stopped before all tasks had ended; those that are left run at the next start")
