@@ -49,7 +49,7 @@ Examples:
   taskmanager retry --status FAILED --task app.jobs:send_mail --since 1h
   taskmanager retry --code TIMEOUT --yes
 
-Of many, the first are shown and you are asked, unless --yes. A COMPLETED task runs again only with --force.
+A batch has to be confirmed, unless you give --yes. COMPLETED tasks need --force.
 """
 CANCEL_EPILOG: Final = """
 \b
@@ -57,8 +57,8 @@ Examples:
   taskmanager cancel 28862abb
   taskmanager cancel --task app.jobs:send_mail --status PENDING
 
-A waiting task ends at once. A running one is asked to stop wherever it runs: async code is cancelled, a process
-killed, a thread sees `is_cancelled`. Of many, the first are shown and you are asked, unless --yes.
+A waiting task ends at once. A running one is asked to stop, whichever process it runs in: async code is cancelled, a
+child process is killed, a thread sees `is_cancelled`. A batch has to be confirmed, unless you give --yes.
 """
 
 
@@ -88,15 +88,15 @@ class Verb(NamedTuple):
 @click.command(epilog=RETRY_EPILOG)
 @click.argument("task_ids", metavar="[ID]...", nargs=-1)
 @filter_options
-@click.option("--force", is_flag=True, help="Also tasks that are COMPLETED.")
-@click.option("--dry-run", is_flag=True, help="Only show which tasks it would be.")
+@click.option("--force", is_flag=True, help="Include tasks that are COMPLETED.")
+@click.option("--dry-run", is_flag=True, help="Only show which tasks would be retried.")
 @yes_option
 @db_option
 @json_option
 def retry(task_ids: tuple[str, ...], force: bool, **options: Any) -> int:
-    """Run ended tasks again, with their stored arguments.
+    """Run tasks that have ended again, with their stored arguments.
 
-    Retry and crash counts start anew; id, attempts and log are kept.
+    Their retry and crash counts start from zero; id, attempts and log are kept.
     """
 
     async def act(store: Store, rows: Sequence[TaskRow]) -> list[Answer]:
@@ -118,7 +118,7 @@ def _retried(row: TaskRow, reason: str | None, has_won: bool) -> Answer:
 @click.command(epilog=CANCEL_EPILOG)
 @click.argument("task_ids", metavar="[ID]...", nargs=-1)
 @filter_options
-@click.option("--dry-run", is_flag=True, help="Only show which tasks it would be.")
+@click.option("--dry-run", is_flag=True, help="Only show which tasks would be cancelled.")
 @yes_option
 @db_option
 @json_option

@@ -26,11 +26,11 @@ Examples:
   taskmanager demo                     five minutes with your own Python's files
   taskmanager run app.jobs:manager     run a manager without an application around it
   taskmanager list --status FAILED     what went wrong lately
-  taskmanager show 4c1f3a              one task, by a part of its id
+  taskmanager show 4c1f3a              one task, by the end of its id
   taskmanager retry 4c1f3a             run it again
 
---db PATH, or $TASKMANAGER_DB, names the file (default tasks.db). The commands work on the file alone, while the
-application runs and while it does not. Every command has its own --help; docs/command-line.md has the rest.
+--db PATH, or $TASKMANAGER_DB, names the file (default tasks.db). The commands need only that file, whether the
+application is running or not. Every command has its own --help; docs/command-line.md has the rest.
 Exit codes: 0 done, 1 not found or refused, 2 wrong usage, 130 Ctrl-C.
 """
 
@@ -50,22 +50,22 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
         Entry("run", "run:run", "Run the TaskManager of a module until told to stop."),
     ),
     "Look": (
-        Entry("status", "status:status", "Everything at one look: instances, queues, pace, failures, storage."),
-        Entry("watch", "watch:watch", "The same, live, with the progress of what runs. q quits."),
+        Entry("status", "status:status", "Everything on one screen: instances, queues, throughput, failures, storage."),
+        Entry("watch", "watch:watch", "The same, kept up to date, with the progress of running tasks. q quits."),
         Entry("list", "listing:list_tasks", "List tasks, newest first."),
-        Entry("show", "showing:show", "Show one task: its record, every attempt, its log, what comes next."),
+        Entry("show", "showing:show", "Show one task: its record, every attempt, its log, what happens next."),
     ),
     "Act": (
-        Entry("retry", "acting:retry", "Run ended tasks again, with their stored arguments."),
+        Entry("retry", "acting:retry", "Run tasks that have ended again, with their stored arguments."),
         Entry("cancel", "acting:cancel", "Cancel tasks that have not ended."),
-        Entry("pause", "queues:pause", "Start nothing more of a queue, until it is resumed."),
-        Entry("resume", "queues:resume", "Start tasks of a queue again."),
+        Entry("pause", "queues:pause", "Start nothing more from a queue until it is resumed."),
+        Entry("resume", "queues:resume", "Start tasks from a paused queue again."),
         Entry("schedules", "schedules:schedules", "List schedules; pause, resume or run one."),
     ),
     "Operate": (
         Entry("doctor", "doctor:doctor", "Check the file and its surroundings, and say what to do."),
-        Entry("recover", "recovering:recover", "Give back the work of instances that have died."),
-        Entry("purge", "purging:purge", "Delete the records of ended tasks."),
+        Entry("recover", "recovering:recover", "Give back the tasks of instances that have died."),
+        Entry("purge", "purging:purge", "Delete the records of tasks that have ended."),
     ),
 }  # fmt: skip
 """A new command is a module beside this one, and a line here."""

@@ -54,7 +54,7 @@ class Finding(NamedTuple):
 def around_the_file(db: Path, min_free_mb: int) -> Iterator[Finding]:
     """What can be said without opening it. Must run while this process has no connection to it."""
     yield permissions(db)
-    yield mount(db.resolve(), _mounts())
+    yield mount(db.resolve(), _mounts(), is_read_only=_is_read_only(db))
     yield disk(db, shutil.disk_usage(db.resolve().parent).free, min_free_mb)
     yield from log_and_locks(db)
 
@@ -82,8 +82,17 @@ def _mounts() -> list[tuple[str, str]]:
     return [(each[1].replace("\\040", " "), each[2]) for each in words if len(each) > 2]
 
 
-def mount(file: Path, mounts: Sequence[tuple[str, str]]) -> Finding:
+def _is_read_only(db: Path) -> bool:
+    return hasattr(os, "statvfs") and bool(os.statvfs(db.resolve()).f_flag & os.ST_RDONLY)
+
+
+def mount(file: Path, mounts: Sequence[tuple[str, str]], *, is_read_only: bool = False) -> Finding:
     """SQLite's log needs memory that all its users share, and locks that hold: a network file system has neither."""
+    if is_read_only:
+        return Finding(
+            "file system", False, "it is mounted read-only",
+            "an application can save nothing there; look why (the system log), and mount it writable",
+        )  # fmt: skip
     below = [(point, kind) for point, kind in mounts if file.is_relative_to(point)]
     if not below:
         return Finding("file system", True, "unknown; it must be a local one")

@@ -68,7 +68,7 @@ def filter_options(command: F) -> F:
         click.option("--code", "error_code", metavar="CODE", help="Only tasks that ended with this error code."),
         click.option(
             "--since", type=Duration(), metavar="AGE",
-            help="Only what changed (ended, if it has) at most so long ago: 90s, 15m, 1h, 7d.",
+            help="Only tasks that ended (or else last changed) within this time: 90s, 15m, 1h, 7d.",
         ),
     )  # fmt: skip
     for option in reversed(options):

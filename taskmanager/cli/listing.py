@@ -28,8 +28,8 @@ Examples:
   taskmanager list --status FAILED --since 1h
   taskmanager list --task 'app.jobs:*' --limit 200 --json
 
-"when" is for how long it runs or waits, in how long it is due, or how long ago it ended.
-A memory-only task is in the file when it has ended, up to a minute later.
+"when" says how long a task has been running or waiting, how soon it is due, or how long ago it ended.
+A memory-only task is in the file once it has ended, up to a minute later.
 """
 
 
@@ -41,9 +41,9 @@ A memory-only task is in the file when it has ended, up to a minute later.
     default=DEFAULT_LIMIT,
     show_default=True,
     metavar="N",
-    help="At most so many.",
+    help="At most this many tasks.",
 )
-@click.option("--before", metavar="ID", help="Only tasks older than this one: the last of the page before.")
+@click.option("--before", metavar="ID", help="Only tasks older than this one, the last of the previous page.")
 @db_option
 @json_option
 def list_tasks(limit: int, before: str | None, db: Path, as_json: bool, **filters: Any) -> None:

@@ -23,8 +23,8 @@ Examples:
   taskmanager purge --status COMPLETED --older-than 1d
   taskmanager purge
 
-Only ended tasks are deleted, with their attempts and their idempotency keys; what waits or runs is never touched.
-Without --status and --older-than all ended tasks go, so you are asked, unless --yes.
+Deletes tasks that have ended, with their attempts and idempotency keys, and never a task that is waiting or running.
+Without --status or --older-than all ended tasks are deleted, so you have to confirm it, unless you give --yes.
 """
 
 _ENDED: Final = tuple(status for status in TaskStatus if status in TERMINAL)
@@ -32,12 +32,14 @@ _ENDED: Final = tuple(status for status in TaskStatus if status in TERMINAL)
 
 @click.command(epilog=EPILOG)
 @click.option("--status", type=Status(_ENDED), metavar="STATUS", help="Only tasks that ended like this.")
-@click.option("--older-than", type=Duration(), metavar="AGE", help="Only tasks that ended so long ago: 12h, 30d.")
+@click.option(
+    "--older-than", type=Duration(), metavar="AGE", help="Only tasks that ended longer ago than this: 12h, 30d."
+)
 @yes_option
 @db_option
 @json_option
 def purge(status: TaskStatus | None, older_than: int | None, yes: bool, db: Path, as_json: bool) -> None:
-    """Delete the records of ended tasks."""
+    """Delete the records of tasks that have ended."""
     if status is None and older_than is None and not yes:
         with read(db) as connection:
             by_status = counts(connection)

@@ -20,9 +20,9 @@ Examples:
   taskmanager pause mail
   taskmanager resume mail
 
-A paused queue starts nothing, in any instance, within a quarter of a second; what runs goes on, and what is enqueued
-waits. It stays paused over restarts. A name that no task and no instance has used is refused: it is mostly a typing
-mistake. `pause --force` takes it all the same, for a queue that the next release brings.
+Within a quarter of a second, no instance starts anything more from a paused queue. Running tasks go on, new tasks wait.
+The queue stays paused across restarts. A name that no task and no instance has used is refused, because it is usually a
+typing mistake; `pause --force` accepts it, for a queue that does not exist yet.
 """
 DEFAULT_QUEUE: Final = "default"
 """Which is there before its first task."""
@@ -31,11 +31,11 @@ SHOWN: Final = 8
 
 @click.command(epilog=EPILOG)
 @click.argument("queue_name", metavar="QUEUE")
-@click.option("--force", is_flag=True, help="Also a queue that no task and no instance has named yet.")
+@click.option("--force", is_flag=True, help="Accept a queue that no task and no instance has used yet.")
 @db_option
 @json_option
 def pause(queue_name: str, force: bool, db: Path, as_json: bool) -> None:
-    """Start nothing more of a queue, until it is resumed."""
+    """Start nothing more from a queue until it is resumed."""
     _set(queue_name, True, db, as_json, force=force)
 
 
@@ -44,7 +44,7 @@ def pause(queue_name: str, force: bool, db: Path, as_json: bool) -> None:
 @db_option
 @json_option
 def resume(queue_name: str, db: Path, as_json: bool) -> None:
-    """Start tasks of a queue again."""
+    """Start tasks from a paused queue again."""
     _set(queue_name, False, db, as_json)
 
 
@@ -57,7 +57,7 @@ def _set(queue_name: str, paused: bool, db: Path, as_json: bool, *, force: bool 
     if as_json:
         answer_json({"queue_name": queue_name, "is_paused": paused, "is_known": queue_name in known})
     else:
-        click.echo(f"queue {escaped(queue_name)} is paused" if paused else f"queue {escaped(queue_name)} runs")
+        click.echo(f"queue {escaped(queue_name)} is paused" if paused else f"queue {escaped(queue_name)} is resumed")
 
 
 def _refusal(queue_name: str, known: Collection[str], db: Path, paused: bool) -> str:

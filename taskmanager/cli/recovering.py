@@ -27,8 +27,8 @@ Examples:
   taskmanager recover
   taskmanager recover --json
 
-A start of the application does the same; this is for when it does not start. Tasks that are safe to repeat, or had
-not started, wait again; the others are retried by their policy, or FAILED with WORKER_CRASHED.
+The application does the same at its start; use this when it cannot be started. Tasks that had not started, or are safe
+to repeat, wait again. The others are retried if their policy says so, or else are FAILED with WORKER_CRASHED.
 """
 
 
@@ -36,7 +36,7 @@ not started, wait again; the others are retried by their policy, or FAILED with 
 @db_option
 @json_option
 def recover(db: Path, as_json: bool) -> None:
-    """Give back the work of instances that have died."""
+    """Give back the tasks of instances that have died."""
     database = db.absolute()
     orphans, dead = write(db, lambda store: _recover(store, database))
     if as_json:

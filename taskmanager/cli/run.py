@@ -32,9 +32,9 @@ Examples:
   taskmanager run app.jobs:manager --log-level warning
   taskmanager run app.jobs:manager --json >ended.json
 
-Ctrl-C or SIGTERM stops it: running tasks get the manager's drain_timeout, persisted work goes on at the next
-start. A second one cuts that short. With --json, stdout has one document at the end: the signal, and what came of
-the tasks; what your code prints goes to stderr.
+Ctrl-C or SIGTERM stops it: running tasks get the manager's drain_timeout, and persisted tasks carry on at the next
+start. A second signal cuts that short. With --json, one document is printed to stdout at the end, with the signal and
+the outcome of the tasks; whatever your code prints goes to stderr.
 """
 
 
@@ -66,7 +66,7 @@ class Ended(NamedTuple):
 def run(target: str, log_level: str, as_json: bool) -> int:
     """Run the TaskManager of a module until told to stop.
 
-    MODULE is imported, with the current directory on the import path as with `python -m`; MANAGER is its name there.
+    MODULE is imported with the current directory on the import path, as by `python -m`; MANAGER is its name in there.
     """
     stdout = _keep_stdout() if as_json else None
     manager = load_manager(target)

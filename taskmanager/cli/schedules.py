@@ -22,10 +22,10 @@ EPILOG: Final = """
 Examples:
   taskmanager schedules
   taskmanager schedules pause nightly
-  taskmanager schedules resume nightly      its next fire is reckoned from now on
-  taskmanager schedules run nightly         once, now, beside its fires; paused or not
+  taskmanager schedules resume nightly      its next run is computed from now
+  taskmanager schedules run nightly         once, now, in addition; even if it is paused
 
-A run by hand starts as soon as an instance that knows the function has room.
+A run that you ask for starts as soon as an instance that knows the function has room.
 """
 _INSTANTS: Final = ("last_run_at", "next_run_at", "paused_at", "updated_at")
 _LEFT_OUT: Final = frozenset({"template"})
@@ -37,7 +37,7 @@ _LEFT_OUT: Final = frozenset({"template"})
 @db_option
 @json_option
 def schedules(action: str | None, name: str | None, db: Path, as_json: bool) -> None:
-    """List the schedules by their next fire; or pause, resume or run one."""
+    """List the schedules, ordered by their next run; or pause, resume or run one."""
     if action is None:
         _list(db, as_json)
     elif not name:
@@ -89,4 +89,4 @@ def _show(rows: Sequence[ScheduleRow], is_running: bool) -> None:
 
     draw(schedule_table(rows, SystemClock().now_us(), screen().width, is_running=is_running))
     if not is_running:
-        click.echo("\nno instance runs; they fire when the application does")
+        click.echo("\nno instance is running; schedules fire only while the application runs")

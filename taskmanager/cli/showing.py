@@ -25,7 +25,7 @@ Examples:
   taskmanager show 28862abb
   taskmanager show 28862abb --json
 
-An end, or a beginning, of the id is enough where it is nobody else's.
+A beginning or an end of the id is enough, if no other task shares it.
 """
 
 
@@ -34,7 +34,7 @@ An end, or a beginning, of the id is enough where it is nobody else's.
 @db_option
 @json_option
 def show(task_id: str, db: Path, as_json: bool) -> None:
-    """Show one task: its record, every attempt, its log, what comes next."""
+    """Show one task: its record, every attempt, its log, what happens next."""
     with read(db) as connection, snapshot(connection):
         wanted = the_task(connection, task_id)
         row = fetch(connection, wanted)

@@ -18,8 +18,8 @@ Examples:
   taskmanager status --db /srv/app/tasks.db
   taskmanager status --json | jq .problems
 
-Works while the application runs, after it has stopped, and on what a crash has left. Memory-only tasks are counted
-while they wait and run; when they have ended, they are in the file up to a minute later.
+Works while the application is running, after it has stopped, and on the file that a crash left behind. Memory-only
+tasks are counted while they wait and run; once they have ended, it takes up to a minute until they are in the file.
 """
 
 
@@ -27,7 +27,7 @@ while they wait and run; when they have ended, they are in the file up to a minu
 @db_option
 @json_option
 def status(db: Path, as_json: bool) -> None:
-    """Show instances, queues, pace, failures, schedules and storage at one look."""
+    """Show instances, queues, throughput, failures, schedules and storage on one screen."""
     with read(db) as connection:
         picture = look(db, connection, SystemClock())
     if as_json:

@@ -37,8 +37,8 @@ Examples:
   taskmanager watch
   taskmanager watch --db /srv/app/tasks.db
 
-q or Ctrl-C ends it. A task shows a bar when it calls current_task().progress(done, total, text). Where stdout is no
-terminal, and with --json, it answers once, as `taskmanager status` does.
+q or Ctrl-C quits. A task gets a progress bar by calling current_task().progress(done, total, text). If stdout is not a
+terminal, and with --json, the answer is printed once, as by `taskmanager status`.
 """
 
 
@@ -46,7 +46,7 @@ terminal, and with --json, it answers once, as `taskmanager status` does.
 @db_option
 @json_option
 def watch(db: Path, as_json: bool) -> int:
-    """Show what runs, waits and fails, live: progress, time left, last failures. q quits."""
+    """Show what is running, waiting and failing, kept up to date: progress, time left, last failures. q quits."""
     clock = SystemClock()
     with read(db) as connection:  # what is wrong with the file is said before the screen is taken
         picture = look(db, connection, clock)

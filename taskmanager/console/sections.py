@@ -89,12 +89,13 @@ def troubles(picture: Picture) -> Section:
     paces = {each.task_name: each for each in picture.slowest}
     failing = {each.task_name: each for each in picture.most_failing}
     is_sample = picture.hour.ended_count > SAMPLE
+    are_some = picture.hour.failed_count > SAMPLE
     rows = []
     for name in _in_turns(list(failing), list(paces)):
         pace, failures = paces.get(name), failing.get(name)
-        failed = failures.failed_count if failures else 0
+        failed = _number(failures.failed_count if failures else 0, FAILED_STYLE, is_capped=are_some)
         ended = NOT_KNOWN if pace is None or is_sample else _number(pace.ended_count)
-        figures = (ended, _number(failed, FAILED_STYLE), *_durations(pace))
+        figures = (ended, failed, *_durations(pace))
         code = Cell(failures.last_error_code, FAILED_STYLE) if failures else NOTHING
         rows.append(Row(Cell(name), figures, code))
     heads = ("ended", "failed", "mean", "longest")

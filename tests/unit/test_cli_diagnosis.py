@@ -67,6 +67,12 @@ def test_functions_are_judged_only_when_every_instance_tells_its_own() -> None:
     assert functions(waiting, []).is_well
 
 
+def test_a_file_system_that_takes_no_writes_is_a_finding() -> None:
+    """Linux mounts one read-only when its disk fails."""
+    found = mount(Path("/srv/tasks.db"), [("/", "ext4")], is_read_only=True)
+    assert (found.is_well, found.found) == (False, "it is mounted read-only")
+
+
 def test_a_log_is_a_finding_when_it_is_large_or_pinned_while_it_grows() -> None:
     """A reader of a small log is in nobody's way."""
     reader = Reader(os.getpid(), 10)

@@ -71,7 +71,7 @@ def test_schedules_are_listed_and_nothing_is_changed(database: Path) -> None:
         assert lines[0].split()[:5] == ["schedule", "fires", "next", "last", "runs"]
         assert "every 3600 s" in lines[1]
         assert "30 2 * * * Europe/Berlin" in lines[2]
-        assert lines[-1] == "no instance runs; they fire when the application does"
+        assert lines[-1] == "no instance is running; schedules fire only while the application runs"
         assert ("app.jobs:report" in ran.out) == (columns > 80)
     assert digest(database.parent) == before
 
