@@ -50,10 +50,10 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
         Entry("run", "run:run", "Run the TaskManager of a module until told to stop."),
     ),
     "Look": (
-        Entry("status", "status:status", "Everything on one screen: instances, queues, throughput, failures, storage."),
-        Entry("watch", "watch:watch", "The same, kept up to date, with the progress of running tasks. q quits."),
+        Entry("status", "status:status", "Instances, queues, throughput, failures and storage on one screen."),
+        Entry("watch", "watch:watch", "The same, live, with the progress of running tasks. q quits."),
         Entry("list", "listing:list_tasks", "List tasks, newest first."),
-        Entry("show", "showing:show", "Show one task: its record, every attempt, its log, what happens next."),
+        Entry("show", "showing:show", "One task: its record, every attempt, its log, what happens next."),
     ),
     "Act": (
         Entry("retry", "acting:retry", "Run tasks that have ended again, with their stored arguments."),
