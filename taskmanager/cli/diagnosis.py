@@ -19,10 +19,10 @@ from taskmanager.store.sqlite.beat import heartbeats
 from taskmanager.store.sqlite.claims import free_queues
 from taskmanager.store.sqlite.connection import WAL_LIMIT_BYTES
 from taskmanager.store.sqlite.health import Owned, faults, newest_stamp, owned
-from taskmanager.store.sqlite.log import Log, Reader, log_of, only_user_of
 from taskmanager.store.sqlite.queries import instances
 from taskmanager.store.sqlite.reading import snapshot
 from taskmanager.store.sqlite.schema import version
+from taskmanager.store.sqlite.wal_index import Reader, WalState, only_user_of, read_wal_index
 
 MB: Final = 1_000_000
 SKEW_US: Final = 5_000_000
@@ -118,17 +118,17 @@ def disk(db: Path, free_bytes: int, min_free_mb: int) -> Finding:
 
 def log_and_locks(db: Path) -> Iterator[Finding]:
     """How large the log is and who keeps it from being moved into the file, and who keeps others from writing."""
-    looks = [log_of(db)]
+    looks = [read_wal_index(db)]
     while len(looks) < LOCK_LOOKS and (looks[-1].pinned_by or looks[-1].writer_pid):
         time.sleep(LOCK_LOOK_S / LOCK_LOOKS)
-        looks.append(log_of(db))
+        looks.append(read_wal_index(db))
     last = looks[-1]
     is_long = len(looks) == LOCK_LOOKS
     yield judge_log(last, [reader for reader in last.pinned_by if is_long and reader in looks[0].readers])
     yield judge_locks(only_user_of(db), looks if is_long else ())
 
 
-def judge_locks(only_user: int | None, looks: Sequence[Log]) -> Finding:
+def judge_locks(only_user: int | None, looks: Sequence[WalState]) -> Finding:
     """An application writes in transactions of milliseconds, and commits; a lock that stays stops everybody else."""
     if only_user is not None:
         return Finding(
@@ -144,7 +144,7 @@ def judge_locks(only_user: int | None, looks: Sequence[Log]) -> Finding:
     return Finding("locks", True, "nobody keeps others from writing")
 
 
-def judge_log(now: Log, pinning: Collection[Reader]) -> Finding:
+def judge_log(now: WalState, pinning: Collection[Reader]) -> Finding:
     """A log is cut when it has been moved, and it is moved up to where the oldest reader stands."""
     found = f"{now.size_bytes / MB:,.1f} MB"
     if pinning and now.size_bytes > PINNED_BYTES:

@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 from taskmanager.console.plain import escaped
-from taskmanager.engine.definition import options_of, retry_facts, timeout_of
+from taskmanager.engine.definition import options_of, retry_rule_of, timeout_of
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import INTERRUPTION_NOTE, TaskStatus
 from taskmanager.rules.recovery import judge_orphan
@@ -57,7 +57,7 @@ def _orphaned(row: TaskRow, status: TaskStatus, around: Surroundings) -> Outlook
         status=status,
         cancel_requested=row.cancel_requested_at is not None,
         requeue_on_interrupt=bool(options.get("requeue_on_interrupt")),
-        rule=retry_facts(options),
+        rule=retry_rule_of(options),
         retry_count=row.retry_count,
         is_interruption_noted=row.failed_reason == INTERRUPTION_NOTE,
         good_until=row.good_until,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from taskmanager.codec.results import encode_error_text
-from taskmanager.engine.definition import options_of, retry_facts
+from taskmanager.engine.definition import options_of, retry_rule_of
 from taskmanager.engine.instance import (
     PUT_BACK_S,
     Identity,
@@ -167,7 +167,7 @@ class Recovery:
             status=TaskStatus(row.status),
             cancel_requested=row.cancel_requested_at is not None,
             requeue_on_interrupt=bool(options.get("requeue_on_interrupt")),
-            rule=retry_facts(options),
+            rule=retry_rule_of(options),
             retry_count=row.retry_count,
             is_interruption_noted=is_noted,
             good_until=row.good_until,

@@ -12,7 +12,7 @@ from typing import Final
 from taskmanager.engine.engine import Engine
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
-from taskmanager.store.protocol import LET_IN_S
+from taskmanager.store.protocol import DELETE_PAUSE_S
 
 BUDGET_S: Final = 60.0
 """How long a sweep works on one category, its pauses not counted; the rest is for the next one."""
@@ -70,5 +70,5 @@ class Retention:
                 break
             total += count
             spent_s += engine.loop.time() - began_s
-            await asyncio.sleep(LET_IN_S)
+            await asyncio.sleep(DELETE_PAUSE_S)
         return total

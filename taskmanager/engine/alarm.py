@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.wall_clock import WallClock
+from taskmanager.engine.wall_clock import WatchedClock
 from taskmanager.model.clock import Clock
 
 RECHECK_S: Final = 5.0
@@ -22,7 +22,7 @@ class Alarm:
         self,
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
-        wall_clock: WallClock,
+        wall_clock: WatchedClock,
         dispatcher: Dispatcher,
         on_due: Callable[[], None],
     ) -> None:

@@ -59,11 +59,6 @@ class Definition:
         self.is_async = inspect.iscoroutinefunction(self.fn)
         self.options_text = self.options_for(self.timeout_s)
 
-    @property
-    def needs_store(self) -> bool:
-        """True when a start must be in the store before user code runs, even while the store is degraded."""
-        return self.is_persisted and not self.requeue_on_interrupt
-
     def options_for(self, timeout_s: float | None) -> str:
         """The `task_options` of a row: all that recovery needs to decide without knowing the function.
 
@@ -109,6 +104,6 @@ def timeout_of(text: str) -> float | None:
     return timeout_s if type(timeout_s) in (int, float) else None
 
 
-def retry_facts(options: Mapping[str, Any]) -> RetryRule:
+def retry_rule_of(options: Mapping[str, Any]) -> RetryRule:
     """The retry rule that a row carries in its options."""
     return RetryRule.from_options(options.get("retry"))

@@ -33,7 +33,7 @@ from taskmanager.engine.settings import Settings
 from taskmanager.engine.settle import Outcome, Settlement
 from taskmanager.engine.stall import StallWatch
 from taskmanager.engine.turn import Turn
-from taskmanager.engine.wall_clock import WallClock
+from taskmanager.engine.wall_clock import WatchedClock
 from taskmanager.engine.writer import Writer
 from taskmanager.model.clock import Clock
 from taskmanager.model.logger import logger
@@ -76,7 +76,7 @@ class Engine:
         self.dispatcher = Dispatcher(settings.lanes(), settings.queues)
         self.dispatcher.wants_take = self.kick
         self.window = MemoryWindow(settings.max_in_memory, self.dispatcher)
-        self.wall_clock = WallClock(clock)
+        self.wall_clock = WatchedClock(clock)
         self.alarm = Alarm(self.loop, clock, self.wall_clock, self.dispatcher, self._wake_due)
         self.runner = Runner(settings.processes, self.report, self.stall.lost_s)
         self.settlement = Settlement(identity, clock.now_us, random.random, settings.recovery.crash_budget)

@@ -16,7 +16,7 @@ from taskmanager.model.errors import ConfigurationError, UnknownTask
 from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TERMINAL, AttemptOutcome, TaskStatus
-from taskmanager.store.protocol import LET_IN_S, TaskFilter
+from taskmanager.store.protocol import DELETE_PAUSE_S, TaskFilter
 
 PURGE_PAGE: Final = 1_000
 MAX_LIMIT: Final = 1_000_000_000
@@ -212,7 +212,7 @@ async def repeated(step: Callable[[], Awaitable[int]]) -> int:
     gone = 0
     while count := await step():
         gone += count
-        await asyncio.sleep(LET_IN_S)
+        await asyncio.sleep(DELETE_PAUSE_S)
     return gone
 
 

@@ -1,8 +1,8 @@
-"""Notices that the wall clock was stepped: by an administrator, by NTP, or by a machine that woke with a wrong one.
+"""The wall clock, watched for steps: by an administrator, by NTP, or because a machine woke up with a wrong clock.
 
-Wall and elapsed time advance together, suspend included, so their difference changes by a step only. It is looked at
-with every decision that wall time makes, and a decision that a step could have made is put off: whoever corrects the
-clock within a minute finds nothing expired, and nothing of the history deleted.
+Wall and elapsed time advance together, suspend included, so only a step changes their difference. It is checked with
+every decision that depends on wall time, and a decision that may be due to a step is put off: whoever corrects the
+clock within a minute finds nothing expired and no history deleted.
 """
 
 from typing import Final, NamedTuple
@@ -25,18 +25,18 @@ class Step(NamedTuple):
     by_us: int
 
 
-class WallClock:
-    """The wall clock of one instance, read through here by those who decide by it."""
+class WatchedClock:
+    """The wall clock of one instance. Whoever decides by wall time reads it here; stamps may use the `Clock` itself."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.step_count = 0
-        """Steps noticed so far: who keeps the number sees whether there was another one since."""
+        """Steps noticed so far. Comparing it with an earlier value tells whether there was another one since."""
         self.last: Step | None = None
         _, self._offset_us = self._read()
 
     def __repr__(self) -> str:
-        return f"<WallClock {self.step_count} steps, last {self.last}>"
+        return f"<WatchedClock {self.step_count} steps, last {self.last}>"
 
     def now_us(self) -> int:
         """Wall time, microseconds since 1970 UTC, with a look at whether it was stepped."""

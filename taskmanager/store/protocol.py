@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 FREE_COUNT_CAP: Final = 10_000
 """Free rows of one function in one queue are counted up to here."""
-LET_IN_S: Final = 0.02
-"""The pause between two calls that delete. Who waits for SQLite's lock looks again after 1, 2, 5 and 10 ms, so that in
-a pause of this length everybody who waits finds it free once.
+DELETE_PAUSE_S: Final = 0.02
+"""The pause between two calls that delete. Whoever waits for SQLite's lock tries again after 1, 2, 5 and 10 ms, so in a
+pause of this length every waiter finds it free once.
 """
 
 
@@ -239,8 +239,8 @@ class Store(Protocol):
     async def purge(self, status: TaskStatus | None, older_than: int | None, limit: int) -> int:
         """Delete terminal rows (attempts cascade) whose end is before `older_than`; how many went, 0 when none is left.
 
-        At most `limit`, and no more than is done in some milliseconds: callers repeat it, with a pause of `LET_IN_S`.
-        So do those of the other verbs that delete.
+        At most `limit`, and no more than is done in some milliseconds: callers repeat it, pausing for `DELETE_PAUSE_S`
+        in between. The same holds for the other verbs that delete.
         """
         ...
 

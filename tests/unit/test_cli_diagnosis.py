@@ -12,7 +12,7 @@ import pytest
 
 from taskmanager.cli.diagnosis import clocks, functions, judge_locks, judge_log, living, mount
 from taskmanager.store.protocol import FreeQueue, InstanceRow
-from taskmanager.store.sqlite.log import Log, Reader, log_of
+from taskmanager.store.sqlite.wal_index import Reader, WalState, read_wal_index
 from tests.unit.command_line import taskmanager, write_tasks
 
 SECOND: Final = 1_000_000
@@ -76,18 +76,18 @@ def test_a_file_system_that_takes_no_writes_is_a_finding() -> None:
 def test_a_log_is_a_finding_when_it_is_large_or_pinned_while_it_grows() -> None:
     """A reader of a small log is in nobody's way."""
     reader = Reader(os.getpid(), 10)
-    assert judge_log(Log(0), ()).is_well
-    assert judge_log(Log(1_000_000, 200, 10, (reader,)), [reader]).is_well
-    assert f"pinned by process {os.getpid()}" in judge_log(Log(5_000_000, 1_000, 10, (reader,)), [reader]).found
-    assert not judge_log(Log(70_000_000, 20_000, 20_000), ()).is_well
+    assert judge_log(WalState(0), ()).is_well
+    assert judge_log(WalState(1_000_000, 200, 10, (reader,)), [reader]).is_well
+    assert f"pinned by process {os.getpid()}" in judge_log(WalState(5_000_000, 1_000, 10, (reader,)), [reader]).found
+    assert not judge_log(WalState(70_000_000, 20_000, 20_000), ()).is_well
 
 
 def test_a_writer_is_a_finding_when_it_keeps_the_lock_and_commits_nothing() -> None:
     """A busy application has it at every look, too; but the log grows meanwhile."""
     assert judge_locks(None, ()).is_well
-    assert judge_locks(None, [Log(1, frames, 0, (), 7) for frames in (1, 2, 3)]).is_well
-    assert judge_locks(None, [Log(1, 1, 0, (), pid) for pid in (7, 8, 7)]).is_well
-    assert not judge_locks(None, [Log(1, 1, 0, (), 7)] * 3).is_well
+    assert judge_locks(None, [WalState(1, frames, 0, (), 7) for frames in (1, 2, 3)]).is_well
+    assert judge_locks(None, [WalState(1, 1, 0, (), pid) for pid in (7, 8, 7)]).is_well
+    assert not judge_locks(None, [WalState(1, 1, 0, (), 7)] * 3).is_well
 
 
 LOCKER: Final = """
@@ -136,11 +136,11 @@ def test_doctor_names_who_keeps_others_out(tmp_path: Path) -> None:
 def test_a_log_without_an_index_is_only_as_large_as_it_is(tmp_path: Path) -> None:
     """A copy of a file, or one that another system has written."""
     database = tmp_path / "tasks.db"
-    assert log_of(database) == Log(0)
+    assert read_wal_index(database) == WalState(0)
     (tmp_path / "tasks.db-wal").write_bytes(b"x" * 5)
-    assert log_of(database) == Log(5)
+    assert read_wal_index(database) == WalState(5)
     (tmp_path / "tasks.db-shm").write_bytes(b"x" * 5)
-    assert log_of(database) == Log(5)
+    assert read_wal_index(database) == WalState(5)
 
 
 def test_a_stamp_of_some_seconds_ahead_is_no_skew() -> None:

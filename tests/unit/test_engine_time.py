@@ -11,7 +11,7 @@ import pytest
 from taskmanager import TaskExpired, TaskManager, current_task
 from taskmanager.duties.retention import Retention
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.wall_clock import HOLD_S, WallClock
+from taskmanager.engine.wall_clock import HOLD_S, WatchedClock
 from taskmanager.model.clock import to_us
 from taskmanager.model.record import TaskWrite, expected_of
 from taskmanager.store.protocol import Beat, InstanceRow
@@ -65,7 +65,7 @@ class TwoClocks:
 def test_time_that_passes_is_no_step_and_a_clock_that_is_set_is_one() -> None:
     """A night of suspend moves both clocks; a person moves one of them. Who keeps the count sees each step once."""
     clock = TwoClocks()
-    wall_clock = WallClock(clock)
+    wall_clock = WatchedClock(clock)
     clock.pass_s(28_800)
     assert (wall_clock.now_us(), wall_clock.step_count, wall_clock.last) == (clock.wall_us, 0, None)
     assert not wall_clock.holds_expiry
@@ -81,7 +81,7 @@ def test_time_that_passes_is_no_step_and_a_clock_that_is_set_is_one() -> None:
 def test_a_slewed_clock_never_adds_up_to_a_step() -> None:
     """NTP corrects slowly; what it corrected in a month is no jump."""
     clock = TwoClocks()
-    wall_clock = WallClock(clock)
+    wall_clock = WatchedClock(clock)
     for _ in range(100):
         clock.wall_us += 400_000
         wall_clock.now_us()
@@ -91,7 +91,7 @@ def test_a_slewed_clock_never_adds_up_to_a_step() -> None:
 def test_a_process_stopped_between_the_two_clocks_saw_no_step() -> None:
     """Reading two clocks takes two calls, and an hour may pass between them."""
     clock = TwoClocks()
-    wall_clock = WallClock(clock)
+    wall_clock = WatchedClock(clock)
     clock.freeze_s = 3_600.0
     wall_clock.now_us()
     assert wall_clock.step_count == 0
@@ -100,7 +100,7 @@ def test_a_process_stopped_between_the_two_clocks_saw_no_step() -> None:
 def test_expiry_is_held_for_a_minute_after_a_step() -> None:
     """Elapsed time counts it, which no further step shortens."""
     clock = TwoClocks()
-    wall_clock = WallClock(clock)
+    wall_clock = WatchedClock(clock)
     clock.wall_us += 5_000_000
     wall_clock.now_us()
     clock.pass_s(HOLD_S - 0.001)

@@ -9,42 +9,42 @@ import pytest
 
 from taskmanager.model.record import TaskWrite
 from taskmanager.store.sqlite import SqliteStore
-from taskmanager.store.sqlite.pruning import FEW, FIRST_SIZE, HOLD_S, Pace
+from taskmanager.store.sqlite.pruning import FEW, FIRST_SIZE, HOLD_S, BatchSize
 from tests.contract.test_store_contract import task
 
 
 @pytest.mark.req("RC-s7")
 def test_a_call_that_took_too_long_is_followed_by_one_that_fits() -> None:
     """However long it was; and by more again, at most twice as many at a time, when those are quick."""
-    pace = Pace(1_000)
-    pace.note(1_000, 9 * HOLD_S, HOLD_S)
-    assert pace.size == 100
+    batch = BatchSize(1_000)
+    batch.note(1_000, 9 * HOLD_S, HOLD_S)
+    assert batch.size == 100
     sizes = []
     for _ in range(4):
-        pace.note(pace.size, HOLD_S / 50, 0.0)
-        sizes.append(pace.size)
+        batch.note(batch.size, HOLD_S / 50, 0.0)
+        sizes.append(batch.size)
     assert sizes == [200, 400, 800, 1_600]
-    pace.note(1_600, HOLD_S / 2, HOLD_S / 2)
-    assert pace.size == 1_600, "just right"
+    batch.note(1_600, HOLD_S / 2, HOLD_S / 2)
+    assert batch.size == 1_600, "just right"
 
 
 def test_few_rows_say_nothing_of_what_many_would_take() -> None:
-    """The last of a sweep are deleted in no time, whatever the pace."""
-    pace = Pace()
-    pace.note(3, HOLD_S / 100, HOLD_S / 100)
-    assert pace.size == FIRST_SIZE
+    """The last of a sweep are deleted in no time, whatever the size of a batch."""
+    batch = BatchSize()
+    batch.note(3, HOLD_S / 100, HOLD_S / 100)
+    assert batch.size == FIRST_SIZE
 
 
 def test_a_slow_disk_does_not_stop_a_sweep_and_large_rows_go_one_by_one() -> None:
     """A commit takes its time for one row as for fifty, so it makes batches no smaller than that; the rows may."""
-    pace = Pace(1_000)
+    batch = BatchSize(1_000)
     for _ in range(2):
-        pace.note(pace.size, HOLD_S / 100, 100 * HOLD_S)
-        assert pace.size == FEW
-    pace.note(FEW, 100 * HOLD_S, HOLD_S)
-    assert pace.size == 1
-    pace.note(1, 5 * HOLD_S, HOLD_S)
-    assert pace.size == 1
+        batch.note(batch.size, HOLD_S / 100, 100 * HOLD_S)
+        assert batch.size == FEW
+    batch.note(FEW, 100 * HOLD_S, HOLD_S)
+    assert batch.size == 1
+    batch.note(1, 5 * HOLD_S, HOLD_S)
+    assert batch.size == 1
 
 
 @pytest.mark.anyio

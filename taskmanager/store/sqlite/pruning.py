@@ -1,8 +1,8 @@
-"""Deletes what is old, a little at a time: a call holds the file for about `HOLD_S`, and between two the others go on.
+"""Deletes old rows in batches: a call holds the write lock for about `HOLD_S`, and between two calls others write.
 
-How many rows that are depends on the machine, on their size, and on whether they are in memory, so it is learned from
-the last calls. What is to go is searched before the lock is taken. And a call moves its part of the log into the file:
-else the next commit of a connection of the application, which does so from 1,000 pages on, would have to move it all.
+How many rows fit into that time depends on the machine, on their size, and on whether they are in memory, so it is
+learned from the last calls. The rows are searched for before the lock is taken. Each call also checkpoints what it has
+written: otherwise the application's own next commit, which checkpoints from 1,000 pages on, would have to do it all.
 """
 
 import sqlite3
@@ -16,7 +16,7 @@ from taskmanager.store.sqlite.statements import TERMINAL_SQL, quoted
 HOLD_S: Final = 0.005
 FIRST_SIZE: Final = 100
 FEW: Final = 50
-"""A commit of so few rows takes as long as the disk takes for any: fewer still would not make it shorter."""
+"""Below this number of rows a commit takes as long as the disk takes for any commit: fewer would not shorten it."""
 _BY_SENT_AT: Final = "INDEXED BY taskmanager_tasks_sent_at"
 _INCREMENTAL: Final = 2
 
@@ -29,8 +29,8 @@ class _Old(NamedTuple):
     hint: str = ""
 
 
-class Pace:
-    """How many rows, or pages, one call deletes. Used in the thread of one connection only."""
+class BatchSize:
+    """How many rows, or pages, the next call deletes. Used in the thread of one connection only."""
 
     __slots__ = ("size",)
 
@@ -38,10 +38,10 @@ class Pace:
         self.size = size
 
     def __repr__(self) -> str:
-        return f"<Pace of {self.size}>"
+        return f"<BatchSize of {self.size}>"
 
     def note(self, done: int, deleting_s: float, committing_s: float) -> None:
-        """`done` of them took so long: the next call does what fits, at most twice as many."""
+        """`done` rows took that long: the next call takes as many as fit into `HOLD_S`, at most twice as many."""
         fits = max(_fitting(done, deleting_s + committing_s), min(FEW, _fitting(done, deleting_s)))
         if done >= self.size or fits < self.size:
             self.size = max(1, min(fits, 2 * self.size))
@@ -52,7 +52,7 @@ def _fitting(done: int, took_s: float) -> int:
 
 
 def purge(
-    connection: sqlite3.Connection, pace: Pace, status: TaskStatus | None, older_than: int | None, limit: int
+    connection: sqlite3.Connection, batch: BatchSize, status: TaskStatus | None, older_than: int | None, limit: int
 ) -> int:
     """See `Store.purge`. No task ends before it was sent, so the index on `sent_at` bounds the search."""
     if status is not None and not status.is_terminal:
@@ -60,25 +60,25 @@ def purge(
     is_old = f"sent_at IS NOT NULL AND status IN ({TERMINAL_SQL if status is None else quoted([status])})"
     if older_than is not None:
         is_old += " AND sent_at < :cutoff AND coalesce(completed_at, failed_at, updated_at, created_at) < :cutoff"
-    return _delete(connection, pace, _Old("taskmanager_tasks", is_old, _BY_SENT_AT), older_than, limit)
+    return _delete(connection, batch, _Old("taskmanager_tasks", is_old, _BY_SENT_AT), older_than, limit)
 
 
-def prune_heartbeats(connection: sqlite3.Connection, pace: Pace, cutoff: int, limit: int) -> int:
+def prune_heartbeats(connection: sqlite3.Connection, batch: BatchSize, cutoff: int, limit: int) -> int:
     """See `Store.prune_heartbeats`."""
-    return _delete(connection, pace, _Old("taskmanager_heartbeats", "sent_at < :cutoff"), cutoff, limit)
+    return _delete(connection, batch, _Old("taskmanager_heartbeats", "sent_at < :cutoff"), cutoff, limit)
 
 
-def prune_worker_states(connection: sqlite3.Connection, pace: Pace, cutoff: int, limit: int) -> int:
+def prune_worker_states(connection: sqlite3.Connection, batch: BatchSize, cutoff: int, limit: int) -> int:
     """See `Store.prune_worker_states`."""
-    return _delete(connection, pace, _Old("taskmanager_worker_states", "snapshot_at < :cutoff"), cutoff, limit)
+    return _delete(connection, batch, _Old("taskmanager_worker_states", "snapshot_at < :cutoff"), cutoff, limit)
 
 
-def _delete(connection: sqlite3.Connection, pace: Pace, old: _Old, cutoff: int | None, limit: int) -> int:
+def _delete(connection: sqlite3.Connection, batch: BatchSize, old: _Old, cutoff: int | None, limit: int) -> int:
     """Delete some of them; 0 only when there are none."""
     find = f"SELECT rowid AS row FROM {old.table} {old.hint} WHERE {old.condition} LIMIT :limit"
     # Between the search and the lock somebody may have retried a task, or deleted it, and its place be another's.
     delete = f"DELETE FROM {old.table} WHERE rowid IN (SELECT value FROM json_each(:rows)) AND {old.condition}"
-    known = {"cutoff": cutoff, "limit": min(limit, pace.size)}
+    known = {"cutoff": cutoff, "limit": min(limit, batch.size)}
     while True:
         (rows,) = connection.execute(f"SELECT json_group_array(row) FROM ({find})", known).fetchone()
         if rows == "[]":
@@ -87,7 +87,7 @@ def _delete(connection: sqlite3.Connection, pace: Pace, old: _Old, cutoff: int |
             began_s = perf_counter()
             count = connection.execute(delete, {"cutoff": cutoff, "rows": rows}).rowcount
             deleted_s = perf_counter()
-        pace.note(count, deleted_s - began_s, perf_counter() - deleted_s)
+        batch.note(count, deleted_s - began_s, perf_counter() - deleted_s)
         _move_log(connection)
         if count:
             return count
@@ -97,14 +97,14 @@ def _move_log(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
 
-def shrink(connection: sqlite3.Connection, pace: Pace) -> bool:
+def shrink(connection: sqlite3.Connection, batch: BatchSize) -> bool:
     """See `Store.shrink`. A file that was made without incremental vacuum keeps its size, and uses the space again."""
     if connection.execute("PRAGMA auto_vacuum").fetchone() != (_INCREMENTAL,):
         return False
     began = perf_counter()
     # One page per step, without a column: `execute` would leave it at the first.
-    connection.executescript(f"PRAGMA incremental_vacuum({pace.size})")
-    pace.note(pace.size, perf_counter() - began, 0.0)
+    connection.executescript(f"PRAGMA incremental_vacuum({batch.size})")
+    batch.note(batch.size, perf_counter() - began, 0.0)
     _move_log(connection)
     (left,) = connection.execute("PRAGMA freelist_count").fetchone()
     return bool(left)

@@ -27,7 +27,7 @@ from taskmanager.store.sqlite.connection import (
     raise_not_open,
 )
 from taskmanager.store.sqlite.files import Files
-from taskmanager.store.sqlite.pruning import Pace
+from taskmanager.store.sqlite.pruning import BatchSize
 from taskmanager.store.sqlite.reading import GLANCE_PATIENCE_S, open_read_only, snapshot
 from taskmanager.store.sqlite.schema import migrate
 from taskmanager.store.sqlite.stamp import LogStamp
@@ -63,7 +63,7 @@ class SqliteStore:
         self._wal = Wal(Path(self.path), wal_limits)
         self._stamp = LogStamp(self.path)
         self._version = 0
-        self._paces = {what: Pace() for what in ("tasks", "heartbeats", "worker states", "pages")}
+        self._batches = {what: BatchSize() for what in ("tasks", "heartbeats", "worker states", "pages")}
 
     def __repr__(self) -> str:
         return f"<SqliteStore {self.path} {'closed' if self._writer is None else 'open'}>"
@@ -124,14 +124,14 @@ class SqliteStore:
             raise_not_open(self.path)
         return await self._writer.hop(work, *args)
 
-    async def _write_softly(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
-        """A write whose commit does not wait for the disk, because whatever a power cut undoes of it is done again.
+    async def _write_unsynced(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+        """A write whose commit does not wait for the disk, because after a power cut it would simply be done again.
 
-        The next commit that waits takes it along: the log is written in order.
+        The next commit that does wait makes it durable too: the log is written in order.
         """
         if self._synchronous == "normal":
             return await self._write(work, *args)
-        return await self._write(_softly, work, *args)
+        return await self._write(_unsynced, work, *args)
 
     async def _read(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
         if self._reader is None:
@@ -148,13 +148,13 @@ class SqliteStore:
         return report
 
     async def claim(self, request: ClaimRequest) -> list[TaskRow]:
-        return await self._write_softly(claims.claim, request)
+        return await self._write_unsynced(claims.claim, request)
 
     async def release(self, owner: str, now: int) -> int:
         return await self._write(claims.release, owner, now)
 
     async def free_waiting(self, owner: str, now: int, limit: int) -> int:
-        return await self._write_softly(claims.free_waiting, owner, now, limit)
+        return await self._write_unsynced(claims.free_waiting, owner, now, limit)
 
     async def latest_stamp(self) -> int:
         return await self._read(claims.latest_stamp)
@@ -199,7 +199,7 @@ class SqliteStore:
         return await self._read(queries.counts)
 
     async def purge(self, status: TaskStatus | None, older_than: int | None, limit: int) -> int:
-        return await self._write_softly(pruning.purge, self._paces["tasks"], status, older_than, limit)
+        return await self._write_unsynced(pruning.purge, self._batches["tasks"], status, older_than, limit)
 
     async def save_instance(self, row: InstanceRow) -> None:
         await self._write(upkeep.save_instance, row)
@@ -222,16 +222,16 @@ class SqliteStore:
         return await self._read(beat.heartbeats)
 
     async def prune_heartbeats(self, cutoff: int, limit: int) -> int:
-        return await self._write_softly(pruning.prune_heartbeats, self._paces["heartbeats"], cutoff, limit)
+        return await self._write_unsynced(pruning.prune_heartbeats, self._batches["heartbeats"], cutoff, limit)
 
     async def save_worker_state(self, state: WorkerState) -> None:
         await self._write(beat.save_worker_state, state)
 
     async def prune_worker_states(self, cutoff: int, limit: int) -> int:
-        return await self._write_softly(pruning.prune_worker_states, self._paces["worker states"], cutoff, limit)
+        return await self._write_unsynced(pruning.prune_worker_states, self._batches["worker states"], cutoff, limit)
 
     async def shrink(self) -> bool:
-        return await self._write_softly(pruning.shrink, self._paces["pages"])
+        return await self._write_unsynced(pruning.shrink, self._batches["pages"])
 
     async def upkeep(self, *, is_idle: bool) -> None:
         if is_idle or self._wal.is_large:
@@ -325,7 +325,7 @@ class SqliteStore:
         return self._wal.size()
 
 
-def _softly(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+def _unsynced(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
     connection.execute("PRAGMA synchronous = NORMAL")
     try:
         return work(connection, *args)

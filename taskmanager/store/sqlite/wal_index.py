@@ -42,7 +42,7 @@ class Reader(NamedTuple):
     mark: int
 
 
-class Log(NamedTuple):
+class WalState(NamedTuple):
     """The log at one moment. `frames` are all pages in it, `moved` those that are in the file already."""
 
     size_bytes: int
@@ -58,27 +58,27 @@ class Log(NamedTuple):
         return tuple(reader for reader in self.readers if reader.mark < self.frames)
 
 
-def log_of(path: Path) -> Log:
+def read_wal_index(path: Path) -> WalState:
     """The log of a database file; an empty one where there is none."""
     real = path.resolve()
     try:
         size = real.with_name(real.name + "-wal").stat().st_size
     except FileNotFoundError:
-        return Log(0)
+        return WalState(0)
     try:
         fd = os.open(real.with_name(real.name + "-shm"), os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except OSError:
-        return Log(size)
+        return WalState(size)
     try:
         header = os.read(fd, _INDEX_HEADER_BYTES)
         if len(header) < _INDEX_HEADER_BYTES:
-            return Log(size)
+            return WalState(size)
         (frames,) = struct.unpack_from("=I", header, _FRAMES_AT)
         (moved,) = struct.unpack_from("=I", header, _MOVED_AT)
         marks = struct.unpack_from(f"={_READERS}I", header, _MARKS_AT)
         held = ((_holder(fd, _READER_LOCKS_AT + slot), mark) for slot, mark in enumerate(marks))
         readers = tuple(Reader(pid, mark) for pid, mark in held if pid is not None)
-        return Log(size, frames, moved, readers, _holder(fd, _WRITER_LOCK_AT))
+        return WalState(size, frames, moved, readers, _holder(fd, _WRITER_LOCK_AT))
     finally:
         os.close(fd)
 
