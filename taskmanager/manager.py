@@ -306,7 +306,7 @@ class TaskManager:
         from taskmanager.store.sqlite.caller import insert_through
 
         live = self._make_free(task, args, kwargs)
-        inserted = insert_through(connection, live.row())
+        inserted = insert_through(connection, live.row(), self._settings.database)
         return self._submitted(inserted, live.task_id) if isinstance(inserted, Coroutine) else live.task_id
 
     async def _submitted(self, inserted: Coroutine[Any, Any, None], task_id: str) -> str:

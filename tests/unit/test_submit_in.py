@@ -244,5 +244,38 @@ async def test_what_cannot_work_is_refused_in_words_that_help(tmp_path: Path) ->
                 manager.submit_in(connection, world.work, 1)
         with pytest.raises(ConfigurationError, match="sqlite3 or aiosqlite connection"):
             manager.submit_in(object(), world.work, 1)
-        with closing(sqlite3.connect(":memory:")) as elsewhere, pytest.raises(StoreError, match="start the manager on"):
-            manager.submit_in(elsewhere, world.work, 1)
+        read_only = f"file:{world.db}?mode=ro"
+        with closing(sqlite3.connect(read_only, uri=True)) as reader, pytest.raises(StoreError, match="may write"):
+            manager.submit_in(reader, world.work, 1)
+    unborn = TaskManager(tmp_path / "unborn.db")
+    work = unborn.task(persist=True)(world.next_start)
+    with (
+        closing(sqlite3.connect(tmp_path / "unborn.db")) as early,
+        pytest.raises(StoreError, match="start the manager"),
+    ):
+        unborn.submit_in(early, work)
+
+
+async def test_a_task_goes_only_into_the_file_of_its_manager(tmp_path: Path) -> None:
+    """In that of another one it would wait for ever. Where the connection leads counts, not by what name it goes."""
+    alias = tmp_path / "alias.db"
+    async with running(tmp_path / "tasks.db") as world, running(tmp_path / "other.db") as other:
+        manager: Any = world.manager
+        alias.symlink_to(world.db)
+        for path in (":memory:", other.db):
+            with closing(sqlite3.connect(path)) as elsewhere:
+                with pytest.raises(StoreError, match=r"not to .*tasks\.db"):
+                    manager.submit_in(elsewhere, world.work, 1)
+                assert not elsewhere.in_transaction
+            async with aiosqlite.connect(path) as elsewhere_async:
+                with pytest.raises(StoreError, match=r"not to .*tasks\.db"):
+                    await manager.submit_in(elsewhere_async, world.work, 1)
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as attached:
+            attached.execute("ATTACH ? AS tasks", (str(world.db),))
+            manager.submit_in(attached, world.work, 2)
+        with closing(sqlite3.connect(alias, isolation_level=None)) as connection:
+            connection.row_factory = lambda _cursor, _row: 1 / 0
+            connection.text_factory = bytes
+            manager.submit_in(connection, world.work, 3)
+        assert {await world.next_start(), await world.next_start()} == {2, 3}
+        assert other.started.empty()
