@@ -79,18 +79,24 @@ def is_union(annotation: Any) -> bool:
 
 def unalias(annotation: Any) -> Any:
     """The type behind `type X = ...` (Python 3.12)."""
-    while type(annotation).__name__ == "TypeAliasType":
+    while _is_alias(annotation):
         annotation = annotation.__value__
     return annotation
 
 
-def widen(annotation: Any) -> Any:
+def _is_alias(annotation: Any) -> bool:
+    return type(annotation).__name__ == "TypeAliasType"
+
+
+def widen(annotation: Any, within: tuple[Any, ...] = ()) -> Any:
     """The annotation with every `float` it spells out replaced by `int | float`, and `Iterable` by `list`.
 
     Type checkers let an int stand for a float, so `f.enqueue(5)` is right for `x: float`; stored as 5 it must not come
-    back as 5.0. The fields of classes are not rewritten.
+    back as 5.0. The fields of classes are not rewritten. An alias that names itself, as that of JSON does, is `Any`
+    inside itself: what does not come back equal is refused at the call.
     """
-    annotation = unalias(annotation)
+    if _is_alias(annotation):
+        return Any if annotation in within else widen(annotation.__value__, (*within, annotation))
     if annotation is float:
         return int | float
     if isinstance(annotation, typing.ParamSpecArgs | typing.ParamSpecKwargs) or annotation is object:
@@ -99,10 +105,10 @@ def widen(annotation: Any) -> Any:
     if not arguments or origin is typing.Literal:
         return annotation
     if is_union(annotation):
-        return Union[tuple(widen(each) for each in arguments)]  # noqa: UP007  # built at run time, from a tuple
+        return Union[tuple(widen(each, within) for each in arguments)]  # noqa: UP007  # built at run time, from a tuple
     if origin is typing.Annotated:
-        return typing.Annotated[(widen(arguments[0]), *annotation.__metadata__)]
-    wide = tuple(widen(each) for each in arguments)
+        return typing.Annotated[(widen(arguments[0], within), *annotation.__metadata__)]
+    wide = tuple(widen(each, within) for each in arguments)
     if origin in _LIKE_A_LIST:
         return types.GenericAlias(list, wide)
     if wide == arguments:

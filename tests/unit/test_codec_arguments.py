@@ -1,6 +1,7 @@
 """Arguments arrive equal in value and type, or the call that enqueues them is refused."""
 
 import functools
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -599,3 +600,15 @@ def test_plain_arguments_are_immutable_scalars() -> None:
     assert not codec.is_plain(([1],), {})
     assert not codec.is_plain((), {"a": {}})
     assert not codec.is_plain((MyStr("a"),), {})
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="it is written in the syntax of Python 3.12")
+def test_an_alias_may_name_itself() -> None:
+    """As that of JSON does. Inside itself it stands for anything that comes back as it was."""
+    names: dict[str, Any] = {}
+    exec("type Json = dict[str, Json] | list[Json] | float | str | None\ndef work(x: Json) -> None: ...", names)
+    codec = ArgumentCodec(names["work"], task_name="jobs:work")
+    value = {"a": [1, {"b": None}, 2.5], "c": "d"}
+    assert codec.decode(*codec.encode((value,), {})) == ((value,), {})
+    with pytest.raises(ArgumentError, match="list, not tuple"):
+        codec.encode(({"a": (1,)},), {})
