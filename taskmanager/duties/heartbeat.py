@@ -40,6 +40,8 @@ class Heartbeat:
         self._beats_seen = 0
         self._is_probing = False
         self._blocked_since_s: float | None = None
+        self.outlives_loop = False
+        """Whether it beats on when the loop is closed: for threads that nobody can end."""
         self.failed_count = 0
         """Beats in a row that could not be written; the reaper trusts no observation made meanwhile."""
 
@@ -69,7 +71,7 @@ class Heartbeat:
 
     def _beat_until_stopped(self, beater: Beater) -> None:
         while self._survives(beater):
-            if self._stop.wait(LOOP_PROBE_S) or not self._loop_thread.is_alive():
+            if self._stop.wait(LOOP_PROBE_S) or not (self._loop_thread.is_alive() or self.outlives_loop):
                 return
 
     def _survives(self, beater: Beater) -> bool:
@@ -94,7 +96,7 @@ class Heartbeat:
         roles = [role for role, at in self._due_s.items() if at <= now_s]
         if roles and self._beat(beater, self._allowed(roles, now_s)):
             self._due_s.update((role, now_s + self._intervals_s[role]) for role in roles)
-        is_open = self._probe_loop()
+        is_open = self._probe_loop() or self.outlives_loop
         self._rested_s = self._engine.clock.elapsed_s()
         return is_open
 

@@ -81,6 +81,10 @@ class Rounds:
         """End every duty but the heartbeat, which covers the work that is still being settled."""
         await self._loops.stop()
 
+    def outlive_loop(self) -> None:
+        """Threads of this instance go on after its loop: its heart does, too."""
+        self._heartbeat.outlives_loop = True
+
     def stop_heartbeat(self) -> None:
         """The last thing that ends."""
         self._heartbeat.stop()

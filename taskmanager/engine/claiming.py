@@ -78,20 +78,23 @@ class Claimer:
         self._others: set[str] = set()
         self._dead: set[str] = set()
         self._look_for_dead_s = 0.0
-        self._owes_death = False  # whether one that was found dead has not been taken over yet
         self._fairness = Fairness(engine)
         self.check_file: Any = None
         self.on_death: Any = None
 
     async def run(self) -> None:
-        """Look at the store every `store_poll` seconds, and at once when asked."""
+        """Look at the store every `store_poll` seconds, and at once when asked; at the file itself, and at whether
+        the others live, whatever that says: whoever makes a lost log anew counts on it.
+        """
         engine = self._engine
         checked_at = engine.loop.time()
+        poll_s = min(engine.settings.store_poll_s, FILE_CHECK_S)
+        is_often, look_at = poll_s == engine.settings.store_poll_s, checked_at + engine.settings.store_poll_s
         while True:
             is_close = bool(self._submitted) and engine.loop.time() < self._close_until
             if not is_close:
                 self._submitted.clear()
-            now_s, poll_s = engine.loop.time(), engine.settings.store_poll_s
+            now_s = engine.loop.time()
             pause_s = CLOSE_POLL_S if is_close else next_beat(now_s, poll_s) - now_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
@@ -100,13 +103,14 @@ class Claimer:
                 if engine.loop.time() - checked_at >= FILE_CHECK_S - EARLY_S:
                     checked_at = engine.loop.time()
                     await self.check_file()
-                self._owes_death |= self._finds_dead()
-                if self._owes_death:
-                    await self.on_death()
-                    self._owes_death = False
-                await self.look()
-                self._has_failed = False
-                engine.failing_duties.pop(NAME, None)
+                if self._finds_dead():
+                    self.on_death()
+                # A poll may be more seldom than what is to be noticed of the file and of the others.
+                if is_close or is_often or engine.wants_claim.is_set() or engine.loop.time() >= look_at - EARLY_S:
+                    look_at = engine.loop.time() + engine.settings.store_poll_s
+                    await self.look()
+                    self._has_failed = False
+                    engine.failing_duties.pop(NAME, None)
             except StoreError as exc:
                 logger.debug("the store could not be read: %s", exc)
                 # Who asked still asks, and a closed store fails without a turn of the loop: nothing else would run.

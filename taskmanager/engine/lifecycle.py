@@ -13,23 +13,21 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from taskmanager.engine.after_write import AfterWrite
-from taskmanager.engine.attempt import Attempt, StopReason
+from taskmanager.engine.attempt import StopReason
 from taskmanager.engine.claiming import NAME as CLAIMER
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.file_watch import FileWatch
 from taskmanager.engine.instance import InstanceLock
 from taskmanager.engine.joiner import Joiner
-from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask, Phase
-from taskmanager.engine.log_fields import extra_of
+from taskmanager.engine.leftover import Leftover
+from taskmanager.engine.live_task import GOES_ON, LiveTask, Phase
 from taskmanager.engine.loops import Loops
 from taskmanager.engine.records import Records
-from taskmanager.engine.settle import Outcome
 from taskmanager.engine.writer import NAME as WRITER
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
-from taskmanager.model.result import TaskError, TaskResult
-from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
+from taskmanager.model.states import BuiltInTaskCode
 from taskmanager.model.wording import counted
 
 CANCEL_GRACE_S: Final = 1.0
@@ -40,6 +38,7 @@ DRAIN_STEP_S: Final = 0.25
 START_PATIENCE_S: Final = 10.0
 """How long a start waits for a file that is locked by somebody else, at each of its steps."""
 START_PAUSE_S: Final = 0.05
+TAKEOVER_PAUSE_S: Final = 0.25
 _left_to_parents: list["Lifecycle"] = []
 
 
@@ -49,6 +48,7 @@ class Duties(Protocol):
     def start(self) -> None: ...
     async def stop(self) -> None: ...
     def stop_heartbeat(self) -> None: ...
+    def outlive_loop(self) -> None: ...
     async def made_anew(self) -> None: ...
 
 
@@ -63,7 +63,8 @@ class Lifecycle:
         self._claimer = Claimer(engine, self._after_write.give_up)
         self._file_watch = FileWatch(engine, self._made_anew)
         self._claimer.check_file = self._file_watch.look
-        self._claimer.on_death = self._take_over
+        self._death = asyncio.Event()
+        self._claimer.on_death = self._death.set
         self._loops = Loops(engine.loop, engine.failing_duties)
         self._lock: InstanceLock | None = None
         self._cut_short = asyncio.Event()
@@ -75,8 +76,7 @@ class Lifecycle:
         self._has_failed = False
         self.is_stopping = False
         """True from the moment a stop was asked for."""
-        self._leftover: set[Attempt] = set()
-        self._threads_left = 0
+        self._leftover = Leftover(engine, self._let_go)
         self._background: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
@@ -102,6 +102,7 @@ class Lifecycle:
             engine.accept(live)
         engine.is_up = True
         engine.kick()
+        self._loops.start("takeover", lambda: engine.loop.create_task(self._take_over(), name="taskmanager-takeover"))
         self._loops.start(CLAIMER, lambda: engine.loop.create_task(self._claimer.run(), name="taskmanager-claimer"))
 
     async def _patiently(self, step: Callable[[], Awaitable[object]]) -> None:
@@ -172,6 +173,7 @@ class Lifecycle:
                 await self._stop(drain_timeout_s)
         finally:
             self._stopped.set()
+            self._leftover.may_let_go = True  # a stop that still writes lets go by itself
 
     def give_up(self) -> None:
         """The loop was closed without a stop. What is in the file is recovered by the next start, as after a kill."""
@@ -196,7 +198,9 @@ class Lifecycle:
         await self._duties.stop()
         self._loops.leave(WRITER)  # it is closed with the last batch
         await self._loops.stop()
-        self._note_leftover()
+        self._leftover.note()
+        if self._leftover.thread_count:
+            self._duties.outlive_loop()
         unsaved = await self._final_batches()
         self._tell_everybody()
         await self._close_store(unsaved)
@@ -237,52 +241,6 @@ class Lifecycle:
         tasks = [each.task for each in engine.runner.running.values() if each.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=CANCEL_GRACE_S)
-
-    def _note_leftover(self) -> None:
-        """What still executes stays RUNNING, its interruption noted, and holds the lock until it ends."""
-        engine = self.engine
-        self._leftover = set(engine.runner.abandoned)
-        for attempt in list(engine.runner.running.values()):
-            live = attempt.live
-            engine.runner.abandon(attempt)
-            self._leftover.add(attempt)
-            attempt.close(None)
-            if live.is_elsewhere:
-                continue
-            live.phase = Phase.ENDED
-            if live.is_persisted:
-                error = TaskError(BuiltInTaskCode.TASK_INTERRUPTED, "the manager stopped; its code still executes")
-                requeued = live.definition.requeue_on_interrupt
-                live.failed_reason = INTERRUPTION_NOTE
-                live.ending = Ending(TaskStatus.RUNNING, TaskResult(err=error), requeued)
-                engine.writer.mark(live)
-            else:
-                engine.settlement.settle(live, attempt, Outcome("stopped"))
-                engine.finish(live)
-            logger.warning(
-                "task %s (%s) still executes after the stop; it is recorded as interrupted",
-                live.definition.name,
-                live.task_id,
-                extra=extra_of(live),
-            )
-        self._threads_left = sum(attempt.live.definition.lane == "thread" for attempt in self._leftover)
-        engine.runner.threads.on_outlived = self._thread_outlived_loop
-        for attempt in self._leftover:
-            attempt.on_end = lambda ended=attempt: self._leftover_ended(ended)
-            if attempt.task is not None:
-                let_loop_close(attempt.task)
-
-    def _thread_outlived_loop(self) -> None:
-        """In the thread itself. What was left of other lanes went with the loop, so the last thread frees the rows."""
-        self._threads_left -= 1
-        if self._threads_left <= 0 and self._lock is not None:
-            self._lock.close_descriptor()
-
-    def _leftover_ended(self, attempt: Attempt) -> None:
-        self._leftover.discard(attempt)
-        self._threads_left -= attempt.live.definition.lane == "thread"
-        if self._stopped.is_set() and not self._leftover:  # a stop that still writes lets go by itself
-            self._let_go()
 
     def _let_go(self) -> None:
         """The last thing of an instance: others take it for dead from here on, and its rows as they stand."""
@@ -390,12 +348,20 @@ class Lifecycle:
         await self._duties.made_anew()
 
     async def _take_over(self) -> None:
-        """Another instance has died: what it left goes on now, not only at the next round of the reaper."""
-        await self._recover()
-        self.engine.wants_claim.set()
-
-
-def let_loop_close(task: "asyncio.Task[None]") -> None:
-    """`asyncio.run` waits for every task it knows; one that ignores its cancellation must not hold up the exit."""
-    asyncio._unregister_task(task)  # noqa: SLF001  # documented in "Extending asyncio"
-    task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  # the stop has said it already
+        """Another instance has died: what it left goes on now, not only at the next round of the reaper. Beside the
+        claimer, which has more to hear meanwhile: whose lock file is gone is given time to put it back.
+        """
+        while True:
+            await self._death.wait()
+            self._death.clear()
+            try:
+                await self._recover()
+            except StoreError as exc:
+                self._death.set()
+                logger.debug("what a dead instance left could not be taken over yet: %s", exc)
+                await asyncio.sleep(TAKEOVER_PAUSE_S)
+            except BaseException:
+                self._death.set()
+                raise
+            else:
+                self.engine.wants_claim.set()

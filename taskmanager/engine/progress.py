@@ -1,6 +1,7 @@
 """Saves the progress that running tasks report, once a second at most, from whatever thread they report it."""
 
 import asyncio
+import contextlib
 import threading
 from typing import Final
 
@@ -28,7 +29,8 @@ class ProgressSaver:
             if threading.get_ident() == self._thread_id:
                 self._mark(live)
             else:
-                self._loop.call_soon_threadsafe(self._mark, live)
+                with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody keeps progress any more
+                    self._loop.call_soon_threadsafe(self._mark, live)
 
     def _mark(self, live: LiveTask) -> None:
         if live.phase is Phase.RUNNING:

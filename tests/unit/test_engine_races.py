@@ -1542,7 +1542,7 @@ async def test_an_unexpected_error_of_the_store_is_said_and_survived(
         assert lifecycle._loops.is_running("claimer")
 
 
-@pytest.mark.parametrize("failing", ["check_file", "on_death", "free_queues"])
+@pytest.mark.parametrize("failing", ["check_file", "free_queues"])
 async def test_a_look_that_fails_is_not_repeated_before_its_time(failing: str) -> None:
     """A store that is closed fails without a turn of the loop: who looked again at once would let nothing else run.
 
@@ -1565,7 +1565,6 @@ async def test_a_look_that_fails_is_not_repeated_before_its_time(failing: str) -
         target = store if failing == "free_queues" else claimer
         right = getattr(target, failing)
         setattr(target, failing, fail)
-        claimer._owes_death = failing == "on_death"
         call = work.bound()
         row = manager._intake.make(call[0], call[1], ("a",), {}).row()
         await store.memory.commit([TaskWrite(row, None)])

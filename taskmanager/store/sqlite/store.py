@@ -36,7 +36,9 @@ from taskmanager.store.sqlite.wal import WAL_LIMITS, Wal, WalLimits
 from taskmanager.store.statistics import Glance
 
 RENEW_S: Final = 1.5
-"""How long the file is left alone when its log was deleted: all instances have noticed then, and have let go of it."""
+"""How long the file is left alone when its log was deleted: all instances have noticed then, and have let go of it.
+They look twice a second, however seldom they poll.
+"""
 BEATER_PATIENCE_S: Final = 3.0
 _PAUSE_S: Final = 0.05
 R = TypeVar("R")
