@@ -61,7 +61,7 @@ class AfterWrite:
             self._engine.follow(live)
         self._engine.intake.forget_live(live)
         queue = self._engine.dispatcher.queue(live.queue_name)
-        queue.has_backlog = True  # a claim under way may not have seen it
+        queue.leave(live.priority)  # a claim under way may not have seen it
         if queue.shared_limit is not None:
             queue.shared_limit.is_owed = True
         self._engine.wants_more()

@@ -37,6 +37,7 @@ DEATH_CHECK_S: Final = 0.25
 """How often it is looked whether the other instances live."""
 EARLY_S: Final = 0.1
 """A look that is so much early is in time: the loop wakes in a rhythm, and not to the millisecond."""
+BEST_PRIORITY: Final = 1
 FAILED_PAUSE_S: Final = 1.0
 CLOSE_POLL_S: Final = 0.002
 CLOSE_WATCH_S: Final = 1.0
@@ -248,7 +249,7 @@ class Claimer:
         """One round over the queues; whether anything was claimed."""
         engine = self._engine
         for queue in list(engine.dispatcher.queues.values()):
-            queue.has_backlog = False  # set again below, or by what spills from here on
+            queue.leave_nothing()  # set again below, or by what spills from here on
         free = await engine.store.free_queues()
         self._report_unknown(free)
         known = [each for each in free if each.task_name in engine.definitions]
@@ -322,21 +323,26 @@ class Claimer:
         room = most - queue.stored_waiting
         if self._is_first:
             room = min(room, FIRST_PAGE)
-        claimed = await self._claim_up_to(room, name, names, None)
+        claimed, best_left = await self._claim_up_to(room, name, names, None)
         if claimed < room:
             return claimed
         if not self._is_first:  # better ones than the worst held may use as much room again
             room, better_than = 2 * most - queue.stored_waiting, self._engine.dispatcher.worst_priority(name)
-            better = await self._claim_up_to(room, name, names, better_than)
+            better, last = await self._claim_up_to(room, name, names, better_than)
             claimed += better
             if better_than is None and better < room:
                 return claimed
-        queue.has_backlog = True
+            best_left = max(best_left, last if better >= room or better_than is None else better_than)
+        queue.leave(best_left)
         return claimed
 
-    async def _claim_up_to(self, room: int, queue_name: str, names: list[str], better_than: int | None) -> int:
-        """Page by page; how many were claimed: fewer than there is room for only where no more are left."""
-        engine, claimed = self._engine, 0
+    async def _claim_up_to(
+        self, room: int, queue_name: str, names: list[str], better_than: int | None
+    ) -> tuple[int, int]:
+        """Page by page; how many were claimed, fewer than there is room for only where no more are left; and the
+        priority of the last one: what is left is no better.
+        """
+        engine, claimed, last = self._engine, 0, BEST_PRIORITY
         while claimed < room and not engine.is_stopping:
             limit = min(room - claimed, CLAIM_PAGE)
             request = ClaimRequest(
@@ -346,9 +352,10 @@ class Claimer:
             for row in rows:
                 self._take(row)
             claimed += len(rows)
+            last = rows[-1].priority if rows else last
             if len(rows) < limit:
                 break
-        return claimed
+        return claimed, last
 
     async def _fill_shared(self, queue: QueueState, names: list[str]) -> int:
         """Claim for a queue whose limit holds for all instances: no more than can start here at once.

@@ -21,11 +21,16 @@ from taskmanager.rules.ready import DelayedQueue, ReadyQueue
 STALE_CLEANUP_AT: Final = 1_000
 """Heaps are rebuilt without ended tasks when this many, and half of all entries, are stale."""
 
+NONE_LEFT: Final = 101
+"""Worse than any priority."""
+
 
 class QueueState:
     """One named queue: its configuration, who runs, and how many wait."""
 
-    __slots__ = ("config", "entered", "has_backlog", "is_paused", "left", "shared_limit", "slots", "stored_waiting")
+    __slots__ = (
+        "best_left", "config", "entered", "has_backlog", "is_paused", "left", "shared_limit", "slots", "stored_waiting",
+    )  # fmt: skip
 
     def __init__(self, config: QueueConfig) -> None:
         self.config = config
@@ -34,6 +39,8 @@ class QueueState:
         self.is_paused = False
         self.has_backlog = False
         """Whether rows that could run now were left in the store for want of room."""
+        self.best_left = NONE_LEFT
+        """No row that was left is better than this, as far as anybody here knows."""
         self.entered = 0
         self.left = 0
         self.stored_waiting = 0
@@ -42,6 +49,15 @@ class QueueState:
     def waiting(self) -> int:
         """Tasks of this queue waiting in memory. `entered` counts under the intake's lock, `left` on the loop only."""
         return self.entered - self.left
+
+    def leave(self, priority: int) -> None:
+        """A row of this priority, and perhaps worse ones, were left in the store."""
+        self.has_backlog = True
+        self.best_left = min(self.best_left, priority)
+
+    def leave_nothing(self) -> None:
+        """A claim takes what there is; what it leaves it says."""
+        self.has_backlog, self.best_left = False, NONE_LEFT
 
     @property
     def is_open(self) -> bool:
@@ -215,6 +231,10 @@ class Dispatcher:
         """The largest priority number among the ready tasks of a queue."""
         found = [s.heap.worst_priority() for s in self._sources.values() if s.queue.config.name == queue_name]
         return max((each for each in found if each is not None), default=None)
+
+    def count_ready(self, queue_name: str, up_to: int) -> int:
+        """How many ready tasks of a queue are as good as this priority, or better; some may have been cancelled."""
+        return sum(s.heap.count_up_to(up_to) for s in self._sources.values() if s.queue.config.name == queue_name)
 
     # What starts.
 

@@ -160,7 +160,7 @@ class Engine:
     def spill(self, live: LiveTask) -> None:
         """Too much to hold: the row goes to the store as a free one, and is claimed when there is room."""
         live.is_spilled, live.owner = True, None
-        self.dispatcher.queue(live.queue_name).has_backlog = True
+        self.dispatcher.queue(live.queue_name).leave(live.priority)
         self.spilled[live.task_id] = live
         self.writer.mark(live)
 

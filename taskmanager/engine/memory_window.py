@@ -42,7 +42,12 @@ class MemoryWindow:
         most, held = self.claimable, queue.stored_waiting
         if not queue.has_backlog or held >= 2 * most:
             return False
-        return held <= most // 2 or self._dispatcher.worst_priority(queue.config.name) is None
+        name = queue.config.name
+        worst = self._dispatcher.worst_priority(name)
+        if held <= most // 2 or worst is None:
+            return True
+        # Better ones are left than some of those held: they must be here before the turn comes to these.
+        return queue.best_left < worst and self._dispatcher.count_ready(name, queue.best_left) <= max(1, most // 2)
 
     def surplus(self) -> list[LiveTask]:
         """Tasks that were claimed and cannot start soon, the last in line: for others who can start them."""

@@ -189,7 +189,7 @@ class Records:
             return False
         engine.follower.saw(task_id, TaskStatus.PENDING)
         engine.intake.forget_key(task_id)
-        engine.dispatcher.queue(row.queue_name).has_backlog = True
+        engine.dispatcher.queue(row.queue_name).leave(row.priority)
         engine.wants_claim.set()
         return True
 

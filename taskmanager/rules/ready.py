@@ -85,6 +85,11 @@ class ReadyQueue(Generic[T]):
         """The largest priority number held, None when empty."""
         return max((*self._priorities, *self._late_counts), default=None)
 
+    def count_up_to(self, priority: int) -> int:
+        """How many items have this priority number or a smaller one."""
+        in_rows = sum(len(row) for each, row in self._rows.items() if each <= priority)
+        return in_rows + sum(late for each, late in self._late_counts.items() if each <= priority)
+
     def discard_stale(self, is_stale: Callable[[T], bool]) -> int:
         """Remove every item for which `is_stale` holds; the others keep their order. Returns how many went."""
         rows = {

@@ -30,6 +30,7 @@ def test_a_ready_queue_is_a_sorted_list(steps: list[tuple[int, int] | str | None
         assert bool(queue) == bool(model)
         assert sorted(queue) == sorted(entry[2] for entry in model)
         assert queue.worst_priority() == max((entry[0] for entry in model), default=None)
+        assert queue.count_up_to(2) == sum(entry[0] <= 2 for entry in model)
     assert [queue.pop() for _ in range(len(queue))] == [entry[2] for entry in model]
 
 

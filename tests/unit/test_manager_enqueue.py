@@ -351,6 +351,29 @@ async def test_priority_first_then_first_come_first_served(persist: bool) -> Non
     assert order == ["vip", "c", "e", "a", "d", "b"]
 
 
+@pytest.mark.parametrize("max_in_memory", [2, 4, 10])
+async def test_the_order_is_the_same_where_memory_holds_few_of_them(max_in_memory: int) -> None:
+    """What waits in the file comes in time, whatever memory was filled with before it was called."""
+    manager = TaskManager(None, concurrency=1, max_in_memory=max_in_memory)
+    async with isolated(manager) as world:
+        order = []
+
+        @manager.task(persist=True)
+        async def job(place: tuple[int, int]) -> None:
+            order.append(place)
+            await asyncio.sleep(1)
+
+        priorities = [100] * 15 + [50] * 15 + [1] * 15 + [60, 50, 1, 100, 2] * 3
+        await manager.pause("default")
+        places = [(priority, n) for n, priority in enumerate(priorities)]
+        for place in places:
+            job.with_options(priority=place[0]).enqueue(place)
+        await manager.flush()
+        await manager.resume("default")
+        await world.drain()
+        assert order == sorted(places)
+
+
 async def test_the_limit_of_a_queue_holds_beside_that_of_the_lane() -> None:
     """`max_concurrency` of one queue; the others are not held up by it."""
     manager = TaskManager(None, concurrency=10, queues=[QueueConfig("narrow", max_concurrency=2)])
