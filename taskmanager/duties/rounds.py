@@ -53,9 +53,9 @@ class Rounds:
 
     async def recover(self) -> int:
         """What a start does before it claims: give back what dead instances left, and declare its schedules."""
-        now_us = self._engine.wall_clock.now_us()
         # Before the dead are forgotten: their stamps may be all that tells of a clock that was set back since.
-        if await self._engine.store.latest_stamp() > now_us:
+        # The clock is read after the stamp, which others may have written while this waited for the file.
+        if await self._engine.store.latest_stamp() > (now_us := self._engine.wall_clock.now_us()):
             await make_due(self._engine.store, now_us)
         moved = await self._reaper.recover_dead()
         await self.schedules.open()

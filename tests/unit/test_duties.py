@@ -123,6 +123,24 @@ async def stage(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
         yield start
 
 
+async def test_what_others_write_while_a_start_waits_for_the_file_is_no_clock_that_was_set_back(
+    stage: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many that start at once wait for each other."""
+    scene = await stage()
+    latest_stamp = scene.engine.store.latest_stamp
+
+    async def latest_stamp_after_a_wait() -> int:
+        scene.clock.pass_s(5)
+        now = scene.clock.now_us()
+        await scene.put(task("t1", task_name="elsewhere", enqueued_at=now, sent_at=now, updated_at=now))
+        return int(await latest_stamp())
+
+    monkeypatch.setattr(scene.engine.store, "latest_stamp", latest_stamp_after_a_wait)
+    await scene.duties.recover()
+    assert "set back" not in caplog.text
+
+
 # The reaper.
 
 
