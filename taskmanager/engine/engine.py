@@ -211,7 +211,7 @@ class Engine:
         if self.is_stopping:
             self.dispatcher.resume()
             return
-        if not self.is_up:
+        if not self.is_up or self.intake.is_forked:  # a child that goes on in the loop of its parent starts nothing
             return
         for live in self.dispatcher.take():
             if live.good_until is not None and live.good_until <= self.wall_clock.now_us():

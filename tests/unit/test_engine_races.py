@@ -1618,3 +1618,24 @@ async def test_the_status_of_a_duplicate_is_how_its_task_ended() -> None:
         store.memory.others_wrote()
         assert await second == "a"
         assert second.status == "COMPLETED"
+
+
+async def test_a_forked_child_that_goes_on_in_the_loop_of_its_parent_starts_nothing() -> None:
+    """Whatever is due is the parent's to start. In the child it would run a second time, and be recorded nowhere."""
+    manager, log = TaskManager(None), []
+
+    async def work(label: str) -> None:
+        log.append(label)
+
+    task = manager.task(name="work", persist=False)(work)
+    async with isolated(manager) as world:
+        engine = engine_of(manager)
+        task.with_options(delay=5).enqueue("delayed")
+        task.enqueue("waiting")
+        engine.intake.forked()
+        await world.advance(10)
+        assert log == []
+        engine.intake.is_forked = False  # the parent again
+        engine.kick()
+        await world.advance(1)
+        assert sorted(log) == ["delayed", "waiting"]
