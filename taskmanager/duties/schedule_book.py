@@ -19,6 +19,7 @@ class ScheduleBook:
         self.rows: dict[str, ScheduleRow] = {}
         self._look_at: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
+        self._parked_from = 0
 
     def __repr__(self) -> str:
         return f"<ScheduleBook of {len(self.declared)}, {len(self._look_at)} to be fired here>"
@@ -31,6 +32,13 @@ class ScheduleBook:
     def park(self, name: str) -> None:
         """Do not look at it until it is planned again: it is paused, or fired by others."""
         self._look_at.pop(name, None)
+
+    def parked(self, limit: int) -> list[str]:
+        """Those that are parked; where they are more than the limit, others of them with each call."""
+        found = [name for name in self.declared if name not in self._look_at]
+        start = self._parked_from if self._parked_from < len(found) else 0
+        self._parked_from = start + limit
+        return found[start : start + limit]
 
     def pop_due(self, now: int, limit: int) -> list[str]:
         """At most `limit` of those that are to be looked at now; each must be planned again, or parked."""

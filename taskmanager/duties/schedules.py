@@ -12,6 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Final
 
 from taskmanager.duties.schedule_book import ScheduleBook
@@ -26,6 +27,8 @@ from taskmanager.rules.schedule import Hold, Wait, judge
 
 PAGE: Final = 250
 """Fires per transaction: bounds how long one holds the store, and deciding them the loop (about 25 ms)."""
+DECLARED_PAGE: Final = 1_000
+"""Declarations per transaction, for the same reasons."""
 RECHECK_S: Final = 5.0
 """How often the wall clock, and what others wrote, is looked at while nothing is due."""
 NAME: Final = "schedules"
@@ -158,17 +161,18 @@ class Schedules:
         When it returns, all that was declared before the call is in the store, whoever of several callers told it.
         """
         async with self._declaring:
-            await self._declare()
+            known = len(self.book.declared) + len(self._new)
+            if len(self._schedules) > known:  # declared in the middle of the start
+                every = list(self._schedules.items())
+                self._new.extend(each for name, each in every if name not in self.book.declared)
+            for _ in range(0, max(len(self._new), len(self._orphans)), DECLARED_PAGE):
+                fresh = [self._new.popleft() for _ in range(min(DECLARED_PAGE, len(self._new)))]
+                orphans = set(islice(self._orphans, DECLARED_PAGE))
+                self._orphans -= orphans
+                await self._declare(fresh, orphans)
 
-    async def _declare(self) -> None:
+    async def _declare(self, fresh: list[Schedule], orphans: set[str]) -> None:
         engine, book = self._engine, self.book
-        if len(self._schedules) > len(book.declared) + len(self._new):  # declared in the middle of the start
-            self._new.extend(each for name, each in list(self._schedules.items()) if name not in book.declared)
-        fresh, orphans = list(self._new), self._orphans
-        if not fresh and not orphans:
-            return
-        self._new.clear()
-        self._orphans = set()
         book.declared.update((each.name, each) for each in fresh)
         names = [*orphans, *(each.name for each in fresh)]
         try:
@@ -206,6 +210,8 @@ class Schedules:
             await self.refresh()  # the instants by which changes are found mean nothing now
         else:
             self._take(await engine.store.schedules(changed_since=self._heard_at - LATE_WRITE_US))
+            # Whoever resumes one may have another clock. What is fired here, the store refuses when it was changed.
+            self._take(await engine.store.schedules(self.book.parked(PAGE)))
             alive = {each.instance_id for each in await engine.store.instances()}
             self._orphans |= {name for name, row in self.book.rows.items() if row.owner_id not in alive}
         self._heard_at, self._steps_heard, self._version = now, engine.wall_clock.step_count, version
@@ -253,8 +259,8 @@ class Schedules:
     async def _fire_page(self, names: Sequence[str], now: int) -> None:
         """One transaction for all that is due, or as many as must be told apart."""
         declared, busy = self.book.declared, frozenset[str]()
-        if any(declared[name].plan.overlap != "allow" for name in names):
-            busy = await self._engine.store.busy_schedules()
+        if alone := [name for name in names if declared[name].plan.overlap != "allow"]:
+            busy = await self._engine.store.busy_schedules(alone)
         fires = []
         for name in names:
             try:

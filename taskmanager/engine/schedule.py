@@ -16,7 +16,7 @@ from taskmanager.model.errors import ArgumentError, ConfigurationError
 from taskmanager.model.ids import keyed_task_id
 from taskmanager.model.record import TaskRow
 from taskmanager.model.result import Seconds, seconds_of
-from taskmanager.model.schedule import SCHEDULE_TAG, ScheduleDeclaration, ScheduleRow
+from taskmanager.model.schedule import ScheduleDeclaration, ScheduleRow, tags_of_runs
 from taskmanager.model.states import TaskStatus
 from taskmanager.rules.cron import cron_of
 from taskmanager.rules.schedule import CatchUp, Overlap, Plan, Timing
@@ -149,7 +149,7 @@ def make_schedule(name: str, definition: Definition, options: ScheduleOptions) -
             "kwargs": stored_kwargs,
             "max_retries": persisted.retry.max_retries,
             "task_options": persisted.options_text,
-            "tags": dumps({SCHEDULE_TAG: name}),
+            "tags": tags_of_runs(name),
         }
     )
     timing = options.timing(name)

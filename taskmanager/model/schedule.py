@@ -1,5 +1,6 @@
 """The state of a schedule as it stands in the store, and the two changes that are made to it."""
 
+import json
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
@@ -7,6 +8,11 @@ from taskmanager.model.record import TaskRow
 
 SCHEDULE_TAG: Final = "schedule"
 """The tag by which a task names the schedule that it is a run of."""
+
+
+def tags_of_runs(schedule_name: str) -> str:
+    """The tags of each run of a schedule, to the letter: an unfinished one is found by them."""
+    return json.dumps({SCHEDULE_TAG: schedule_name}, separators=(",", ":"), ensure_ascii=False)
 
 
 class ScheduleRow(NamedTuple):

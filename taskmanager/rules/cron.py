@@ -44,7 +44,7 @@ _SECOND_US: Final = 1_000_000
 class Cron:
     """One expression in one time zone. Raises `ConfigurationError` for one that cannot be read or never fires."""
 
-    __slots__ = ("_is_fixed", "_match", "_zone", "expression", "timezone")
+    __slots__ = ("_is_fixed", "_known", "_match", "_zone", "expression", "timezone")
 
     def __init__(self, expression: str, timezone: str | None = None) -> None:
         self.expression = " ".join(expression.split())
@@ -52,6 +52,7 @@ class Cron:
         self._zone = _zone_of(self.timezone)
         fields = _fields_of(self.expression)
         self._match = _LocalTimes(_parsed(self.expression, fields))
+        self._known: tuple[int, int | None] = (0, 0)
         self._is_fixed = not any(field.startswith("*") for field in fields[-5:-3])
         if self.after(to_us(_CHECKED_FROM.replace(tzinfo=UTC))) is None:
             raise ConfigurationError(f"cron {self.expression!r} never fires: there is no such day or time")
@@ -64,9 +65,15 @@ class Cron:
 
         Strictly later, so that calling it with its own answers gives a strictly increasing sequence.
         """
-        start = from_us(instant_us - instant_us % _SECOND_US)
-        found = self._fixed_after(start) if self._is_fixed else self._real_after(start)
-        return None if found is None else to_us(found)
+        asked_us, answer_us = self._known
+        if (
+            asked_us != instant_us or not answer_us
+        ):  # of ten thousand schedules many fire at one time, and ask this next
+            start = from_us(instant_us - instant_us % _SECOND_US)
+            found = self._fixed_after(start) if self._is_fixed else self._real_after(start)
+            answer_us = None if found is None else to_us(found)
+            self._known = (instant_us, answer_us)
+        return answer_us
 
     def _local(self, instant: datetime) -> datetime:
         return instant.astimezone(self._zone).replace(tzinfo=None)

@@ -6,6 +6,7 @@ however late a slow loop gets to it. Times move forwards only: every answer is l
 """
 
 import hashlib
+from collections import deque
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -24,13 +25,16 @@ _SECOND_US: Final = 1_000_000
 class Timing:
     """When a schedule fires: by a cron expression, or every so many microseconds; and how much later it may start."""
 
-    __slots__ = ("_cron", "_every_us", "_name", "jitter_us")
+    __slots__ = ("_cron", "_every_us", "_last", "_name", "_newest", "jitter_us")
 
     def __init__(self, name: str, *, cron: Cron | None, every_us: int | None, jitter_us: int = 0) -> None:
         self._name = name
         self._cron = cron
         self._every_us = every_us
         self.jitter_us = jitter_us
+        # What was found last, and is asked for again when the next of many missed fires is decided.
+        self._last = 0
+        self._newest: deque[int] = deque()
 
     def __repr__(self) -> str:
         return f"<Timing {self}>"
@@ -64,17 +68,46 @@ class Timing:
         if self._every_us is not None:
             behind = max(0, until_us - fire_us) // self._every_us
             return fire_us + max(0, behind - count + 1) * self._every_us
-        found = fire_us
-        for _ in range(count):
-            found = self.after(found)
-            if found > until_us:
-                return fire_us
-        width = max(_SECOND_US, found - fire_us)
-        found = self._latest(fire_us, until_us, width)
-        for _ in range(count - 1):
-            earlier = self._latest(fire_us, found - 1, width)
-            found, width = earlier, max(_SECOND_US, found - earlier)
+        return self._latest(fire_us, until_us) if count == 1 else self._first_of_newest(fire_us, until_us, count)
+
+    def _latest(self, fire_us: int, until_us: int) -> int:
+        """The newest one alone."""
+        found = self._last if fire_us <= self._last <= until_us else fire_us
+        following = self.after(found)
+        if following <= until_us:
+            found = self._searched(following, until_us, max(_SECOND_US, following - found))
+        self._last = found
         return found
+
+    def _first_of_newest(self, fire_us: int, until_us: int, count: int) -> int:
+        """Of a backlog each fire is looked at once, not all of it again with each that runs."""
+        found = self._newest
+        while found and found[0] < fire_us:
+            found.popleft()
+        if not found or found[0] != fire_us or found[-1] > until_us:
+            found = deque([fire_us])
+        found = deque(found, count)
+        for _ in range(count):
+            following = self.after(found[-1])
+            if following > until_us:
+                break
+            found.append(following)
+        else:
+            found = self._walked_back(fire_us, self._latest(found[-1], until_us), count)
+        self._newest = found
+        return found[0]
+
+    def _walked_back(self, fire_us: int, last_us: int, count: int) -> deque[int]:
+        """So many fires up to the last one, from a window before it that is widened until it holds them."""
+        width_us = count * _SECOND_US
+        while True:
+            found, seen = deque([self.after(max(fire_us - 1, last_us - width_us))], count), 1
+            while found[-1] < last_us:
+                found.append(self.after(found[-1]))
+                seen += 1
+            if seen >= count or last_us - width_us < fire_us:
+                return found
+            width_us *= 2
 
     def last_due(self, fire_us: int, now_us: int) -> int:
         """The last of the fires from `fire_us` on, itself due, before the first that is not due yet."""
@@ -84,7 +117,7 @@ class Timing:
             found = following
         return found
 
-    def _latest(self, first_us: int, until_us: int, width_us: int) -> int:
+    def _searched(self, first_us: int, until_us: int, width_us: int) -> int:
         """The last fire from `first_us` (a fire) to `until_us`, searched for backwards in windows that grow."""
         low, high = first_us, until_us
         while until_us - width_us > first_us:

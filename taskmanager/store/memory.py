@@ -3,14 +3,13 @@
 Ended tasks are kept in the order of their end, and the oldest leave when there are more than `max_history`.
 """
 
-import json
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from taskmanager.model.errors import StoreError
 from taskmanager.model.record import AttemptRow, StartWrite, SuccessWrite, TaskRow, TaskWrite, Write, due_at
-from taskmanager.model.schedule import SCHEDULE_TAG, ScheduleDeclaration, ScheduleFire, ScheduleRow
+from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow, tags_of_runs
 from taskmanager.model.states import TERMINAL, WAITING, TaskStatus
 from taskmanager.store.constraints import encodable_write, is_memory_only, write_fault
 from taskmanager.store.memory_statistics import glance_at
@@ -332,7 +331,7 @@ class MemoryStore:
             fault = write_fault(write)
             if fault is not None:
                 raise StoreError(f"the run of a schedule cannot be stored: {fault}")
-        lost, busy = set(), await self.busy_schedules()
+        lost, busy = set(), await self.busy_schedules([each.schedule_name for each in fires])
         for each in fires:
             row = self._schedules.get(each.schedule_name)
             if row is None or not each.wins(row, busy):
@@ -354,9 +353,9 @@ class MemoryStore:
         found.sort(key=lambda row: (row.next_run_at is None, row.next_run_at or 0, row.schedule_name))
         return found if limit is None else found[:limit]
 
-    async def busy_schedules(self) -> frozenset[str]:
-        tags = (row.tags for row in self._live.values() if row.scheduled_for is not None)
-        return frozenset(name for each in tags if each and (name := json.loads(each).get(SCHEDULE_TAG)))
+    async def busy_schedules(self, names: Collection[str]) -> frozenset[str]:
+        tags = {row.tags for row in self._live.values() if row.scheduled_for is not None}
+        return frozenset(name for name in names if tags_of_runs(name) in tags)
 
     async def set_schedule_paused(self, name: str, paused: bool, now: int) -> bool:
         row = self._schedules.get(name)

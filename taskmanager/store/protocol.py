@@ -312,8 +312,8 @@ class Store(Protocol):
         """All of them, or these, or those written at that instant or later, by their next fire; without one last."""
         ...
 
-    async def busy_schedules(self) -> frozenset[str]:
-        """The schedules with a run that has not ended, wherever it is and whatever it waits for."""
+    async def busy_schedules(self, names: Collection[str]) -> frozenset[str]:
+        """Those of them with a run that has not ended, wherever it is and whatever it waits for."""
         ...
 
     async def set_schedule_paused(self, name: str, paused: bool, now: int) -> bool:

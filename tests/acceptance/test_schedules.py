@@ -14,6 +14,7 @@ import pytest
 
 from taskmanager import ScheduleInfo, TaskManager, current_task
 from taskmanager.duties import schedules as duty
+from taskmanager.model.clock import SystemClock
 
 pytestmark = pytest.mark.anyio
 
@@ -141,6 +142,31 @@ async def test_releases_side_by_side_do_not_reset_each_other(
         await runs.until(len(runs.seen) + 2)
         assert (await only(old)).is_declared
     assert caplog.text.count("defines 1 schedule otherwise") == 1
+
+
+class Behind(SystemClock):
+    """A machine whose wall clock was never set."""
+
+    def now_us(self) -> int:
+        return super().now_us() - 3 * 3_600_000_000
+
+
+async def test_instances_whose_clocks_are_hours_apart_hear_each_other(
+    tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the one changes is stamped in the other's past; pausing and resuming hold at once all the same."""
+    monkeypatch.setattr(duty, "RECHECK_S", 0.1)
+    database = tmp_path / "tasks.db"
+    other = TaskManager(database)
+    other._clock = Behind()
+    async with application(database, runs, tick={"every": 0.1}) as manager, other:
+        await runs.until(2)
+        await other.pause_schedule("tick")
+        await until(lambda: manager.status().schedules[0].is_paused)
+        before = len(runs.seen)
+        await other.resume_schedule("tick")
+        await runs.until(before + 2)
+    assert len(set(runs.seen)) == len(runs.seen)
 
 
 async def until(holds: Callable[[], bool]) -> None:

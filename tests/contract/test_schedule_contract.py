@@ -6,7 +6,7 @@ import pytest
 
 from taskmanager.model.errors import StoreError
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
-from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow
+from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow, tags_of_runs
 from taskmanager.store.protocol import InstanceRow, Store
 from tests.contract.rows import FREE_ROW
 
@@ -26,7 +26,7 @@ def declared(name: str = "nightly", **changes: Any) -> ScheduleDeclaration:
 
 
 def run_of(name: str = "nightly", task_id: str = "run-1", **changes: Any) -> TaskRow:
-    row = FREE_ROW._replace(task_id=task_id, tags=f'{{"schedule": "{name}"}}', scheduled_for=100)
+    row = FREE_ROW._replace(task_id=task_id, tags=tags_of_runs(name), scheduled_for=100)
     return row._replace(**changes)
 
 
@@ -232,4 +232,8 @@ async def test_a_schedule_is_busy_until_its_run_has_ended(store: Store, status: 
         state = {"claimed_by_worker_id": OLD, "started_at": 5, "start_count": 1}
     changed = run_of(status=status, **state)
     await store.commit([TaskWrite(changed, expected_of(run_of()))])
-    assert await store.busy_schedules() == (frozenset({"nightly"}) if is_busy else frozenset())
+    await store.commit([TaskWrite(run_of('a "hourly" one', "run-3"), None), TaskWrite(run_of("übrig", "run-4"), None)])
+    asked = ["nightly", "other", 'a "hourly" one']
+    assert await store.busy_schedules(asked) == {'a "hourly" one'} | ({"nightly"} if is_busy else set())
+    assert await store.busy_schedules(["übrig"]) == {"übrig"}
+    assert await store.busy_schedules([]) == frozenset()

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from taskmanager.rules.cron import cron_of
+from taskmanager.rules.cron import Cron, cron_of
 from taskmanager.rules.schedule import Hold, Move, Plan, Timing, Wait, judge
 
 SECOND_US = 1_000_000
@@ -20,6 +21,11 @@ def timings(draw: st.DrawFn) -> Timing:
         return Timing("t", cron=None, every_us=draw(st.integers(4, 90_000)) * SECOND_US, jitter_us=jitter_us)
     cron = cron_of(draw(st.sampled_from(CRONS)), draw(st.sampled_from(("UTC", "Europe/Berlin"))))
     return Timing("t", cron=cron, every_us=None, jitter_us=jitter_us)
+
+
+def like(timing: Timing) -> Timing:
+    """The same timing, with nothing asked yet."""
+    return Timing("t", cron=timing._cron, every_us=timing._every_us, jitter_us=timing.jitter_us)
 
 
 def fires_until(timing: Timing, first: int, until: int, most: int) -> list[int]:
@@ -37,6 +43,45 @@ def test_the_newest_fires_are_those_that_counting_finds(timing: Timing, seconds:
     fires = fires_until(timing, first, first + seconds * SECOND_US, 5_000)
     assume(len(fires) <= 5_000)
     assert timing.newest(first, first + seconds * SECOND_US, count) == fires[-count:][0]
+
+
+@given(timings(), st.integers(1, 12), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 90_000)), min_size=1))
+def test_what_was_found_before_changes_no_answer(timing: Timing, count: int, asked: list[tuple[int, int]]) -> None:
+    """A timing remembers the newest fires of a backlog; whatever is asked for next, it answers as a new one would."""
+    made = [timing, timing]
+    fire = until = timing.after(START_US)
+    for steps, seconds in asked:
+        until += seconds * SECOND_US
+        for _ in range(steps):
+            fire = timing.after(fire, fire)
+        until = max(until, fire)
+        made[1] = like(timing)
+        assert len({each.newest(fire, until, count) for each in made}) == 1
+        assert len({each.last_due(fire, until) for each in made if timing.due(fire) <= until}) <= 1
+
+
+class CountedCron(Cron):
+    """How often it was asked."""
+
+    count = 0
+
+    def after(self, instant_us: int) -> int | None:
+        self.count += 1
+        return super().after(instant_us)
+
+
+@pytest.mark.parametrize("expression", ["* * * * *", "*/10 9-17 * 2 MON-FRI"])
+@pytest.mark.parametrize("most", [1, 100, 2_000])
+def test_a_backlog_is_reckoned_once_and_not_with_each_of_its_runs(expression: str, most: int) -> None:
+    """After a year of absence: what a run costs does not depend on how many are to be made up behind it."""
+    cron = CountedCron(expression, "Europe/Berlin")
+    plan = Plan(Timing("t", cron=cron, every_us=None), "all", most, "skip")
+    next_run_at, runs, cron.count = plan.timing.after(START_US), 0, 0
+    now = START_US + 365 * 86_400 * SECOND_US
+    while isinstance(step := judge(plan, next_run_at, now, now, False), Move):
+        next_run_at, runs = step.next_run_at, runs + 1
+    assert 1 <= runs <= most
+    assert cron.count <= 200 + 10 * runs
 
 
 @given(

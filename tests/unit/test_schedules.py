@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from taskmanager import ConfigurationError, QueueConfig, TaskManager, TaskStatus, UnknownTask, current_task, task
+from taskmanager.duties import schedules
+from taskmanager.duties.schedule_book import ScheduleBook
 from taskmanager.store.memory import MemoryStore
 from taskmanager.testing import START, Fault, FaultyStore, World, isolated
 from taskmanager.testing.virtual import virtual_time
@@ -114,6 +116,31 @@ async def test_a_schedule_that_is_declared_while_the_manager_runs_fires_too(mana
 
         await world.advance(130)
     assert fires.minutes() == [1, 2]
+
+
+async def test_many_schedules_are_declared_and_fired_some_at_a_time(
+    manager: TaskManager, fires: Fires, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the loop nor the store is held for long by thousands; when the start returns, all are declared."""
+    monkeypatch.setattr(schedules, "DECLARED_PAGE", 3)
+    monkeypatch.setattr(schedules, "PAGE", 4)
+    job = manager.task(fires.run, name="job")
+    for number in range(10):
+        manager.schedule(every=60, name=f"schedule {number}")(job)
+    async with isolated(manager) as world:
+        assert [each.schedule_name for each in await world.store.schedules()] == [f"schedule {n}" for n in range(10)]
+        await world.advance(90)
+    assert fires.minutes() == [1] * 10
+
+
+def test_all_that_is_parked_has_its_turn() -> None:
+    """What others did to it is asked of the store, for some at a time."""
+    book = ScheduleBook()
+    book.declared = dict.fromkeys("abcdefg")  # type: ignore[assignment]  # only the names are asked for
+    book.plan("c", 1)
+    assert ["".join(book.parked(4)) for _ in range(4)] == ["abde", "fg", "abde", "fg"]
+    book.park("c")
+    assert book.parked(100) == list("abcdefg")
 
 
 async def test_jitter_moves_each_start_by_the_same_amount_everywhere(manager: TaskManager, fires: Fires) -> None:

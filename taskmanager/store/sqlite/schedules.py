@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from taskmanager.model.record import TaskRow, TaskWrite
-from taskmanager.model.schedule import SCHEDULE_TAG, ScheduleDeclaration, ScheduleFire, ScheduleRow
+from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow, tags_of_runs
 from taskmanager.store.constraints import encodable_write
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.queries import fetch_ids
@@ -32,9 +32,9 @@ UPDATE taskmanager_schedule_state AS s SET
 FROM json_each(?) AS v WHERE s.schedule_name = v.value ->> 0
 """
 _BUSY: Final = f"""
-SELECT json_group_array(DISTINCT tags ->> '{SCHEDULE_TAG}')
+SELECT json_group_array(DISTINCT tags)
 FROM taskmanager_tasks INDEXED BY taskmanager_tasks_scheduled
-WHERE scheduled_for IS NOT NULL AND status IN ({LIVE_SQL}) AND json_valid(tags)
+WHERE scheduled_for IS NOT NULL AND status IN ({LIVE_SQL}) AND tags IN (SELECT value FROM json_each(?))
 """
 
 
@@ -55,7 +55,7 @@ def fire(connection: sqlite3.Connection, fires: Sequence[ScheduleFire]) -> froze
     tasks = {each.schedule_name: _storable(each.task) for each in fires if each.task is not None}
     with transaction(connection):
         there = {row.schedule_name: row for row in fetch(connection, [each.schedule_name for each in fires])}
-        unfinished = busy(connection) if any(each.is_alone for each in fires) else ()
+        unfinished = busy(connection, [each.schedule_name for each in fires if each.is_alone])
         winners = [each for each in fires if each.wins(there.get(each.schedule_name), unfinished)]
         before = fetch_ids(connection, [each.task.task_id for each in winners if each.task is not None])
         fresh = {name: task for name, task in tasks.items() if task.task_id not in before}
@@ -96,10 +96,11 @@ def fetch(
     return [row._replace(is_declared=bool(row.is_declared)) for row in rows]
 
 
-def busy(connection: sqlite3.Connection) -> frozenset[str]:
+def busy(connection: sqlite3.Connection, names: Collection[str]) -> frozenset[str]:
     """See `Store.busy_schedules`."""
-    (text,) = connection.execute(_BUSY).fetchone()
-    return frozenset(name for name in json.loads(text) if name is not None)
+    by_tags = {tags_of_runs(name): name for name in names}
+    (text,) = connection.execute(_BUSY, (json.dumps(list(by_tags)),)).fetchone()
+    return frozenset(by_tags[tags] for tags in json.loads(text))
 
 
 def set_paused(connection: sqlite3.Connection, name: str, paused: bool, now: int) -> bool:

@@ -259,8 +259,8 @@ class SqliteStore:
     ) -> list[ScheduleRow]:
         return await self._read(schedules.fetch, names, limit, changed_since)
 
-    async def busy_schedules(self) -> frozenset[str]:
-        return await self._read(schedules.busy)
+    async def busy_schedules(self, names: Collection[str]) -> frozenset[str]:
+        return await self._read(schedules.busy, names)
 
     async def set_schedule_paused(self, name: str, paused: bool, now: int) -> bool:
         return await self._write(schedules.set_paused, name, paused, now)

@@ -76,8 +76,8 @@ CREATE INDEX taskmanager_tasks_free ON taskmanager_tasks (task_name, queue_name,
     WHERE claimed_by_worker_id IS NULL AND status = 'PENDING';
 CREATE INDEX taskmanager_tasks_owner ON taskmanager_tasks (claimed_by_worker_id, id)
     WHERE claimed_by_worker_id IS NOT NULL AND status IN ('PENDING', 'CLAIMED', 'RUNNING');
--- Which schedules have a run that has not ended.
-CREATE INDEX taskmanager_tasks_scheduled ON taskmanager_tasks (scheduled_for)
+-- Whether a schedule has a run that has not ended: all its runs have the same tags.
+CREATE INDEX taskmanager_tasks_scheduled ON taskmanager_tasks (tags)
     WHERE scheduled_for IS NOT NULL AND status IN ('PENDING', 'CLAIMED', 'RUNNING');
 CREATE INDEX taskmanager_tasks_cancel ON taskmanager_tasks (claimed_by_worker_id)
     WHERE cancel_requested_at IS NOT NULL;
