@@ -9,8 +9,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from taskmanager.cli.locks import WriterWatch, process_name
 from taskmanager.cli.records import parsed
 from taskmanager.console.durations import relative, short
+from taskmanager.console.looking import DEFAULT_HEARTBEAT_S, MISSED_BEATS
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.wording import counted
@@ -27,11 +29,8 @@ from taskmanager.store.sqlite.wal_index import Reader, WalState, only_user_of, r
 MB: Final = 1_000_000
 SKEW_US: Final = 5_000_000
 """A stamp that lies further in the future was written by another clock, or before this one was set back."""
-SILENT_BEATS: Final = 4
-DEFAULT_BEAT_S: Final = 30.0
-LOCK_LOOK_S: Final = 1.0
-"""A reader that stands at the same place for so long is no passer-by, nor is a writer that commits nothing."""
-LOCK_LOOKS: Final = 20
+PIN_LOOK_S: Final = 1.0
+"""A reader that stands at the same place for so long is no passer-by."""
 PINNED_BYTES: Final = 4 * MB
 """A pinned log below this size is nobody's trouble yet."""
 NETWORK_TYPES: Final = frozenset(
@@ -56,7 +55,8 @@ def around_the_file(db: Path, min_free_mb: int) -> Iterator[Finding]:
     yield permissions(db)
     yield mount(db.resolve(), _mounts(), is_read_only=_is_read_only(db))
     yield disk(db, shutil.disk_usage(db.resolve().parent).free, min_free_mb)
-    yield from log_and_locks(db)
+    yield log(db)
+    yield locks(db)
 
 
 def permissions(db: Path) -> Finding:
@@ -116,30 +116,29 @@ def disk(db: Path, free_bytes: int, min_free_mb: int) -> Finding:
     return Finding("disk", True, found)
 
 
-def log_and_locks(db: Path) -> Iterator[Finding]:
-    """How large the log is and who keeps it from being moved into the file, and who keeps others from writing."""
-    looks = [read_wal_index(db)]
-    while len(looks) < LOCK_LOOKS and (looks[-1].pinned_by or looks[-1].writer_pid):
-        time.sleep(LOCK_LOOK_S / LOCK_LOOKS)
-        looks.append(read_wal_index(db))
-    last = looks[-1]
-    is_long = len(looks) == LOCK_LOOKS
-    yield judge_log(last, [reader for reader in last.pinned_by if is_long and reader in looks[0].readers])
-    yield judge_locks(only_user_of(db), looks if is_long else ())
+def log(db: Path) -> Finding:
+    """How large the log is, and who keeps it from being moved into the file."""
+    first = read_wal_index(db)
+    if not first.pinned_by:
+        return judge_log(first, ())
+    time.sleep(PIN_LOOK_S)
+    second = read_wal_index(db)
+    return judge_log(second, [reader for reader in second.pinned_by if reader in first.readers])
 
 
-def judge_locks(only_user: int | None, looks: Sequence[WalState]) -> Finding:
-    """An application writes in transactions of milliseconds, and commits; a lock that stays stops everybody else."""
-    if only_user is not None:
+def locks(db: Path) -> Finding:
+    """Who keeps the others from writing, or from reading too."""
+    alone = only_user_of(db)
+    if alone is not None:
         return Finding(
-            "locks", False, f"{process_name(only_user)} keeps the file to itself",
+            "locks", False, f"{process_name(alone)} keeps the file to itself",
             "until it lets go, nobody else can read or write the file; let it finish, or end it",
         )  # fmt: skip
-    stays = len({(look.writer_pid, look.frames) for look in looks}) == 1
-    if stays and looks[0].writer_pid is not None:
+    writer = WriterWatch(db).judge()
+    if writer is not None:
         return Finding(
-            "locks", False, f"{process_name(looks[0].writer_pid)} holds the write lock and commits nothing",
-            "until its transaction ends, nobody else can write, the application neither; let it finish, or end it",
+            "locks", False, f"{process_name(writer)} holds the write lock and commits nothing",
+            "until its transaction ends nothing can be saved, by the application neither; let it finish, or end it",
         )  # fmt: skip
     return Finding("locks", True, "nobody keeps others from writing")
 
@@ -159,16 +158,6 @@ def judge_log(now: WalState, pinning: Collection[Reader]) -> Finding:
             "it should have been cut; the application does it when it is idle, and when it stops",
         )  # fmt: skip
     return Finding("log", True, found)
-
-
-def process_name(pid: int) -> str:
-    """`process 123 (python report.py)`, as far as the system tells."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        words = []
-    line = " ".join(word.decode("utf-8", "replace") for word in words if word)
-    return f"process {pid} ({line[:60]})" if line else f"process {pid}"
 
 
 # Inside the file.
@@ -219,7 +208,7 @@ def living(alive: Sequence[InstanceRow], beats: Mapping[str, int], now: int) -> 
     for each in alive:
         since = now - max(beats.get(each.instance_id, 0), each.started_at)
         beat_s = live_document(each).get("heartbeat_s")
-        limit_s = SILENT_BEATS * (beat_s if isinstance(beat_s, int | float) else DEFAULT_BEAT_S)
+        limit_s = MISSED_BEATS * (beat_s if isinstance(beat_s, int | float) else DEFAULT_HEARTBEAT_S)
         if since > limit_s * 1_000_000:
             silent.append(f"{process_name(each.pid)} on {each.hostname} for {short(since)}")
     if silent:

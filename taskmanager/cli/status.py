@@ -1,12 +1,14 @@
 """`taskmanager status`: one look at everything."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import click
 
 from taskmanager.cli.answering import answer_json, screen
-from taskmanager.cli.opening import db_option, json_option, read
+from taskmanager.cli.locks import WriterWatch, problem_of
+from taskmanager.cli.opening import check_is_there, db_option, json_option, read
 from taskmanager.console.looking import look
 from taskmanager.console.spelling import spelled
 from taskmanager.model.clock import SystemClock
@@ -28,8 +30,12 @@ tasks are counted while they wait and run; once they have ended, it takes up to 
 @json_option
 def status(db: Path, as_json: bool) -> None:
     """Show instances, queues, throughput, failures, schedules and storage on one screen."""
+    check_is_there(db)
+    writer = WriterWatch(db).judge()
     with read(db) as connection:
         picture = look(db, connection, SystemClock())
+    if writer is not None:
+        picture = replace(picture, problems=(problem_of(writer), *picture.problems))
     if as_json:
         answer_json(spelled(picture))
         return

@@ -5,6 +5,7 @@ import signal
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from taskmanager.cli.answering import answer_json, screen
 from taskmanager.cli.keyboard import News, listening
+from taskmanager.cli.locks import WriterWatch, problem_of
 from taskmanager.cli.opening import check_is_there, db_option, json_option, read
 from taskmanager.console.looking import look
 from taskmanager.console.picture import Picture
@@ -77,19 +79,27 @@ def _keep_watching(console: Console, db: Path, watched: Watch) -> int:
 def _show(console: Console, db: Path, watched: Watch) -> News:
     """The live screen, until there are news that end it."""
     drawn: list[Text] = []
+    locks = WriterWatch(db)
     news = News.RESIZED
     with (
         listening() as keyboard,
         Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live,
     ):
         while news in (News.NOTHING, News.RESIZED):
+            writer = locks.look()
             watched.look()
-            lines = _lines(console, db, watched.fault, watched.last)
+            lines = _lines(console, db, watched.fault, _with_writer(watched.last, writer))
             if lines != drawn or news is News.RESIZED:
                 live.update(group(lines), refresh=True)
                 drawn = lines
             news = keyboard.wait(LOOK_S)
     return news
+
+
+def _with_writer(picture: Picture | None, writer: int | None) -> Picture | None:
+    if picture is None or writer is None:
+        return picture
+    return replace(picture, problems=(problem_of(writer), *picture.problems))
 
 
 def _lines(console: Console, db: Path, fault: str | None, picture: Picture | None) -> list[Text]:

@@ -93,7 +93,8 @@ def troubles(picture: Picture) -> Section:
     rows = []
     for name in _in_turns(list(failing), list(paces)):
         pace, failures = paces.get(name), failing.get(name)
-        failed = _number(failures.failed_count if failures else 0, FAILED_STYLE, is_capped=are_some)
+        count = failures.failed_count if failures else 0
+        failed = _number(count, FAILED_STYLE, is_capped=are_some and count > 0)
         ended = NOT_KNOWN if pace is None or is_sample else _number(pace.ended_count)
         figures = (ended, failed, *_durations(pace))
         code = Cell(failures.last_error_code, FAILED_STYLE) if failures else NOTHING

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import pytest
 
-from taskmanager.cli.diagnosis import clocks, functions, judge_locks, judge_log, living, mount
+from taskmanager.cli import locks
+from taskmanager.cli.diagnosis import clocks, functions, judge_log, living, mount
 from taskmanager.store.protocol import FreeQueue, InstanceRow
 from taskmanager.store.sqlite.wal_index import Reader, WalState, read_wal_index
 from tests.unit.command_line import taskmanager, write_tasks
@@ -44,11 +45,11 @@ def test_the_innermost_mount_says_what_kind_of_file_system_it_is(file: str, is_w
     assert mount(Path(file), []).is_well
 
 
-def test_an_instance_is_silent_after_four_missed_beats() -> None:
+def test_an_instance_is_silent_when_the_console_calls_it_frozen() -> None:
     """By its own interval; one that has just started has not missed any."""
-    fast, slow = instance(heartbeat_s=1), instance(heartbeat_s=300)
-    assert living([fast], {"i1": NOW - 4 * SECOND}, NOW).is_well
-    assert "no sign of life of process" in living([fast], {"i1": NOW - 5 * SECOND}, NOW).found
+    fast, slow = instance(heartbeat_s=1), instance(heartbeat_s=500)
+    assert living([fast], {"i1": NOW - 2 * SECOND}, NOW).is_well
+    assert "no sign of life of process" in living([fast], {"i1": NOW - 3 * SECOND}, NOW).found
     assert living([slow], {"i1": NOW - 1_000 * SECOND}, NOW).is_well
     assert living([fast._replace(started_at=NOW - SECOND)], {}, NOW).is_well
     assert not living([instance()], {}, NOW).is_well, "without an interval, the default"
@@ -82,12 +83,12 @@ def test_a_log_is_a_finding_when_it_is_large_or_pinned_while_it_grows() -> None:
     assert not judge_log(WalState(70_000_000, 20_000, 20_000), ()).is_well
 
 
-def test_a_writer_is_a_finding_when_it_keeps_the_lock_and_commits_nothing() -> None:
-    """A busy application has it at every look, too; but the log grows meanwhile."""
-    assert judge_locks(None, ()).is_well
-    assert judge_locks(None, [WalState(1, frames, 0, (), 7) for frames in (1, 2, 3)]).is_well
-    assert judge_locks(None, [WalState(1, 1, 0, (), pid) for pid in (7, 8, 7)]).is_well
-    assert not judge_locks(None, [WalState(1, 1, 0, (), 7)] * 3).is_well
+def test_a_writer_that_commits_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A busy application has the lock at every look; but the log grows meanwhile."""
+    frames = iter(range(100))
+    monkeypatch.setattr(locks, "read_wal_index", lambda path: WalState(1, next(frames), 0, (), 7))
+    assert locks.WriterWatch(tmp_path / "tasks.db").judge() is None
+    assert next(frames) < 5
 
 
 LOCKER: Final = """
@@ -121,6 +122,10 @@ def test_doctor_names_who_keeps_others_out(tmp_path: Path) -> None:
             ("alone", "keeps the file to itself"),
         ):
             assert locker.stdout.readline() == f"{word}\n"
+            if word == "writing":
+                first = taskmanager("status", "--db", database, "--json").document(Any)["problems"][0]
+                assert first["text"].startswith(f"process {locker.pid} (")
+                assert first["text"].endswith("holds the write lock: nothing can be saved")
             ran = taskmanager("doctor", "--db", database, "--json")
             found = {each["name"]: each for each in json.loads(ran.out)["checks"]}
             assert (ran.code, found["locks"]["ok"], ran.err) == (1, False, "")

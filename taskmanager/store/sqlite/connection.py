@@ -30,7 +30,8 @@ _CACHE_KIB: Final = 16_384
 _FILE_MODE: Final = 0o600
 
 _TRANSIENT: Final = {
-    sqlite3.SQLITE_BUSY: "another connection holds its lock; close the other program or let it finish, then try again",
+    sqlite3.SQLITE_BUSY: "another connection holds its lock (`taskmanager doctor` says whose); close that program or "
+    "let it finish, then try again",
     sqlite3.SQLITE_LOCKED: "a table is locked by another statement; try again",
     sqlite3.SQLITE_FULL: "the disk is full; free some space and the store goes on",
     sqlite3.SQLITE_READONLY: "it is read-only; make the file and its directory writable for this user",

@@ -3,8 +3,8 @@
 Read from the log's index, `FILE-shm`, whose layout SQLite documents (https://sqlite.org/walformat.html): a header with
 the number of frames, then how many are moved, then the marks of up to five readers, then one lock byte for each.
 
-A writer locks a byte of the index. A connection that keeps the whole file to itself (`locking_mode=EXCLUSIVE`, or one
-that moves a file from another journal mode) locks bytes of the file itself (https://sqlite.org/c3ref, "os.h").
+A writer locks a byte of the index. A connection that keeps the whole file to itself (`locking_mode=EXCLUSIVE`) locks
+bytes of the file (https://sqlite.org/lockingv3.html).
 
 Call it only in a process that has no connection to the file: closing the index drops this process's locks on it.
 """
