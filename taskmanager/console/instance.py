@@ -6,7 +6,7 @@ the file here and now, for some milliseconds; `live()` leaves the loop alone.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -23,11 +23,12 @@ from taskmanager.console.looking import Observer, Own
 from taskmanager.console.picture import NO_COUNTS, Picture, Problem
 from taskmanager.console.screens import LiveScreen, StatusScreen
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.report import live_document
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.record import AttemptRow
-from taskmanager.model.states import AttemptOutcome, TaskStatus
+from taskmanager.model.states import TERMINAL, AttemptOutcome, TaskStatus
 from taskmanager.model.status import ManagerStatus
 from taskmanager.store.protocol import InstanceRow
 from taskmanager.store.statistics import HOUR_US, MAX_LINES, MINUTE_US, Failure, FileSize, Glance, Pace, Statistics
@@ -59,56 +60,71 @@ class SelfPortrait:
         self._observer = Observer(engine.settings.database, engine.clock)
         self._glance: Glance | None = None
         self._fault: str | None = None
+        self._mark = NO_MARK
         self._next_look_s = 0.0
 
     def picture(self) -> Picture:
         """Here and now."""
-        memory = self._memory()
-        self.look()
-        return self._drawn(memory)
+        if self._is_due():
+            mark = self._take_mark()
+            if self.look():
+                self._mark = mark
+        return self._drawn(self._memory())
 
     async def picture_aside(self) -> Picture:
         """The same, with the file read in a thread."""
         if self._engine.settings.database is None:
             return self.picture()
-        await asyncio.to_thread(self.look)
+        if self._is_due():
+            mark = self._take_mark()
+            if await asyncio.to_thread(self.look):
+                self._mark = mark
         return self._drawn(self._memory())
 
-    def look(self) -> None:
-        """Read the store, unless that was done a moment ago."""
+    def look(self) -> bool:
+        """Read the store; whether it could be read."""
         clock = self._engine.clock
         began_s = clock.elapsed_s()
-        if began_s < self._next_look_s:
-            return
         try:
             self._glance, self._fault = self._engine.store.glance(clock.now_us()), None
         except StoreError as exc:
             self._fault = str(exc)
         took_s = clock.elapsed_s() - began_s
         self._next_look_s = began_s + max(READ_S, took_s * COST_FACTOR)
+        return self._fault is None
+
+    def _is_due(self) -> bool:
+        return self._engine.clock.elapsed_s() >= self._next_look_s
+
+    def _lives(self) -> dict[str, LiveTask]:
+        """The tasks in memory, with those that have ended and are not written yet."""
+        engine = self._engine
+        return {live.task_id: live for live in {**engine.writer.unsaved_ids, **engine.live}.values()}
+
+    def _has_many(self) -> bool:
+        return len(self._engine.live) + len(self._engine.writer.unsaved_ids) > MAX_COUNTED
+
+    def _take_mark(self) -> "_Mark":
+        lives = {} if self._has_many() else self._lives()
+        known = {task_id: (live.committed and live.committed.status, live.status) for task_id, live in lives.items()}
+        return _Mark(self._engine.clock.now_us(), known, Counter(self._engine.settlement.tally))
 
     def _memory(self) -> "_Memory":
         engine = self._engine
         identity, now = engine.identity, engine.clock.now_us()
         document = read(live_document(engine), identity.instance_id)
-        if len(engine.live) + len(engine.writer.unsaved_ids) > MAX_COUNTED:
+        if self._has_many():
             waiting, running = document.memory_only_waiting, document.memory_only_running
             roughly = Counter({TaskStatus.PENDING: waiting, TaskStatus.RUNNING: running})
             return _Memory(identity.row(now), document, roughly, ())
-        differences: Counter[TaskStatus] = Counter()
-        ended: list[Failure] = []
-        for live in {**engine.writer.unsaved_ids, **engine.live}.values():
-            if live.committed is not None:
-                differences[TaskStatus(live.committed.status)] -= 1
-            differences[live.status] += 1
-            for each in live.attempts_due:
-                ended.append(_as_failure(each, live.definition.name))
+        lives = self._lives()
+        ended = [_as_failure(each, live.definition.name) for live in lives.values() for each in live.attempts_due]
+        differences = _differences(lives, self._mark, engine.settlement.tally)
         return _Memory(identity.row(now), document._replace(unwritten_count=0), differences, ended)
 
     def _drawn(self, memory: "_Memory") -> Picture:
         now = memory.row.updated_at
         found, counts = self._glance or (_nothing(now), NO_COUNTS)
-        # A commit between the two looks may count a task twice, or not at all, until the next one.
         together = {status: max(0, number + memory.differences[status]) for status, number in counts.items()}
         own = Own(memory.row, memory.document, together)
         picture = self._observer.picture(_with_ended(found, memory.ended, now), counts, own)
@@ -116,6 +132,42 @@ class SelfPortrait:
             return picture
         problem = Problem(severity="error", text=self._fault, advice="shown is what memory knows")
         return replace(picture, problems=(problem, *picture.problems))
+
+
+class _Mark(NamedTuple):
+    """Memory when the store was looked at. `known`: of each task its status in the store, None without a row, and its
+    status here; `ended`: how many have ended in this start, by status.
+    """
+
+    at: int
+    known: Mapping[str, tuple[str | None, TaskStatus]]
+    ended: Counter[str]
+
+
+NO_MARK: Final = _Mark(0, {}, Counter())
+
+
+def _differences(lives: Mapping[str, LiveTask], mark: _Mark, tally: Counter[str]) -> Counter[TaskStatus]:
+    """What the counts of the store lack, which are as old as the mark. What others do meanwhile comes with the next."""
+    differences: Counter[TaskStatus] = Counter()
+    ended = tally - mark.ended
+    for task_id, live in lives.items():
+        stored, status = mark.known.get(task_id, (None, None))
+        if status is None and live.committed is not None and live.sent_at < mark.at:
+            stored = TaskStatus.PENDING  # claimed since
+        if stored is not None:
+            differences[TaskStatus(stored)] -= 1
+        differences[live.status] += 1
+        if live.status.is_terminal and not (status and status.is_terminal):
+            ended[live.status.value] -= 1  # it is counted here
+    for stored, status in (mark.known[task_id] for task_id in mark.known.keys() - lives.keys()):
+        if stored is not None:
+            differences[TaskStatus(stored)] -= 1
+        if status.is_terminal:
+            differences[status] += 1
+    for status in TERMINAL:
+        differences[status] += ended[status.value]
+    return differences
 
 
 class _Memory(NamedTuple):

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,43 @@ async def test_both_stores_tell_the_same(tmp_path: Path) -> None:
     assert file.statistics.schedules == (NextRun("s", "job", "every 5 s", NOW + 5, None, False, False),)
     assert [each.error_code for each in file.statistics.failures] == ["BOOM", "FIRST"]
     assert [each[1:] for each in file.statistics.most_failing] == [(2, "BOOM")]
+
+
+async def test_counts_are_right_also_between_two_looks_at_the_file(tmp_path: Path) -> None:
+    """What was committed since is no more what the file said: nothing is counted twice, nothing is missing."""
+    manager = TaskManager(tmp_path / "tasks.db")
+    go, started = asyncio.Event(), asyncio.Event()
+
+    @manager.task(name="job", persist=True)
+    async def job(number: int) -> None:
+        if number == 2:
+            started.set()
+        await go.wait()
+        if number == 0:
+            raise ValueError("zero")
+
+    async with manager:
+        handles = [job.enqueue(number) for number in range(3)]
+        await started.wait()
+        engine = manager._engine()
+        assert engine is not None
+        kept = SelfPortrait(engine)
+        for is_old in (False, True):
+            counts = kept.picture().counts
+            assert (counts[TaskStatus.RUNNING], counts[TaskStatus.PENDING]) == (3, is_old)
+            kept._next_look_s = math.inf  # from now on the file is not looked at
+            await job.with_options(delay=3600).enqueue(9).saved()
+        go.set()
+        await asyncio.gather(*(handle.result() for handle in handles))
+        for _ in range(2):
+            counts = kept.picture().counts
+            assert {status.value: number for status, number in counts.items() if number} == {
+                "COMPLETED": 2,
+                "FAILED": 1,
+                "PENDING": 2,
+            }
+            await manager.flush()
+            assert (await manager.counts()) == counts
 
 
 def test_a_live_view_leaves_nothing_behind_when_the_terminal_becomes_narrower() -> None:
