@@ -16,12 +16,11 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from types import FrameType, MethodType
-from typing import Any, Final, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from taskmanager.model.logger import logger
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 _FRAMEWORK: Final = "starlette."
 _BACKGROUND: Final = "starlette.background"
@@ -54,9 +53,9 @@ class _Call:
         return MethodType(self._asynchronous if inspect.iscoroutinefunction(task.fn) else self._direct, task)
 
 
-def by_caller(direct: Callable[P, R]) -> Callable[P, R]:
+def by_caller(direct: F) -> F:
     """For `Task.__call__`: `direct` is what a call does, unless Starlette's `BackgroundTask` makes it."""
-    return cast("Callable[P, R]", _Call(direct))
+    return cast("F", _Call(direct))
 
 
 def _is_of_a_background_task(frame: FrameType | None) -> bool:

@@ -272,6 +272,8 @@ async def waiting() -> None:
     assert_type(await resize.enqueue("a", 1), bytes)
     assert_type(await crunch_or_wait.enqueue([1]), int)
     assert_type(await build_report(7), Report)
+    assert_type(await Mailer.deliver("a"), bool)
+    assert_type(await Mailer().deliver("a"), bool)
     assert_type(await build_or_wait(7), Report | Snooze)
     assert_type(resize("a", 1), bytes)
     assert_type(crunch([1]), TaskResult[int])
