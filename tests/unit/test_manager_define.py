@@ -23,11 +23,6 @@ from taskmanager import (
 )
 
 
-@pytest.fixture
-def manager() -> TaskManager:
-    return TaskManager(None)
-
-
 async def top_level(n: int) -> int:
     """Docstring of a task."""
     return n

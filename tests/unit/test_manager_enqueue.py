@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -26,17 +25,6 @@ from taskmanager.store.memory import MemoryStore
 from taskmanager.testing import START, World, isolated
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def manager() -> TaskManager:
-    return TaskManager(None)
-
-
-@pytest.fixture
-async def world(manager: TaskManager) -> AsyncIterator[World]:
-    async with isolated(manager) as made:
-        yield made
 
 
 # --- the door ---------------------------------------------------------------------------------------------------------

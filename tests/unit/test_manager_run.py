@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
@@ -32,17 +31,6 @@ from taskmanager import (
 from taskmanager.testing import START, World, isolated
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def manager() -> TaskManager:
-    return TaskManager(None)
-
-
-@pytest.fixture
-async def world(manager: TaskManager) -> AsyncIterator[World]:
-    async with isolated(manager) as made:
-        yield made
 
 
 # --- lanes and context ------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Waiting: for handles, for what is saved, for everything, for children from inside a task."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
@@ -21,17 +20,6 @@ from taskmanager.store.memory import MemoryStore
 from taskmanager.testing import START, Fault, FaultyStore, World, isolated
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def manager() -> TaskManager:
-    return TaskManager(None)
-
-
-@pytest.fixture
-async def world(manager: TaskManager) -> AsyncIterator[World]:
-    async with isolated(manager) as made:
-        yield made
 
 
 # --- handles ----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,17 +14,6 @@ from taskmanager.store.sqlite import SqliteStore
 from taskmanager.testing import START, Fault, FaultyStore, World, isolated
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def manager() -> TaskManager:
-    return TaskManager(None)
-
-
-@pytest.fixture
-async def world(manager: TaskManager) -> AsyncIterator[World]:
-    async with isolated(manager) as made:
-        yield made
 
 
 # --- what a test sees -------------------------------------------------------------------------------------------------
