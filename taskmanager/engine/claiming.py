@@ -6,9 +6,9 @@ rows as it has room for; the rest stays free, and costs nothing until there is r
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import Context
-from typing import Any, Final
+from typing import Final
 
 from taskmanager.engine.acting import is_free
 from taskmanager.engine.definition import timeout_of
@@ -62,8 +62,17 @@ def _given_back(row: TaskRow, now_us: int) -> TaskWrite:
 class Claimer:
     """The loop that keeps memory filled from the store, one per engine."""
 
-    def __init__(self, engine: Engine, give_up: Callable[[LiveTask], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        give_up: Callable[[LiveTask], None],
+        check_file: Callable[[], Awaitable[None]],
+        on_death: Callable[[], None],
+    ) -> None:
         self._engine = engine
+        self.check_file = check_file
+        self.on_death = on_death
         self._give_up = give_up
         self._reported_unknown: set[str] = set()
         self._version: int | None = None
@@ -80,8 +89,6 @@ class Claimer:
         self._dead: set[str] = set()
         self._look_for_dead_s = 0.0
         self._fairness = Fairness(engine)
-        self.check_file: Any = None
-        self.on_death: Any = None
 
     async def run(self) -> None:
         """Look at the store every `store_poll` seconds, and at once when asked; at the file itself, and at whether
@@ -120,7 +127,7 @@ class Claimer:
                 await self._survive(exc)
 
     async def _survive(self, exc: Exception) -> None:
-        """A mistake of ours: it is said once in a row."""
+        """A bug of ours: logged once in a row."""
         if not self._has_failed:
             logger.critical("the claimer failed unexpectedly, and tries again", exc_info=exc)
         self._has_failed = True

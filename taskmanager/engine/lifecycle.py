@@ -60,11 +60,14 @@ class Lifecycle:
         self._duties = duties
         self._recover = recover
         self._after_write = AfterWrite(engine)
-        self._claimer = Claimer(engine, self._after_write.give_up)
         self._file_watch = FileWatch(engine, self._made_anew)
-        self._claimer.check_file = self._file_watch.look
         self._death = asyncio.Event()
-        self._claimer.on_death = self._death.set
+        self._claimer = Claimer(
+            engine,
+            give_up=self._after_write.give_up,
+            check_file=self._file_watch.look,
+            on_death=self._death.set,
+        )
         self._loops = Loops(engine.loop, engine.failing_duties)
         self._lock: InstanceLock | None = None
         self._cut_short = asyncio.Event()
