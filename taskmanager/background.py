@@ -1,4 +1,4 @@
-"""Tasks that are handed over when the code around them has succeeded: Starlette's `BackgroundTasks`, kept."""
+"""Tasks that are enqueued once the code around them has succeeded: like Starlette's `BackgroundTasks`, but kept."""
 
 import contextlib
 import threading

@@ -1,4 +1,4 @@
-"""What handles ask of their manager, through all its starts and stops."""
+"""Answers what handles ask of their manager, from whichever start of it runs now."""
 
 import asyncio
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise

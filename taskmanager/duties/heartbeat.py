@@ -23,7 +23,7 @@ BLOCKED_AFTER_S: Final = 2.0
 
 
 class Heartbeat:
-    """The heart of one instance. Started after the instance is registered, stopped last."""
+    """The heartbeat of one instance. Started after the instance is registered, stopped last."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -55,7 +55,7 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self, patience_s: float = 2.0) -> None:
-        """The last beat has been."""
+        """Stop beating."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(patience_s)
@@ -75,7 +75,7 @@ class Heartbeat:
                 return
 
     def _survives(self, beater: Beater) -> bool:
-        """One turn. A mistake of ours in it must not end the heart: others would take over what runs here."""
+        """One round. A bug of ours must not end the heartbeat: others would take over what runs here."""
         try:
             is_open = self.pulse(beater)
         except Exception as exc:
@@ -88,7 +88,7 @@ class Heartbeat:
         return is_open
 
     def pulse(self, beater: Beater) -> bool:
-        """One turn, every `LOOP_PROBE_S`: beat what is due, and ask the loop; False when that is closed for good."""
+        """One round, every `LOOP_PROBE_S`: beat what is due, and ask the loop; False when that is closed for good."""
         now_s = self._engine.clock.elapsed_s()
         self._excuse_pause(now_s)
         self._keep_lock()

@@ -17,7 +17,7 @@ from taskmanager.model.wording import counted
 
 
 class Observation:
-    """What was last seen of one heart, and since when it has said the same."""
+    """The last value seen of one heartbeat, and since when it has been the same."""
 
     __slots__ = ("since_s", "value")
 

@@ -265,7 +265,7 @@ class Schedules:
         for name in names:
             try:
                 fire = self._decide(name, now, name in busy)
-            except Exception:  # one schedule that cannot be reckoned must not hold up the others
+            except Exception:  # one schedule that cannot be computed must not hold up the others
                 logger.exception("schedule %s could not be fired, and is tried again", name)
                 self.book.plan(name, now + int(UNWATCHED_S * _US))
                 continue

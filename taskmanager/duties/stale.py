@@ -1,4 +1,4 @@
-"""The manual recovery methods: one look at wall time, for a person who knows what they do."""
+"""Manual recovery of stale tasks: judged once, by wall time, for people who know what they are doing."""
 
 from collections.abc import Callable, Mapping
 

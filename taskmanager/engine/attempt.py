@@ -1,4 +1,4 @@
-"""One running attempt: its deadline, why it was asked to stop, and its place in its lane.
+"""One running attempt: its deadline, why it was asked to stop, and its slot.
 
 An async task that awaits a handle gives up its slot meanwhile, or parents waiting for children would deadlock a full
 lane. `drive` steps the user's coroutine itself, because only there is it known that the coroutine is suspended,
@@ -48,7 +48,7 @@ class Attempt:
     on_end: Callable[[], None] | None = None
     on_gone: Callable[[], None] | None = None
     """Called last of all, when nothing of this attempt executes any more."""
-    on_news: Callable[[LiveTask], None] | None = None
+    on_progress: Callable[[LiveTask], None] | None = None
     log_entries: list[dict[str, object]] | None = None
     awaiting = 0
     awaited: "dict[asyncio.Task[Any] | None, str] | None" = None
@@ -113,8 +113,8 @@ class Attempt:
         if not isinstance(text, str):  # whoever shows it cuts it
             text = "" if text is None else str(text)
         self.live.progress_text = dumps_safe({"done": done, "total": total, "text": text})
-        if self.on_news:
-            self.on_news(self.live)
+        if self.on_progress:
+            self.on_progress(self.live)
 
     def log(self, at: int, text: str, fields: dict[str, object]) -> None:
         if self.is_over:
@@ -126,7 +126,7 @@ class Attempt:
         del self.log_entries[:-MAX_LOG_ENTRIES]
 
     def close(self, log_text: str | None) -> None:
-        """No news is taken from this attempt any more."""
+        """Nothing that this attempt still reports counts."""
         self.is_over = True
         if log_text is not None:
             self.live.log_text = log_text

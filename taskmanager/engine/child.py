@@ -46,7 +46,7 @@ class ChildCall(NamedTuple):
 
 
 class ChildReply(NamedTuple):
-    """What comes back: a value, or the exception with its traceback as text, and the news of the attempt. `lost`: why
+    """What comes back: a value, or the exception with its traceback as text, and what the attempt reported. `lost`: why
     the value could not come.
     """
 
@@ -70,7 +70,7 @@ class PackedReply(NamedTuple):
 
 
 class ChildSource:
-    """What `current_task()` shows inside the child; news travel back with the reply."""
+    """What `current_task()` shows inside the child; what is reported travels back with the reply."""
 
     is_cancelled = False
     is_detached = False

@@ -95,7 +95,7 @@ class TaskContext:
 
 
 class DetachedSource:
-    """The stand-in of a direct call: facts that are neutral, news that go nowhere."""
+    """The stand-in for a direct call: neutral facts, and reports that go nowhere."""
 
     __slots__ = ("task_name",)
     task_id = "detached"

@@ -259,7 +259,7 @@ class Engine:
         """User code runs from here on."""
         live.phase = Phase.RUNNING
         attempt = live.attempt = Attempt(live, self.dispatcher, live.started_at or 0)
-        attempt.on_news = self.progress.save
+        attempt.on_progress = self.progress.save
         self.runner.start(attempt)
 
     def _wake_due(self) -> None:

@@ -1,4 +1,4 @@
-"""What is said when something happened: to waiters, in this loop or another, and to the log."""
+"""Tells what has happened: to waiters, in this loop or another, and to the log."""
 
 import asyncio
 import contextlib

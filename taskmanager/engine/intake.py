@@ -1,7 +1,7 @@
-"""The door: checks a call, makes the task, and hands it to whoever runs it now. Safe from any thread; never blocks.
+"""The way in: checks a call, makes the task, and hands it to the engine. Safe from any thread; never blocks.
 
-Everything that can be wrong with a call is found here, at the call, before anything is kept. The lock is held for the
-last, short part only: it makes "is there room, is the key free, is the door open" one decision with the entry itself.
+Everything that can be wrong with a call is found here, before anything is kept. The lock is held for the last, short
+part only: it makes "is there room, is the key free, is the door open" one decision with the entry itself.
 
 A call may also interrupt another one in its own thread: from a signal handler, a finalizer, or a handler of our own log
 lines. So the lock can be taken again by who holds it, and the engine is not touched: it finds the task in the inbox.

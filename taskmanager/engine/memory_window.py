@@ -12,15 +12,15 @@ class MemoryWindow:
         self.most = most
         self._dispatcher = dispatcher
         self.is_shared = False
-        """Whether other instances work on the file: what is claimed here and waits, an idle one cannot take."""
+        """Whether other instances work on the file. What is claimed here and waits, an idle one cannot take."""
 
     def __repr__(self) -> str:
         return f"<MemoryWindow of {self.claimable} per queue>"
 
     @property
     def claimable(self) -> int:
-        """Up to how many waiting tasks claims may fill a queue: for one who is not alone, what can start now, and what
-        follows it.
+        """How many waiting tasks of a queue claims may bring here: beside other instances, only what can start now and
+        what comes next.
         """
         if not self.is_shared:
             return self.most

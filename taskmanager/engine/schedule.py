@@ -116,7 +116,7 @@ class Schedule:
         return f"<Schedule {self.name!r} of {self.task_name!r}, {self.plan.timing}>"
 
     def declaration(self, row: ScheduleRow | None, now: int) -> ScheduleDeclaration:
-        """What the store is told; `row` is what it says now, and spares the next fire being reckoned."""
+        """What the store is told; `row` is what it says now, and saves computing the next fire."""
         definition = str(self.plan.timing)
         is_known = row is not None and row.definition == definition
         next_run_at = None if is_known else self.plan.timing.after(now)

@@ -1,4 +1,4 @@
-"""Turns what an attempt came to into the next state of its task: the retry rule, the attempt row, the result.
+"""Turns the outcome of an attempt into the next state of its task: the retry rule, the attempt row, the result.
 
 Nothing here awaits or touches the store; the caller hands the task to the writer. What is stored of a result and of an
 error is made by code of the application (a codec, an `__eq__`, a mapping), so whatever that raises ends here.
@@ -51,7 +51,7 @@ _new_tuple = tuple.__new__
 
 
 class Settlement:
-    """The rules of one instance: who it is, what time it is, and its dice."""
+    """Settles the attempts of one instance: with its identity, its clock and its random numbers."""
 
     def __init__(
         self, identity: Identity, now_us: Callable[[], int], random_01: Callable[[], float], crash_budget: int

@@ -27,7 +27,7 @@ class SharedLimit:
         self.limit = limit
         self.slots = Slots(0)
         self.is_owed = False
-        """Whether something has changed since the last claim, so that one is worth its while."""
+        """Whether something has changed since the last claim, so that the next one may find a place."""
         self.is_left_to_others = False
         """Whether nothing is claimed for a moment, so that another instance can have the place."""
         self.short_lanes: set[Lane] = set()
@@ -39,7 +39,7 @@ class SharedLimit:
         return f"<SharedLimit {self._granted} of {self.limit}, for {len(self._held)} tasks>"
 
     def hold(self, task_id: str, *, is_granted: bool = True) -> None:
-        """A row was claimed; not granted: it uses the place of a task that waits for another one."""
+        """A row was claimed. One that is not granted uses the place of a task that waits for another one."""
         self._held.add(task_id)
         if is_granted:
             self._granted += 1

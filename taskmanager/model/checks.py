@@ -1,4 +1,4 @@
-"""What is wrong with a value that a call was given, said where it was given: `ConfigurationError`, and what to do."""
+"""Checks of what calls are given: a wrong value raises `ConfigurationError` at the call, which says what to do."""
 
 import math
 from collections.abc import Mapping
@@ -31,13 +31,13 @@ def tags_fault(tags: object) -> str | None:
 
 
 def check_tags(tags: object) -> None:
-    """Tags of a call that waits for them."""
+    """The tags that `join` is given."""
     fault = tags_fault(tags)
     raise_faults("join", [fault] if fault else [])
 
 
 def check_task_id(task_id: object) -> None:
-    """A handle, a task or nothing in the place of an id would look like a task that does not exist."""
+    """A handle, a task or None, given instead of an id, would look like a task that does not exist."""
     if not is_storable(task_id):
         raise ConfigurationError(f"task_id must be text, as handle.task_id gives it, not {task_id!r}")
 
@@ -56,7 +56,7 @@ def check_queue_name(name: object) -> None:
 
 
 def check_timeout(timeout: object) -> None:
-    """How long a caller waits: seconds, None for ever. What is in the past has passed, as everywhere in asyncio."""
+    """How long a caller waits: seconds, or None for ever. A negative time is over already, as everywhere in asyncio."""
     if timeout is None:
         return
     is_number = isinstance(timeout, float) or (is_int(timeout) and abs(timeout) < HUGE)  # type: ignore[arg-type]  # ints

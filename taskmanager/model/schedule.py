@@ -18,7 +18,7 @@ def tags_of_runs(schedule_name: str) -> str:
 class ScheduleRow(NamedTuple):
     """One row of `taskmanager_schedule_state`. Instants are microseconds UTC.
 
-    `next_run_at` None: to be reckoned from now. `definition` is the timing in words, `template` the task to run (JSON).
+    `next_run_at` None: to be computed. `definition` is the timing in words, `template` the task to run (JSON).
     `owner_id` is the instance whose definition this is; `is_declared` whether that instance is still there.
     """
 

@@ -1,4 +1,4 @@
-"""How numbers are said."""
+"""Numbers with their nouns, as messages and screens show them."""
 
 
 def counted(number: int, one: str) -> str:

@@ -1,4 +1,4 @@
-"""A name that nobody knows is mostly a slip of the finger: which known one was meant."""
+"""Suggests the known name that was meant by an unknown one, which is mostly a typo."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

@@ -95,7 +95,7 @@ class RetryRule:
         return code not in _NEVER_BY_SHORTHAND if self.codes is None else code in self.codes
 
     def delay_s(self, retry_number: int, random_01: float) -> float:
-        """Seconds before retry `retry_number` (1 is the first); `random_01` in [0, 1) is the dice for jitter."""
+        """Seconds before retry `retry_number` (1 is the first); `random_01` in [0, 1) decides the jitter."""
         assert retry_number >= 1, retry_number
         cap = LONGEST_DELAY_S if self.max_delay_s is None else self.max_delay_s
         # Capped before jitter too: tasks that all reached the cap must not come back in the same instant.

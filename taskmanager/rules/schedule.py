@@ -169,7 +169,7 @@ class Move(NamedTuple):
 
 
 def judge(plan: Plan, next_run_at: int | None, now: int, watched_since: int, is_busy: bool) -> Wait | Hold | Move:
-    """What is to be done with a schedule whose next fire is `next_run_at` (None: reckon it from now).
+    """What is to be done with a schedule whose next fire is `next_run_at` (None: compute it from now on).
 
     `watched_since`: since when this instance has looked without a gap, on a wall clock that was not stepped. `is_busy`:
     a run of the schedule has not ended.

@@ -1,4 +1,4 @@
-"""What every store keeps to: which rows it refuses, the same in SQL `CHECK`s and here, and text that can be UTF-8."""
+"""What holds for every store: which rows it refuses, as the SQL `CHECK`s do, and that text can be UTF-8."""
 
 import json
 from collections.abc import Iterator

@@ -317,7 +317,7 @@ class Store(Protocol):
         ...
 
     async def set_schedule_paused(self, name: str, paused: bool, now: int) -> bool:
-        """Pause, or go on from now: the next fire is reckoned anew. False when there is no such schedule."""
+        """Pause, or go on from now: the next fire is computed anew. False when there is no such schedule."""
         ...
 
     async def data_version(self) -> int:

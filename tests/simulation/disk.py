@@ -225,7 +225,7 @@ class InlineSqliteStore(SqliteStore):
 
     async def close(self) -> None:
         if self._files is not None and not self._files.is_database_there():
-            self._files.forsake()
+            self._files.remove_leftovers()
             self._files = None
         self.cut()
 

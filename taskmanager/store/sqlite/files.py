@@ -1,8 +1,8 @@
 """The file, its log and the log's index: whether they still are the ones that were opened.
 
-A deleted file gives no error: who has it open goes on with it, and who comes later makes a new one. Where that happens
-to the log or its index alone, both write into one database by two logs, until it is damaged
-(https://sqlite.org/howtocorrupt.html). Looked at by `stat` only: opening and closing a file would drop SQLite's locks.
+A deleted file gives no error: whoever has it open goes on using it, and whoever comes later makes a new one. When that
+happens to the log or its index alone, both write to one database through two logs, until it is damaged
+(https://sqlite.org/howtocorrupt.html). Only `stat` is used: opening and closing a file would drop SQLite's locks.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ class Files(NamedTuple):
         _remove(self.log_path, self.log)
         _remove(self.log_index_path, self.log_index)
 
-    def forsake(self) -> None:
+    def remove_leftovers(self) -> None:
         """The database is not there any more: remove what would be taken for a part of the next one."""
         real = os.path.realpath(self.path)
         found = _stat(real)

@@ -94,7 +94,7 @@ class SqliteStore:
         reader, self._reader = self._reader, None
         writer, self._writer = self._writer, None
         if writer is not None and self._files is not None:
-            await self._forsake(self._files, writer)
+            await self._leave_lost_file(self._files, writer)
         # The writer last: the last connection to close moves the log into the file, and the reader may not write.
         try:
             if reader is not None:
@@ -103,12 +103,12 @@ class SqliteStore:
             if writer is not None:
                 await writer.close()
 
-    async def _forsake(self, files: Files, writer: Connection) -> None:
-        """What the path leads to no more is no part of the next file; who has moved it away finds all of it."""
+    async def _leave_lost_file(self, files: Files, writer: Connection) -> None:
+        """Nothing of a file that was deleted or moved away gets into the next one; whoever moved it finds all of it."""
         with suppress(StoreError):
             if not files.is_database_there():
                 self._files = None
-                files.forsake()
+                files.remove_leftovers()
                 await writer.hop(upkeep.move_all)
 
     async def _write(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:

@@ -1,8 +1,8 @@
-"""The size of the write-ahead log, and what is done about it: moved, cut, reported, and at last refused to grow.
+"""Watches the size of the write-ahead log: it is moved into the file, cut, reported, and in the end kept from growing.
 
-A log grows as long as some other connection reads an old state of the file, a forgotten SELECT for example: what is
-behind that state can be moved into the file, and its room cannot be used again. Nothing is lost by it, but a log that
-fills the disk takes the application with it, so from `refuse_bytes` on the store counts as unavailable.
+The log grows for as long as another connection reads an old state of the file, in a forgotten SELECT for example: none
+of its space can be used again meanwhile. Nothing is lost by that, but a log that fills the disk takes the application
+with it, so from `refuse_bytes` on the store counts as unavailable.
 
 Moving it makes the file larger, which needs room as well: a disk that the log itself has filled would stay full. So
 where there is little room it is moved and cut much earlier.
@@ -21,9 +21,9 @@ _MB: Final = 1024 * 1024
 
 
 class WalLimits(NamedTuple):
-    """Sizes of the log in bytes: above the first it is cut when everything in it is moved; from the second on a reader
-    that keeps it from being moved is reported; from the third on no change of a task is committed. Claims and
-    what the duties write are few, and go on.
+    """Sizes of the log in bytes. Above the first it is cut when all of it has been moved into the file; from the second
+    on a reader that prevents that is reported; from the third on no change of a task is committed. Claims, and what
+    the duties write, are little and go on.
     """
 
     truncate_bytes: int = WAL_LIMIT_BYTES
