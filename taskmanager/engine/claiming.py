@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context
 from typing import Final
 
-from taskmanager.engine.acting import is_free
 from taskmanager.engine.definition import timeout_of
 from taskmanager.engine.dispatch import QueueState
 from taskmanager.engine.engine import Engine
@@ -24,7 +23,7 @@ from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 from taskmanager.model.wording import counted
-from taskmanager.store.protocol import ClaimRequest, FreeQueue, Store, TaskFilter
+from taskmanager.store.protocol import ClaimRequest, FreeQueue, Store
 
 NAME: Final = "claimer"
 CLAIM_PAGE: Final = 1_000
@@ -276,28 +275,10 @@ class Claimer:
             claimed += await fill(queue, names)
         return claimed > 0
 
-    async def has_free_rows(self, is_meant: Callable[[TaskRow], bool] | None) -> bool:
-        """Whether rows wait in the store, due or not, that this instance could run, or those of them that are meant.
-
-        When it says no, what was claimed meanwhile is in memory.
-        """
-        if await self._finds_free(is_meant):
-            return True
+    async def has_strays(self) -> bool:
+        """Whether rows that a claim has taken may be in nobody's memory. A claim under way is waited for."""
         async with self._claiming:
-            return self._is_owed  # after a claim that failed, some may be in neither place
-
-    async def _finds_free(self, is_meant: Callable[[TaskRow], bool] | None) -> bool:
-        store, known = self._engine.store, self._engine.definitions
-        if not any(each.task_name in known for each in await store.free_queues()):
-            return False
-        if is_meant is None:
-            return True
-        before = None
-        while page := await store.fetch_many(TaskFilter(TaskStatus.PENDING, limit=CLAIM_PAGE, before=before)):
-            if any(is_free(row) and row.task_name in known and is_meant(row) for row in page):
-                return True
-            before = page[-1].sent_at, page[-1].task_id
-        return False
+            return self._is_owed
 
     async def _take_strays(self) -> None:
         """Rows of a claim that failed after it had taken effect: ours in the store, and not in memory.

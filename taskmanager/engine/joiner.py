@@ -5,11 +5,18 @@ Unfinished work may be in memory, free in the store where memory had no room for
 
 import asyncio
 import contextlib
+from typing import Final
 
+from taskmanager.engine.acting import is_free
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live_task import LiveTask, carries
 from taskmanager.model.errors import ManagerStopped, StoreError
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.protocol import TaskFilter
+
+PAGE: Final = 1_000
+"""Waiting rows that are read at once, in search of one with the tags."""
 
 
 class Joiner:
@@ -65,12 +72,27 @@ class Joiner:
         if not self._engine.has_put_away:
             return False
         try:
-            is_there = await self._claimer.has_free_rows((lambda row: carries(row.tags, tags)) if tags else None)
+            # In this order: what is claimed while the store is read is in memory when there are no strays.
+            is_there = await self._has_free_rows(tags) or await self._claimer.has_strays()
         except StoreError:
             return True
         if not tags:
             self._engine.has_put_away = is_there
         return is_there
+
+    async def _has_free_rows(self, tags: dict[str, str]) -> bool:
+        """Whether rows (with these tags) wait in the store, due or not, that this instance could run."""
+        store, known = self._engine.store, self._engine.definitions
+        if not any(each.task_name in known for each in await store.free_queues()):
+            return False
+        if not tags:
+            return True
+        before = None
+        while page := await store.fetch_many(TaskFilter(TaskStatus.PENDING, limit=PAGE, before=before)):
+            if any(is_free(row) and row.task_name in known and carries(row.tags, tags) for row in page):
+                return True
+            before = page[-1].sent_at, page[-1].task_id
+        return False
 
     async def _pause(self, pause_s: float) -> None:
         with contextlib.suppress(TimeoutError):
