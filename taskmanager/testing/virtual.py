@@ -31,6 +31,7 @@ NUDGE_AFTER: Final = 8
 
 _OUR_TASKS: Final = "taskmanager-"
 _WRITER_TASK: Final = "taskmanager-writer"
+_CLAIMER_TASK: Final = "taskmanager-claimer"
 
 
 class Inhabitant(Protocol):
@@ -211,14 +212,17 @@ class _Selector:
 def _is_routine(handle: Any) -> bool:
     """Timers of the engine and its duties that only look whether something happened; worlds know what they would find.
 
-    The writer's pause after a failed commit is none: the next try may bring the answer a test waits for.
+    A pause after a failed commit or claim is none: the next try may bring what a test waits for. Between two looks that
+    did not fail the claimer waits for an event with a timeout, and does not sleep.
     """
     owner = getattr(handle._callback, "__self__", None)
     if isinstance(owner, Alarm | DueTime | StallWatch):
         return True
-    task = getattr(owner, "_task", None) if isinstance(owner, asyncio.Timeout) else _sleeper(handle)
+    is_timeout = isinstance(owner, asyncio.Timeout)
+    task = getattr(owner, "_task", None) if is_timeout else _sleeper(handle)
     name = task.get_name() if isinstance(task, asyncio.Task) else ""
-    return name.startswith(_OUR_TASKS) and name != _WRITER_TASK
+    tries_again = name == _WRITER_TASK or (name == _CLAIMER_TASK and not is_timeout)
+    return name.startswith(_OUR_TASKS) and not tries_again
 
 
 def _sleeper(handle: Any) -> Any:
