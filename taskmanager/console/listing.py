@@ -1,4 +1,4 @@
-"""Many tasks, one a line: as much of each as the width allows, and always the whole id, which is there to be copied."""
+"""Many tasks, one a line: as much of each as the width allows, and an id to be copied, at least the end of it."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
@@ -25,10 +25,13 @@ STATUS_STYLES: Final = {
 GAP: Final = 2
 _WIDE: Final = 100
 """Columns from which on queue and error code are shown too."""
+_NARROW: Final = 70
+"""Columns below which a whole id would leave no room for the rest; commands take the end of one, too."""
 _ID_WIDTH: Final = 36
+_ID_END_WIDTH: Final = 8
 _STATUS_WIDTH: Final = 11
 _WHEN_WIDTH: Final = 7
-_LEAST_NAME_WIDTH: Final = 10
+_LEAST_NAME_WIDTH: Final = 8
 
 
 class _Column(NamedTuple):
@@ -48,10 +51,11 @@ _CODE: Final = _Column("error code", 24, lambda row: escaped(row.error_code or "
 def task_table(rows: Sequence[TaskRow], now_us: int, width: int) -> Table:
     """Tasks (one at least) in `width` columns; no line wraps."""
     extras = (_QUEUE, _CODE) if width >= _WIDE else ()
-    fixed = (_ID_WIDTH, _STATUS_WIDTH, _WHEN_WIDTH, *(each.width(rows) for each in extras))
+    id_title, id_width = ("id", _ID_WIDTH) if width >= _NARROW else ("id end", _ID_END_WIDTH)
+    fixed = (id_width, _STATUS_WIDTH, _WHEN_WIDTH, *(each.width(rows) for each in extras))
     name_width = max(_LEAST_NAME_WIDTH, width - sum(each + GAP for each in fixed))
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column("id", width=_ID_WIDTH, no_wrap=True)
+    table.add_column(id_title, width=id_width, no_wrap=True)
     table.add_column("status", width=_STATUS_WIDTH, no_wrap=True)
     table.add_column("task", max_width=name_width, no_wrap=True)
     for each in extras:
@@ -61,7 +65,7 @@ def task_table(rows: Sequence[TaskRow], now_us: int, width: int) -> Table:
         status = Text(row.status, style=STATUS_STYLES[TaskStatus(row.status)])
         name = Text(cut_front(escaped(row.task_name), name_width))
         more = (Text(each.text(row)) for each in extras)
-        table.add_row(Text(escaped(row.task_id)), status, name, *more, Text(when(row, now_us)))
+        table.add_row(Text(escaped(row.task_id[-id_width:])), status, name, *more, Text(when(row, now_us)))
     return table
 
 

@@ -107,9 +107,9 @@ ATTEMPTS: Final = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_a_list_shows_the_whole_id_and_what_the_width_allows(width: int) -> None:
-    """The id is there to be copied; of a long name the end is kept; no line wraps."""
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_a_list_shows_an_id_to_copy_and_what_the_width_allows(width: int) -> None:
+    """The whole id, or where that leaves no room its end, which will do; of a long name the end; no line wraps."""
     rows = [
         FAILED,
         task(4, enqueued_at=NOW + 3_599 * SECOND, queue_name="mail"),
