@@ -90,12 +90,14 @@ class Heartbeat:
     def pulse(self, beater: Beater) -> bool:
         """One round, every `LOOP_PROBE_S`: beat what is due, and ask the loop; False when that is closed for good."""
         now_s = self._engine.clock.elapsed_s()
-        self._excuse_pause(now_s)
+        self._excuse(now_s - self._rested_s - LOOP_PROBE_S, now_s)
         self._keep_lock()
         beater.let_go()
         roles = [role for role, at in self._due_s.items() if at <= now_s]
         if roles and self._beat(beater, self._allowed(roles, now_s)):
             self._due_s.update((role, now_s + self._intervals_s[role]) for role in roles)
+        written_s = self._engine.clock.elapsed_s()
+        self._excuse(written_s - now_s, written_s)
         is_open = self._probe_loop() or self.outlives_loop
         self._rested_s = self._engine.clock.elapsed_s()
         return is_open
@@ -108,11 +110,12 @@ class Heartbeat:
         except OSError as exc:
             logger.debug("the lock file of this instance could not be put back: %s", exc)
 
-    def _excuse_pause(self, now_s: float) -> None:
-        """A rest that was too long is a process that was stopped: time in which its loop could not answer either."""
-        late_s = now_s - self._rested_s - LOOP_PROBE_S
+    def _excuse(self, late_s: float, now_s: float) -> None:
+        """A rest that was too long, or a beat, is a process that was stopped or a disk that was slow: time in which the
+        loop could not answer, or was not asked.
+        """
         if late_s > BLOCKED_AFTER_S:
-            self._answered_s += late_s
+            self._answered_s = min(self._answered_s + late_s, now_s)
 
     def _allowed(self, roles: list[str], now_s: float) -> list[str]:
         limit_s = self._engine.settings.recovery.running_stale_threshold_ms / 1000

@@ -377,6 +377,37 @@ async def test_a_start_that_waited_is_no_loop_that_was_blocked(stage: Any, caplo
     assert "blocked" not in caplog.text
 
 
+@pytest.mark.parametrize("phase", ["rest", "beat"])
+async def test_a_process_that_was_stopped_is_no_loop_that_was_blocked(
+    stage: Any, caplog: pytest.LogCaptureFixture, phase: str
+) -> None:
+    """Wherever the heart was when SIGSTOP came. A loop that is blocked from then on is said to be as soon as any."""
+    scene = await stage()
+    heart = scene.duties._heartbeat
+    heart.stop()
+    scene.engine.stall.close()
+
+    class Slow:
+        def beat(self, beats: object) -> None:
+            if phase == "beat":
+                scene.clock.pass_s(100)
+
+        def let_go(self) -> None: ...
+
+    heart._due_s = dict.fromkeys(heart._due_s, 0.0)
+    heart.pulse(Slow())
+    if phase == "rest":
+        scene.clock.pass_s(100)
+        heart.pulse(Slow())
+    assert "blocked" not in caplog.text
+    silent_s = 0.0
+    while "blocked" not in caplog.text:
+        scene.clock.pass_s(LOOP_PROBE_S)
+        heart.pulse(Slow())
+        silent_s += LOOP_PROBE_S
+        assert silent_s <= BLOCKED_AFTER_S + 2 * LOOP_PROBE_S
+
+
 async def test_a_loop_that_is_heard_of_is_not_woken_to_be_asked(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own beat says that it runs; one that was not heard of for a while is asked, and warned about in the end."""
     scene = await stage()
