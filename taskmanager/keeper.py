@@ -126,7 +126,7 @@ class Keeper:
         """The task in memory, if it is there."""
         running = self._running()
         if running is None:
-            return None
+            return self._intake().find_held(task_id)
         running.lifecycle.engine.turn.catch_up()
         return running.records.find_live(task_id)
 

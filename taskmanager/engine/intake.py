@@ -336,6 +336,11 @@ class Intake:
         """Whether `enqueue` to that queue would raise `QueueFull` now."""
         return self.receiver is not None and self._reached_limit(queue_name, self.receiver) is not None
 
+    def find_held(self, task_id: str) -> LiveTask | None:
+        """The task of that id, if it is held for the start."""
+        with self._lock:
+            return next((live for live in self.held if live.task_id == task_id), None)
+
     def cancel_held(self, live: LiveTask) -> bool:
         """Take a task out that is held for the start."""
         with self._lock:

@@ -76,7 +76,7 @@ def database_of(snapshot_db: object) -> Path | None:
     if snapshot_db is None:
         return None
     path = os.fspath(snapshot_db) if isinstance(snapshot_db, str | os.PathLike) else None
-    if not isinstance(path, str) or not path.strip() or "\0" in path:
+    if not isinstance(path, str) or not path.strip() or not _is_path(path):
         raise ConfigurationError(
             f"snapshot_db must be the path of a file, or None for memory only, not {snapshot_db!r}"
         )
@@ -85,6 +85,14 @@ def database_of(snapshot_db: object) -> Path | None:
             f"snapshot_db must be the path of an SQLite file, not {path!r}; None keeps everything in memory"
         )
     return Path(path).absolute()
+
+
+def _is_path(text: str) -> bool:
+    """Whether an operating system takes it: bytes that are no UTF-8 it does, in the form that Python gives them."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def default_threads() -> int:

@@ -14,6 +14,7 @@ from taskmanager import (
     TaskFailed,
     TaskHandle,
     TaskManager,
+    TaskStatus,
     UnknownTask,
 )
 from taskmanager.store.memory import MemoryStore
@@ -158,7 +159,7 @@ async def test_a_memory_only_task_is_never_saved(world: World) -> None:
 
 
 async def test_before_the_start_saved_and_await_wait(manager: TaskManager) -> None:
-    """What is held is written and run at the start."""
+    """What is held is written and run at the start. Its id is as good as its handle, also for a cancel."""
 
     async with isolated(manager) as world:
         await manager.stop()
@@ -168,15 +169,16 @@ async def test_before_the_start_saved_and_await_wait(manager: TaskManager) -> No
             return 1
 
         manager._intake.reopen_for_start()
-        handle = job.enqueue()
+        handle, unwanted = job.enqueue(), job.enqueue()
         saved = asyncio.create_task(handle.saved())
-        value = asyncio.ensure_future(handle.result())
+        values = [asyncio.ensure_future(each.result()) for each in (handle, manager.handle(handle.task_id))]
+        assert manager.handle(unwanted.task_id).cancel()
+        assert unwanted.status is TaskStatus.CANCELLED
         await world.idle()
-        assert not saved.done()
-        assert not value.done()
+        assert not any(each.done() for each in (saved, *values))
         await world.start()
         await saved
-        assert (await value).ok_value == 1
+        assert [(await value).ok_value for value in values] == [1, 1]
 
 
 async def test_a_handle_is_made_from_an_id(world: World) -> None:

@@ -99,10 +99,10 @@ def a_queue(**options: Any) -> object:
     return QueueConfig(**{"name": "mail", **options})
 
 
-# Per parameter: what is accepted of the above. A path may be any text, and a set of codes is a list of them.
+# Per parameter: what is accepted of the above. A path may be nearly any text, and a set of codes is a list of them.
 ACCEPTED: Mapping[Callable[..., object], Mapping[str, str]] = {
     a_manager: {
-        "snapshot_db": "none text control surrogate",
+        "snapshot_db": "none text control",
         "snapshot_interval": NUMBER,
         "commit_interval": "zero number",
         "requeue_pending": FLAG,
