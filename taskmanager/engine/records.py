@@ -91,7 +91,8 @@ class Records:
             rows = await self._engine.store.fetch_many(page)
             seen |= self._in_memory()
             stored |= {row.task_id: row for row in rows}
-            memory = {task_id: live for task_id, live in seen.items() if not live.is_elsewhere}
+            # Of those that have left it for the store the row is newer, if it was there already.
+            memory = {task_id: live for task_id, live in seen.items() if not (live.is_elsewhere and task_id in stored)}
             found = [row for task_id, row in stored.items() if task_id not in memory]
             if len(rows) < wanted.limit or len(found) >= wanted.limit:
                 return found, memory

@@ -74,16 +74,22 @@ class SlowReader(MemoryStore):
 
 async def test_a_record_on_its_way_to_the_file_is_listed() -> None:
     """It is read in the file, in memory, or in both, but never in neither because it went from one to the other."""
-    manager = TaskManager(None)
-
-    @manager.task
-    async def job() -> None: ...
+    manager = TaskManager(None, max_in_memory=1)
 
     async with isolated(manager, store=SlowReader(manager)):
-        handle = job.enqueue()
-        await handle
+
+        @manager.task(persist=True)
+        async def too_many() -> None: ...
+
+        @manager.task
+        async def ended() -> None: ...
+
+        handles = [ended.enqueue()]
+        await handles[0]
+        await manager.pause("default")
+        handles += [too_many.enqueue() for _ in range(4)]
         for _ in range(2):
-            assert [each.task_id for each in await manager.list()] == [handle.task_id]
+            assert [each.task_id for each in await manager.list()] == [each.task_id for each in reversed(handles)]
 
 
 async def test_a_foreign_handle_tells_the_status_that_was_seen_last(tmp_path: Path) -> None:
