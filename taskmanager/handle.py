@@ -173,7 +173,7 @@ class TaskHandle(Generic[R_co]):
         if live.rejection is not None:
             raise StoreError(f"task {self._task_id} cannot be stored: {live.rejection}")
         if live.ending is not None and live.is_published and live.ending.requeued:
-            raise StoreUnavailable(f"task {self._task_id} was not written before the manager stopped")
+            raise StoreUnavailable(f"task {self._task_id} was not written before the manager stopped; enqueue it again")
         self._keeper.hurry(live)
         try:
             async with asyncio.timeout(timeout):

@@ -17,7 +17,7 @@ from taskmanager.engine.queues import Queues
 from taskmanager.engine.records import Records
 from taskmanager.engine.waiting import refuse_inside
 from taskmanager.model.checks import check_tags, check_timeout
-from taskmanager.model.errors import ConfigurationError, ManagerStopped, UnknownTask, WrongProcess
+from taskmanager.model.errors import ConfigurationError, ManagerStopped, WrongProcess, unknown_task
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskInfo
 from taskmanager.model.states import TaskStatus
@@ -152,7 +152,7 @@ class Keeper:
         """The record behind a handle; raises `UnknownTask` when there is none."""
         info = await self.needed().records.get(task_id, include_attempts=include_attempts)
         if info is None:
-            raise UnknownTask(f"there is no task {task_id}; it was purged, or never accepted")
+            raise unknown_task(task_id)
         self.needed().lifecycle.engine.follower.saw(task_id, info.status)
         return info
 

@@ -136,7 +136,8 @@ def define(task: Task[..., Any], defaults: Defaults) -> Definition:
     is_persisted = defaults.requeue_pending if options.persist is None else options.persist
     if options.persist and not defaults.has_store:
         raise ConfigurationError(
-            f"task {task.name!r} has persist=True, but the manager has snapshot_db=None and nowhere to keep it"
+            f"task {task.name!r} has persist=True, but the manager has snapshot_db=None and nowhere to keep it; give "
+            "it a file, or leave persist out"
         )
     is_persisted = is_persisted and defaults.has_store
     lane = lane_of(task)

@@ -106,7 +106,7 @@ class AfterWrite:
             extra=extra_of(live),
         )
         self.give_up(live)
-        gone = StoreError(f"task {live.task_id} is not in the store any more; its record was deleted")
+        gone = StoreError(f"task {live.task_id} is not in the store any more, its record was deleted; enqueue it again")
         self._tell_savers(live, gone if row is None else None)
 
     def _tell_savers(self, live: LiveTask, exc: StoreError | None) -> None:

@@ -123,7 +123,9 @@ def current_task() -> TaskContext:
     """The task that the calling code runs in. Raises `NotInTask` outside one."""
     source = current.get(None)
     if source is None:
-        raise NotInTask("current_task() works inside a running task only; here no task is running")
+        raise NotInTask(
+            "current_task() works inside a running task only, and here none runs; enqueue the task, or call it"
+        )
     return TaskContext(source)
 
 

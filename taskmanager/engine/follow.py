@@ -8,7 +8,7 @@ from typing import Any, Final
 from taskmanager.engine.events import resolve, resolve_error
 from taskmanager.engine.live_task import Ending
 from taskmanager.engine.loops import AGAIN_AFTER_S
-from taskmanager.model.errors import StoreUnavailable, UnknownTask
+from taskmanager.model.errors import StoreUnavailable, unknown_task
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow
 from taskmanager.model.result import TaskResult
@@ -101,7 +101,7 @@ class Follower:
         for task_id in task_ids:
             row = rows.get(task_id)
             if row is None:
-                self._fail(task_id, UnknownTask(f"there is no task {task_id}; it was purged, or never accepted"))
+                self._fail(task_id, unknown_task(task_id))
                 continue
             status = TaskStatus(row.status)
             if status.is_terminal:

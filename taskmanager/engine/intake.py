@@ -195,7 +195,8 @@ class Intake:
             raise ManagerStopped(f"the manager has stopped; start it again before enqueueing {live.definition.name}")
         elif not live.is_persisted:
             raise ManagerStopping(
-                f"the manager is stopping and takes persisted tasks only; {live.definition.name} is memory-only"
+                f"the manager is stopping and takes persisted tasks only; {live.definition.name} is memory-only: "
+                "enqueue it after the next start, or give it persist=True"
             )
         else:
             assert self.receiver is not None

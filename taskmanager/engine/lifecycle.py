@@ -129,7 +129,9 @@ class Lifecycle:
             try:
                 self._lock.take()
             except OSError as exc:
-                raise StoreUnavailable(f"cannot create the lock file {self._lock.path}: {exc}") from exc
+                raise StoreUnavailable(
+                    f"cannot create the lock file {self._lock.path} ({exc.strerror}); make its directory writable"
+                ) from exc
         await self._patiently(lambda: engine.store.save_instance(engine.identity.row(engine.clock.now_us())))
 
     async def _abort(self) -> None:

@@ -12,7 +12,7 @@ from taskmanager.engine.live_task import Ending, LiveTask, Phase
 from taskmanager.model.checks import check_age, check_status, check_task_id, is_storable
 from taskmanager.model.clock import from_us
 from taskmanager.model.config import is_int
-from taskmanager.model.errors import ConfigurationError, UnknownTask
+from taskmanager.model.errors import ConfigurationError, UnknownTask, unknown_task
 from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TERMINAL, AttemptOutcome, TaskStatus
@@ -160,7 +160,7 @@ class Records:
             if row is None:
                 if task_id in engine.writer.unsaved_ids:
                     return False
-                raise _unknown(task_id)
+                raise unknown_task(task_id)
             if TaskStatus(row.status).is_terminal:
                 return False
             if await cancel_stored(engine.store, engine.rows, [row], engine.clock.now_us()):
@@ -183,7 +183,7 @@ class Records:
             await engine.writer.flush()
         row = await engine.store.fetch(task_id)
         if row is None:
-            raise _unknown(task_id)
+            raise unknown_task(task_id)
         if why_not_again(row, force=force) or engine.runner.is_still_executing(task_id):
             return False
         if not await retry_stored(engine.store, engine.rows, [row], engine.clock.now_us()):
@@ -200,7 +200,7 @@ class Records:
         check_age(older_than)
         status = check_status(status, "purge")
         if status is not None and not status.is_terminal:
-            raise ConfigurationError(f"purge deletes ended tasks only; {status} is not an end")
+            raise ConfigurationError(f"purge deletes ended tasks only; {status} is not an end. Cancel such tasks first")
         await engine.writer.flush()
         cutoff = None if older_than is None else max(0, engine.clock.now_us() - older_than // timedelta(microseconds=1))
         gone = await repeated(lambda: engine.store.purge(status, cutoff, PURGE_PAGE))
@@ -215,10 +215,6 @@ async def repeated(step: Callable[[], Awaitable[int]]) -> int:
         gone += count
         await asyncio.sleep(DELETE_PAUSE_S)
     return gone
-
-
-def _unknown(task_id: str) -> UnknownTask:
-    return UnknownTask(f"there is no task {task_id}; it was purged, or never accepted")
 
 
 def _checked(wanted: TaskFilter) -> TaskFilter:

@@ -197,7 +197,7 @@ class Writer:
 
     def _give_up_waiters(self) -> None:
         """Nobody will write any more, so nobody may wait for it."""
-        exc = StoreUnavailable("the manager has stopped before this was saved")
+        exc = StoreUnavailable("the manager has stopped before this was saved; enqueue it again after the next start")
         barriers, self._barriers = self._barriers, []
         for _, _, done in barriers:
             resolve_error(done, exc)

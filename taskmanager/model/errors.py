@@ -23,6 +23,13 @@ class UnknownTask(TaskManagerError, LookupError):
     """No task has that name, or no record has that id."""
 
 
+def unknown_task(task_id: str) -> UnknownTask:
+    """What is raised wherever an id is of no task."""
+    return UnknownTask(
+        f"there is no task {task_id}; it was purged, or never accepted. manager.list() has those there are"
+    )
+
+
 class NotInTask(TaskManagerError, LookupError):
     """`current_task()` was called outside a running task."""
 
