@@ -11,6 +11,7 @@ from taskmanager.model.ids import keyed_task_id
 from taskmanager.model.states import TERMINAL
 from tests.simulation.jobs import QUEUES
 from tests.simulation.process import Process
+from tests.simulation.promises import flush
 from tests.simulation.world import World
 
 PLANS = ("sleep:0", "sleep:0", "sleep:0.05", "sleep:0.7", "sleep:3", "fail:1", "fail:9", "snooze:0.5")
@@ -40,16 +41,17 @@ class Calls:
         process = self._world.one()
         if process is not None:
             queue, verb = self._chance.choice(QUEUES), self._chance.choice(("pause", "resume"))
-            act = getattr(process.manager, verb)
+            act = getattr(self._world.pauses, verb)
             self._world.log(process, "is to", verb, queue)
-            process.call(lambda: process.spawn(act(queue), verb))
+            process.call(lambda: process.spawn(act(process, queue), verb))
 
     def _ask(self) -> None:
         process = self._world.one()
         if process is None:
             return
         manager = process.manager
-        ask: Callable[[], Any] = self._chance.choice((manager.flush, manager.counts, manager.list, self._join(process)))
+        asks: tuple[Callable[[], Any], ...] = (partial(flush, process), manager.counts, manager.list)
+        ask = self._chance.choice((*asks, self._join(process)))
         process.call(lambda: process.spawn(ask(), "ask"))
 
     @staticmethod
@@ -65,6 +67,8 @@ class Calls:
         for _ in range(self._chance.choice((1, 1, 2, 8))):
             call, label, plan, key_id = self._draw_call(process)
             process.call(partial(self._accept, process, call, label, plan, key_id))
+        if self._chance.random() < 0.1:
+            process.call(lambda: process.spawn(flush(process), "flush"))
 
     def _draw_call(self, process: Process) -> tuple[Any, int, str, str | None]:
         chance = self._chance

@@ -8,6 +8,7 @@ from taskmanager.engine.instance import is_dead
 from taskmanager.model.record import AttemptRow, TaskRow
 from taskmanager.model.states import LIVE, TERMINAL, TaskStatus, can_move
 from tests.simulation.faults import READS
+from tests.simulation.jobs import UNSAFE
 from tests.simulation.process import WOKEN_US
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class Checks:
                 if self.gone.get(task_id, new.sent_at) != new.sent_at:
                     self._begin_anew(task_id)  # the same key again, and nothing is known of the record that had it
                 self._note(process, verb, new)
+                self._judge_start(new)
         fresh = [row for task_id, row in rows.items() if task_id not in self.rows]
         self.rows, self.attempts = rows, attempts
         if self._world.timetable.entries:
@@ -153,10 +155,38 @@ class Checks:
         if is_again and not is_snoozed and (old.task_id, old.start_count) not in self._fresh:
             fault(f"an attempt left no row: {what}")
         self._judge_owner(process, verb, old, new, what)
+        if new.start_count > old.start_count:
+            self._judge_start(new)
+        if old.status == TaskStatus.RUNNING and new.crash_count > old.crash_count:
+            self._judge_crash(process, old, new, what)
+        if new.status == TaskStatus.EXPIRED != old.status and (new.good_until or new.updated_at) > new.updated_at:
+            fault(f"expired before its time, {new.good_until}, at {new.updated_at}: {what}")
         if new.status == TaskStatus.COMPLETED and old.status != TaskStatus.COMPLETED:
             ended = self._fresh.get((new.task_id, new.start_count))
             if ended is None or ended.outcome != "COMPLETED":
                 fault(f"completed without its attempt: {what}")
+
+    def _judge_start(self, row: TaskRow) -> None:
+        """Where one write carries a start and what came of it, only the row of the attempt would tell when."""
+        is_late = row.good_until is not None and row.started_at is not None and row.started_at >= row.good_until
+        if row.status == TaskStatus.RUNNING and is_late:
+            self._world.fault(f"{row.task_name} {row.task_id} starts at {row.started_at}, good until {row.good_until}")
+
+    def _judge_crash(self, process: "Process", old: TaskRow, new: TaskRow, what: str) -> None:
+        """Who was there when a process died is a suspect; only one that was so before, and alone, is guilty."""
+        if old.task_name in UNSAFE or old.cancel_requested_at is not None:
+            return
+        is_guilty = new.crash_count >= self._world.crash_budget
+        if old.claimed_by_worker_id not in process.instance_ids:  # else its child has died, and nothing beside it
+            mates = [
+                row
+                for row in self.rows.values()
+                if row.claimed_by_worker_id == old.claimed_by_worker_id and row.status == old.status and row.crash_count
+            ]
+            is_guilty = is_guilty and mates == [old]
+        is_put_away = new.status == TaskStatus.FAILED and new.error_code == "WORKER_CRASHED"
+        if is_guilty != is_put_away:
+            self._world.fault(f"{'guilty' if is_guilty else 'innocent'}, after {new.crash_count} deaths: {what}")
 
     def _judge_revival(self, old: TaskRow, new: TaskRow, what: str) -> None:
         if old.task_id not in self.may_revive:

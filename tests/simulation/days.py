@@ -63,6 +63,9 @@ class Days:
         self._world.processes.append(process)
         self._world.log(process, "starts")
         process.loop.call_soon(process.begin)
+        if self._world.has_faults and self._chance.random() < 0.1:
+            soon_us = self._chance.choice((1, 1_000, 30_000, 300_000))
+            process.at(self._world.now_us + self._chance.randrange(soon_us), process.leave_early)
 
     def _kill(self) -> None:
         alive = [each for each in self._world.processes if each.is_alive]

@@ -25,6 +25,11 @@ QUEUES = ("narrow", "shared", "default")
 Jobs = dict[str, Task[..., Any]]
 
 
+def queue_of(name: str) -> str:
+    """The queue of one of these."""
+    return next((queue for queue in QUEUES if name.startswith(queue)), "default")
+
+
 class Planned(Exception):
     """A failure that the plan asked for."""
 

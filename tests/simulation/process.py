@@ -49,6 +49,8 @@ class Process:
         """Calls of `purge` under way; other records go by the retention only."""
         self.is_alive = True
         self.is_up = False
+        self.is_starting = False
+        """Whether its manager has begun to start, and is not up yet."""
         self.is_leaving = False
         self.is_stopping = False
         self.has_outlived_the_file = False
@@ -214,12 +216,15 @@ class Process:
 
     async def _main(self) -> None:
         self.began_us = self.world.now_us
+        self.is_starting = True
         try:
             await self.manager.start()
         except StoreError as exc:
             self.world.log(self, "could not start", str(exc)[:60])
             self.kill()
             return
+        finally:
+            self.is_starting = False
         engine = self.engine
         assert engine is not None
         engine.runner.threads = SimulatedThreads(self)  # type: ignore[assignment]  # in place of real ones
@@ -254,6 +259,13 @@ class Process:
                 self.woke_us = now_us
             self.last_beat_us = now_us
 
+    def leave_early(self) -> None:
+        """A stop that is asked for during the start waits for its end."""
+        if self.is_alive and self.is_starting and not self.is_leaving and self.lifecycle is not None:
+            self.is_leaving = True
+            self.world.log(self, "is to stop, and still starts")
+            self.loop.call_soon(lambda: self.spawn(self._leave(0.0), "early stop"))
+
     def leave(self, drain_s: float) -> None:
         """A graceful stop, and the end of the program."""
         if not self.is_up or self.is_leaving:
@@ -272,6 +284,7 @@ class Process:
     async def _stop(self, drain_s: float) -> None:
         self.is_up, self.is_stopping, self.has_outlived_the_file = False, True, False
         began, pauses = self.loop.time(), (self.was_out, self.world.suspension_count)
+        was_up = self.manager._current is not None
         try:
             await self.manager.stop(timeout=drain_s)
         except StoreError as exc:
@@ -281,7 +294,10 @@ class Process:
         took_s = self.loop.time() - began
         self.world.log(self, "has stopped", f"after {took_s:.3f} s")
         took_s -= self.closing_us / 1_000_000
-        if took_s > drain_s + 2 + STOP_SLACK_S and pauses == (self.was_out, self.world.suspension_count):
+        if self.is_alive and (self.is_starting or self.lifecycle is not None):
+            self.world.fault(f"{self} has stopped, and its manager starts or runs")
+        is_late = was_up and took_s > drain_s + 2 + STOP_SLACK_S
+        if is_late and pauses == (self.was_out, self.world.suspension_count):
             self.world.fault(f"{self} took {took_s:.1f} s to stop, with a drain of {drain_s:g} s")
 
     def _judge_waiters(self) -> None:

@@ -65,6 +65,8 @@ class Runs:
             is_same = other.task_id == task_id and other.life == run.life
             if is_same and not (other.process.was_out or process.was_out or self._is_split(task_id)):
                 self._world.fault(f"{name} {task_id} runs in {process} while it runs in {other.process}")
+        self._judge_suspects(run)
+        self._world.pauses.judge(run)
         self.now.append(run)
         self.check_limits(run)
         return run
@@ -126,6 +128,28 @@ class Runs:
         was_lost = not process.view.is_current or (row is None and run.task_id in checks.gone)
         if not is_ours and not process.was_out and not was_lost:
             self._world.fault(f"{run.name} {run.task_id} attempt {run.attempt} starts on the row {row}")
+
+    def _judge_suspects(self, run: Run) -> None:
+        """A task under which its process has died runs beside no other such one, and while it runs nothing starts that
+        is not safe to repeat. By the stamps of the starts: what got its slot at the same moment may begin in any order.
+        """
+        mine = self._suspect_since(run)
+        for other in self.now:
+            since = self._suspect_since(other)
+            if other.instance_id != run.instance_id or other.is_waiting or (mine is None and since is None):
+                continue
+            if mine is not None and since is not None:
+                self._world.fault(f"{run.name} {run.task_id} runs beside {other.task_id}, and both are suspects")
+            row = self._world.checks.rows.get(run.task_id)
+            began = 0 if row is None else row.started_at or 0
+            if since is not None and run.name in UNSAFE and began > since:
+                self._world.fault(f"{run.name} {run.task_id} starts beside {other.task_id}, which is a suspect")
+
+    def _suspect_since(self, run: Run) -> int | None:
+        """When it started, where it is one."""
+        row = self._world.checks.rows.get(run.task_id)
+        is_its = row is not None and row.status == TaskStatus.RUNNING and row.start_count == run.attempt
+        return row.started_at if row is not None and is_its and row.crash_count else None
 
     def check_limits(self, run: Run) -> None:
         """No instance runs more than its lanes, or a queue of it, allow; and all together no more than a queue of the

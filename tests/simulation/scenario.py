@@ -91,7 +91,7 @@ class _Scenario:
     def _resume_queues(self) -> None:
         for each in self._world.up():
             for queue in QUEUES:
-                each.spawn(each.manager.resume(queue), "resume")
+                each.spawn(self._world.pauses.resume(each, queue), "resume")
 
     def _for_schedules(self, verb: str) -> None:
         for each in self._world.up():

@@ -19,6 +19,7 @@ from tests.simulation.disk import Disk, FileDisk, MemoryDisk
 from tests.simulation.faults import Weather
 from tests.simulation.jobs import ALWAYS, NARROW_LIMIT, OTHERS
 from tests.simulation.process import Process
+from tests.simulation.promises import Pauses
 from tests.simulation.runs import Runs
 from tests.simulation.timetable import Timetable
 
@@ -53,6 +54,7 @@ class World:
         self.stale_us = round(STALE_S * 1_000_000)
         self.runs = Runs(self)
         self.checks = Checks(self)
+        self.pauses = Pauses(self)
         self._steps: list[tuple[int, int]] = []
         self._order = count()
         self._labels = count(1)
@@ -72,6 +74,7 @@ class World:
         self.concurrency = chance.choice((1, 2, 3, 6))
         self.kinds = (*ALWAYS, *sorted(chance.sample(OTHERS, 6)))
         self.process_count = chance.choice((1, 2))
+        self.crash_budget = chance.choice((1, 3, 100))
         self.shared_limit = chance.choice((1, 2))
         rate = chance.choice((0.0, 0.01, 0.03, 0.1))
         self.weather = Weather(
@@ -85,7 +88,7 @@ class World:
                 QueueConfig("narrow", max_concurrency=NARROW_LIMIT, priority=chance.choice((50, 10))),
                 QueueConfig("shared", max_concurrency=self.shared_limit, scope="file"),
             ],
-            "max_in_memory": chance.choice((2, 5, 10_000)),
+            "max_in_memory": chance.choice((1, 2, 5, 10_000)),
             "commit_interval": chance.choice((0.0, 0.02)),
             "snapshot_interval": chance.choice((0.5, 60.0)),
             "recovery": RecoveryConfig(
@@ -98,7 +101,7 @@ class World:
                 worker_state_snapshot_interval_ms=300_000,
                 terminal_record_retention_hours=chance.choice((None, None, 1)),
                 retention_sweep_interval_s=SWEEP_S,
-                crash_budget=chance.choice((1, 3, 100)),
+                crash_budget=self.crash_budget,
             ),
         }
 
@@ -158,6 +161,7 @@ class World:
             each.has_outlived_the_file = each.is_alive and not each.was_out and not each.is_leaving and each.is_up
             each.was_degraded = True  # what it commits until it notices is nowhere
         self.checks.lose()
+        self.pauses.lose()
         self.timetable.lose()
         self.disk.lose()
 

@@ -1,0 +1,90 @@
+"""What a call that came back has promised: a queue that is paused starts nothing, what was flushed is in the store."""
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from taskmanager.model.states import TERMINAL
+from tests.simulation.jobs import queue_of
+
+if TYPE_CHECKING:
+    from tests.simulation.process import Process
+    from tests.simulation.runs import Run
+    from tests.simulation.world import World
+
+LOOKED_US = 1_500_000
+"""By then every instance with nothing in its way has heard of a pause."""
+
+
+class Pause(NamedTuple):
+    """One that came back. `begun` are the attempts that had their slot by then."""
+
+    process: "Process"
+    since_us: int
+    begun: frozenset[tuple[str, int]]
+
+
+class Pauses:
+    """The pauses of queues that nobody has asked to end."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._pauses: defaultdict[str, list[Pause]] = defaultdict(list)
+        self._resuming: defaultdict[str, list[Process]] = defaultdict(list)
+        self._resumed: defaultdict[str, int] = defaultdict(int)
+
+    def lose(self) -> None:
+        """The file was deleted, and what stood in it; who is up writes it anew, for all it knows."""
+        self._pauses.clear()
+
+    async def pause(self, process: "Process", queue: str) -> None:
+        """A call of the application."""
+        resumed = self._resumed[queue]
+        await process.manager.pause(queue)
+        is_being_resumed = any(each.is_alive for each in self._resuming[queue])
+        if resumed != self._resumed[queue] or is_being_resumed or not process.view.is_current:
+            return
+        live = {} if process.engine is None else process.engine.live
+        begun = frozenset((each.task_id, each.start_count) for each in live.values() if not each.is_waiting)
+        self._pauses[queue].append(Pause(process, self._world.now_us, begun))
+
+    async def resume(self, process: "Process", queue: str) -> None:
+        """A call of the application: it takes effect at some moment until it comes back, and perhaps where it fails."""
+        self._resumed[queue] += 1
+        self._resuming[queue].append(process)
+        self._pauses[queue].clear()
+        try:
+            await process.manager.resume(queue)
+        finally:
+            self._resuming[queue].remove(process)
+
+    def judge(self, run: "Run") -> None:
+        """User code starts."""
+        process, queue = run.process, queue_of(run.name)
+        for pause in self._pauses[queue]:
+            if (run.task_id, run.attempt) not in pause.begun and self._knows(process, pause):
+                ago_s = (self._world.now_us - pause.since_us) / 1e6
+                self._world.fault(
+                    f"{run.name} {run.task_id} attempt {run.attempt} starts in {process}, {ago_s:.3f} s after "
+                    f"{pause.process} has paused its queue {queue}"
+                )
+
+    def _knows(self, process: "Process", pause: Pause) -> bool:
+        if process is pause.process or process.began_us > pause.since_us:
+            return True
+        is_told = self._world.now_us - pause.since_us > LOOKED_US
+        return is_told and process.is_undisturbed_since(pause.since_us)
+
+
+async def flush(process: "Process") -> None:
+    """Everything that was accepted or has ended by then is committed when it comes back."""
+    checks = process.world.checks
+    accepted = process.held_ids
+    ended = [task_id for task_id, handle in process.handles.items() if handle.status in TERMINAL]
+    await process.manager.flush()
+    if process.world.loss_count:
+        return  # it may have been committed to the file that is gone
+    for task_id in {*accepted, *ended} - checks.purged:
+        row = checks.rows.get(task_id)
+        is_saved = row is not None and (row.status in TERMINAL or task_id not in ended or task_id in checks.may_revive)
+        if not is_saved:
+            process.world.fault(f"{task_id} was there before a flush of {process}, and is {row} after it")
