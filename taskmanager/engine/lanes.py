@@ -10,10 +10,13 @@ import queue
 import threading
 from collections.abc import Callable
 from contextvars import Context
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from taskmanager.engine.child import ChildCall, ChildReply
+from taskmanager.engine.child import ChildCall, ChildReply, PackedReply
+
+CLOSE_PATIENCE_S: Final = 0.5
+FORGOTTEN_AFTER_S: Final = 240.0
+"""The pool ends children that had nothing to do for five minutes, and says so to nobody."""
 
 
 class _Job(NamedTuple):
@@ -104,34 +107,97 @@ def _deliver(future: "asyncio.Future[Any]", value: Any, error: BaseException | N
 
 
 class ProcessLane:
-    """Child processes of `anyio.to_process`: spawned, reused, and killed one by one when their task must end."""
+    """Child processes of `anyio.to_process`: spawned, reused, and killed one by one when their task must end.
+
+    A task that is cancelled while its child comes up would leave that behind, known to nobody, for as long as this
+    process lives. So a child comes up by itself, and whoever wanted it may go.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._limiter: Any = None
+        self._coming: set[asyncio.Task[None]] = set()
+        self._seen: set[int] = set()
+        self._live_count = self._busy_count = 0
+        self._used_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<ProcessLane {self._live_count} children, {self._busy_count} busy, {len(self._coming)} coming up>"
 
     async def run(self, call: ChildCall) -> ChildReply:
         """Run one call in a child. Cancelling kills the child; `BrokenProcess` when it died by itself, `CannotStart`
         when there is none.
         """
-        from anyio import BrokenWorkerProcess, CapacityLimiter, EndOfStream, to_process
-
         from taskmanager.engine import child
+
+        packed = child.packed_call(call)
+        if not self._has_idle():
+            await self._come_up()
+        self._busy_count += 1
+        try:
+            reply: PackedReply = await self._ask(child.run, os.getpid(), packed, is_task=True)
+        except BaseException:
+            self._live_count = max(0, self._live_count - 1)
+            raise
+        finally:
+            self._busy_count -= 1
+            self._used_at = asyncio.get_running_loop().time()
+        return child.unpacked(reply)
+
+    async def close(self) -> None:
+        """Wait a moment for children that come up: the end of the loop kills those that the pool knows."""
+        if self._coming:
+            await asyncio.wait(self._coming, timeout=CLOSE_PATIENCE_S)
+
+    def _has_idle(self) -> bool:
+        if asyncio.get_running_loop().time() - self._used_at > FORGOTTEN_AFTER_S:
+            self._live_count = self._busy_count
+            self._seen.clear()
+        return self._live_count > self._busy_count
+
+    async def _come_up(self) -> None:
+        coming = asyncio.get_running_loop().create_task(self._begin_child(), name="taskmanager-child")
+        self._coming.add(coming)
+        coming.add_done_callback(self._came_up)
+        await asyncio.shield(coming)
+
+    async def _begin_child(self) -> None:
+        from taskmanager.engine import child
+
+        pid = await self._ask(child.own_pid, is_task=False)
+        self._used_at = asyncio.get_running_loop().time()
+        if pid not in self._seen:
+            self._seen.add(pid)
+            self._live_count += 1
+
+    def _came_up(self, coming: "asyncio.Task[None]") -> None:
+        self._coming.discard(coming)
+        if not coming.cancelled():
+            coming.exception()  # whoever waited for it has it, or has gone
+
+    async def _ask(self, call: Callable[..., Any], *args: Any, is_task: bool) -> Any:
+        from anyio import BrokenWorkerProcess, CapacityLimiter, to_process
 
         if self._limiter is None:
             self._limiter = CapacityLimiter(self._limit)
-        packed = child.packed_call(call)
-        run = partial(to_process.run_sync, cancellable=True, limiter=self._limiter)
         try:
-            reply = await run(child.run, os.getpid(), packed)
+            return await to_process.run_sync(call, *args, cancellable=is_task, limiter=self._limiter)
         except BrokenWorkerProcess as exc:
-            # Whether it had come up at all when it ended: what it loads then (the main module) is code of the user.
-            if isinstance(exc.__cause__, OSError | EndOfStream) and exc.args:
-                raise CannotStart(f"no child process can be started: {exc} ({exc.__cause__!r})") from exc
-            raise BrokenProcess("the child process died while it ran the task") from exc
+            if is_task:
+                raise BrokenProcess("the child process died while it ran the task") from exc
+            if _is_of_main(exc.__cause__):
+                raise BrokenProcess(f"the main module cannot be loaded in a child process: {exc.__cause__!r}") from exc
+            raise CannotStart(f"no child process came up: {exc.__cause__!r}") from exc
         except (OSError, RuntimeError) as exc:  # what user code raises comes as a reply
             raise CannotStart(f"no child process can be started: {exc}") from exc
-        return child.unpacked(reply)
+
+
+def _is_of_main(cause: BaseException | None) -> bool:
+    """Whether a child came up, and the main module of the program raised in it: no next try would help."""
+    from anyio import BrokenResourceError, ClosedResourceError, EndOfStream, IncompleteRead
+
+    system = (OSError, EndOfStream, IncompleteRead, BrokenResourceError, ClosedResourceError)
+    return cause is not None and not isinstance(cause, system)
 
 
 class CannotStart(Exception):

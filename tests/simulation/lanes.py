@@ -74,6 +74,9 @@ class SimulatedChildren:
         self._process = process
         self.busy: list[Child] = []
 
+    async def close(self) -> None:
+        """None comes up here."""
+
     async def run(self, call: ChildCall) -> ChildReply:
         """As `ProcessLane.run`: cancelling kills the child."""
         process = self._process

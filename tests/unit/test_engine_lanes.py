@@ -143,6 +143,22 @@ async def test_what_could_not_start_waits_for_the_next_start_of_the_manager(
         assert await asyncio.wait_for(manager.handle(handle.task_id), 20) == 1
 
 
+async def test_a_task_that_is_cancelled_while_its_child_comes_up_leaves_none_behind() -> None:
+    """One that nobody knows would live, and hold its memory, as long as this process."""
+    psutil = pytest.importorskip("psutil")
+    manager = TaskManager(None, processes=1)
+    task = manager.task(executor="process")(doubled)
+    before = {child.pid for child in psutil.Process().children()}
+    async with manager:
+        for pause_s in (0.0, 0.01, 0.05, 0.1):
+            handle = task.enqueue(1)
+            await asyncio.sleep(pause_s)
+            handle.cancel()
+            await asyncio.wait_for(handle.result(), 30)
+        assert await asyncio.wait_for(task.enqueue(2), 30) == 4
+        assert len({child.pid for child in psutil.Process().children()} - before) == 1
+
+
 # What does not come through.
 
 
