@@ -16,20 +16,6 @@ from taskmanager.model.logger import logger
 Main = Callable[[], Coroutine[Any, Any, Any]]
 
 
-async def shielded(work: Coroutine[Any, Any, None]) -> None:
-    """Let `work` end whatever happens to the waiter, then let the cancellation through."""
-    task = asyncio.get_running_loop().create_task(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as exc:
-            cancelled = exc
-    task.result()
-    if cancelled is not None:
-        raise cancelled
-
-
 def run_hosted(
     started: AbstractAsyncContextManager[object],
     cut_short: Callable[[], None],

@@ -25,7 +25,7 @@ from taskmanager.engine.report import status_of
 from taskmanager.engine.schedule import ScheduleOptions
 from taskmanager.engine.settings import Settings, database_of, default_processes, default_threads
 from taskmanager.handle import TaskHandle
-from taskmanager.hosting import run_hosted, shielded
+from taskmanager.hosting import run_hosted
 from taskmanager.keeper import Keeper, Running, check_stop
 from taskmanager.model.checks import check_task_id, check_timeout
 from taskmanager.model.clock import Clock, SystemClock
@@ -376,8 +376,7 @@ class TaskManager:
             await lifecycle.wait_stopped()
             return
         try:
-            # A waiter that is cancelled must not leave the file open and every handle hanging.
-            await shielded(lifecycle.stop(self._settings.drain_timeout_s if timeout is None else timeout))
+            await lifecycle.stop(self._settings.drain_timeout_s if timeout is None else timeout)
         finally:
             self._lifecycle = self._current = None
 
@@ -388,7 +387,7 @@ class TaskManager:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
     ) -> None:
-        await shielded(self.stop())
+        await self.stop()
 
     def lifespan(self, app: object, /) -> AbstractAsyncContextManager[None]:
         """For `FastAPI(lifespan=manager.lifespan)`: runs the manager while the application serves.

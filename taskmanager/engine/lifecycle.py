@@ -22,7 +22,7 @@ from taskmanager.engine.instance import InstanceLock
 from taskmanager.engine.joiner import Joiner
 from taskmanager.engine.leftover import Leftover
 from taskmanager.engine.live_task import GOES_ON, LiveTask, Phase
-from taskmanager.engine.loops import Loops
+from taskmanager.engine.loops import Loops, shielded
 from taskmanager.engine.records import Records
 from taskmanager.engine.writer import NAME as WRITER
 from taskmanager.model.errors import StoreError, StoreUnavailable
@@ -76,7 +76,7 @@ class Lifecycle:
         self._stopped = asyncio.Event()
         self.joiner = Joiner(engine, self._claimer, self._stopped)
         self._commit_deadline = 0.0
-        self._has_failed = False
+        self._has_failed = self._has_closed = False
         self.is_stopping = False
         """True from the moment a stop was asked for."""
         self._leftover = Leftover(engine, self._let_go)
@@ -95,7 +95,7 @@ class Lifecycle:
             await self._patiently(self._claimer.look_first)
         except BaseException:
             self._has_failed = True
-            await self._abort()
+            await shielded(self._abort())
             raise
         finally:
             self._starting = None
@@ -135,13 +135,14 @@ class Lifecycle:
         await self._patiently(lambda: engine.store.save_instance(engine.identity.row(engine.clock.now_us())))
 
     async def _abort(self) -> None:
-        """Rows that were claimed already are recovered at the next start: this instance is dead from here on."""
+        """Let go of everything: this instance is dead, and what is in the file is recovered by the next start."""
         engine = self.engine
         engine.is_stopping = True
         await self._duties.stop()
         self._duties.stop_heartbeat()
         engine.close_timers()
         self._loops.leave(WRITER)
+        await self._loops.stop()
         await engine.writer.close(0.0)
         if self._lock is not None:
             self._lock.close_descriptor()  # the file stays beside the row: it proves the death
@@ -157,12 +158,16 @@ class Lifecycle:
 
     async def wait_stopped(self) -> None:
         """Return when a stop that is under way has ended."""
-        await self._stopped.wait()
+        await shielded(self._stopped.wait())
 
     async def stop(self, drain_timeout_s: float) -> None:
         """Stop in order, within `drain_timeout_s` + 2 seconds. Raises `StoreUnavailable` when not all could be
-        written. A stop that is asked for during the start waits for its end first.
+        written. A stop that is asked for during the start waits for its end first. It goes on to its end whatever
+        happens to who waits for it, who must not leave the file open and every handle hanging.
         """
+        await shielded(self._stop_once(drain_timeout_s))
+
+    async def _stop_once(self, drain_timeout_s: float) -> None:
         self.is_stopping = True
         if self.engine.intake.is_forked:
             # All of it is the parent's, and the parent goes on. Kept, because collecting it would close and cancel.
@@ -175,10 +180,24 @@ class Lifecycle:
         try:
             await self._came_up.wait()
             if not self._has_failed:
-                await self._stop(drain_timeout_s)
+                await self._stop_or_abort(drain_timeout_s)
         finally:
             self._stopped.set()
             self._leftover.may_let_go = True  # a stop that still writes lets go by itself
+
+    async def _stop_or_abort(self, drain_timeout_s: float) -> None:
+        """A mistake of ours in the middle of a stop leaves no file open either, and nobody waiting."""
+        try:
+            await self._stop(drain_timeout_s)
+        except BaseException:
+            if not self._has_closed:
+                for live in self.engine.intake.close():
+                    self.engine.accept(live)
+                for attempt in list(self.engine.runner.running.values()):
+                    self.engine.runner.stop(attempt, StopReason.SHUTDOWN)
+                self._tell_everybody()
+                await self._abort()
+            raise
 
     def give_up(self) -> None:
         """The loop was closed without a stop. What is in the file is recovered by the next start, as after a kill."""
@@ -301,6 +320,7 @@ class Lifecycle:
         engine.close_timers()
         await self._file_watch.close()
         engine.runner.threads.close()
+        await engine.runner.processes.close()
         if not self._leftover:
             self._duties.stop_heartbeat()
         try:
@@ -312,6 +332,7 @@ class Lifecycle:
                     self._lock.drop()  # the row first: one without its file looks as if somebody had removed that
         except StoreError as exc:
             logger.warning("the instance row could not be removed: %s", exc)
+        self._has_closed = True
         try:
             await engine.store.close()
         finally:

@@ -5,7 +5,7 @@ ours. Without its writer, its claimer or its reaper an instance would go on and 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final
 
@@ -69,3 +69,17 @@ class Loops:
             logger.critical("the %s was %s, and is begun again", name, why, exc_info=exc)
             self._faults.pop(name, None)
             self._begin(name)
+
+
+async def shielded(work: Coroutine[Any, Any, object]) -> None:
+    """Let `work` end whatever happens to the waiter, then let the cancellation through."""
+    task = asyncio.get_running_loop().create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    task.result()
+    if cancelled is not None:
+        raise cancelled

@@ -225,3 +225,65 @@ def test_the_lock_of_a_thread_that_outlives_its_loop_is_put_back(tmp_path: Path)
         thread.join(10)
         assert not thread.is_alive(), thread
     assert is_dead(database, instance_id)
+
+
+# A mistake of ours, or of a store, in the middle of a start or a stop.
+
+
+@pytest.mark.parametrize("verb", ["is_same_file", "release", "forget_instances"])
+async def test_a_stop_that_breaks_leaves_nothing_open_and_nobody_waiting(tmp_path: Path, verb: str) -> None:
+    """It is told; and what it could not do is done by the next start, as after a kill."""
+    path = tmp_path / "tasks.db"
+    manager = TaskManager(path, drain_timeout=0.1)
+    store = manager._make_store()
+    make_store, manager._make_store = manager._make_store, lambda: store
+
+    @manager.task(name="waits", persist=True)
+    async def waits(number: int) -> None: ...
+
+    async def broken(*_: object) -> None:
+        raise ValueError(verb)
+
+    await manager.start()
+    instance_id = engine_of(manager).identity.instance_id
+    handle = waits.with_options(delay=3600).enqueue(1)
+    await handle.saved()
+    waiting = asyncio.ensure_future(handle.result())
+    await asyncio.sleep(0)
+    setattr(store, verb, broken)
+    with pytest.raises(ValueError, match=verb):
+        await asyncio.wait_for(manager.stop(), 30)
+    assert (await asyncio.wait_for(waiting, 5)).is_err()
+    assert is_dead(path, instance_id)
+    assert isinstance(store, SqliteStore)
+    assert store._writer is None
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("taskmanager-")]
+    manager._make_store = make_store
+    async with manager:
+        assert (await manager.counts())[TaskStatus.PENDING] == 1
+
+
+async def test_a_start_that_is_cancelled_twice_lets_go_of_everything_all_the_same(tmp_path: Path) -> None:
+    """A second Ctrl-C comes while the first one is being answered."""
+    path = tmp_path / "tasks.db"
+    manager = TaskManager(path)
+    store = FaultyStore(manager._make_store(), [Fault.hold(1, verb="free_queues"), Fault.hold(1, verb="close")])
+    manager._make_store = store.as_store
+
+    @manager.task(name="waits", persist=True)
+    async def waits(number: int) -> None: ...
+
+    starting = asyncio.ensure_future(manager.start())
+    for verb in ("free_queues", "close"):
+        await happens(lambda wanted=verb: wanted in store.held)  # type: ignore[misc]  # bound here
+        starting.cancel()
+    await asyncio.sleep(0)
+    assert not starting.done()
+    store.let_go()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(starting, 30)
+    assert isinstance(store.inner, SqliteStore)
+    assert store.inner._writer is None
+    store.plan = []
+    async with manager:
+        await waits.enqueue(1)
