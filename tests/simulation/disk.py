@@ -236,7 +236,7 @@ class InlineSqliteStore(SqliteStore):
                 connection.close()
         self.raw_reader = self.raw_writer = None
 
-    async def _write(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+    async def _in_writer(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
         return self._now(self.raw_writer, work, *args)
 
     async def _read(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
