@@ -52,7 +52,12 @@ def _safe_key(key: Any) -> str:
 
 def dumps_safe(value: Any) -> str:
     """JSON text of `value` with every part that JSON cannot hold replaced by a short text. Never fails."""
+    return dumps(readable(value))
+
+
+def readable(value: Any) -> Any:
+    """`safe_value`, or one short text for a value that cannot be read at all. Never fails."""
     try:
-        return dumps(safe_value(value))
+        return safe_value(value)
     except Exception as error:  # a foreign mapping may raise while it is read
-        return dumps(safe_text(f"<{type(value).__qualname__}, which could not be read: {type(error).__name__}>"))
+        return safe_text(f"<{type(value).__qualname__}, which could not be read: {type(error).__name__}>")

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, Protocol
 
-from taskmanager.codec.safe import dumps_safe, safe_value
+from taskmanager.codec.safe import dumps_safe, readable
 from taskmanager.codec.values import loads
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.model.clock import from_us
@@ -122,7 +122,9 @@ class Attempt:
         if self.log_entries is None:
             earlier = self.live.log_text
             self.log_entries = loads(earlier) if earlier else []
-        self.log_entries.append({"at": at, "attempt": self.number, "text": text, **safe_value(fields)})
+        self.log_entries.append(
+            {"at": at, "attempt": self.number, "text": text, **{key: readable(fields[key]) for key in fields}}
+        )
         del self.log_entries[:-MAX_LOG_ENTRIES]
 
     def close(self, log_text: str | None) -> None:

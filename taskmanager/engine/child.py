@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from taskmanager.codec.safe import safe_value
+from taskmanager.codec.safe import readable
 from taskmanager.engine.attempt import current
 from taskmanager.model.clock import from_us
 from taskmanager.model.errors import ConfigurationError
@@ -88,10 +88,10 @@ class ChildSource:
         self.entries: list[tuple[int, str, dict[str, object]]] = []
 
     def progress(self, done: float, total: float | None, text: str) -> None:
-        self.last_progress = (safe_value(done), safe_value(total), safe_value(text))
+        self.last_progress = (readable(done), readable(total), readable(text))
 
     def log(self, at: int, text: str, fields: dict[str, object]) -> None:
-        self.entries.append((at, safe_value(text), safe_value(fields)))
+        self.entries.append((at, readable(text), {key: readable(fields[key]) for key in fields}))
 
 
 def packed_call(call: ChildCall) -> bytes:

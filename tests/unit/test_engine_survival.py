@@ -187,6 +187,33 @@ async def test_what_a_task_leaves_behind_ends_that_task_only(
             )
 
 
+async def test_a_field_that_cannot_be_read_costs_the_line_that_field_and_nothing_else() -> None:
+    """News are for people: they lose detail, never the task."""
+
+    class Torn(Mapping[str, object]):
+        def __getitem__(self, key: str) -> object:
+            raise KeyError(key)
+
+        def __iter__(self) -> Iterator[str]:
+            raise RuntimeError
+
+        def __len__(self) -> int:
+            return 1
+
+    manager = TaskManager(None)
+
+    @manager.task
+    async def talks() -> int:
+        current_task().log("look", torn=Torn(), whole=1)
+        return 7
+
+    async with isolated(manager):
+        handle = talks.enqueue()
+        assert await handle == 7
+        assert "could not be read: RuntimeError" in str((await handle.info()).log)
+        assert "'whole': 1" in str((await handle.info()).log)
+
+
 async def test_a_codec_that_raises_ends_no_loop(tmp_path: Path) -> None:
     """The result is kept in memory only, as any other that cannot be stored."""
 
