@@ -95,9 +95,14 @@ def expected_of(row: TaskRow) -> Expected:
 
 def due_at(row: TaskRow, now: int) -> int:
     """When a row that is written again at `now` is due. What was due when it was last written is due, even where the
-    wall clock was stepped back since; a moment that was still to come then is a promise, and stays.
+    wall clock was stepped back since. A moment that was still to come then is a promise, and stays, unless it ends the
+    pause before another attempt: that is as long as it was, by whatever clock.
     """
-    return min(row.enqueued_at, now) if row.enqueued_at <= row.updated_at else row.enqueued_at
+    if row.enqueued_at <= row.updated_at:
+        return min(row.enqueued_at, now)
+    if row.start_count and row.updated_at > now:
+        return now + row.enqueued_at - row.updated_at
+    return row.enqueued_at
 
 
 class TaskWrite(NamedTuple):

@@ -189,7 +189,7 @@ class MemoryStore:
     async def make_due(self, now: int) -> int:
         early = [row for row in self.free_rows() if row.enqueued_at != due_at(row, now)]
         for row in early:
-            self._put(row._replace(enqueued_at=now, updated_at=now))
+            self._put(row._replace(enqueued_at=due_at(row, now), updated_at=now))
         return len(early)
 
     async def free_queues(self) -> list[FreeQueue]:

@@ -182,7 +182,8 @@ class Store(Protocol):
         ...
 
     async def make_due(self, now: int) -> int:
-        """Free rows that were due when they were last written, and are not at `now`, are due then; how many.
+        """Free rows that were due when they were last written, and are not at `now`, are due then; those that pause
+        before another attempt have as long to wait as they had. How many.
 
         Only a wall clock that was stepped back since makes such rows. What waits for its own moment waits on.
         """

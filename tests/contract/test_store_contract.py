@@ -437,6 +437,25 @@ async def test_a_release_keeps_a_moment_that_is_still_to_come(store: Store) -> N
     assert await store.fetch("later") == task("later", enqueued_at=9_000, updated_at=2_000)
 
 
+async def test_a_pause_before_another_attempt_is_as_long_as_it_was_when_the_clock_goes_back(store: Store) -> None:
+    """A retry or a snooze waits for some seconds, not for a moment: free, or freed when its owner stops or has died."""
+    pause = {"start_count": 2, "enqueued_at": 9_500, "updated_at": 9_000}
+    owned = [task(name, **pause, claimed_by_worker_id=name) for name in ("stops", "died")]
+    before = task("before", start_count=2, enqueued_at=9_500, updated_at=900)
+    await put(store, task("free", **pause), *owned, before)
+    assert await store.make_due(1_000) == 1
+    assert await store.make_due(1_000) == 0
+    assert await store.release("stops", 1_000) == 1
+    assert await store.free_waiting("died", 1_000, 9) == 1
+    found = await store.fetch_ids(["free", "stops", "died", "before"])
+    assert {name: row.enqueued_at for name, row in found.items()} == {
+        "free": 1_500,
+        "stops": 1_500,
+        "died": 1_500,
+        "before": 9_500,
+    }
+
+
 async def test_the_latest_stamp_tells_of_a_clock_that_went_back(store: Store) -> None:
     """The last task sent, or instance that wrote its row; nothing in an empty store."""
     assert await store.latest_stamp() == 0

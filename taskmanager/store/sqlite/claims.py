@@ -48,11 +48,16 @@ WHERE rowid IN (SELECT value FROM json_each(:rows))
 """
 _TAKEN: Final = "taskmanager_tasks AS t WHERE t.rowid IN (SELECT value FROM json_each(?))"
 _ABOVE_ALL_PRIORITIES: Final = 101
-# What is due stays due, also where the clock was stepped back since it was written: as `due_at` says it of a row.
-_FREED: Final = """
+# As `due_at` says it of a row.
+_DUE_AT: Final = """
+    CASE WHEN enqueued_at <= updated_at THEN min(enqueued_at, :now)
+        WHEN start_count > 0 AND updated_at > :now THEN :now + enqueued_at - updated_at
+        ELSE enqueued_at END
+"""
+_FREED: Final = f"""
     status = 'PENDING', claimed = 0, claimed_at = NULL, claimed_by_worker_id = NULL, claim_expires_at = NULL,
     updated_at = :now,
-    enqueued_at = CASE WHEN enqueued_at <= updated_at THEN min(enqueued_at, :now) ELSE enqueued_at END
+    enqueued_at = {_DUE_AT}
 """
 # The three statuses are there for the owner index, the two for the meaning.
 _WAITS_AT: Final = f"claimed_by_worker_id = :owner AND status IN ({LIVE_SQL}) AND status IN ('PENDING', 'CLAIMED')"
@@ -166,8 +171,9 @@ def make_due(connection: sqlite3.Connection, now: int) -> int:
     with transaction(connection):
         return connection.execute(
             f"""
-            UPDATE {_FREE} SET enqueued_at = :now, updated_at = :now
-            WHERE {_IS_FREE} AND enqueued_at > :now AND enqueued_at <= updated_at
+            UPDATE {_FREE} SET enqueued_at = {_DUE_AT}, updated_at = :now
+            WHERE {_IS_FREE} AND enqueued_at > :now AND updated_at > :now
+                AND (enqueued_at <= updated_at OR start_count > 0)
             """,
             {"now": now},
         ).rowcount
