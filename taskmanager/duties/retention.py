@@ -57,7 +57,11 @@ class Retention:
         return gone
 
     async def _prune_tasks(self, cutoff: int, limit: int) -> int:
-        return await self._engine.store.purge(None, cutoff, limit)
+        count = await self._engine.store.purge(None, cutoff, limit)
+        if not count:
+            intake = self._engine.intake
+            intake.forget_ended_keys(intake.ended_keys(None, cutoff))
+        return count
 
     async def _sweep(self, step: Callable[[], Awaitable[int]]) -> int:
         """Repeat a step until it finds nothing more to do; the sum of what it did."""

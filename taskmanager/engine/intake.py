@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import copy_context
 from enum import Enum
 from typing import Any, Final, Protocol
@@ -367,12 +367,25 @@ class Intake:
             if self._keyed_ended.pop(task_id, None) is not None:
                 self.by_key.pop(task_id, None)
 
-    def forget_ended_keys(self) -> None:
-        """Ended records were purged, and their keys with them."""
+    def ended_keys(self, status: TaskStatus | None, cutoff: int | None) -> list[LiveTask]:
+        """Memory-only tasks that hold a key, and whose records a purge with this status and this cutoff deletes."""
         with self._lock:
-            for task_id in self._keyed_ended:
-                self.by_key.pop(task_id, None)
-            self._keyed_ended.clear()
+            ended = list(self._keyed_ended.values())
+        return [
+            live
+            for live in ended
+            if status in (None, live.status)
+            and (cutoff is None or (live.completed_at or live.failed_at or live.updated_at) < cutoff)
+        ]
+
+    def forget_ended_keys(self, ended: Iterable[LiveTask]) -> None:
+        """Their records were purged, and their keys with them."""
+        with self._lock:
+            for live in ended:
+                if self._keyed_ended.get(live.task_id) is live:
+                    del self._keyed_ended[live.task_id]
+                    if self.by_key.get(live.task_id) is live:  # else the key runs again
+                        del self.by_key[live.task_id]
 
 
 def _tell_forked() -> None:

@@ -203,8 +203,9 @@ class Records:
             raise ConfigurationError(f"purge deletes ended tasks only; {status} is not an end. Cancel such tasks first")
         await engine.writer.flush()
         cutoff = None if older_than is None else max(0, engine.clock.now_us() - older_than // timedelta(microseconds=1))
+        keys = engine.intake.ended_keys(status, cutoff)
         gone = await repeated(lambda: engine.store.purge(status, cutoff, PURGE_PAGE))
-        engine.intake.forget_ended_keys()
+        engine.intake.forget_ended_keys(keys)
         return gone
 
 

@@ -196,6 +196,30 @@ async def test_the_sweep_after_a_step_deletes_nothing(world: World) -> None:
     assert await retention.run_once() == {}
 
 
+@pytest.mark.parametrize("persist", [False, True])
+async def test_the_retention_frees_a_key_with_the_record(world: World, persist: bool) -> None:
+    """As a purge does; that of a younger record stays."""
+    runs = []
+
+    @world.manager.task(persist=persist)
+    async def job(n: int) -> int:
+        runs.append(n)
+        return n
+
+    async def called(n: int) -> int:
+        return await job.with_options(idempotency_key="k").enqueue(n)
+
+    retention = Retention(engine_of(world))
+    assert await called(1) == 1
+    await world.manager.flush()
+    assert (await retention.run_once())["ended tasks"] == 0
+    assert await called(2) == 1
+    await world.advance(31 * 86_400)
+    assert (await retention.run_once())["ended tasks"] == 1
+    assert await called(3) == 3
+    assert runs == [1, 3]
+
+
 # What is due.
 
 

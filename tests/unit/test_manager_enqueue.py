@@ -592,7 +592,7 @@ async def test_the_same_key_of_another_task_is_another_key(world: World) -> None
 
 @pytest.mark.parametrize("persist", [False, True])
 async def test_a_purged_record_frees_its_key(world: World, persist: bool) -> None:
-    """COMPLETED keeps the key until then."""
+    """COMPLETED keeps the key until then, whatever else a purge deletes."""
     runs = []
 
     @world.manager.task(persist=persist)
@@ -603,7 +603,10 @@ async def test_a_purged_record_frees_its_key(world: World, persist: bool) -> Non
     call = job.with_options(idempotency_key="k")
     assert await call.enqueue(1) == 1
     assert await call.enqueue(2) == 1
-    assert await world.manager.purge() == 1
+    assert await world.manager.purge(status=TaskStatus.FAILED) == 0
+    assert await world.manager.purge(older_than=timedelta(days=1)) == 0
+    assert await call.enqueue(2) == 1
+    assert await world.manager.purge(status=TaskStatus.COMPLETED) == 1
     assert await call.enqueue(3) == 3
     assert runs == [1, 3]
 
