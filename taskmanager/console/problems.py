@@ -32,6 +32,7 @@ def problems_of(picture: Picture, owned: Mapping[str, int]) -> tuple[Problem, ..
         *_stuck(picture),
         *_nobody_works(picture),
         *_failing(picture),
+        *_paused(picture),
         *_storage(picture),
     )
 
@@ -135,9 +136,19 @@ def _most_failing(picture: Picture) -> str:
     if not picture.most_failing:
         return "taskmanager watch shows the newest"
     worst = picture.most_failing[0]
-    return (
-        f"most: {worst.task_name}, {worst.last_error_code}; see taskmanager list --task {shell_word(worst.task_name)}"
-    )
+    return f"mostly {worst.last_error_code}: taskmanager list --task {shell_word(worst.task_name)}"
+
+
+def _paused(picture: Picture) -> Iterator[Problem]:
+    for each in picture.queues:
+        if each.is_paused and each.waiting_count:
+            waiting = plural(each.waiting_count, "task", is_capped=each.is_waiting_capped)
+            verb = "waits" if each.waiting_count == 1 else "wait"
+            yield Problem(
+                severity="warning",
+                text=f"queue {each.queue_name} is paused, and {waiting} {verb} in it",
+                advice=f"to go on: taskmanager resume {shell_word(each.queue_name)}",
+            )
 
 
 def _storage(picture: Picture) -> Iterator[Problem]:

@@ -148,7 +148,7 @@ async def test_a_running_instance_is_seen_with_its_memory(tmp_path: Path) -> Non
     assert (queue.queue_name, queue.waiting_count, queue.limit, queue.is_paused) == ("mail", 1, 1, True)
     assert queue.oldest_waiting_since is not None
     assert picture.counts[TaskStatus.PENDING] == 1
-    assert picture.problems == ()
+    assert [each.text for each in picture.problems] == ["queue mail is paused, and 1 task waits in it"]
 
 
 async def test_dead_alive_and_frozen_are_told_apart(tmp_path: Path) -> None:

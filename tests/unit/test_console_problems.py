@@ -8,8 +8,8 @@ import pytest
 from taskmanager.console.picture import Health, Picture, StorageSight
 from taskmanager.console.problems import problems_of
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.statistics import HOUR_US, Pace
-from tests.unit.console_pictures import BUSY, EMPTY, NOW, SECOND, instance
+from taskmanager.store.statistics import HOUR_US, Pace, TaskFailures
+from tests.unit.console_pictures import BUSY, EMPTY, NOW, SECOND, instance, queue
 
 ROOM: Final = 77
 """Columns beside the mark, on the narrowest terminal that everybody has."""
@@ -53,6 +53,16 @@ KINDS: Final[list[tuple[dict[str, Any], dict[str, int], str]]] = [
     ),
     ({"counts": WAITING}, {}, "3 tasks wait, and no instance is running"),
     ({"hour": Pace(NOW - HOUR_US, 40, 30)}, {}, "30 of 40 attempts of the last hour failed"),
+    (
+        {"queues": (queue("mail", 0, 600, is_paused=True), queue("reports", 0, 0, is_paused=True))},
+        {},
+        "queue mail is paused, and 600 tasks wait in it",
+    ),
+    (
+        {"hour": Pace(NOW - HOUR_US, 40, 30), "most_failing": (TaskFailures("mail:send", 30, "SMTP_REFUSED"),)},
+        {},
+        "30 of 40 attempts of the last hour failed",
+    ),
     (
         {"storage": StorageSight(path="tasks.db", log_bytes=300 * 1024 * 1024)},
         {},
