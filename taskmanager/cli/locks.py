@@ -1,7 +1,7 @@
 """Who keeps everybody else from writing: seen from outside, by looking more than once at the lock of the log.
 
-An application writes in transactions of milliseconds and commits, so its lock is never the same for long. Another
-program may begin a transaction and go to lunch; then nothing can be saved, and the application cannot even say so.
+An application commits within milliseconds, so either its lock or the log changes from look to look. Another program may
+leave a transaction open; then nothing can be saved, and the application cannot write that into the file.
 """
 
 import time
@@ -35,7 +35,7 @@ class WriterWatch:
         return log.writer_pid if now_s - self._since_s >= LONG_S else None
 
     def judge(self) -> int | None:
-        """The same, in one call: it takes no time where nobody writes, little where somebody commits."""
+        """The same in one call. It waits only while the same writer holds the lock and commits nothing."""
         found = self.look()
         first = self._seen
         while found is None and self._seen == first and first[0] is not None:
