@@ -5,6 +5,7 @@ only shrink: an entry that is no longer needed, or allows more than is used, is 
 """
 
 import ast
+import gc
 import io
 import re
 import subprocess
@@ -14,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
+
+import pytest
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PACKAGE: Final = "taskmanager"
@@ -154,6 +157,16 @@ class Function(NamedTuple):
     is_nested: bool  # inside another function
 
 
+@pytest.fixture(scope="module", autouse=True)
+def trees_are_forgotten() -> Iterator[None]:
+    """A million nodes would slow every garbage collection down, here and in all tests that follow."""
+    gc.disable()
+    yield
+    for cached in (modules, nodes, functions, imports):
+        cached.cache_clear()
+    gc.enable()
+
+
 @cache
 def modules(folder: str) -> tuple[Module, ...]:
     """Every Python file under `folder`, parsed."""
@@ -164,10 +177,20 @@ def modules(folder: str) -> tuple[Module, ...]:
     return tuple(found)
 
 
-def imports(module: Module) -> Iterator[Import]:
+@cache
+def imports(module: Module) -> tuple[Import, ...]:
     """All imports of a module. `from a.b import c` names `a.b.c` when that is a module of ours, else `a.b`."""
-    known = {other.dotted for other in modules(PACKAGE)}
-    stack: list[tuple[ast.AST, bool, bool]] = [(module.tree, False, False)]
+    return tuple(_imports(module.tree))
+
+
+@cache
+def our_modules() -> frozenset[str]:
+    """The dotted names of the package's modules."""
+    return frozenset(module.dotted for module in modules(PACKAGE))
+
+
+def _imports(tree: ast.Module) -> Iterator[Import]:
+    stack: list[tuple[ast.AST, bool, bool]] = [(tree, False, False)]
     while stack:
         node, typing_only, deferred = stack.pop()
         if isinstance(node, ast.Import):
@@ -175,8 +198,8 @@ def imports(module: Module) -> Iterator[Import]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                yield Import(full if full in known else node.module, node.lineno, typing_only, deferred)
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                yield Import(full if full in our_modules() else node.module, node.lineno, typing_only, deferred)
+        elif isinstance(node, ast.If) and _asks_for_typing(node.test):
             stack.extend((child, True, deferred) for child in node.body)
             stack.extend((child, typing_only, deferred) for child in node.orelse)
         else:
@@ -184,9 +207,25 @@ def imports(module: Module) -> Iterator[Import]:
             stack.extend((child, typing_only, inside) for child in ast.iter_child_nodes(node))
 
 
-def functions(module: Module) -> Iterator[Function]:
+def _asks_for_typing(test: ast.expr) -> bool:
+    """Whether it is `TYPE_CHECKING`, or `typing.TYPE_CHECKING`."""
+    return "TYPE_CHECKING" in (getattr(test, "id", None), getattr(test, "attr", None))
+
+
+@cache
+def nodes(module: Module) -> tuple[ast.AST, ...]:
+    """Everything in the tree of a module: several checks look through all of it."""
+    return tuple(ast.walk(module.tree))
+
+
+@cache
+def functions(module: Module) -> tuple[Function, ...]:
     """All functions, with methods and nested functions under a dotted name."""
-    stack: list[tuple[ast.AST, str, str | None, bool]] = [(module.tree, "", None, False)]
+    return tuple(_functions(module.tree))
+
+
+def _functions(tree: ast.Module) -> Iterator[Function]:
+    stack: list[tuple[ast.AST, str, str | None, bool]] = [(tree, "", None, False)]
     while stack:
         node, prefix, owner, nested = stack.pop()
         for child in ast.iter_child_nodes(node):
@@ -220,10 +259,10 @@ def dotted_name(node: ast.expr, aliases: Mapping[str, str]) -> str | None:
     return None
 
 
-def aliases_of(tree: ast.Module) -> dict[str, str]:
+def aliases_of(module: Module) -> dict[str, str]:
     """What each imported name of a module stands for."""
     names: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes(module):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 names[alias.asname or alias.name.split(".")[0]] = (
@@ -429,7 +468,7 @@ def raises_again(handler: ast.ExceptHandler) -> bool:
 
 def swallowing_faults() -> Iterator[str]:
     for module in modules(PACKAGE):
-        for node in ast.walk(module.tree):
+        for node in nodes(module):
             if isinstance(node, ast.ExceptHandler):
                 caught = catches(node)
                 is_caught = "BaseException" in caught and not raises_again(node)
@@ -447,7 +486,7 @@ def stale_catch_faults() -> Iterator[str]:
     users = {
         module.path
         for module in modules(PACKAGE)
-        for node in ast.walk(module.tree)
+        for node in nodes(module)
         if isinstance(node, ast.ExceptHandler) and "BaseException" in catches(node) and not raises_again(node)
     }
     yield from (f"{path}: no longer catches BaseException; remove it" for path in CATCHES_BASE_EXCEPTION - users)
@@ -455,8 +494,8 @@ def stale_catch_faults() -> Iterator[str]:
 
 def injected_faults() -> Iterator[str]:
     for module in modules(PACKAGE):
-        aliases = aliases_of(module.tree)
-        for node in ast.walk(module.tree):
+        aliases = aliases_of(module)
+        for node in nodes(module):
             if not isinstance(node, ast.Call):
                 continue
             name = dotted_name(node.func, aliases)
@@ -475,7 +514,7 @@ def print_faults() -> Iterator[str]:
     for module in modules(PACKAGE):
         if module.inside.startswith(("cli/", "console/")):
             continue
-        for node in ast.walk(module.tree):
+        for node in nodes(module):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
                 yield f"{module.path}:{node.lineno}: print; use logging"
 
@@ -487,9 +526,9 @@ def sleep_faults() -> Iterator[str]:
     fine.
     """
     for module in modules("tests"):
-        if module.path.startswith(REAL_TIME):
+        if module.path.startswith(REAL_TIME) or "sleep" not in module.source:
             continue
-        aliases = aliases_of(module.tree)
+        aliases = aliases_of(module)
         for function in functions(module):
             if function.is_nested or not function.node.name.startswith("test_"):
                 continue
