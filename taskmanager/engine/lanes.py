@@ -144,10 +144,10 @@ class ProcessLane:
             self._used_at = asyncio.get_running_loop().time()
         return child.unpacked(reply)
 
-    async def close(self) -> None:
+    async def close(self, patience_s: float) -> None:
         """Wait a moment for children that come up: the end of the loop kills those that the pool knows."""
         if self._coming:
-            await asyncio.wait(self._coming, timeout=CLOSE_PATIENCE_S)
+            await asyncio.wait(self._coming, timeout=min(patience_s, CLOSE_PATIENCE_S))
 
     def _has_idle(self) -> bool:
         if asyncio.get_running_loop().time() - self._used_at > FORGOTTEN_AFTER_S:

@@ -320,7 +320,7 @@ class Lifecycle:
         engine.close_timers()
         await self._file_watch.close()
         engine.runner.threads.close()
-        await engine.runner.processes.close()
+        await engine.runner.processes.close(max(0.0, self._commit_deadline - engine.loop.time()))
         if not self._leftover:
             self._duties.stop_heartbeat()
         try:

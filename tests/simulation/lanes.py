@@ -74,7 +74,7 @@ class SimulatedChildren:
         self._process = process
         self.busy: list[Child] = []
 
-    async def close(self) -> None:
+    async def close(self, patience_s: float) -> None:
         """None comes up here."""
 
     async def run(self, call: ChildCall) -> ChildReply:
