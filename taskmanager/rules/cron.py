@@ -91,7 +91,8 @@ class Cron:
             instant = self._exact(match) or self._gap_end(match)
             if instant > start:
                 return instant
-            local = match
+            # So does all that was shown before the clocks went back.
+            local = max(match, self._local(self._change_between(instant, start) - _SECOND))
 
     def _exact(self, local: datetime) -> datetime | None:
         """The first instant at which the clocks show this local time; None when they never do."""

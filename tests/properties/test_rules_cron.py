@@ -5,12 +5,13 @@ import random
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskmanager.model.clock import to_us
+from taskmanager.model.clock import from_us, to_us
 from taskmanager.rules.cron import Cron
 from tests.properties.cron_scan import ZONES, Scan, ones, random_expression
 
@@ -54,3 +55,46 @@ def test_asked_with_its_own_answers_it_only_goes_forwards(dice: random.Random, z
         assert following is not None
         instants.append(following)
     assert all(earlier < later for earlier, later in pairwise(instants))
+
+
+@pytest.mark.parametrize(
+    ("expression", "zone", "since", "shown"),
+    [
+        # Days that a zone left out when it changed sides of the date line.
+        ("30 2 * * *", "Pacific/Apia", "2011-12-29T00:00-10:00", "29 02:30, 31 00:00, 31 02:30"),
+        ("0 */12 * * *", "Pacific/Apia", "2011-12-29T01:00-10:00", "29 12:00, 31 00:00, 31 12:00"),
+        ("30 2 * * *", "Pacific/Kwajalein", "1993-08-20T00:00-12:00", "20 02:30, 22 00:00, 22 02:30"),
+        # Midnight that does not exist, half an hour that exists twice, offsets of 45 minutes.
+        ("0 0 * * *", "America/Sao_Paulo", "2018-11-03T12:00-03:00", "04 01:00, 05 00:00, 06 00:00"),
+        ("45 1 * * *", "Australia/Lord_Howe", "2026-04-04T12:00+11:00", "05 01:45, 06 01:45, 07 01:45"),
+        ("*/30 * * * *", "Australia/Lord_Howe", "2026-04-05T01:15+11:00", "05 01:30, 05 01:30, 05 02:00"),
+        ("30 2 * * *", "Pacific/Chatham", "2026-09-26T12:00+12:45", "27 02:30, 28 02:30, 29 02:30"),
+        # Seconds fall into one gap, and repeat no hour.
+        ("*/20 30 2 * * *", "Europe/Berlin", "2026-03-28T12:00+01:00", "29 03:00, 30 02:30:00, 30 02:30:20"),
+        ("*/20 30 2 * * *", "Europe/Berlin", "2026-10-25T02:30:20+02:00", "25 02:30:40, 26 02:30:00, 26 02:30:20"),
+        ("0 0 29 2 *", "UTC", "2096-02-28T12:00+00:00", "29 00:00, 29 00:00, 29 00:00"),
+    ],
+)
+def test_days_on_which_clocks_do_what_one_does_not_expect(expression: str, zone: str, since: str, shown: str) -> None:
+    """The stated policy, to the letter: at the first instant after a gap, once, and in real time for steps."""
+    cron, at_us = Cron(expression, zone), to_us(datetime.fromisoformat(since))
+    for day_and_time in shown.split(", "):
+        at_us = cron.after(at_us) or 0
+        local = from_us(at_us).astimezone(ZoneInfo(zone))
+        seconds = ":%S" if day_and_time.count(":") == 2 else ""
+        assert local.strftime(f"%d %H:%M{seconds}") == day_and_time
+
+
+def test_what_was_shown_before_the_clocks_went_back_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second of the hour that exists twice lies behind; the next fire is found at once all the same."""
+    cron, tried = Cron("0-59 0-59 0-23 * * *", "Europe/Berlin"), []
+    exact = Cron._exact
+
+    def noted(self: Cron, local: datetime) -> datetime | None:
+        tried.append(local)
+        return exact(self, local)
+
+    monkeypatch.setattr(Cron, "_exact", noted)
+    found = cron.after(to_us(datetime(2026, 10, 25, 1, 0, tzinfo=UTC)))
+    assert found == to_us(datetime(2026, 10, 25, 2, 0, tzinfo=UTC))
+    assert len(tried) == 2
