@@ -28,6 +28,8 @@ Examples:
 A run that you ask for starts as soon as an instance that knows the function has room.
 """
 _INSTANTS: Final = ("last_run_at", "next_run_at", "paused_at", "updated_at")
+MOST_SHOWN: Final = 1_000
+"""Lines that a person may want to read; laying out a hundred thousand takes minutes."""
 _LEFT_OUT: Final = frozenset({"template"})
 
 
@@ -87,6 +89,8 @@ def _show(rows: Sequence[ScheduleRow], is_running: bool) -> None:
         return
     from taskmanager.console.schedules import schedule_table
 
-    draw(schedule_table(rows, SystemClock().now_us(), screen().width, is_running=is_running))
+    draw(schedule_table(rows[:MOST_SHOWN], SystemClock().now_us(), screen().width, is_running=is_running))
+    if len(rows) > MOST_SHOWN:
+        click.echo(f"and {len(rows) - MOST_SHOWN:,} more; --json has all of them")
     if not is_running:
         click.echo("\nno instance is running; schedules fire only while the application runs")
