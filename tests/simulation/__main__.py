@@ -4,11 +4,13 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from tests.simulation.scenario import Story, play
 
 TAIL = 400
+SEEDS_PER_POOL = 1_000
 HASH_SEED = "0"
 
 
@@ -23,17 +25,27 @@ def main() -> int:
     options = parser.parse_args()
     began, failing, runs = time.monotonic(), [], 0
     seeds = range(options.start, options.start + options.seeds * options.step, options.step)
-    with ProcessPoolExecutor(options.workers, max_tasks_per_child=200) as pool:
-        for number, story in enumerate(pool.map(play, seeds, chunksize=5), 1):
-            runs += story.run_count
-            if story.faults:
-                failing.append(story.seed)
-                tell(story, options.lines)
-            if number % 100 == 0:
-                took_s = time.monotonic() - began
-                print(f"{number} seeds, {runs} runs of user code, {len(failing)} failing, {took_s:.0f} s", flush=True)
+    for number, story in enumerate(stories(seeds, options.workers), 1):
+        runs += story.run_count
+        if story.faults:
+            failing.append(story.seed)
+            tell(story, options.lines)
+        if number % 100 == 0:
+            took_s = time.monotonic() - began
+            print(f"{number} seeds, {runs} runs of user code, {len(failing)} failing, {took_s:.0f} s", flush=True)
     print(f"{len(seeds)} seeds from {options.start}: {len(failing)} failing {failing}")
     return 1 if failing else 0
+
+
+def stories(seeds: Sequence[int], workers: int) -> Iterator[Story]:
+    """In the order of the seeds. The workers are new ones from time to time, so that nothing piles up in them.
+
+    Not by `max_tasks_per_child`: a pool may wait for ever for the worker that is to follow
+    (https://github.com/python/cpython/issues/115634).
+    """
+    for first in range(0, len(seeds), SEEDS_PER_POOL):
+        with ProcessPoolExecutor(workers) as pool:
+            yield from pool.map(play, seeds[first : first + SEEDS_PER_POOL], chunksize=5)
 
 
 def tell(story: Story, lines: int) -> None:
