@@ -151,6 +151,9 @@ class Timetable:
             old = self.rows.get(name)
             if old is None or (old.config_hash, old.paused_at) != (row.config_hash, row.paused_at):
                 self._watches[name] = Watch(row.config_hash, self._world.now_us)
+                # Planned anew by a clock that was set back, it fires earlier, however long an earlier run holds it up.
+                if (row.next_run_at or 0) <= self.last.get(name, 0):
+                    self.last.pop(name, None)
         self.rows = rows
 
     def _note_busy(self) -> None:
