@@ -278,4 +278,9 @@ async def test_a_task_goes_only_into_the_file_of_its_manager(tmp_path: Path) -> 
             connection.text_factory = bytes
             manager.submit_in(connection, world.work, 3)
         assert {await world.next_start(), await world.next_start()} == {2, 3}
+        with world.connected() as connection:
+            statements: list[str] = []
+            connection.set_trace_callback(statements.append)
+            manager.submit_in(connection, world.work, 4)
+        assert [each.split()[0] for each in statements] == ["PRAGMA", "INSERT"], "no snapshot before the write lock"
         assert other.started.empty()

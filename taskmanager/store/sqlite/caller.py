@@ -12,7 +12,8 @@ from taskmanager.model.errors import ConfigurationError, StoreError, StoreUnavai
 from taskmanager.model.record import TaskRow
 from taskmanager.store.sqlite.statements import TASK_COLUMNS, insert_tasks
 
-_FILES: Final = "SELECT file FROM pragma_database_list"
+_FILES: Final = "PRAGMA database_list"
+"""As a statement of its own: a SELECT of the same would begin the transaction with a snapshot, which can grow stale."""
 
 
 def insert_statement(row: TaskRow) -> tuple[str, tuple[object, ...]]:
@@ -53,7 +54,7 @@ async def _insert_async(connection: Any, sql: str, parameters: tuple[object, ...
 def _check_files(files: Iterable[tuple[Any, ...]], database: Path | None) -> None:
     """`files`: those of a connection, the attached ones too. What cannot be compared is left to the insertion."""
     try:
-        paths = [os.fsdecode(path) for (path,) in files if path]
+        paths = [os.fsdecode(path) for _, _, path in files if path]
         if database is None or any(map(database.samefile, paths)):
             return
     except (OSError, ValueError, TypeError):  # not there any more, or made something else by a text_factory
