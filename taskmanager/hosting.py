@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
-from taskmanager.engine.leftover import let_loop_close
 from taskmanager.engine.lifecycle import CANCEL_GRACE_S
+from taskmanager.engine.loops import let_loop_close
 from taskmanager.model.errors import ConfigurationError, StoreUnavailable
 from taskmanager.model.logger import logger
 

@@ -13,6 +13,7 @@ from contextvars import Context
 from typing import Any, Final, NamedTuple
 
 from taskmanager.engine.child import ChildCall, ChildReply, PackedReply
+from taskmanager.engine.loops import let_loop_close
 
 CLOSE_PATIENCE_S: Final = 0.5
 FORGOTTEN_AFTER_S: Final = 240.0
@@ -157,6 +158,9 @@ class ProcessLane:
 
     async def _come_up(self) -> None:
         coming = asyncio.get_running_loop().create_task(self._begin_child(), name="taskmanager-child")
+        # `asyncio.run` cancels every task it knows and waits for it; a subprocess that is cancelled while it is made
+        # may never end (CPython before 3.12.4). The child ends by itself: its standard input is closed with the loop.
+        let_loop_close(coming)
         self._coming.add(coming)
         coming.add_done_callback(self._came_up)
         await asyncio.shield(coming)

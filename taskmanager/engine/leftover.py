@@ -4,7 +4,6 @@ Its task stays RUNNING with the interruption noted. As long as it executes, the 
 heartbeat, so that nobody else runs the task beside it; for threads also after the loop was closed.
 """
 
-import asyncio
 import threading
 from collections.abc import Callable
 
@@ -12,6 +11,7 @@ from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live_task import Ending, Phase
 from taskmanager.engine.log_fields import extra_of
+from taskmanager.engine.loops import let_loop_close
 from taskmanager.engine.settle import Outcome
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError, TaskResult
@@ -85,9 +85,3 @@ class Leftover:
             self.thread_count -= attempt.live.definition.lane == "thread"
         if self.may_let_go and not self._attempts:
             self._let_go()
-
-
-def let_loop_close(task: "asyncio.Task[None]") -> None:
-    """`asyncio.run` waits for every task it knows; one that ignores its cancellation must not hold up the exit."""
-    asyncio._unregister_task(task)  # noqa: SLF001  # documented in "Extending asyncio"
-    task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  # the stop has said it already

@@ -83,3 +83,9 @@ async def shielded(work: Coroutine[Any, Any, object]) -> None:
     task.result()
     if cancelled is not None:
         raise cancelled
+
+
+def let_loop_close(task: "asyncio.Task[None]") -> None:
+    """`asyncio.run` waits for every task it knows; one that ignores its cancellation must not hold up the exit."""
+    asyncio._unregister_task(task)  # noqa: SLF001  # documented in "Extending asyncio"
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  # the stop has said it already

@@ -2,13 +2,15 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.crash.harness import Site, is_alive, killed_at_the_end, wait_for
+from tests.crash.harness import PATIENCE_S, ROOT, Site, is_alive, killed_at_the_end, wait_for
 
 
 @pytest.mark.parametrize("by_signal", [False, True], ids=["os._exit", "SIGKILL"])
@@ -101,3 +103,33 @@ def test_a_task_that_kills_its_process_each_time_is_quarantined_and_the_others_f
     assert {site.statuses()[label] for label in innocent} <= {"COMPLETED"}
     site.assert_sound()
     site.assert_settled()
+
+
+_WITHOUT_A_STOP = """
+import asyncio, sys
+from tests.crash.child import make_manager
+
+async def main():
+    manager = make_manager({"db": sys.argv[1]})
+    await manager.start()
+    handles = [manager.get_task("process_safe").enqueue(str(number), 0) for number in range(8)]
+    lane = manager._lifecycle.engine.runner.processes
+    while not lane._coming:
+        await asyncio.sleep(0)
+    await asyncio.gather(*(each.saved() for each in handles))
+    sys.exit(5)
+
+asyncio.run(main())
+"""
+
+
+def test_a_program_that_ends_without_a_stop_waits_for_no_child_that_comes_up(tmp_path: Path) -> None:
+    """It ends at once, as it asked to, and what it left is an interruption: it runs at the next start."""
+    site = Site(tmp_path)
+    environment = {**os.environ, "TASKMANAGER_TEST_JOURNAL": str(site.journal), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", _WITHOUT_A_STOP, str(site.db)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, timeout=PATIENCE_S, check=False, stderr=subprocess.PIPE)
+    assert done.returncode == 5, done.stderr.decode()
+    site.finish()
+    assert set(site.statuses().values()) == {"COMPLETED"}
+    site.assert_sound()
