@@ -174,7 +174,8 @@ class Checks:
 
     def _judge_crash(self, process: "Process", old: TaskRow, new: TaskRow, what: str) -> None:
         """Who was there when a process died is a suspect; only one that was so before, and alone, is guilty."""
-        if old.task_name in UNSAFE or old.cancel_requested_at is not None:
+        # A memory-only task is in the file once somebody has asked for another run of its record: no safer than others.
+        if old.task_name in {*UNSAFE, "memory"} or old.cancel_requested_at is not None:
             return
         is_guilty = new.crash_count >= self._world.crash_budget
         if old.claimed_by_worker_id not in process.instance_ids:  # else its child has died, and nothing beside it
