@@ -93,6 +93,9 @@ class Lifecycle:
             engine.stall.start()
             self._loops.start(WRITER, partial(engine.writer.start, self._after_write))
             await self._patiently(self._claimer.look_first)
+        except GeneratorExit:  # collected with its loop: there is nothing to be awaited any more
+            self._has_failed = True
+            raise
         except BaseException:
             self._has_failed = True
             await shielded(self._abort())
@@ -189,6 +192,8 @@ class Lifecycle:
         """A mistake of ours in the middle of a stop leaves no file open either, and nobody waiting."""
         try:
             await self._stop(drain_timeout_s)
+        except GeneratorExit:  # as above
+            raise
         except BaseException:
             if not self._has_closed:
                 for live in self.engine.intake.close():
