@@ -38,9 +38,7 @@ class AfterWrite:
                 self._start(live)
         elif phase is Phase.ENDED:
             if not live.is_dirty:
-                self._engine.end_is_settled(live)
-            if not live.is_published and not live.is_dirty:
-                self._engine.publish(live)
+                self._end_is_saved(live)
         elif phase is Phase.ACCEPTED and live.attempt is None:
             if live.is_spilled:
                 # What is in the store may still be the attempt before; it is free when the row says so.
@@ -50,6 +48,16 @@ class AfterWrite:
                 if live.is_duplicate is None:
                     live.is_duplicate = False
                 self._enter(live)
+
+    def _end_is_saved(self, live: LiveTask) -> None:
+        self._engine.end_is_settled(live)
+        if live.is_published:
+            return
+        self._engine.publish(live)
+        if live.ending is not None and live.ending.requeued and not self._engine.is_stopping:
+            # Interrupted without a stop: its row is free, and nobody else may be there to take it.
+            self._engine.has_put_away = True
+            self._engine.wants_claim.set()
 
     def _gone_to_store(self, live: LiveTask) -> None:
         live.phase = Phase.ELSEWHERE

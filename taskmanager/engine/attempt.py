@@ -55,6 +55,8 @@ class Attempt:
     """Which tasks its coroutines wait for without a time limit."""
     held_up_by: object = None
     """The future for which its own coroutine is suspended."""
+    began_s = 0.0
+    """When it was handed to its lane, by the clock of the loop."""
     has_begun = False
     has_slot = True
     is_suspended = False

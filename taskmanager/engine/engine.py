@@ -78,11 +78,11 @@ class Engine:
         self.window = MemoryWindow(settings.max_in_memory, self.dispatcher)
         self.wall_clock = WatchedClock(clock)
         self.alarm = Alarm(self.loop, clock, self.wall_clock, self.dispatcher, self._wake_due)
-        self.runner = Runner(settings.processes, self.report, self.stall.lost_s)
         self.settlement = Settlement(identity, clock.now_us, random.random, settings.recovery.crash_budget)
         self.writer = Writer(
             store, clock, commit_interval_s=settings.commit_interval_s, snapshot_interval_s=settings.snapshot_interval_s
         )
+        self.runner = Runner(settings.processes, self.report, self.stall.lost_s, self.writer.was_cancelled_since)
         self.progress = ProgressSaver(self.loop, self.writer, clock)
         self.follower = Follower(store, self.rows.decode_result)
         self.wants_claim = asyncio.Event()

@@ -37,7 +37,13 @@ Report = Callable[[Attempt, Outcome], None]
 class Runner:
     """Starts attempts, watches their time, and reports each outcome once to `report`."""
 
-    def __init__(self, process_limit: int, report: Report, lost_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        process_limit: int,
+        report: Report,
+        lost_s: Callable[[], float],
+        was_torn_down_since: Callable[[float], bool],
+    ) -> None:
         self.threads = ThreadLane()
         self.processes = ProcessLane(process_limit)
         self.running: dict[str, Attempt] = {}
@@ -45,6 +51,7 @@ class Runner:
         self.is_stopping = False
         self._report = report
         self._lost_s = lost_s
+        self._was_torn_down_since = was_torn_down_since
         self._by_lane = {"async": self._run_async, "thread": self._run_thread, "process": self._run_process}
 
     def start(self, attempt: Attempt) -> None:
@@ -57,6 +64,7 @@ class Runner:
         run = self._by_lane[live.definition.lane]
         # Not by the task factory of the loop: an eager one would run user code here, in the middle of a dispatch.
         attempt.task = asyncio.Task(run(attempt), loop=loop, context=context)
+        attempt.began_s = loop.time()
         if live.timeout_s is not None:
             self._watch_timeout(attempt, live.timeout_s)
 
@@ -156,7 +164,9 @@ class Runner:
 
     def _raised(self, attempt: Attempt, exc: BaseException) -> Outcome:
         """The outcome of an exception: ours when we asked for it, else the task's own failure."""
-        if attempt.stop_reason is None and self.is_stopping and _comes_from_stop(exc):
+        if attempt.stop_reason is None and (
+            self._is_torn_down(attempt, exc) or (self.is_stopping and _comes_from_stop(exc))
+        ):
             attempt.stop_reason = StopReason.SHUTDOWN
         reason = attempt.stop_reason
         if reason is None:
@@ -164,6 +174,15 @@ class Runner:
         if reason is StopReason.TIMEOUT:
             return _timed_out(attempt.live)
         return Outcome("stopped")
+
+    def _is_torn_down(self, attempt: Attempt, exc: BaseException) -> bool:
+        """Whether the task was cancelled together with the engine: the event loop ends without a stop.
+
+        That is an interruption like any other, should anybody still come to write it.
+        """
+        if not issubclass(type(exc), asyncio.CancelledError) or attempt.task is None:
+            return False
+        return attempt.task.cancelling() > 0 and self._was_torn_down_since(attempt.began_s)
 
     def _finish(self, attempt: Attempt, outcome: Outcome) -> None:
         attempt.task = None

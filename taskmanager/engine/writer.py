@@ -104,6 +104,7 @@ class Writer:
         self._degraded_since_s = 0.0
         self._sent_oldest_s: float | None = None
         self._task: asyncio.Task[None] | None = None
+        self._begun_s = 0.0
 
     def __repr__(self) -> str:
         return f"<Writer {self.outbox!r}, {'degraded' if self.degraded_since is not None else 'healthy'}>"
@@ -173,8 +174,17 @@ class Writer:
     def start(self, listener: WriterListener) -> "asyncio.Task[None]":
         """Begin to write, or again; `listener` hears what becomes of it."""
         self._listener = listener
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="taskmanager-writer")
+        loop = asyncio.get_running_loop()
+        self._begun_s = loop.time()
+        self._task = loop.create_task(self._run(), name="taskmanager-writer")
         return self._task
+
+    def was_cancelled_since(self, began_s: float) -> bool:
+        """Whether a stranger has cancelled the writer since that `loop.time()`.
+
+        Whoever ends an event loop cancels every task in it.
+        """
+        return self._begun_s > began_s or self._task is None or self._task.done() or self._task.cancelling() > 0
 
     async def close(self, patience_s: float) -> int:
         """Write what is left and end; returns how many records could not be written within `patience_s`."""

@@ -295,3 +295,43 @@ async def test_a_loop_that_somebody_cancels_is_begun_again(tmp_path: Path, caplo
         await asyncio.wait_for(manager.flush(), 10)
         assert manager.status().failing_duties == {}
         assert sum(record.levelname == "CRITICAL" for record in caplog.records) == len(names)
+
+
+async def test_a_task_that_is_cancelled_together_with_the_engine_is_interrupted_and_has_not_failed(
+    tmp_path: Path,
+) -> None:
+    """An event loop that is ended without a stop cancels everything in it; a slow end leaves time to write that down.
+
+    Whatever a task does to clean up meanwhile: what is safe to repeat runs again, and the rest is reported as it was.
+    """
+    manager = TaskManager(tmp_path / "tasks.db")
+    running, gate = asyncio.Semaphore(0), asyncio.Event()
+
+    async def wait_for_ever() -> int:
+        if current_task().attempt > 1:
+            return 7
+        running.release()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await gate.wait()
+        return 0
+
+    safe = manager.task(name="safe", persist=True, requeue_on_interrupt=True)(wait_for_ever)
+    plain = manager.task(name="plain", persist=True, retries=3)(wait_for_ever)
+    light = manager.task(name="light", persist=False)(wait_for_ever)
+
+    of_the_test = asyncio.all_tasks()
+    async with manager:
+        handles = [each.enqueue() for each in (safe, plain, light)]
+        for _ in handles:
+            await asyncio.wait_for(running.acquire(), 10)
+        for task in asyncio.all_tasks() - of_the_test:
+            task.cancel()
+        await asyncio.wait_for(safe.with_options(delay=3600).enqueue().saved(), 10)  # the engine goes on
+        gate.set()
+        first, *others = [await asyncio.wait_for(handle.result(), 10) for handle in handles]
+        assert [result.err_value.error_code for result in others] == ["TASK_INTERRUPTED"] * 2
+        assert first.err_value.error_code == "TASK_INTERRUPTED"
+        again = manager.handle(handles[0].task_id)
+        assert await asyncio.wait_for(again, 10) == 7
