@@ -1,6 +1,7 @@
 """What every test shares: asyncio is the backend of `@pytest.mark.anyio`, and Hypothesis repeats itself in CI."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,10 @@ settings.register_profile("default", deadline=None, suppress_health_check=[Healt
 settings.register_profile("brief", settings.get_profile("default"), max_examples=25)
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=2_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+# A shell script that starts the suite in the background has it ignore Ctrl-C, and so would every program it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
