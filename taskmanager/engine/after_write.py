@@ -51,13 +51,12 @@ class AfterWrite:
 
     def _end_is_saved(self, live: LiveTask) -> None:
         self._engine.end_is_settled(live)
-        if live.is_published:
-            return
-        self._engine.publish(live)
         if live.ending is not None and live.ending.requeued and not self._engine.is_stopping:
             # Interrupted without a stop: its row is free, and nobody else may be there to take it.
             self._engine.has_put_away = True
             self._engine.wants_claim.set()
+        if not live.is_published:
+            self._engine.publish(live)
 
     def _gone_to_store(self, live: LiveTask) -> None:
         live.phase = Phase.ELSEWHERE

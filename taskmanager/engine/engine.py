@@ -392,7 +392,7 @@ class Engine:
         live.is_published = True
         ending = live.ending
         assert ending is not None
-        self.goes_on_count += ending.requeued
+        self.goes_on_count += ending.requeued and self.is_stopping
         if live.waiters:
             for waiter in live.waiters:
                 resolve(waiter, ending)

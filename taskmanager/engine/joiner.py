@@ -43,7 +43,7 @@ class Joiner:
             engine.turn.empty_inbox()
             if unfinished := self._unfinished(tags):
                 for live in unfinished:
-                    if (await engine.ended(live)).requeued:
+                    if (await engine.ended(live)).requeued and engine.is_stopping:
                         raise _stopped_too_soon()
             elif await self._has_put_away(tags):
                 await self._pause(engine.settings.store_poll_s)

@@ -328,10 +328,13 @@ async def test_a_task_that_is_cancelled_together_with_the_engine_is_interrupted_
             await asyncio.wait_for(running.acquire(), 10)
         for task in asyncio.all_tasks() - of_the_test:
             task.cancel()
-        await asyncio.wait_for(safe.with_options(delay=3600).enqueue().saved(), 10)  # the engine goes on
+        later = safe.with_options(delay=3600).enqueue()
+        await asyncio.wait_for(later.saved(), 10)  # the engine goes on
         gate.set()
         first, *others = [await asyncio.wait_for(handle.result(), 10) for handle in handles]
         assert [result.err_value.error_code for result in others] == ["TASK_INTERRUPTED"] * 2
         assert first.err_value.error_code == "TASK_INTERRUPTED"
         again = manager.handle(handles[0].task_id)
         assert await asyncio.wait_for(again, 10) == 7
+        later.cancel()
+        await asyncio.wait_for(manager.join(), 10)  # nothing has stopped
