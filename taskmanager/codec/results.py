@@ -10,8 +10,7 @@ from taskmanager.codec.equality import type_name
 from taskmanager.codec.safe import dumps_safe, safe_text, safe_value
 from taskmanager.codec.values import MAX_ENCODED_BYTES, Codec, Refusal, StoredType, loads, seal, split_object, unseal
 from taskmanager.model.errors import ArgumentError, ConfigurationError
-from taskmanager.model.result import RESERVED_CODES, Snooze, TaskError, TaskResult
-from taskmanager.model.states import BuiltInTaskCode
+from taskmanager.model.result import Snooze, TaskError, TaskResult, trusted_code
 
 _OK_NONE: Final = '{"ok":null}'
 MAX_ERROR_CHARS: Final = 1_000_000
@@ -88,9 +87,7 @@ def _decode(text: str, stored: StoredType, subject: str) -> TaskResult[Any]:
 
 
 def _error_from(parts: Any) -> TaskError:
-    code = parts["error_code"]
-    # TaskError refuses the library's own codes as plain strings, which a user must not invent; stored ones are genuine.
-    return TaskError(BuiltInTaskCode(code) if code in RESERVED_CODES else code, parts["message"], parts["data"])
+    return TaskError(trusted_code(parts["error_code"]), parts["message"], parts["data"])
 
 
 def encode_error_text(error: TaskError) -> str:

@@ -20,7 +20,7 @@ from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.settle import Outcome, failure_of
 from taskmanager.model.errors import ManagerStopped, ManagerStopping, TaskNotCompleted
 from taskmanager.model.logger import logger
-from taskmanager.model.result import RESERVED_CODES, Snooze, TaskError, TaskResult
+from taskmanager.model.result import Snooze, TaskError, TaskResult, trusted_code
 from taskmanager.model.states import BuiltInTaskCode
 
 STUBBORN_AFTER_S = 1.0
@@ -299,7 +299,7 @@ def _error_of(error: object) -> TaskError:
         return error
     code = str(getattr(error, "error_code", BuiltInTaskCode.UNHANDLED_EXCEPTION))
     message = str(getattr(error, "message", error))
-    return TaskError(BuiltInTaskCode(code) if code in RESERVED_CODES else code, message, getattr(error, "data", None))
+    return TaskError(trusted_code(code), message, getattr(error, "data", None))
 
 
 def _timed_out(live: LiveTask) -> Outcome:

@@ -10,7 +10,7 @@ from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.settle import stored_error
 from taskmanager.model.logger import logger
 from taskmanager.model.record import AttemptRow
-from taskmanager.model.result import RESERVED_CODES, TaskError
+from taskmanager.model.result import TaskError, trusted_code
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 
 SHORT_CHARS: Final = 500
@@ -63,8 +63,7 @@ def _short(text: str | None) -> str | None:
 
 
 def _short_error(error: TaskError) -> TaskError:
-    code = error.error_code
-    return TaskError(BuiltInTaskCode(code) if code in RESERVED_CODES else code, error.message[:SHORT_CHARS])
+    return TaskError(trusted_code(error.error_code), error.message[:SHORT_CHARS])
 
 
 def _short_attempt(row: AttemptRow) -> AttemptRow:

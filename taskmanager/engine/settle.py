@@ -16,7 +16,7 @@ from taskmanager.engine.instance import Identity
 from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask, Phase
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import AttemptRow
-from taskmanager.model.result import RESERVED_CODES, TaskError, TaskResult
+from taskmanager.model.result import TaskError, TaskResult, trusted_code
 from taskmanager.model.states import AttemptOutcome, BuiltInTaskCode, TaskStatus
 from taskmanager.rules.retry import with_retry_numbers
 
@@ -268,17 +268,15 @@ def stored_error(live: LiveTask, error: TaskError) -> str:
 
 
 def _without_data(outcome: Outcome, error: TaskError, exc: BaseException) -> Outcome:
-    code = error.error_code
-    known = BuiltInTaskCode(code) if code in RESERVED_CODES else code
-    return outcome._replace(error=TaskError(known, f"{error.message} (its data cannot be read: {type(exc).__name__})"))
+    message = f"{error.message} (its data cannot be read: {type(exc).__name__})"
+    return outcome._replace(error=TaskError(trusted_code(error.error_code), message))
 
 
 def failure_of(live: LiveTask, exc: BaseException) -> Outcome:
     """The outcome of an exception that user code raised."""
-    code = live.definition.code_of(exc)
     words = _words(exc)
     message = f"{type(exc).__name__}: {words}" if words else type(exc).__name__
-    error = TaskError(BuiltInTaskCode(code) if code in RESERVED_CODES else code, message)
+    error = TaskError(trusted_code(live.definition.code_of(exc)), message)
     return Outcome("failed", error=error, reason=describe(exc))
 
 

@@ -15,6 +15,11 @@ Seconds = float | timedelta
 RESERVED_CODES: Final = frozenset(BuiltInTaskCode)
 
 
+def trusted_code(code: str) -> str:
+    """A code as `TaskError` takes it from the library: a built-in one, which a user must not invent, as its member."""
+    return BuiltInTaskCode(code) if code in RESERVED_CODES else code
+
+
 def plain_text(text: str) -> str:
     """The characters of any `str`: `str()` of a `class Code(str, Enum)` member would be its name, "Code.X"."""
     return str.__str__(text)

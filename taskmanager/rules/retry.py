@@ -19,7 +19,7 @@ from taskmanager.model.config import (
     is_int,
     raise_faults,
 )
-from taskmanager.model.result import RESERVED_CODES, Subclasses, TaskError, plain_text, seconds_fault
+from taskmanager.model.result import Subclasses, TaskError, plain_text, seconds_fault, trusted_code
 from taskmanager.model.states import BuiltInTaskCode
 
 MAX_SHORTHAND_RETRIES: Final = 1_000_000
@@ -219,12 +219,7 @@ def with_retry_numbers(error: TaskError, *, count: int, maximum: int, exhausted:
     else:
         data = {"data": error.data}
     data["retry"] = {"count": count, "max": maximum, "exhausted": exhausted}
-    return TaskError(_trusted(error.error_code), error.message, data)
-
-
-def _trusted(code: str) -> str | BuiltInTaskCode:
-    """A code as `TaskError` takes it from the library: a built-in one as its enum member."""
-    return BuiltInTaskCode(code) if code in RESERVED_CODES else plain_text(code)
+    return TaskError(trusted_code(error.error_code), error.message, data)
 
 
 def code_of(
@@ -242,8 +237,8 @@ def code_of(
     for mapper in (task_mapper, global_mapper):
         code = _mapped(type(exc), mapper) if mapper else None
         if code is not None:
-            return _trusted(code)
-    return _trusted(global_default if task_default is None else task_default)
+            return trusted_code(plain_text(code))
+    return trusted_code(plain_text(global_default if task_default is None else task_default))
 
 
 def _mapped(exception: type[BaseException], mapper: ExceptionMapper) -> str | None:
