@@ -13,7 +13,7 @@ from pathlib import Path
 from _harness import Sheet, database, parse_options
 
 from taskmanager import TaskManager
-from taskmanager.console.looking import look
+from taskmanager.console.observer import look
 from taskmanager.console.screens import status_lines
 from taskmanager.model.clock import SystemClock
 from taskmanager.store.sqlite.reading import open_read_only

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overlo
 from taskmanager.background import Background
 from taskmanager.codec.values import Codec
 from taskmanager.duties.recovery import Recovery
-from taskmanager.duties.rounds import Rounds
 from taskmanager.duties.stale import StaleTasks
+from taskmanager.duties.supervisor import Supervisor
 from taskmanager.engine.definition import CallOptions, Definition
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import Identity, new_identity
@@ -352,14 +352,14 @@ class TaskManager:
         identity = new_identity(self._settings.instance_name, self._clock.now_us())
         store = self._make_store()
         engine = Engine(self._settings, self._registry.definitions, store, self._clock, identity, self._intake)
-        rounds = self._rounds(engine, self._recovery(store, identity))
-        self._lifecycle = Lifecycle(engine, rounds.recover, rounds)
+        supervisor = self._supervisor(engine, self._recovery(store, identity))
+        self._lifecycle = Lifecycle(engine, supervisor.recover, supervisor)
         try:
             await self._lifecycle.start()
         except BaseException:
             self._lifecycle = None
             raise
-        self._current = Running.of(self._lifecycle, rounds.schedules)
+        self._current = Running.of(self._lifecycle, supervisor.schedules)
 
     async def stop(self, *, timeout: float | None = None) -> None:
         """Drain for `timeout` seconds (default `drain_timeout`), cancel what is left, record, release, close.
@@ -448,9 +448,9 @@ class TaskManager:
         settings = self._settings
         return Recovery(store, self._clock, identity, settings.database, crash_budget=settings.recovery.crash_budget)
 
-    def _rounds(self, engine: Engine, recovery: Recovery) -> Rounds:
+    def _supervisor(self, engine: Engine, recovery: Recovery) -> Supervisor:
         is_alone = self._is_isolated or self._settings.database is None
-        return Rounds(engine, recovery, self._registry.schedules, is_alone=is_alone)
+        return Supervisor(engine, recovery, self._registry.schedules, is_alone=is_alone)
 
     def _stale_tasks(self) -> StaleTasks:
         engine = self._running().engine

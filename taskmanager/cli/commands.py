@@ -52,20 +52,20 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
     "Look": (
         Entry("status", "status:status", "Instances, queues, throughput, failures and storage on one screen."),
         Entry("watch", "watch:watch", "The same, live, with the progress of running tasks. q quits."),
-        Entry("list", "listing:list_tasks", "List tasks, newest first."),
-        Entry("show", "showing:show", "One task: its record, every attempt, its log, what happens next."),
+        Entry("list", "list:list_tasks", "List tasks, newest first."),
+        Entry("show", "show:show", "One task: its record, every attempt, its log, what happens next."),
     ),
     "Act": (
-        Entry("retry", "acting:retry", "Run tasks that have ended again, with their stored arguments."),
-        Entry("cancel", "acting:cancel", "Cancel tasks that have not ended."),
+        Entry("retry", "retry:retry", "Run tasks that have ended again, with their stored arguments."),
+        Entry("cancel", "cancel:cancel", "Cancel tasks that have not ended."),
         Entry("pause", "queues:pause", "Start nothing more from a queue until it is resumed."),
         Entry("resume", "queues:resume", "Start tasks from a paused queue again."),
         Entry("schedules", "schedules:schedules", "List schedules; pause, resume or run one."),
     ),
     "Operate": (
         Entry("doctor", "doctor:doctor", "Check the file and its surroundings, and say what to do."),
-        Entry("recover", "recovering:recover", "Give back the tasks of instances that have died."),
-        Entry("purge", "purging:purge", "Delete the records of tasks that have ended."),
+        Entry("recover", "recover:recover", "Give back the tasks of instances that have died."),
+        Entry("purge", "purge:purge", "Delete the records of tasks that have ended."),
     ),
 }  # fmt: skip
 """A new command is a module beside this one, and a line here."""

@@ -8,9 +8,9 @@ from typing import Final
 
 import click
 
+from taskmanager.cli.database import json_option
 from taskmanager.cli.demo_files import Listing, list_files
 from taskmanager.cli.demo_judge import Judge, contents_of, lock_files, side_files
-from taskmanager.cli.opening import json_option
 from taskmanager.console.plain import escaped
 from taskmanager.engine.instance import is_dead
 

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from taskmanager.cli.answering import answer_json
 from taskmanager.cli.demo_child import Program
 from taskmanager.cli.demo_files import Listing, key_of
 from taskmanager.cli.demo_judge import Judge, Tally
 from taskmanager.cli.demo_report import accounting, document, report
 from taskmanager.cli.demo_screen import Screen
+from taskmanager.cli.output import answer_json
 from taskmanager.console.plain import escaped
 
 POLL_S: Final = 0.1

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from taskmanager.cli.locks import WriterWatch, process_name
 from taskmanager.cli.records import parsed
 from taskmanager.console.durations import relative, short
-from taskmanager.console.looking import DEFAULT_HEARTBEAT_S, MISSED_BEATS
+from taskmanager.console.observer import DEFAULT_HEARTBEAT_S, MISSED_BEATS
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.wording import counted

@@ -5,9 +5,9 @@ from typing import Final
 
 import click
 
-from taskmanager.cli.answering import answer_json, draw
+from taskmanager.cli.database import check_is_there, db_option, json_option, read
 from taskmanager.cli.diagnosis import Finding, around_the_file, inside_the_file
-from taskmanager.cli.opening import check_is_there, db_option, json_option, read
+from taskmanager.cli.output import answer_json, draw
 from taskmanager.model.errors import StoreError, StoreUnavailable
 
 EPILOG: Final = """

@@ -6,8 +6,8 @@ from typing import Final
 
 import click
 
-from taskmanager.cli.answering import answer_json
-from taskmanager.cli.opening import db_option, json_option, patiently, read, write
+from taskmanager.cli.database import db_option, json_option, patiently, read, write
+from taskmanager.cli.output import answer_json
 from taskmanager.console.plain import escaped
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import StoreError

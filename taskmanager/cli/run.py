@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from taskmanager.cli.answering import as_document
-from taskmanager.cli.opening import json_option, read
+from taskmanager.cli.database import json_option, read
+from taskmanager.cli.output import as_document
 from taskmanager.cli.records import iso
 from taskmanager.engine.engine import Engine
 from taskmanager.manager import TaskManager

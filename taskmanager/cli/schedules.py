@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import click
 
-from taskmanager.cli.answering import answer_json, draw, screen
-from taskmanager.cli.opening import db_option, json_option, patiently, read, write
+from taskmanager.cli.database import db_option, json_option, patiently, read, write
+from taskmanager.cli.output import answer_json, draw, screen
 from taskmanager.cli.records import iso
 from taskmanager.console.plain import escaped
 from taskmanager.duties import schedule_actions

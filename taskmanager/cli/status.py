@@ -6,11 +6,11 @@ from typing import Final
 
 import click
 
-from taskmanager.cli.answering import answer_json, screen
+from taskmanager.cli.database import check_is_there, db_option, json_option, read
 from taskmanager.cli.locks import WriterWatch, problem_of
-from taskmanager.cli.opening import check_is_there, db_option, json_option, read
-from taskmanager.console.looking import look
-from taskmanager.console.spelling import spelled
+from taskmanager.cli.output import answer_json, screen
+from taskmanager.console.observer import look
+from taskmanager.console.plain_data import plain_data
 from taskmanager.model.clock import SystemClock
 
 EPILOG: Final = """
@@ -37,7 +37,7 @@ def status(db: Path, as_json: bool) -> None:
     if writer is not None:
         picture = replace(picture, problems=(problem_of(writer), *picture.problems))
     if as_json:
-        answer_json(spelled(picture))
+        answer_json(plain_data(picture))
         return
     from taskmanager.console.screens import StatusScreen  # not for --json
 

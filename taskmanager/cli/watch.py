@@ -14,15 +14,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from taskmanager.cli.answering import answer_json, screen
+from taskmanager.cli.database import check_is_there, db_option, json_option, read
 from taskmanager.cli.keyboard import News, listening
 from taskmanager.cli.locks import WriterWatch, problem_of
-from taskmanager.cli.opening import check_is_there, db_option, json_option, read
-from taskmanager.console.looking import look
+from taskmanager.cli.output import answer_json, screen
+from taskmanager.console.observer import look
 from taskmanager.console.picture import Picture
+from taskmanager.console.plain_data import plain_data
 from taskmanager.console.screens import StatusScreen, fault_lines, group, watch_lines
-from taskmanager.console.spelling import spelled
-from taskmanager.console.watching import Watch
+from taskmanager.console.watch import Watch
 from taskmanager.model.clock import SystemClock
 from taskmanager.store.sqlite.reading import open_read_only
 
@@ -53,7 +53,7 @@ def watch(db: Path, as_json: bool) -> int:
     with read(db) as connection:  # what is wrong with the file is said before the screen is taken
         picture = look(db, connection, clock)
     if as_json:
-        answer_json(spelled(picture))
+        answer_json(plain_data(picture))
         return 0
     console = screen()
     if not console.is_terminal or console.is_dumb_terminal:

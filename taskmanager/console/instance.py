@@ -19,7 +19,7 @@ from rich.text import Text
 
 from taskmanager.console.document import Document, read
 from taskmanager.console.figures import plural
-from taskmanager.console.looking import Observer, Own
+from taskmanager.console.observer import Observer, Own
 from taskmanager.console.picture import NO_COUNTS, Picture, Problem
 from taskmanager.console.screens import LiveScreen, StatusScreen
 from taskmanager.engine.engine import Engine

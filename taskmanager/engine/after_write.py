@@ -167,7 +167,7 @@ class AfterWrite:
         live.phase = Phase.ELSEWHERE
         live.is_published = True
         if status.is_terminal:
-            live.ending = Ending(status, self._engine.rows.decode_result(row))
+            live.ending = Ending(status, self._engine.row_codec.decode_result(row))
         self._engine.intake.forget_live(live)
         self._engine.drop(live)
         self._tell_savers(live, None)

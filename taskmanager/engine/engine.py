@@ -28,7 +28,7 @@ from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.memory_window import MemoryWindow
 from taskmanager.engine.outbox import HISTORY_BATCH
 from taskmanager.engine.progress import ProgressSaver
-from taskmanager.engine.rows import Rows
+from taskmanager.engine.row_codec import RowCodec
 from taskmanager.engine.settings import Settings
 from taskmanager.engine.settle import Outcome, Settlement
 from taskmanager.engine.stall import StallWatch
@@ -61,7 +61,7 @@ class Engine:
     ) -> None:
         self.settings = settings
         self.definitions = definitions
-        self.rows = Rows(definitions)
+        self.row_codec = RowCodec(definitions)
         self.store = store
         self.clock = clock
         self.identity = identity
@@ -84,7 +84,7 @@ class Engine:
         )
         self.runner = Runner(settings.processes, self.report, self.stall.lost_s, self.writer.was_cancelled_since)
         self.progress = ProgressSaver(self.loop, self.writer, clock)
-        self.follower = Follower(store, self.rows.decode_result)
+        self.follower = Follower(store, self.row_codec.decode_result)
         self.wants_claim = asyncio.Event()
         self.failing_duties: dict[str, str] = {}
         self.lane_faults = LaneFaults(self.loop, self.dispatcher, self.failing_duties)

@@ -7,10 +7,10 @@ import asyncio
 import contextlib
 from typing import Final
 
-from taskmanager.engine.acting import is_free
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live_task import LiveTask, carries
+from taskmanager.engine.stored_tasks import is_free
 from taskmanager.model.errors import ManagerStopped, StoreError
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import TaskFilter

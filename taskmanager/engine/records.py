@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from taskmanager.codec.values import loads
-from taskmanager.engine.acting import CANCELLED_BEFORE_START, cancel_stored, is_free, retry_stored, why_not_again
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live_task import Ending, LiveTask, Phase
+from taskmanager.engine.stored_tasks import CANCELLED_BEFORE_START, cancel_stored, is_free, retry_stored, why_not_again
 from taskmanager.model.checks import check_age, check_status, check_task_id, is_storable
 from taskmanager.model.clock import from_us
 from taskmanager.model.config import is_int
@@ -135,7 +135,7 @@ class Records:
     ) -> TaskInfo:
         status = TaskStatus(row.status)
         if result is None and status.is_terminal and row.result is not None:
-            result = self._engine.rows.decode_result(row)
+            result = self._engine.row_codec.decode_result(row)
         return task_info(row, is_saved=is_saved, result=result, attempts=attempts)
 
     # Acting.
@@ -163,7 +163,7 @@ class Records:
                 raise unknown_task(task_id)
             if TaskStatus(row.status).is_terminal:
                 return False
-            if await cancel_stored(engine.store, engine.rows, [row], engine.clock.now_us()):
+            if await cancel_stored(engine.store, engine.row_codec, [row], engine.clock.now_us()):
                 if is_free(row):
                     # Our own writes do not change the version by which the store tells of others'.
                     result: TaskResult[Any] = TaskResult(err=CANCELLED_BEFORE_START)
@@ -186,7 +186,7 @@ class Records:
             raise unknown_task(task_id)
         if why_not_again(row, force=force) or engine.runner.is_still_executing(task_id):
             return False
-        if not await retry_stored(engine.store, engine.rows, [row], engine.clock.now_us()):
+        if not await retry_stored(engine.store, [row], engine.clock.now_us()):
             return False
         engine.follower.saw(task_id, TaskStatus.PENDING)
         engine.intake.forget_key(task_id)

@@ -18,8 +18,8 @@ import click
 import msgspec
 import pytest
 
-from taskmanager.cli.answering import as_document
 from taskmanager.cli.commands import SECTIONS, cli
+from taskmanager.cli.output import as_document
 from taskmanager.duties import recovery
 from taskmanager.engine.instance import InstanceLock, put_back_lock
 from tests.unit.command_line import digest, taskmanager, write_tasks

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from taskmanager import QueueConfig, RecoveryConfig, TaskManager, TaskStatus
-from taskmanager.duties import rounds
+from taskmanager.duties import supervisor
 from taskmanager.duties.heartbeat import BLOCKED_AFTER_S, LOOP_PROBE_S, Heartbeat
-from taskmanager.duties.rounds import Rounds
+from taskmanager.duties.supervisor import Supervisor
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import InstanceLock
 from taskmanager.model.errors import StoreError, StoreUnavailable
@@ -65,10 +65,10 @@ class Scene:
         return lifecycle.engine
 
     @property
-    def duties(self) -> Rounds:
+    def duties(self) -> Supervisor:
         lifecycle = self.manager._lifecycle
         assert lifecycle is not None
-        assert isinstance(lifecycle._duties, Rounds)
+        assert isinstance(lifecycle._duties, Supervisor)
         return lifecycle._duties
 
     async def other(self, name: str, *rows: TaskRow, is_alive: bool = True) -> None:
@@ -278,7 +278,7 @@ async def test_a_duty_that_fails_for_good_three_times_in_a_row_is_given_up_loudl
             raise answer
 
     faults: dict[str, str] = {}
-    await asyncio.wait_for(rounds._repeat("reaper", 0, work, True, faults), 10)
+    await asyncio.wait_for(supervisor._repeat("reaper", 0, work, True, faults), 10)
     assert answers == []
     assert faults == {"reaper": "given up until the next start: x"}
     critical = [each.getMessage() for each in caplog.records if each.levelno == logging.CRITICAL]
@@ -312,9 +312,9 @@ async def test_a_duty_that_fails_unexpectedly_is_tried_again_and_shown_until_it_
 
 def test_a_duty_that_keeps_failing_is_tried_ever_more_seldom_and_never_given_up() -> None:
     """Twice its interval, and so on, up to ten minutes or its own interval."""
-    assert [rounds.pause_s(1.0, number) for number in range(4)] == [1, 2, 4, 8]
-    assert rounds.pause_s(1.0, 1_000_000) == 600
-    assert rounds.pause_s(3_600.0, 5) == 3_600
+    assert [supervisor.pause_s(1.0, number) for number in range(4)] == [1, 2, 4, 8]
+    assert supervisor.pause_s(1.0, 1_000_000) == 600
+    assert supervisor.pause_s(3_600.0, 5) == 3_600
 
 
 # Heartbeats.

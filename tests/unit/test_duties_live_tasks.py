@@ -33,7 +33,7 @@ def duty_of(manager: TaskManager) -> LiveTasks:
 async def test_it_is_written_only_when_it_says_something_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A start, a report of progress and an end are news; time that passes is none. The loop looks once a second."""
     assert live_tasks.INTERVAL_S == 1.0
-    monkeypatch.setattr("taskmanager.duties.rounds.LIVE_TASKS_INTERVAL_S", 3600)
+    monkeypatch.setattr("taskmanager.duties.supervisor.LIVE_TASKS_INTERVAL_S", 3600)
     manager = TaskManager(tmp_path / "tasks.db")
     steps: asyncio.Queue[int] = asyncio.Queue()
     reported = asyncio.Event()

@@ -12,7 +12,7 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Final
 
-from taskmanager.console.looking import Observer
+from taskmanager.console.observer import Observer
 from taskmanager.console.picture import Picture
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError

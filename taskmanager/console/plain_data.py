@@ -9,23 +9,23 @@ from taskmanager.console.picture import Picture
 from taskmanager.model.clock import from_us
 
 
-def spelled(picture: Picture) -> dict[str, Any]:
+def plain_data(picture: Picture) -> dict[str, Any]:
     """The object of `taskmanager status --json`."""
-    found: dict[str, Any] = _spelled("", picture)
+    found: dict[str, Any] = _plain("", picture)
     return found
 
 
-def _spelled(name: str, value: Any) -> Any:
+def _plain(name: str, value: Any) -> Any:
     if value is None or isinstance(value, bool | str):
         return value.value if isinstance(value, Enum) else value
     if is_dataclass(value):
-        return {each.name: _spelled(each.name, getattr(value, each.name)) for each in fields(value)}
+        return {each.name: _plain(each.name, getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {key: _spelled(key, each) for key, each in zip(value._fields, value, strict=True)}
+        return {key: _plain(key, each) for key, each in zip(value._fields, value, strict=True)}
     if isinstance(value, Mapping):
-        return {str(key): _spelled(str(key), each) for key, each in value.items()}
+        return {str(key): _plain(str(key), each) for key, each in value.items()}
     if isinstance(value, tuple | list):
-        return [_spelled(name, each) for each in value]
+        return [_plain(name, each) for each in value]
     if name.endswith(("_at", "since")):
         return f"{from_us(value):%Y-%m-%dT%H:%M:%S.%f}Z"
     return value

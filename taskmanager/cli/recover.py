@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import click
 
-from taskmanager.cli.answering import answer_json
-from taskmanager.cli.opening import db_option, json_option, patiently, write
+from taskmanager.cli.database import db_option, json_option, patiently, write
+from taskmanager.cli.output import answer_json
 from taskmanager.console.plain import escaped
 from taskmanager.duties.recovery import PAGE, Recovery
 from taskmanager.engine.instance import is_dead, new_identity

@@ -14,7 +14,7 @@ import pytest
 
 from taskmanager import QueueConfig, TaskManager, TaskStatus
 from taskmanager.console.document import Document, parse
-from taskmanager.console.looking import Observer, look
+from taskmanager.console.observer import Observer, look
 from taskmanager.console.picture import (
     Health,
     InstanceSight,
@@ -24,8 +24,8 @@ from taskmanager.console.picture import (
     RunningSight,
     StorageSight,
 )
-from taskmanager.console.spelling import spelled
-from taskmanager.console.watching import SLOW_S, TICK_S, Watch
+from taskmanager.console.plain_data import plain_data
+from taskmanager.console.watch import SLOW_S, TICK_S, Watch
 from taskmanager.engine.instance import PUT_BACK_S, InstanceLock
 from taskmanager.model.clock import SystemClock
 from taskmanager.store.sqlite.reading import open_read_only
@@ -280,7 +280,7 @@ async def test_json_has_this_shape(tmp_path: Path) -> None:
     """Names as in the tables, instants as ISO 8601 in UTC, every status counted."""
     path, clock = await make_file(tmp_path / "tasks.db"), SetClock()
     register(path, clock)
-    text = json.dumps(spelled(seen(path)))
+    text = json.dumps(plain_data(seen(path)))
     status = msgspec.json.decode(text, type=_Status)
     assert set(status.counts) == {each.value for each in TaskStatus}
     assert status.taken_at.endswith("Z")

@@ -1,19 +1,18 @@
-"""Reads and writes the parts of a row that depend on its function, whether that is known here or not."""
+"""Decodes and encodes the columns of a row that are in the codec of its function, whether that is known here or not."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from taskmanager.codec.results import decode_untyped, encode_error_text
-from taskmanager.codec.values import dumps
-from taskmanager.engine.definition import Definition, options_of
+from taskmanager.engine.definition import Definition
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import TaskRow
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode
 
 
-class Rows:
-    """By the definitions of one manager."""
+class RowCodec:
+    """A function that is not among the definitions of the manager has the codec without types."""
 
     def __init__(self, definitions: Mapping[str, Definition]) -> None:
         self._definitions = definitions
@@ -33,8 +32,3 @@ class Rows:
         """The stored form of an error, encrypted where the function's results are."""
         definition = self._definitions.get(task_name)
         return encode_error_text(error) if definition is None else definition.results.encode_error(error)
-
-    def persisted_options(self, row: TaskRow) -> str:
-        """The options of a row that is put back: whatever it was, it is persisted now."""
-        options = options_of(row.task_options)
-        return row.task_options if options.get("persist") else dumps({**options, "persist": True})

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import click
 
-from taskmanager.cli.answering import answer_json, draw, screen
-from taskmanager.cli.choosing import the_task
-from taskmanager.cli.filtering import filter_options, search_of, tell_what_was_meant
-from taskmanager.cli.opening import db_option, json_option, read
+from taskmanager.cli.database import db_option, json_option, read
+from taskmanager.cli.filters import filter_options, search_of, tell_what_was_meant
+from taskmanager.cli.output import answer_json, draw, screen
 from taskmanager.cli.records import record
+from taskmanager.cli.task_ids import the_task
 from taskmanager.console.plain import escaped
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
@@ -75,7 +75,7 @@ def _show(rows: Sequence[TaskRow], search: Search, limit: int) -> None:
     if not rows:
         click.echo("no tasks" if search.is_everything else "no such tasks")
         return
-    from taskmanager.console.listing import task_table
+    from taskmanager.console.task_table import task_table
 
     draw(task_table(rows, SystemClock().now_us(), screen().width))
     if len(rows) == limit:

@@ -34,7 +34,7 @@ SHARED_S: Final = 1.0
 """What comes back this often shares the wake-ups of the loop; the rest is better not done by all instances at once."""
 
 
-class Rounds:
+class Supervisor:
     """Starts with the instance, and stops last."""
 
     def __init__(

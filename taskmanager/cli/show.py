@@ -5,10 +5,10 @@ from typing import Final
 
 import click
 
-from taskmanager.cli.answering import answer_json, draw
-from taskmanager.cli.choosing import the_task
-from taskmanager.cli.opening import db_option, json_option, read
+from taskmanager.cli.database import db_option, json_option, read
+from taskmanager.cli.output import answer_json, draw
 from taskmanager.cli.records import attempt, iso, record
+from taskmanager.cli.task_ids import the_task
 from taskmanager.console.outlook import Surroundings, outlook
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock

@@ -5,10 +5,10 @@ from typing import Final
 
 import click
 
-from taskmanager.cli.answering import answer_json
-from taskmanager.cli.asking import confirm, yes_option
-from taskmanager.cli.filtering import Duration, Status
-from taskmanager.cli.opening import db_option, json_option, patiently, read, write
+from taskmanager.cli.confirmation import confirm, yes_option
+from taskmanager.cli.database import db_option, json_option, patiently, read, write
+from taskmanager.cli.filters import Duration, Status
+from taskmanager.cli.output import answer_json
 from taskmanager.engine.records import PURGE_PAGE, repeated
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.states import TERMINAL, TaskStatus

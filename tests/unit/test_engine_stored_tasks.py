@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import pytest
 
-from taskmanager.engine.acting import cancel_stored, retry_stored, why_not_again
-from taskmanager.engine.rows import Rows
+from taskmanager.engine.row_codec import RowCodec
+from taskmanager.engine.stored_tasks import cancel_stored, retry_stored, why_not_again
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.memory import MemoryStore
@@ -16,7 +16,7 @@ from taskmanager.store.sqlite import SqliteStore
 from tests.unit.engine_lives import new_live
 
 pytestmark = pytest.mark.anyio
-ROWS: Final = Rows({})
+UNTYPED: Final = RowCodec({})
 
 
 def waiting(task_id: str, **values: Any) -> TaskRow:
@@ -47,7 +47,7 @@ async def test_a_free_task_is_ended_and_one_that_somebody_has_is_asked(store: St
     free = waiting("free")
     owned = waiting("owned")._replace(claimed_by_worker_id="other")
     await store.commit([TaskWrite(row, None) for row in (free, owned)])
-    assert await cancel_stored(store, ROWS, [free, owned], 5_000) == {"free", "owned"}
+    assert await cancel_stored(store, UNTYPED, [free, owned], 5_000) == {"free", "owned"}
     rows = await store.fetch_ids(["free", "owned"])
     assert (rows["free"].status, rows["free"].error_code) == ("CANCELLED", "TASK_CANCELLED")
     assert (rows["owned"].status, rows["owned"].cancel_requested_at) == ("PENDING", 5_000)
@@ -57,7 +57,7 @@ async def test_a_retry_keeps_the_fence_and_clears_the_rest(store: Store) -> None
     """`start_count` is never reset: what an old attempt still writes must be refused."""
     row = failed("t", good_until=1, next_retry_at=2_500, cancel_requested_at=2_600)
     await store.commit([TaskWrite(row, None)])
-    assert await retry_stored(store, ROWS, [row], 5_000) == {"t"}
+    assert await retry_stored(store, [row], 5_000) == {"t"}
     again = await store.fetch("t")
     assert again is not None
     assert (again.status, again.start_count, again.retry_count, again.enqueued_at) == ("PENDING", 3, 0, 5_000)
@@ -65,18 +65,23 @@ async def test_a_retry_keeps_the_fence_and_clears_the_rest(store: Store) -> None
 
 
 @pytest.mark.parametrize(
-    ("act", "row"), [(cancel_stored, waiting("t")), (retry_stored, failed("t"))], ids=["cancel", "retry"]
+    ("act", "row"),
+    [
+        (lambda store, rows: cancel_stored(store, UNTYPED, rows, 5_000), waiting("t")),
+        (lambda store, rows: retry_stored(store, rows, 5_000), failed("t")),
+    ],
+    ids=["cancel", "retry"],
 )
 async def test_who_comes_too_late_changes_nothing(
     store: Store,
-    act: Callable[[Store, Rows, list[TaskRow], int], Coroutine[Any, Any, frozenset[str]]],
+    act: Callable[[Store, list[TaskRow]], Coroutine[Any, Any, frozenset[str]]],
     row: TaskRow,
 ) -> None:
     """The row has moved on between the look and the write; the rest of the batch is done."""
     other = row._replace(task_id="other")
     await store.commit([TaskWrite(each, None) for each in (row, other)])
     await moved_on(store, row)
-    assert await act(store, ROWS, [row, other], 5_000) == {"other"}
+    assert await act(store, [row, other]) == {"other"}
     now = await store.fetch("t")
     assert now is not None
     assert (now.status, now.start_count, now.cancel_requested_at) == ("RUNNING", 9, None)

@@ -7,7 +7,9 @@ each write repeats the state of the row that was read. Answers are the ids of th
 from collections.abc import Sequence
 from typing import Final
 
-from taskmanager.engine.rows import Rows
+from taskmanager.codec.values import dumps
+from taskmanager.engine.definition import options_of
+from taskmanager.engine.row_codec import RowCodec
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
@@ -21,14 +23,14 @@ def is_free(row: TaskRow) -> bool:
     return row.status == TaskStatus.PENDING and row.claimed_by_worker_id is None
 
 
-async def cancel_stored(store: Store, rows: Rows, live: Sequence[TaskRow], now: int) -> frozenset[str]:
+async def cancel_stored(store: Store, codec: RowCodec, live: Sequence[TaskRow], now: int) -> frozenset[str]:
     """End free tasks; of those that somebody has, record the request, which their instance or recovery honours."""
-    done = await _write(store, [(_cancelled(rows, row, now), row) for row in live if is_free(row)])
+    done = await _write(store, [(_cancelled(codec, row, now), row) for row in live if is_free(row)])
     asked = [row.task_id for row in live if not is_free(row) and await store.request_cancel(row.task_id, now)]
     return done.union(asked)
 
 
-def _cancelled(rows: Rows, row: TaskRow, now: int) -> TaskRow:
+def _cancelled(codec: RowCodec, row: TaskRow, now: int) -> TaskRow:
     error = CANCELLED_BEFORE_START
     return row._replace(
         status=TaskStatus.CANCELLED.value,
@@ -38,7 +40,7 @@ def _cancelled(rows: Rows, row: TaskRow, now: int) -> TaskRow:
         error_code=error.error_code,
         failed_reason=error.message,
         next_retry_at=None,
-        result=rows.encode_error(row.task_name, error),
+        result=codec.encode_error(row.task_name, error),
     )
 
 
@@ -54,9 +56,9 @@ def why_not_again(row: TaskRow, *, force: bool) -> str | None:
     return None
 
 
-async def retry_stored(store: Store, rows: Rows, ended: Sequence[TaskRow], now: int) -> frozenset[str]:
+async def retry_stored(store: Store, ended: Sequence[TaskRow], now: int) -> frozenset[str]:
     """Put ended tasks back, with their stored arguments, free and due now."""
-    return await _write(store, [(again(row, now, rows.persisted_options(row)), row) for row in ended])
+    return await _write(store, [(again(row, now, _persisted_options(row)), row) for row in ended])
 
 
 def again(row: TaskRow, now: int, options_text: str) -> TaskRow:
@@ -85,6 +87,12 @@ def again(row: TaskRow, now: int, options_text: str) -> TaskRow:
         worker_process_name=None,
         task_options=options_text,
     )
+
+
+def _persisted_options(row: TaskRow) -> str:
+    """A memory-only task that is put back is persisted from now on: the file is all there is of it."""
+    options = options_of(row.task_options)
+    return row.task_options if options.get("persist") else dumps({**options, "persist": True})
 
 
 async def _write(store: Store, changes: Sequence[tuple[TaskRow, TaskRow]]) -> frozenset[str]:
