@@ -88,7 +88,8 @@ CATCHES_BASE_EXCEPTION: Final = frozenset(
         "taskmanager/engine/child.py",  # the process lane: SystemExit ends the task, not the child
         "taskmanager/engine/execution.py",  # one attempt
         "taskmanager/engine/lanes.py",  # the thread lane: SystemExit ends the task, not the thread
-        "taskmanager/engine/settle.py",  # what is stored is made by codecs and comparisons of the application
+        "taskmanager/engine/row_codec.py",  # what is stored is made, and read, by codecs and classes of the application
+        "taskmanager/engine/settle.py",  # an error may hold a mapping of the application
         "taskmanager/model/logger.py",  # filters and handlers of the application: a record is lost, nothing else
     }
 )

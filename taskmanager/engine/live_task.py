@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from taskmanager.codec.values import loads
 from taskmanager.engine.definition import Definition
-from taskmanager.model.errors import ArgumentError
+from taskmanager.engine.row_codec import stored_arguments
 from taskmanager.model.record import AttemptRow, Expected, StartWrite, SuccessWrite, TaskRow, TaskWrite, Write
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
@@ -189,11 +189,8 @@ class LiveTask:
     def store_arguments(self) -> None:
         """Keep the arguments of a memory-only task for its record, where they can be stored."""
         self.encodes_later = False
-        arguments = self.definition.arguments
-        try:
-            self.args_text, self.kwargs_text = arguments.encode(self.call_args or (), self.call_kwargs or {})
-        except ArgumentError:
-            self.args_text = self.kwargs_text = None
+        args, kwargs = self.call_args or (), self.call_kwargs or {}
+        self.args_text, self.kwargs_text = stored_arguments(self.definition, args, kwargs)
         if self.is_published:
             self.call_args = self.call_kwargs = None
 

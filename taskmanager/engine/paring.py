@@ -7,7 +7,7 @@ from typing import Final
 
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
-from taskmanager.engine.settle import stored_error
+from taskmanager.engine.row_codec import stored_error
 from taskmanager.model.logger import logger
 from taskmanager.model.record import AttemptRow
 from taskmanager.model.result import TaskError, trusted_code
@@ -52,9 +52,9 @@ def _shorten(live: LiveTask, reason: str) -> bool:
     live.pared_result = live.start_count
     if live.status is TaskStatus.COMPLETED:
         why = f"the result could not be stored: {reason}"
-        live.result_text = stored_error(live, TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why))
+        live.result_text = stored_error(live.definition, TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why))
     elif live.ending is not None:
-        live.result_text = stored_error(live, _short_error(live.ending.result.err_value))
+        live.result_text = stored_error(live.definition, _short_error(live.ending.result.err_value))
     return True
 
 

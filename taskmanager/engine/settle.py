@@ -9,12 +9,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, Literal, NamedTuple
 
-from taskmanager.codec.results import encode_error_text
 from taskmanager.codec.safe import safe_text
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask, Phase
-from taskmanager.model.errors import ArgumentError
+from taskmanager.engine.row_codec import stored_error, stored_result
 from taskmanager.model.record import AttemptRow
 from taskmanager.model.result import TaskError, TaskResult, trusted_code
 from taskmanager.model.states import AttemptOutcome, BuiltInTaskCode, TaskStatus
@@ -108,24 +107,13 @@ class Settlement:
         self.tally["COMPLETED"] += 1
         live.completed_at = live.updated_at = now
         if outcome.error is None:
-            live.result_text = self._stored_result(live, outcome.value)
+            live.result_text = stored_result(live.definition, outcome.value)
             live.ending = Ending(TaskStatus.COMPLETED, TaskResult(ok=outcome.value))
         else:
-            live.result_text = stored_error(live, outcome.error)
+            live.result_text = stored_error(live.definition, outcome.error)
             live.ending = Ending(TaskStatus.COMPLETED, TaskResult(err=outcome.error))
         self._add_attempt(live, attempt, now, AttemptOutcome.COMPLETED, False, None, None)
         return NOTHING_MORE
-
-    @staticmethod
-    def _stored_result(live: LiveTask, value: Any) -> str:
-        results = live.definition.results
-        try:
-            return results.encode_ok(value)
-        except ArgumentError as exc:
-            why = str(exc)
-        except BaseException as exc:  # noqa: BLE001  # see above
-            why = f"task {live.definition.name}: the result cannot be stored: {type(exc).__name__}"
-        return stored_error(live, TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why))
 
     def _fail(self, live: LiveTask, attempt: Attempt, outcome: Outcome) -> Next:
         error = outcome.error or TaskError(BuiltInTaskCode.UNHANDLED_EXCEPTION)
@@ -199,7 +187,7 @@ class Settlement:
         # What is no UTF-8 (a file name in a message) would break the log's handlers, and the store's text.
         live.failed_reason = safe_text(reason if reason is not None else error.message)
         live.next_retry_at = None
-        live.result_text = stored_error(live, error)
+        live.result_text = stored_error(live.definition, error)
         live.ending = Ending(status, TaskResult(err=error))
 
     def release(self, live: LiveTask) -> None:
@@ -254,17 +242,6 @@ class Settlement:
             ),
         )
         live.attempts_due = (*live.attempts_due, row)
-
-
-def stored_error(live: LiveTask, error: TaskError) -> str:
-    """An error whose codec fails is not stored in plain text, but the task ends all the same."""
-    try:
-        return live.definition.results.encode_error(error)
-    except ArgumentError as exc:
-        why = str(exc)
-    except BaseException as exc:  # noqa: BLE001  # see above
-        why = f"task {live.definition.name}: the error cannot be stored: {type(exc).__name__}"
-    return encode_error_text(TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why))
 
 
 def _without_data(outcome: Outcome, error: TaskError, exc: BaseException) -> Outcome:

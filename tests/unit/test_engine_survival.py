@@ -244,6 +244,57 @@ async def test_a_codec_that_raises_ends_no_loop(tmp_path: Path) -> None:
         assert result.err_value.error_code == "RESULT_NOT_AVAILABLE"
 
 
+@pytest.mark.parametrize("raises", [Odd, SystemExit, asyncio.CancelledError])
+async def test_a_row_of_another_instance_that_cannot_be_read_ends_no_loop(
+    raises: type[BaseException], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The claimer reads what others ended, the writer what was called with plain values: by code of the application."""
+
+    class Codec:
+        is_broken = False
+
+        def encode(self, data: bytes) -> bytes:
+            if self.is_broken:
+                raise raises
+            return data
+
+        def decode(self, data: bytes) -> bytes:
+            return self.encode(data)
+
+    codec, gate = Codec(), asyncio.Event()
+    here, there = (TaskManager(tmp_path / "tasks.db", codec=each) for each in (codec, Codec()))
+
+    async def work() -> int:
+        await gate.wait()
+        return 7
+
+    async def plain(item: int) -> int:
+        return item
+
+    there.task(name="work", persist=True)(work)
+    light = here.task(name="light", persist=False)(plain)
+    waiting = here.task(name="work", persist=True)(work)
+    async with there:
+        handle = there.enqueue("work")
+        await handle.saved()
+        async with here:
+            codec.is_broken = True
+            followed = asyncio.ensure_future(here.handle(handle.task_id).result())
+            assert await light.enqueue(3) == 3
+            await asyncio.wait_for(here.flush(), 10)
+            gate.set()
+            result = await asyncio.wait_for(followed, 10)
+            assert result.err_value.error_code == "RESULT_NOT_AVAILABLE"
+            assert raises.__name__ in result.err_value.message
+            codec.is_broken = False
+            free = waiting.with_options(delay=3600).enqueue()
+            await free.saved()
+            codec.is_broken = True
+            assert await here.cancel(free.task_id)
+            assert here.status().failing_duties == {}
+    assert not [record for record in caplog.records if record.levelname == "CRITICAL"]
+
+
 # The loops.
 
 
