@@ -78,7 +78,6 @@ LONG_MODULES: Final[Mapping[str, int]] = {
 LONG_FUNCTIONS: Final[Mapping[str, int]] = {
     "taskmanager/engine/live_task.py::LiveTask.row": 49,  # one line per column
     "taskmanager/manager.py::TaskManager.__init__": 59,  # one line per parameter of the contract, and where it goes
-    "taskmanager/rules/recovery.py::judge_orphan": 44,  # one line per fact of the row, and one case per verdict
 }
 
 # Where user code is run, in each lane: it may raise anything, and what it raised is a value from there on.

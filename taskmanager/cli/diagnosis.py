@@ -14,7 +14,7 @@ from taskmanager.cli.records import parsed
 from taskmanager.console.durations import relative, short
 from taskmanager.console.observer import DEFAULT_HEARTBEAT_S, MISSED_BEATS
 from taskmanager.engine.instance import is_dead
-from taskmanager.model.clock import SystemClock
+from taskmanager.model.clock import SECOND_US, SystemClock
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import FreeQueue, InstanceRow
 from taskmanager.store.sqlite.beat import heartbeats
@@ -209,7 +209,7 @@ def living(alive: Sequence[InstanceRow], beats: Mapping[str, int], now: int) -> 
         since = now - max(beats.get(each.instance_id, 0), each.started_at)
         beat_s = live_document(each).get("heartbeat_s")
         limit_s = MISSED_BEATS * (beat_s if isinstance(beat_s, int | float) else DEFAULT_HEARTBEAT_S)
-        if since > limit_s * 1_000_000:
+        if since > limit_s * SECOND_US:
             silent.append(f"{process_name(each.pid)} on {each.hostname} for {short(since)}")
     if silent:
         return Finding(

@@ -9,16 +9,16 @@ import click
 from click.shell_completion import CompletionItem
 
 from taskmanager.console.plain import escaped
-from taskmanager.model.clock import SystemClock
+from taskmanager.model.clock import DAY_US, HOUR_US, MINUTE_US, SECOND_US, SystemClock
 from taskmanager.model.states import TaskStatus
 from taskmanager.rules.nearest import did_you_mean
 from taskmanager.store.sqlite.search import Search, is_pattern, queue_names, task_names
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_UNITS_US: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000, "w": 604_800_000_000}
+_UNITS_US: Final = {"s": SECOND_US, "m": MINUTE_US, "h": HOUR_US, "d": DAY_US, "w": 7 * DAY_US}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
-_MOST_US: Final = 100 * 365 * 86_400_000_000
+_MOST_US: Final = 100 * 365 * DAY_US
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # click made it generic lately

@@ -18,7 +18,7 @@ from taskmanager.cli.output import as_document
 from taskmanager.cli.records import iso
 from taskmanager.engine.engine import Engine
 from taskmanager.manager import TaskManager
-from taskmanager.model.clock import SystemClock
+from taskmanager.model.clock import SECOND_US, SystemClock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.states import TERMINAL, TaskStatus
 from taskmanager.store.sqlite.queries import counts
@@ -94,7 +94,7 @@ def _account(ended: Ended, engine: Engine) -> dict[str, Any]:
         "signal": ended.signals[0].name if ended.signals else None,
         "started_at": iso(engine.identity.started_at),
         "ended_at": iso(now),
-        "duration_s": (now - engine.identity.started_at) / 1_000_000,
+        "duration_s": (now - engine.identity.started_at) / SECOND_US,
         **{f"{status.lower()}_count": tally[status.value] for status in TaskStatus if status in TERMINAL},
         "retry_count": tally["retry"],
         "requeued_count": tally["requeued"],

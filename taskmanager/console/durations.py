@@ -3,10 +3,9 @@
 from itertools import pairwise
 from typing import Final
 
-from taskmanager.model.clock import from_us
+from taskmanager.model.clock import DAY_US, HOUR_US, MINUTE_US, SECOND_US, from_us
 
-_SECOND: Final = 1_000_000
-_UNITS: Final = (("d", 86_400 * _SECOND), ("h", 3_600 * _SECOND), ("m", 60 * _SECOND), ("s", _SECOND))
+_UNITS: Final = (("d", DAY_US), ("h", HOUR_US), ("m", MINUTE_US), ("s", SECOND_US))
 
 
 def short(duration_us: int) -> str:
@@ -21,10 +20,10 @@ def exact(duration_us: int) -> str:
     """`850 µs`, `12.3 ms`, `4.21 s`, `2 m 05 s`, `3 h 07 m`, `2 d 04 h`: how long something took."""
     if duration_us < 1_000:
         return f"{max(0, duration_us)} µs"
-    if duration_us < _SECOND:
+    if duration_us < SECOND_US:
         return f"{duration_us / 1_000:.1f} ms"
-    if duration_us < 60 * _SECOND:
-        return f"{duration_us / _SECOND:.2f} s"
+    if duration_us < MINUTE_US:
+        return f"{duration_us / SECOND_US:.2f} s"
     for (large, large_size), (small, small_size) in pairwise(_UNITS):
         if duration_us >= large_size:
             whole, rest = divmod(duration_us, large_size)
@@ -34,7 +33,7 @@ def exact(duration_us: int) -> str:
 
 def relative(instant_us: int, now_us: int) -> str:
     """`5m ago`, `in 5m`, `now`."""
-    if abs(instant_us - now_us) < _SECOND:
+    if abs(instant_us - now_us) < SECOND_US:
         return "now"
     return f"in {short(instant_us - now_us)}" if instant_us > now_us else f"{short(now_us - instant_us)} ago"
 

@@ -2,8 +2,9 @@
 
 from typing import Final
 
+from taskmanager.model.clock import SECOND_US
+
 _SIZES: Final = ("bytes", "kB", "MB", "GB", "TB")
-_SECOND: Final = 1_000_000
 
 
 def grouped(number: int, *, is_capped: bool = False) -> str:
@@ -28,7 +29,7 @@ def size(number: int) -> str:
 
 def rate(number: int, window_us: int) -> str:
     """`120/s`, `1.5/s`, `8/min`, `3/h`: in the unit in which it is no fraction."""
-    per_s = number * _SECOND / max(1, window_us)
+    per_s = number * SECOND_US / max(1, window_us)
     if per_s >= 9.95:
         return f"{per_s:,.0f}/s"
     if per_s >= 0.995 or not number:
@@ -62,7 +63,7 @@ def done_of(done: float, total: float | None) -> str:
 
 def stopwatch(duration_us: int) -> str:
     """`0:07`, `12:03`, `1:02:03`, `3d 04h`."""
-    seconds = max(0, duration_us) // _SECOND
+    seconds = max(0, duration_us) // SECOND_US
     if seconds >= 86_400:
         return f"{seconds // 86_400}d {seconds % 86_400 // 3600:02}h"
     if seconds >= 3600:
@@ -83,11 +84,11 @@ def took(duration_us: int) -> str:
     """`850 µs`, `123 ms`, `4.21 s`, `2m 05s`, `3h 07m`, `2d 04h`: seven characters at most."""
     if duration_us < 1_000:
         return f"{max(0, duration_us)} µs"
-    if duration_us < _SECOND:
+    if duration_us < SECOND_US:
         return f"{duration_us // 1_000} ms"
-    seconds = duration_us // _SECOND
+    seconds = duration_us // SECOND_US
     if seconds < 60:
-        return f"{duration_us / _SECOND:.2f} s"
+        return f"{duration_us / SECOND_US:.2f} s"
     if seconds < 3600:
         return f"{seconds // 60}m {seconds % 60:02}s"
     if seconds < 86_400:

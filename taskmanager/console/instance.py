@@ -25,13 +25,14 @@ from taskmanager.console.screens import LiveScreen, StatusScreen
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.report import live_document
+from taskmanager.model.clock import HOUR_US, MINUTE_US
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.record import AttemptRow
 from taskmanager.model.states import TERMINAL, AttemptOutcome, TaskStatus
 from taskmanager.model.status import ManagerStatus
 from taskmanager.store.protocol import InstanceRow
-from taskmanager.store.statistics import HOUR_US, MAX_LINES, MINUTE_US, Failure, FileSize, Glance, Pace, Statistics
+from taskmanager.store.statistics import MAX_LINES, Failure, FileSize, Glance, Pace, Statistics
 
 REFRESH_S: Final = 0.5
 READ_S: Final = 1.0

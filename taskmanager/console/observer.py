@@ -22,7 +22,7 @@ from taskmanager.console.picture import (
 )
 from taskmanager.console.problems import problems_of
 from taskmanager.engine.instance import PUT_BACK_S, has_lock_file, is_dead
-from taskmanager.model.clock import Clock
+from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import FREE_COUNT_CAP, FreeQueue, InstanceRow
 from taskmanager.store.sqlite.queries import counts as count_all
@@ -154,7 +154,7 @@ class Observer:
         observed_s = now_s - sign.since_s
         if sign.has_moved:
             return observed_s
-        return max(observed_s, (self._clock.now_us() - seen_at) / 1_000_000)
+        return max(observed_s, (self._clock.now_us() - seen_at) / SECOND_US)
 
     def _forget(self, known: set[str]) -> None:
         for instance_id in set(self._signs) - known:

@@ -3,13 +3,14 @@
 from typing import Final, NamedTuple
 
 from taskmanager.console.plain import escaped
-from taskmanager.engine.definition import options_of, retry_rule_of, timeout_of
+from taskmanager.duties.recovery import orphan_of
+from taskmanager.engine.definition import timeout_of
+from taskmanager.model.clock import SECOND_US
 from taskmanager.model.record import TaskRow
-from taskmanager.model.states import INTERRUPTION_NOTE, TaskStatus
+from taskmanager.model.states import TaskStatus
 from taskmanager.rules.recovery import judge_orphan
 from taskmanager.store.protocol import InstanceRow
 
-_SECOND_US: Final = 1_000_000
 _SHORT_ID: Final = 8
 
 
@@ -36,7 +37,7 @@ def outlook(row: TaskRow, around: Surroundings) -> Outlook:
     if status.is_terminal:
         return _ended(row, status)
     if row.claimed_by_worker_id is not None and around.is_owner_dead:
-        return _orphaned(row, status, around)
+        return _orphaned(row, around)
     if row.cancel_requested_at is not None:
         return Outlook("a cancel was requested; its instance ends it")
     return _running(row, around) if status is TaskStatus.RUNNING else _waiting(row, around)
@@ -51,19 +52,8 @@ def _ended(row: TaskRow, status: TaskStatus) -> Outlook:
     return Outlook(f"nothing; `taskmanager retry {part}` runs it again")
 
 
-def _orphaned(row: TaskRow, status: TaskStatus, around: Surroundings) -> Outlook:
-    options = options_of(row.task_options)
-    verdict = judge_orphan(
-        status=status,
-        cancel_requested=row.cancel_requested_at is not None,
-        requeue_on_interrupt=bool(options.get("requeue_on_interrupt")),
-        rule=retry_rule_of(options),
-        retry_count=row.retry_count,
-        is_interruption_noted=row.failed_reason == INTERRUPTION_NOTE,
-        good_until=row.good_until,
-        now=around.now_us,
-        random_01=0.5,
-    )
+def _orphaned(row: TaskRow, around: Surroundings) -> Outlook:
+    verdict = judge_orphan(orphan_of(row), around.now_us, random_01=0.5)
     what = "lets it wait again" if verdict.status is TaskStatus.PENDING else f"makes it {verdict.status}"
     return Outlook(f"its instance is dead; the next start, or `taskmanager recover`, {what} ({verdict.reason})")
 
@@ -73,7 +63,7 @@ def _running(row: TaskRow, around: Surroundings) -> Outlook:
     timeout_s = timeout_of(row.task_options)
     if timeout_s is None or row.started_at is None:
         return Outlook(f"it runs {where}")
-    return Outlook(f"it runs {where}, and times out", row.started_at + round(timeout_s * _SECOND_US))
+    return Outlook(f"it runs {where}, and times out", row.started_at + round(timeout_s * SECOND_US))
 
 
 def _waiting(row: TaskRow, around: Surroundings) -> Outlook:

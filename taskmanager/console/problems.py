@@ -7,6 +7,7 @@ from typing import Final
 from taskmanager.console.durations import short
 from taskmanager.console.figures import plural, size
 from taskmanager.console.picture import Health, InstanceSight, Picture, Problem
+from taskmanager.model.clock import SECOND_US
 from taskmanager.store.statistics import OWNED_CAP
 
 LOG_WARNING_BYTES: Final = 256 * 1024 * 1024
@@ -50,7 +51,7 @@ def _dead(picture: Picture) -> Iterator[Problem]:
     for each in picture.with_health(Health.DEAD):
         if each.held_count:
             held = plural(each.held_count, "unfinished task", is_capped=each.held_count >= OWNED_CAP)
-            text = f"{named(each)} died {short(round(each.silent_s * 1_000_000))} ago and holds {held}"
+            text = f"{named(each)} died {short(round(each.silent_s * SECOND_US))} ago and holds {held}"
             yield Problem(severity="error", text=text, advice=_take_over(picture))
 
 
@@ -71,7 +72,7 @@ def _orphans(picture: Picture, owned: Mapping[str, int]) -> Iterator[Problem]:
 
 def _frozen(picture: Picture) -> Iterator[Problem]:
     for each in picture.with_health(Health.FROZEN):
-        silent = short(round(each.silent_s * 1_000_000))
+        silent = short(round(each.silent_s * SECOND_US))
         yield Problem(
             severity="error",
             text=f"{named(each)} is frozen: its process exists, but has been silent for {silent}",

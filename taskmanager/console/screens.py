@@ -17,8 +17,9 @@ from taskmanager.console.grid import GAP, MARGIN, Grid, Section, fit, grid_of, w
 from taskmanager.console.picture import Health, Picture, Problem
 from taskmanager.console.plain import cut_front, escaped
 from taskmanager.console.sections import FAILED_STYLE, RUNNING_STYLE
+from taskmanager.model.clock import HOUR_US, MINUTE_US
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.statistics import HOUR_US, MINUTE_US, Pace
+from taskmanager.store.statistics import Pace
 
 MAX_PROBLEMS: Final = 3
 MAX_PROBLEM_LINES: Final = 3

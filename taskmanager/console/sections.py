@@ -11,6 +11,7 @@ from taskmanager.console.figures import amount, compact, done_of, grouped, stopw
 from taskmanager.console.grid import NOT_KNOWN, NOTHING, Cell, Grid, Row, Section
 from taskmanager.console.picture import Health, InstanceSight, Picture, QueueSight, RunningSight
 from taskmanager.console.plain import escaped
+from taskmanager.model.clock import SECOND_US
 from taskmanager.store.statistics import OWNED_CAP, SAMPLE, Failure, NextRun, TaskPace
 
 HEALTH_STYLES: Final = {Health.ALIVE: "green", Health.FROZEN: "yellow", Health.DEAD: "red"}
@@ -40,7 +41,7 @@ def instances(picture: Picture, grid: Grid) -> Section:
 def _instance(each: InstanceSight, now_us: int, grid: Grid) -> Row:
     name = Cell(f"{each.instance_name or each.hostname} {each.pid}")
     style = HEALTH_STYLES[each.health]
-    silent_us = round(each.silent_s * 1_000_000)
+    silent_us = round(each.silent_s * SECOND_US)
     if each.health is Health.DEAD:
         held = grouped(each.held_count, is_capped=each.held_count >= OWNED_CAP)
         remark = f"dead, holds {held}" if each.held_count else "dead"

@@ -23,13 +23,13 @@ from taskmanager.engine.instance import (
     remove_lock_files,
     remove_stray_lock_files,
 )
-from taskmanager.model.clock import Clock
+from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.logger import logger
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, due_at, expected_of
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
 from taskmanager.model.wording import counted
-from taskmanager.rules.recovery import Verdict, judge_orphan
+from taskmanager.rules.recovery import Orphan, Verdict, judge_orphan
 from taskmanager.store.protocol import InstanceRow, Store
 
 PAGE: Final = 500
@@ -160,32 +160,36 @@ class Recovery:
 
     def _judge(self, row: TaskRow, crash: Crash) -> TaskWrite:
         now = self._clock.now_us()
-        options = options_of(row.task_options)
-        is_noted = row.failed_reason == INTERRUPTION_NOTE
-        crash_count = row.crash_count + (crash.counts and row.status == TaskStatus.RUNNING and not is_noted)
-        verdict = judge_orphan(
-            status=TaskStatus(row.status),
-            cancel_requested=row.cancel_requested_at is not None,
-            requeue_on_interrupt=bool(options.get("requeue_on_interrupt")),
-            rule=retry_rule_of(options),
-            retry_count=row.retry_count,
-            is_interruption_noted=is_noted,
-            good_until=row.good_until,
-            now=now,
-            random_01=self._random_01(),
-            crash_count=crash_count,
-            crash_budget=self._crash_budget,
-            is_only_suspect=crash.only_suspect == row.task_id,
-        )
+        orphan = orphan_of(row, crash)
+        verdict = judge_orphan(orphan, now, self._random_01(), self._crash_budget)
         attempts = () if verdict.outcome is None else (_attempt(row, verdict, now),)
-        return TaskWrite(_moved(row._replace(crash_count=crash_count), verdict, now), expected_of(row), attempts)
+        moved = _moved(row._replace(crash_count=orphan.crash_count), verdict, now)
+        return TaskWrite(moved, expected_of(row), attempts)
+
+
+def orphan_of(row: TaskRow, crash: Crash = NO_CRASH) -> Orphan:
+    """What the row says, and what is known of the crash in which its owner died."""
+    options = options_of(row.task_options)
+    is_interruption_noted = row.failed_reason == INTERRUPTION_NOTE
+    has_crashed = crash.counts and row.status == TaskStatus.RUNNING and not is_interruption_noted
+    return Orphan(
+        status=TaskStatus(row.status),
+        is_cancel_requested=row.cancel_requested_at is not None,
+        requeue_on_interrupt=bool(options.get("requeue_on_interrupt")),
+        rule=retry_rule_of(options),
+        retry_count=row.retry_count,
+        crash_count=row.crash_count + has_crashed,
+        is_only_suspect=crash.only_suspect == row.task_id,
+        is_interruption_noted=is_interruption_noted,
+        good_until=row.good_until,
+    )
 
 
 def _moved(row: TaskRow, verdict: Verdict, now: int) -> TaskRow:
     """The row after the verdict."""
     common = row._replace(status=verdict.status.value, updated_at=now)
     if verdict.status is TaskStatus.PENDING:
-        due = due_at(row, now) if verdict.outcome is None else now + int((verdict.delay_s or 0.0) * 1_000_000)
+        due = due_at(row, now) if verdict.outcome is None else now + int((verdict.delay_s or 0.0) * SECOND_US)
         return common._replace(
             claimed_by_worker_id=None,
             claimed_at=None,

@@ -10,13 +10,13 @@ from functools import partial
 from typing import Final
 
 from taskmanager.engine.engine import Engine
+from taskmanager.model.clock import HOUR_US
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.store.protocol import DELETE_PAUSE_S
 
 BUDGET_S: Final = 60.0
 """How long a sweep works on one category, its pauses not counted; the rest is for the next one."""
-_HOUR_US: Final = 3_600_000_000
 
 
 class Retention:
@@ -48,7 +48,7 @@ class Retention:
             if hours is None:
                 continue
             try:
-                gone[name] = await self._sweep(partial(prune, now_us - hours * _HOUR_US, batch))
+                gone[name] = await self._sweep(partial(prune, now_us - hours * HOUR_US, batch))
             except StoreError as exc:
                 logger.warning("old %s could not be deleted now: %s", name, exc)
         if any(gone.values()):

@@ -18,7 +18,7 @@ from typing import Final
 from taskmanager.duties.schedule_book import ScheduleBook
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.schedule import Schedule, task_of
-from taskmanager.model.clock import from_us
+from taskmanager.model.clock import MINUTE_US, SECOND_US, from_us
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow
@@ -37,9 +37,8 @@ RETRY_S: Final = 1.0
 UNWATCHED_S: Final = 10.0
 """After this long without a look the machine slept, or the process was stopped: what came due meanwhile was missed."""
 FIRST_LOOK_US: Final = 5_000
-LATE_WRITE_US: Final = 60_000_000
+LATE_WRITE_US: Final = MINUTE_US
 """A write waits for the store after it was stamped; this long at most where the store is of any use."""
-_US: Final = 1_000_000
 
 
 class Schedules:
@@ -80,7 +79,7 @@ class Schedules:
         if self._new:
             return 0.0
         at_us = self.book.next_look()
-        return None if at_us is None else max(0.0, (at_us - self._engine.clock.now_us()) / _US)
+        return None if at_us is None else max(0.0, (at_us - self._engine.clock.now_us()) / SECOND_US)
 
     # The loop.
 
@@ -267,7 +266,7 @@ class Schedules:
                 fire = self._decide(name, now, name in busy)
             except Exception:  # one schedule that cannot be computed must not hold up the others
                 logger.exception("schedule %s could not be fired, and is tried again", name)
-                self.book.plan(name, now + int(UNWATCHED_S * _US))
+                self.book.plan(name, now + int(UNWATCHED_S * SECOND_US))
                 continue
             if fire is not None:
                 fires.append(fire)
@@ -293,7 +292,7 @@ class Schedules:
         task = None
         if step.fire_at is not None:
             if self._is_full(schedule):
-                self.book.plan(name, now + int(RETRY_S * _US))
+                self.book.plan(name, now + int(RETRY_S * SECOND_US))
                 return None
             task = task_of(schedule.template, schedule.fire_id(step.fire_at), step.fire_at, now)
         if step.reason is not None and row.next_run_at is not None:
@@ -304,7 +303,7 @@ class Schedules:
     def _soon(self, name: str, now: int) -> int:
         """When to look again whether an earlier run has ended: at once after it began, and ever more patiently."""
         holds = self._holds[name] = self._holds.get(name, 0) + 1
-        return now + min(FIRST_LOOK_US << min(holds, 20), int(self._engine.settings.store_poll_s * _US))
+        return now + min(FIRST_LOOK_US << min(holds, 20), int(self._engine.settings.store_poll_s * SECOND_US))
 
     def _run_now(self, schedule: Schedule, row: ScheduleRow, now: int) -> ScheduleFire:
         """The run at the start of the owner; the fires that are planned stay as they are.

@@ -6,6 +6,7 @@ from taskmanager.duties.recovery import Recovery
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.records import task_info
 from taskmanager.model.checks import check_threshold
+from taskmanager.model.clock import MINUTE_US
 from taskmanager.model.record import TaskInfo, TaskRow
 from taskmanager.model.states import TaskStatus
 
@@ -20,7 +21,7 @@ class StaleTasks:
     async def find(self, threshold_minutes: float) -> tuple[TaskInfo, ...]:
         """Those tasks, as users see them."""
         check_threshold(threshold_minutes, "stale_threshold_minutes")
-        rows = await self._rows(threshold_minutes * 60_000_000, lambda row: True)
+        rows = await self._rows(threshold_minutes * MINUTE_US, lambda row: True)
         return tuple(task_info(row, is_saved=True, result=None, attempts=None) for row in rows)
 
     async def fail_running(self, threshold_ms: float) -> int:

@@ -13,6 +13,7 @@ from typing import Final
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.live_task import LiveTask, Phase
 from taskmanager.engine.shared_limit import SharedLimit
+from taskmanager.model.clock import SECOND_US
 from taskmanager.model.config import QueueConfig
 from taskmanager.model.states import Lane, TaskStatus
 from taskmanager.rules.limits import Slots
@@ -204,7 +205,7 @@ class Dispatcher:
         """Seconds until the next wall-clock moment, as the wall clock stands now."""
         heaps = (self._scheduled,) if holds_expiry else (self._scheduled, self._expiring)
         due = [heap.next_due() for heap in heaps]
-        return min((max(0.0, (each - now_us) / 1_000_000) for each in due if each is not None), default=float("inf"))
+        return min((max(0.0, (each - now_us) / SECOND_US) for each in due if each is not None), default=float("inf"))
 
     def forget(self, live: LiveTask) -> None:
         """`live` has left the waiting early; its heap entry is dropped when it comes up, or in a clean-up."""

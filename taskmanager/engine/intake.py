@@ -23,7 +23,7 @@ from taskmanager.engine.dispatch import QueueState
 from taskmanager.engine.events import tell
 from taskmanager.engine.live_task import Ending, LiveTask, Phase
 from taskmanager.engine.log_fields import extra_of
-from taskmanager.model.clock import Clock
+from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.config import QueueConfig
 from taskmanager.model.errors import (
     ConfigurationError,
@@ -41,7 +41,6 @@ from taskmanager.model.wording import counted
 
 KEYED_WINDOW: Final = 10_000
 """Ended memory-only tasks with an idempotency key that are remembered, so that their key still finds them."""
-_US = 1_000_000
 
 
 class Door(Enum):
@@ -160,7 +159,7 @@ class Intake:
         if options.good_until_us is not None:
             live.good_until = options.good_until_us
         if options.delay_s:
-            live.enqueued_at = now + int(options.delay_s * _US)
+            live.enqueued_at = now + int(options.delay_s * SECOND_US)
             live.due = self.clock.elapsed_s() + options.delay_s
         elif options.run_at_us is not None and options.run_at_us > now:
             live.enqueued_at = options.run_at_us

@@ -7,9 +7,9 @@ from typing import Final
 
 from taskmanager.engine.live_task import LiveTask, Phase
 from taskmanager.engine.writer import Writer
-from taskmanager.model.clock import Clock
+from taskmanager.model.clock import SECOND_US, Clock
 
-INTERVAL_US: Final = 1_000_000
+INTERVAL_US: Final = SECOND_US
 
 
 class ProgressSaver:

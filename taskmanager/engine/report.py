@@ -11,7 +11,7 @@ from taskmanager.engine.dispatch import QueueState
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.live_task import Phase
-from taskmanager.model.clock import from_us
+from taskmanager.model.clock import SECOND_US, from_us
 from taskmanager.model.logger import logger
 from taskmanager.model.status import LaneStatus, ManagerStatus, QueueStatus, ScheduleInfo
 
@@ -59,7 +59,7 @@ def live_document(engine: Engine) -> dict[str, Any]:
         "running_count": len(running),
         "stuck_count": len(engine.runner.abandoned),
         "unsaved_count": engine.writer.unsaved_count if oldest_s > UNSAVED_SHOWN_S else 0,
-        "unsaved_since": _tenth(engine.clock.now_us() - oldest_s * 1_000_000) if oldest_s > UNSAVED_SHOWN_S else None,
+        "unsaved_since": _tenth(engine.clock.now_us() - oldest_s * SECOND_US) if oldest_s > UNSAVED_SHOWN_S else None,
         "unwritten_count": len(engine.writer.outbox.unsaved_history),
         "degraded_since": engine.writer.degraded_since,
         "failing_duties": {name: why[:MAX_SHOWN_CHARS] for name, why in sorted(_failing(engine).items())},
@@ -151,7 +151,7 @@ def status_of(engine: Engine | None, intake: Intake, schedules: tuple[ScheduleIn
         oldest_unsaved_s=writer.oldest_unsaved_s(),
         unsaved_count=writer.unsaved_count,
         waiting_count=sum(queue.waiting for queue in dispatcher.queues.values()),
-        oldest_waiting_s=None if oldest is None else max(0.0, (engine.clock.now_us() - oldest) / 1_000_000),
+        oldest_waiting_s=None if oldest is None else max(0.0, (engine.clock.now_us() - oldest) / SECOND_US),
         running_count=len(engine.runner.running),
         abandoned_count=len(engine.runner.abandoned),
         failing_duties=_failing(engine),

@@ -11,6 +11,7 @@ from typing import Any, Final, get_args
 
 from taskmanager.codec.values import dumps, loads
 from taskmanager.engine.definition import Definition
+from taskmanager.model.clock import SECOND_US
 from taskmanager.model.config import is_int, name_fault, raise_faults
 from taskmanager.model.errors import ArgumentError, ConfigurationError
 from taskmanager.model.ids import keyed_task_id
@@ -23,7 +24,6 @@ from taskmanager.rules.schedule import CatchUp, Overlap, Plan, Timing
 
 MIN_INTERVAL_S: Final = 0.01
 """A fire is a transaction; more than a hundred a second are a loop in the task, not a schedule."""
-_US: Final = 1_000_000
 _TEMPLATE: Final = ("task_name", "queue_name", "priority", "args", "kwargs", "max_retries", "task_options", "tags")
 
 
@@ -87,8 +87,8 @@ class ScheduleOptions:
         return Timing(
             name,
             cron=None if self.cron is None else cron_of(self.cron, self.timezone),
-            every_us=None if self.every is None else round(seconds_of(self.every, "every") * _US),
-            jitter_us=round(seconds_of(self.jitter, "jitter") * _US),
+            every_us=None if self.every is None else round(seconds_of(self.every, "every") * SECOND_US),
+            jitter_us=round(seconds_of(self.jitter, "jitter") * SECOND_US),
         )
 
 

@@ -14,12 +14,12 @@ from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask, Phase
 from taskmanager.engine.row_codec import stored_error, stored_result
+from taskmanager.model.clock import SECOND_US
 from taskmanager.model.record import AttemptRow
 from taskmanager.model.result import TaskError, TaskResult, trusted_code
 from taskmanager.model.states import AttemptOutcome, BuiltInTaskCode, TaskStatus
 from taskmanager.rules.retry import with_retry_numbers
 
-_US = 1_000_000
 MAX_REASON_CHARS = 20_000
 """A traceback longer than this is cut in the middle, so that one failing recursion does not fill the file."""
 
@@ -153,7 +153,7 @@ class Settlement:
 
     def _retry_delay_s(self, live: LiveTask, error: TaskError, now: int) -> float | None:
         delay_s = live.definition.retry.next_delay_s(error.error_code, live.retry_count, self._random_01())
-        if delay_s is None or live.good_until is None or now + delay_s * _US < live.good_until:
+        if delay_s is None or live.good_until is None or now + delay_s * SECOND_US < live.good_until:
             return delay_s
         return None
 
@@ -206,7 +206,7 @@ class Settlement:
     def _wait_again(self, live: LiveTask, delay_s: float) -> None:
         now = self._now_us()
         live.status = TaskStatus.PENDING
-        live.enqueued_at = now + int(delay_s * _US)
+        live.enqueued_at = now + int(delay_s * SECOND_US)
         live.updated_at = now
         live.claimed_at = live.started_at = None
         live.worker_pid = live.worker_hostname = live.worker_process_name = None

@@ -7,10 +7,10 @@ clock within a minute finds nothing expired and no history deleted.
 
 from typing import Final, NamedTuple
 
-from taskmanager.model.clock import Clock
+from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.logger import logger
 
-STEP_US: Final = 1_000_000
+STEP_US: Final = SECOND_US
 """A smaller difference is a slewed clock, or one that was read slowly."""
 HOLD_S: Final = 60.0
 """How long `good_until` expires nothing after a step."""
@@ -48,7 +48,7 @@ class WatchedClock:
             logger.warning(
                 "the wall clock was stepped by %+.1f s; nothing expires for %.0f s, and old records are kept for one "
                 "sweep of the retention",
-                by_us / 1_000_000,
+                by_us / SECOND_US,
                 HOLD_S,
             )
         return now_us
@@ -76,4 +76,4 @@ class WatchedClock:
         before_s = self._clock.elapsed_s()
         now_us = self._clock.now_us()
         took_s = self._clock.elapsed_s() - before_s
-        return now_us, now_us - round((before_s + took_s / 2) * 1_000_000), took_s
+        return now_us, now_us - round((before_s + took_s / 2) * SECOND_US), took_s

@@ -11,6 +11,12 @@ from typing import Final, Protocol
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
+# Instants and durations in a row are whole microseconds; what people configure is seconds.
+SECOND_US: Final = 1_000_000
+MINUTE_US: Final = 60 * SECOND_US
+HOUR_US: Final = 60 * MINUTE_US
+DAY_US: Final = 24 * HOUR_US
+
 
 class Clock(Protocol):
     """What the engine asks of time."""

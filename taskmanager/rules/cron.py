@@ -19,7 +19,7 @@ from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from functools import lru_cache
 from typing import Any, Final
 
-from taskmanager.model.clock import from_us, to_us
+from taskmanager.model.clock import SECOND_US, from_us, to_us
 from taskmanager.model.errors import ConfigurationError
 
 NICKNAMES: Final = {
@@ -38,7 +38,6 @@ MAX_GAPS: Final = 64
 _CHECKED_FROM: Final = datetime(2024, 1, 1)  # noqa: DTZ001  # local time of whatever zone, which is naive
 _SECOND: Final = timedelta(seconds=1)
 _DAY: Final = timedelta(days=1)
-_SECOND_US: Final = 1_000_000
 
 
 class Cron:
@@ -69,7 +68,7 @@ class Cron:
         if (
             asked_us != instant_us or not answer_us
         ):  # of ten thousand schedules many fire at one time, and ask this next
-            start = from_us(instant_us - instant_us % _SECOND_US)
+            start = from_us(instant_us - instant_us % SECOND_US)
             found = self._fixed_after(start) if self._is_fixed else self._real_after(start)
             answer_us = None if found is None else to_us(found)
             self._known = (instant_us, answer_us)

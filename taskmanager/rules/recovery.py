@@ -4,10 +4,35 @@ The owner may have died between any two steps, so nothing here may depend on the
 two instances that judge the same row at once say the same but for jitter, and only one of them wins the write.
 """
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from taskmanager.model.clock import SECOND_US
 from taskmanager.model.states import WAITING, AttemptOutcome, BuiltInTaskCode, TaskStatus
 from taskmanager.rules.retry import RetryRule
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """What a row whose owner is gone says of itself. `good_until` is microseconds UTC.
+
+    `is_interruption_noted`: its instance was stopping and had asked it to end, so that this is no crash.
+    `crash_count` includes this crash; `is_only_suspect`: no other task with earlier crashes ran in it.
+    """
+
+    status: TaskStatus
+    is_cancel_requested: bool = False
+    requeue_on_interrupt: bool = False
+    rule: RetryRule = field(default_factory=RetryRule.none)
+    retry_count: int = 0
+    crash_count: int = 0
+    is_only_suspect: bool = False
+    is_interruption_noted: bool = False
+    good_until: int | None = None
+
+    def is_expired(self, now: int) -> bool:
+        """Whether it must not start any more."""
+        return self.good_until is not None and now >= self.good_until
 
 
 class Verdict(NamedTuple):
@@ -25,86 +50,58 @@ class Verdict(NamedTuple):
     reason: str
 
 
-def judge_orphan(
-    *,
-    status: TaskStatus,
-    cancel_requested: bool,
-    requeue_on_interrupt: bool,
-    rule: RetryRule,
-    retry_count: int,
-    is_interruption_noted: bool,
-    good_until: int | None,
-    now: int,
-    random_01: float,
-    crash_count: int = 0,
-    crash_budget: int | None = None,
-    is_only_suspect: bool = False,
-) -> Verdict:
-    """What becomes of a row in a non-terminal `status`. Instants are microseconds UTC.
+def judge_orphan(orphan: Orphan, now: int, random_01: float, crash_budget: int | None = None) -> Verdict:
+    """What becomes of it. `now` is microseconds UTC; without a `crash_budget` nothing is quarantined.
 
-    `is_interruption_noted`: its instance was stopping and had asked it to end, so that this is no crash. A RUNNING task
-    does not expire, it has started in time; the next start looks at `good_until` again.
-
-    `crash_count` includes this crash. A task that has used up `crash_budget`, and was the only one with earlier crashes
-    that ran in this one, is the culprit: it is failed for good, so that the innocent ones can finish.
+    A RUNNING task does not expire, for it has started in time; the next start looks at `good_until` again. A task that
+    has used up the budget, and was the only suspect, is the culprit: it is failed for good, so that the innocent ones
+    can finish.
     """
-    assert not status.is_terminal, status
-    if status in WAITING:
-        return _judge_waiting(cancel_requested, is_expired=good_until is not None and now >= good_until)
-    if cancel_requested:
-        return _ended(
-            TaskStatus.CANCELLED,
-            BuiltInTaskCode.TASK_CANCELLED,
-            AttemptOutcome.INTERRUPTED,
-            "a cancel was requested before its owner was gone",
-        )
-    if is_interruption_noted:
-        return _judge_interrupted(requeue_on_interrupt)
-    if crash_budget is not None and crash_count >= crash_budget and is_only_suspect:
-        return _ended(
-            TaskStatus.FAILED,
-            BuiltInTaskCode.WORKER_CRASHED,
-            AttemptOutcome.WORKER_FAILURE,
-            f"quarantined: its process died {crash_count} times while it ran, and it was the only suspect",
-        )
-    if requeue_on_interrupt:
-        return Verdict(
-            TaskStatus.PENDING,
-            None,
-            False,
-            BuiltInTaskCode.WORKER_CRASHED,
-            AttemptOutcome.WORKER_FAILURE,
-            "its owner is gone; safe to repeat, so it starts again",
-        )
-    return _judge_crashed(rule, retry_count, good_until, now, random_01)
+    assert not orphan.status.is_terminal, orphan.status
+    if orphan.status in WAITING:
+        return _judge_waiting(orphan, now)
+    if orphan.is_cancel_requested:
+        why = "a cancel was requested before its owner was gone"
+        return _ended(TaskStatus.CANCELLED, BuiltInTaskCode.TASK_CANCELLED, AttemptOutcome.INTERRUPTED, why)
+    if orphan.is_interruption_noted:
+        return _judge_interrupted(orphan)
+    return _judge_crashed(orphan, now, random_01, crash_budget)
 
 
-def _judge_waiting(cancel_requested: bool, *, is_expired: bool) -> Verdict:
-    if cancel_requested:
+def _judge_waiting(orphan: Orphan, now: int) -> Verdict:
+    if orphan.is_cancel_requested:
         return _ended(TaskStatus.CANCELLED, BuiltInTaskCode.TASK_CANCELLED, None, "cancelled while it waited")
-    if is_expired:
+    if orphan.is_expired(now):
         return _ended(TaskStatus.EXPIRED, BuiltInTaskCode.TASK_EXPIRED, None, "good_until passed while it waited")
-    return Verdict(TaskStatus.PENDING, None, False, None, None, "its owner is gone and it had not started; free again")
+    return _free_again(None, None, "its owner is gone and it had not started; free again")
 
 
-def _judge_interrupted(requeue_on_interrupt: bool) -> Verdict:
+def _judge_interrupted(orphan: Orphan) -> Verdict:
     code, outcome = BuiltInTaskCode.TASK_INTERRUPTED, AttemptOutcome.INTERRUPTED
-    if requeue_on_interrupt:
-        reason = "interrupted by a stop; safe to repeat, so it starts again"
-        return Verdict(TaskStatus.PENDING, None, False, code, outcome, reason)
+    if orphan.requeue_on_interrupt:
+        return _free_again(code, outcome, "interrupted by a stop; safe to repeat, so it starts again")
     return _ended(TaskStatus.INTERRUPTED, code, outcome, "interrupted by a stop; not declared safe to repeat")
 
 
-def _judge_crashed(rule: RetryRule, retry_count: int, good_until: int | None, now: int, random_01: float) -> Verdict:
-    code, outcome = BuiltInTaskCode.WORKER_CRASHED, AttemptOutcome.WORKER_FAILURE
-    delay_s = rule.next_delay_s(code, retry_count, random_01)
+def _judge_crashed(orphan: Orphan, now: int, random_01: float, crash_budget: int | None) -> Verdict:
+    code, outcome, rule = BuiltInTaskCode.WORKER_CRASHED, AttemptOutcome.WORKER_FAILURE, orphan.rule
+    if crash_budget is not None and orphan.crash_count >= crash_budget and orphan.is_only_suspect:
+        died = f"its process died {orphan.crash_count} times while it ran, and it was the only suspect"
+        return _ended(TaskStatus.FAILED, code, outcome, f"quarantined: {died}")
+    if orphan.requeue_on_interrupt:
+        return _free_again(code, outcome, "its owner is gone; safe to repeat, so it starts again")
+    delay_s = rule.next_delay_s(code, orphan.retry_count, random_01)
     if delay_s is None:
         why = "no retry is left" if rule.covers(code) else "no policy retries a crash"
         return _ended(TaskStatus.FAILED, code, outcome, f"its owner is gone while it ran; {why}")
-    if good_until is not None and now + round(delay_s * 1_000_000) >= good_until:
+    if orphan.is_expired(now + round(delay_s * SECOND_US)):
         return _ended(TaskStatus.FAILED, code, outcome, "its owner is gone while it ran; a retry would miss good_until")
-    reason = f"its owner is gone while it ran; retry {retry_count + 1} of {rule.max_retries}"
+    reason = f"its owner is gone while it ran; retry {orphan.retry_count + 1} of {rule.max_retries}"
     return Verdict(TaskStatus.PENDING, delay_s, True, code, outcome, reason)
+
+
+def _free_again(code: BuiltInTaskCode | None, outcome: AttemptOutcome | None, reason: str) -> Verdict:
+    return Verdict(TaskStatus.PENDING, None, False, code, outcome, reason)
 
 
 def _ended(status: TaskStatus, code: BuiltInTaskCode, outcome: AttemptOutcome | None, reason: str) -> Verdict:

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
+from taskmanager.model.clock import SECOND_US
 from taskmanager.rules.cron import Cron
 
 CatchUp = Literal["skip", "latest", "all"]
@@ -17,9 +18,8 @@ Overlap = Literal["skip", "queue", "allow"]
 
 NEVER_US: Final = 253_402_300_799_000_000
 """The last second that a datetime can hold stands for "not again"."""
-GRACE_US: Final = 1_000_000
+GRACE_US: Final = SECOND_US
 """A fire this late counts as on time, and never one later than a tenth of the time to the next."""
-_SECOND_US: Final = 1_000_000
 
 
 class Timing:
@@ -75,7 +75,7 @@ class Timing:
         found = self._last if fire_us <= self._last <= until_us else fire_us
         following = self.after(found)
         if following <= until_us:
-            found = self._searched(following, until_us, max(_SECOND_US, following - found))
+            found = self._searched(following, until_us, max(SECOND_US, following - found))
         self._last = found
         return found
 
@@ -99,7 +99,7 @@ class Timing:
 
     def _walked_back(self, fire_us: int, last_us: int, count: int) -> deque[int]:
         """So many fires up to the last one, from a window before it that is widened until it holds them."""
-        width_us = count * _SECOND_US
+        width_us = count * SECOND_US
         while True:
             found, seen = deque([self.after(max(fire_us - 1, last_us - width_us))], count), 1
             while found[-1] < last_us:
@@ -127,7 +127,7 @@ class Timing:
                 break
             high = until_us - width_us
             width_us *= 2
-        while high - low >= _SECOND_US:
+        while high - low >= SECOND_US:
             middle = (low + high) // 2
             found = self.after(middle)
             low, high = (found, high) if found <= high else (low, middle)
@@ -136,7 +136,7 @@ class Timing:
 
 def _seconds(duration_us: int) -> str:
     """Exactly, for two definitions are told apart by their words."""
-    whole, fraction = divmod(duration_us, _SECOND_US)
+    whole, fraction = divmod(duration_us, SECOND_US)
     return f"{whole}.{fraction:06}".rstrip("0").rstrip(".")
 
 

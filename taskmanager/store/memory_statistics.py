@@ -3,15 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from taskmanager.model.clock import HOUR_US, MINUTE_US
 from taskmanager.model.record import AttemptRow, TaskRow
 from taskmanager.model.schedule import ScheduleRow
 from taskmanager.model.states import LIVE, AttemptOutcome, TaskStatus
 from taskmanager.store.protocol import FreeQueue, InstanceRow
 from taskmanager.store.statistics import (
-    HOUR_US,
     MAX_INSTANCES,
     MAX_LINES,
-    MINUTE_US,
     SAMPLE,
     Failure,
     FileSize,

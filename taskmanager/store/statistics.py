@@ -11,8 +11,6 @@ from typing import Final, NamedTuple
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import FreeQueue, InstanceRow
 
-MINUTE_US: Final = 60_000_000
-HOUR_US: Final = 60 * MINUTE_US
 ENDED_CAP: Final = 100_000
 """Attempts of a window are counted up to here; with more, the window is cut to what these cover."""
 SAMPLE: Final = 1_000

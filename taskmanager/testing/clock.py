@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
-from taskmanager.model.clock import SystemClock, from_us, to_us
+from taskmanager.model.clock import SECOND_US, SystemClock, from_us, to_us
 from taskmanager.model.result import Seconds
 
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -46,4 +46,4 @@ class WallClock(SystemClock):
 
     def elapsed_s(self) -> float:
         """Seconds that no step moves."""
-        return super().elapsed_s() if self._loop_time is None else self._loop_time.elapsed_us / 1_000_000
+        return super().elapsed_s() if self._loop_time is None else self._loop_time.elapsed_us / SECOND_US

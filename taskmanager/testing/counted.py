@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Container, Iterable
 from typing import Any, cast
 
+from taskmanager.model.clock import SECOND_US
 from taskmanager.model.record import Write
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.memory import MemoryStore
@@ -64,4 +65,4 @@ class CountedStore:
         store = self.sound
         if not isinstance(store, MemoryStore):
             return [0.0]
-        return [(row.enqueued_at - now_us) / 1_000_000 for row in store.free_rows() if row.task_name in task_names]
+        return [(row.enqueued_at - now_us) / SECOND_US for row in store.free_rows() if row.task_name in task_names]

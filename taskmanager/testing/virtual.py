@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from taskmanager.engine.alarm import Alarm
 from taskmanager.engine.stall import StallWatch
 from taskmanager.engine.writer import DueTime
+from taskmanager.model.clock import SECOND_US
 from taskmanager.model.errors import ConfigurationError
 
 LANE_PATIENCE_S: Final = 10.0
@@ -72,7 +73,7 @@ class VirtualTime:
         self._owner = asyncio.current_task()
 
     def __repr__(self) -> str:
-        return f"<VirtualTime {self.elapsed_us / 1_000_000:g} s, {len(self.inhabitants)} worlds>"
+        return f"<VirtualTime {self.elapsed_us / SECOND_US:g} s, {len(self.inhabitants)} worlds>"
 
     # In place of the loop's own.
 
@@ -102,7 +103,7 @@ class VirtualTime:
 
     def time(self) -> float:
         """What `loop.time()` says."""
-        return self._base_s + self.elapsed_us / 1_000_000
+        return self._base_s + self.elapsed_us / SECOND_US
 
     def select(self, timeout: float | None) -> Any:
         """What the loop calls when it has nothing to do for `timeout` seconds (None: no timer is set)."""
@@ -158,7 +159,7 @@ class VirtualTime:
 
     def _jump(self, target: float) -> None:
         # The tolerance keeps a rounding error of the timer's own from adding a microsecond to every wait.
-        elapsed_us = math.ceil((target - self._base_s) * 1_000_000 - 0.01)
+        elapsed_us = math.ceil((target - self._base_s) * SECOND_US - 0.01)
         if elapsed_us <= self.elapsed_us:
             self._keep_moving()
         else:

@@ -13,8 +13,9 @@ from taskmanager.console.picture import (
     RunningSight,
     StorageSight,
 )
+from taskmanager.model.clock import HOUR_US, MINUTE_US
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.statistics import HOUR_US, MINUTE_US, Failure, NextRun, Pace, TaskFailures, TaskPace
+from taskmanager.store.statistics import Failure, NextRun, Pace, TaskFailures, TaskPace
 
 SECOND: Final = 1_000_000
 NOW: Final = 1_772_370_000 * SECOND  # 2026-03-01 13:00:00 UTC

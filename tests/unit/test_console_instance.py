@@ -13,12 +13,13 @@ from taskmanager import TaskManager, TaskStatus, current_task
 from taskmanager.console.instance import Region, SelfPortrait
 from taskmanager.console.picture import Picture
 from taskmanager.console.screens import LiveScreen, live_lines
+from taskmanager.model.clock import HOUR_US
 from taskmanager.model.record import TaskWrite
 from taskmanager.model.schedule import ScheduleDeclaration
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Store
 from taskmanager.store.sqlite import SqliteStore
-from taskmanager.store.statistics import HOUR_US, Glance, NextRun
+from taskmanager.store.statistics import Glance, NextRun
 from tests.contract.test_store_contract import OTHER, attempt, task
 from tests.unit.console_pictures import BUSY
 

@@ -7,8 +7,9 @@ import pytest
 
 from taskmanager.console.picture import Health, Picture, StorageSight
 from taskmanager.console.problems import problems_of
+from taskmanager.model.clock import HOUR_US
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.statistics import HOUR_US, Pace, TaskFailures
+from taskmanager.store.statistics import Pace, TaskFailures
 from tests.unit.console_pictures import BUSY, EMPTY, NOW, SECOND, instance, queue
 
 ROOM: Final = 77

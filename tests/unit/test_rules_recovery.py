@@ -7,7 +7,7 @@ import pytest
 
 from taskmanager.model.config import RetryPolicy
 from taskmanager.model.states import LIVE, TERMINAL, WAITING, AttemptOutcome, TaskStatus, can_move
-from taskmanager.rules.recovery import Verdict, judge_orphan
+from taskmanager.rules.recovery import Orphan, Verdict, judge_orphan
 from taskmanager.rules.retry import RetryRule
 
 NOW = 1_000_000_000
@@ -15,17 +15,7 @@ CRASH_RULE = RetryRule.from_policy(RetryPolicy.fixed([10, 20], auto_retry_for=["
 
 
 def judge(status: TaskStatus = TaskStatus.RUNNING, **changes: Any) -> Verdict:
-    facts: dict[str, Any] = {
-        "cancel_requested": False,
-        "requeue_on_interrupt": False,
-        "rule": RetryRule.none(),
-        "retry_count": 0,
-        "is_interruption_noted": False,
-        "good_until": None,
-        "now": NOW,
-        "random_01": 0.5,
-    }
-    return judge_orphan(status=status, **{**facts, **changes})
+    return judge_orphan(Orphan(status, **changes), NOW, random_01=0.5)
 
 
 def short(verdict: Verdict) -> tuple[TaskStatus, str | None, AttemptOutcome | None]:
@@ -42,7 +32,7 @@ def test_what_never_started_is_free_again(status: TaskStatus) -> None:
 
 @pytest.mark.parametrize("status", sorted(WAITING))
 def test_a_requested_cancel_is_honoured_before_anything_else(status: TaskStatus) -> None:
-    assert short(judge(status, cancel_requested=True, good_until=NOW - 1)) == (
+    assert short(judge(status, is_cancel_requested=True, good_until=NOW - 1)) == (
         TaskStatus.CANCELLED,
         "TASK_CANCELLED",
         None,
@@ -50,7 +40,7 @@ def test_a_requested_cancel_is_honoured_before_anything_else(status: TaskStatus)
 
 
 def test_a_running_task_with_a_requested_cancel_is_cancelled_even_if_it_could_repeat() -> None:
-    verdict = judge(cancel_requested=True, requeue_on_interrupt=True, rule=CRASH_RULE, is_interruption_noted=True)
+    verdict = judge(is_cancel_requested=True, requeue_on_interrupt=True, rule=CRASH_RULE, is_interruption_noted=True)
     assert short(verdict) == (TaskStatus.CANCELLED, "TASK_CANCELLED", AttemptOutcome.INTERRUPTED)
 
 
@@ -94,6 +84,23 @@ def test_any_other_crash_is_a_failure(rule: RetryRule, retry_count: int) -> None
     assert not verdict.spends_retry
 
 
+@pytest.mark.parametrize(
+    ("crash_count", "is_only_suspect", "expected"),
+    [(2, True, TaskStatus.PENDING), (3, False, TaskStatus.PENDING), (3, True, TaskStatus.FAILED)],
+    ids=["budget left", "another may be the culprit", "culprit"],
+)
+def test_the_only_suspect_is_quarantined_when_its_crash_budget_is_used_up(
+    crash_count: int, is_only_suspect: bool, expected: TaskStatus
+) -> None:
+    """Safe to repeat or not, or it would take its process down for ever; an innocent bystander is never failed."""
+    orphan = Orphan(
+        TaskStatus.RUNNING, requeue_on_interrupt=True, crash_count=crash_count, is_only_suspect=is_only_suspect
+    )
+    verdict = judge_orphan(orphan, NOW, random_01=0.5, crash_budget=3)
+    assert short(verdict) == (expected, "WORKER_CRASHED", AttemptOutcome.WORKER_FAILURE)
+    assert verdict.reason.startswith("quarantined") is (expected is TaskStatus.FAILED)
+
+
 @pytest.mark.req("RP-s5")
 @pytest.mark.parametrize(
     ("good_until", "expected"),
@@ -121,7 +128,7 @@ def test_every_verdict_is_a_legal_move_with_consistent_fields() -> None:
     ):
         verdict = judge(
             status,
-            cancel_requested=cancel,
+            is_cancel_requested=cancel,
             requeue_on_interrupt=requeue,
             is_interruption_noted=noted,
             rule=rule,

@@ -6,6 +6,7 @@ Only `counts` (in `queries`) reads an index from end to end, some 10 ms per mill
 import sqlite3
 from typing import Final
 
+from taskmanager.model.clock import HOUR_US, MINUTE_US
 from taskmanager.store.protocol import InstanceRow
 from taskmanager.store.sqlite.claims import free_queues
 from taskmanager.store.sqlite.queries import paused_queues
@@ -13,11 +14,9 @@ from taskmanager.store.sqlite.schema import version
 from taskmanager.store.sqlite.statements import LIVE_SQL
 from taskmanager.store.statistics import (
     ENDED_CAP,
-    HOUR_US,
     MAX_INSTANCES,
     MAX_LINES,
     MAX_OWNERS,
-    MINUTE_US,
     OWNED_CAP,
     SAMPLE,
     Failure,
