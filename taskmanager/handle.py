@@ -1,10 +1,10 @@
 """The caller's end of a task: await it, ask for its state, cancel it."""
 
 import asyncio
-from collections.abc import Coroutine, Generator, Mapping
-from typing import Any, Generic, Protocol, TypeVar, cast
+from collections.abc import Generator
+from typing import Any, Generic, TypeVar, cast
 
-from taskmanager.engine.attempt import Attempt
+from taskmanager.current_instance import CurrentInstance
 from taskmanager.engine.events import wait_in
 from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.waiting import lent_slot
@@ -23,61 +23,16 @@ from taskmanager.model.record import TaskInfo
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TaskStatus
 
-T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
-
-
-class HandleKeeper(Protocol):
-    """What a handle asks of its manager."""
-
-    async def wait_for(self, task_id: str, *, was_accepted: bool) -> Ending:
-        """The ending of a task that is not in this instance's memory; `was_accepted`: a call here named it."""
-        ...
-
-    async def info_of(self, task_id: str, include_attempts: bool) -> TaskInfo:
-        """Its record; raises `UnknownTask` when there is none."""
-        ...
-
-    def cancel_now(self, task_id: str, live: LiveTask | None) -> bool:
-        """Ask for a cancel at once."""
-        ...
-
-    def hurry(self, live: LiveTask) -> None:
-        """Somebody waits for it to be saved."""
-        ...
-
-    def last_status(self, task_id: str) -> TaskStatus | None:
-        """The status of a task that was foreign: as it is in memory by now, or as it was last seen in the store."""
-        ...
-
-    def running_attempts(self) -> Mapping[str, Attempt]:
-        """What runs here, by the ids of the tasks."""
-        ...
-
-    def degraded_reason(self) -> str | None:
-        """Why the store takes no writes now, or None."""
-        ...
-
-    def hint_of_no_start(self, live: LiveTask) -> asyncio.TimerHandle | None:
-        """Where the manager is not started, a word in the log for whoever waits for that."""
-        ...
-
-    def is_of_another_loop(self) -> bool:
-        """Whether the manager runs, and not in the loop that asks."""
-        ...
-
-    async def in_its_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        """Let `work` run in the loop of the manager, and wait for it here."""
-        ...
 
 
 class TaskHandle(Generic[R_co]):
     """One accepted task. Keep it or drop it: the task does not care."""
 
-    __slots__ = ("_found", "_keeper", "_live", "_seen", "_task_id")
+    __slots__ = ("_found", "_instance", "_live", "_seen", "_task_id")
 
-    def __init__(self, keeper: HandleKeeper, task_id: str, live: LiveTask | None, found: bool = False) -> None:
-        self._keeper = keeper
+    def __init__(self, instance: CurrentInstance, task_id: str, live: LiveTask | None, found: bool = False) -> None:
+        self._instance = instance
         self._task_id = task_id
         self._live = live
         self._found = found
@@ -94,7 +49,7 @@ class TaskHandle(Generic[R_co]):
         live = self._live
         if live is not None and not live.is_elsewhere:
             return live.status
-        self._seen = self._keeper.last_status(self._task_id) or self._seen
+        self._seen = self._instance.last_status(self._task_id) or self._seen
         return self._seen or (TaskStatus.PENDING if live is None else live.status)
 
     @property
@@ -129,12 +84,12 @@ class TaskHandle(Generic[R_co]):
         live = self._live
         if live is not None and live.ending is not None and live.is_published:
             return live.ending
-        if self._keeper.is_of_another_loop():
+        if self._instance.is_of_another_loop():
             # The task could end between a look at it from here and the entry into its list of waiters.
-            return await self._keeper.in_its_loop(self._ending(is_bounded=is_bounded))
-        async with lent_slot(self._task_id, self._keeper.running_attempts(), is_bounded=is_bounded):
+            return await self._instance.in_its_loop(self._ending(is_bounded=is_bounded))
+        async with lent_slot(self._task_id, self._instance.running_attempts(), is_bounded=is_bounded):
             if live is None or live.is_elsewhere:
-                ending = await self._keeper.wait_for(self._task_id, was_accepted=live is not None)
+                ending = await self._instance.wait_for(self._task_id, was_accepted=live is not None)
                 if live is not None and live.is_elsewhere:
                     live.status = ending.status
                 self._seen = self._seen if ending.requeued else ending.status
@@ -142,7 +97,7 @@ class TaskHandle(Generic[R_co]):
             return cast("Ending", await self._wait(live, live.waiters_list()))
 
     async def _wait(self, live: LiveTask, waiters: "list[asyncio.Future[Any]]") -> Any:
-        hint = self._keeper.hint_of_no_start(live)
+        hint = self._instance.hint_of_no_start(live)
         try:
             return await wait_in(waiters)
         finally:
@@ -157,8 +112,8 @@ class TaskHandle(Generic[R_co]):
         """
         check_timeout(timeout)
         live = self._live
-        if self._keeper.is_of_another_loop():
-            await self._keeper.in_its_loop(self.saved(timeout=timeout))
+        if self._instance.is_of_another_loop():
+            await self._instance.in_its_loop(self.saved(timeout=timeout))
             return
         if live is None:
             await self.info()  # what can be found is in the file; what cannot, never was
@@ -174,25 +129,25 @@ class TaskHandle(Generic[R_co]):
             raise StoreError(f"task {self._task_id} cannot be stored: {live.rejection}")
         if live.ending is not None and live.is_published and live.ending.requeued:
             raise StoreUnavailable(f"task {self._task_id} was not written before the manager stopped; enqueue it again")
-        self._keeper.hurry(live)
+        self._instance.hurry(live)
         try:
             async with asyncio.timeout(timeout):
                 await self._wait(live, live.save_waiters_list())
         except TimeoutError:
-            reason = self._keeper.degraded_reason()
+            reason = self._instance.degraded_reason()
             if reason is not None:
                 raise StoreUnavailable(f"task {self._task_id} is not saved yet: {reason}") from None
             raise
 
     async def info(self, *, include_attempts: bool = False) -> TaskInfo:
         """The whole record as it is now. Raises `UnknownTask` when there is none (any more)."""
-        if self._keeper.is_of_another_loop():
-            return await self._keeper.in_its_loop(self.info(include_attempts=include_attempts))
-        return await self._keeper.info_of(self._task_id, include_attempts)
+        if self._instance.is_of_another_loop():
+            return await self._instance.in_its_loop(self.info(include_attempts=include_attempts))
+        return await self._instance.info_of(self._task_id, include_attempts)
 
     def cancel(self) -> bool:
         """Ask for the task to be cancelled, at once; False when it has ended already."""
-        return self._keeper.cancel_now(self._task_id, self._live)
+        return self._instance.cancel_now(self._task_id, self._live)
 
     def __repr__(self) -> str:
         return f"<TaskHandle {self._task_id} {self.status}>"

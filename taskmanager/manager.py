@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overlo
 
 from taskmanager.background import Background
 from taskmanager.codec.values import Codec
+from taskmanager.current_instance import CurrentInstance, Running, check_stop
 from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.stale import StaleTasks
 from taskmanager.duties.supervisor import Supervisor
@@ -26,7 +27,6 @@ from taskmanager.engine.schedule import ScheduleOptions
 from taskmanager.engine.settings import Settings, database_of, default_processes, default_threads
 from taskmanager.handle import TaskHandle
 from taskmanager.hosting import run_hosted
-from taskmanager.keeper import Keeper, Running, check_stop
 from taskmanager.model.checks import check_task_id, check_timeout
 from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.config import (
@@ -139,7 +139,7 @@ class TaskManager:
         self._intake = self._new_intake()
         self._lifecycle: Lifecycle | None = None
         self._current: Running | None = None
-        self._keeper = Keeper(lambda: self._current, lambda: self._intake)
+        self._instance = CurrentInstance(lambda: self._current, lambda: self._intake)
         self._is_isolated = False
 
     def _default_store(self) -> Store:
@@ -287,7 +287,7 @@ class TaskManager:
     ) -> TaskHandle[Any]:
         """What a bound task's `enqueue` calls."""
         live, was_there = self._intake.enqueue(definition, options, args, kwargs)
-        return TaskHandle(self._keeper, live.task_id, live, was_there)
+        return TaskHandle(self._instance, live.task_id, live, was_there)
 
     @overload
     def submit_in(
@@ -425,11 +425,11 @@ class TaskManager:
 
         Delayed ones count. Raises `TimeoutError`, `ConfigurationError` in a task, `ManagerStopped` when some are left.
         """
-        await self._keeper.join(tags, timeout)
+        await self._instance.join(tags, timeout)
 
     async def wait_for_room(self, queue_name: str = DEFAULT_QUEUE) -> None:
         """Return when `enqueue` to that queue would not raise `QueueFull` because of its waiting tasks."""
-        await self._keeper.needed().queues.wait_for_room(queue_name)
+        await self._instance.needed().queues.wait_for_room(queue_name)
 
     async def flush(self) -> None:
         """Return when everything accepted or ended so far is committed, memory-only history included."""
@@ -439,10 +439,10 @@ class TaskManager:
         return None if self._lifecycle is None else self._lifecycle.engine
 
     def _running(self) -> Lifecycle:
-        return self._keeper.needed().lifecycle
+        return self._instance.needed().lifecycle
 
     def _the_records(self) -> Records:
-        return self._keeper.needed().records
+        return self._instance.needed().records
 
     def _recovery(self, store: Store, identity: Identity) -> Recovery:
         settings = self._settings
@@ -461,7 +461,7 @@ class TaskManager:
     def handle(self, task_id: str, /) -> TaskHandle[Any]:
         """A handle from an id, for a task of any instance; awaiting one that does not exist raises `UnknownTask`."""
         check_task_id(task_id)
-        return TaskHandle(self._keeper, task_id, self._keeper.find_live(task_id))
+        return TaskHandle(self._instance, task_id, self._instance.find_live(task_id))
 
     async def get(self, task_id: str, /, *, include_attempts: bool = False) -> TaskInfo | None:
         """One record, or None."""
@@ -515,27 +515,27 @@ class TaskManager:
 
     async def pause(self, queue_name: str, /) -> None:
         """Start nothing more of that queue, in every instance, until it is resumed; also of one that is to come."""
-        await self._keeper.needed().queues.set_paused(queue_name, True)
+        await self._instance.needed().queues.set_paused(queue_name, True)
 
     async def resume(self, queue_name: str, /) -> None:
         """Start tasks of that queue again."""
-        await self._keeper.needed().queues.set_paused(queue_name, False)
+        await self._instance.needed().queues.set_paused(queue_name, False)
 
     async def schedules(self) -> tuple[ScheduleInfo, ...]:
         """Every schedule in the file, also of other instances, by its next fire."""
-        return await self._keeper.needed().schedules.list()
+        return await self._instance.needed().schedules.list()
 
     async def pause_schedule(self, name: str, /) -> None:
         """Fire it no more, in every instance; what comes due meanwhile is dropped. Raises `UnknownTask`."""
-        await self._keeper.needed().schedules.pause(name)
+        await self._instance.needed().schedules.pause(name)
 
     async def resume_schedule(self, name: str, /) -> None:
         """Fire it again, from now on. Raises `UnknownTask`."""
-        await self._keeper.needed().schedules.resume(name)
+        await self._instance.needed().schedules.resume(name)
 
     async def run_schedule(self, name: str, /) -> TaskHandle[Any]:
         """Run it once now, paused or not, whatever runs already; its fires stay as they are. Raises `UnknownTask`."""
-        return self.handle(await self._keeper.needed().schedules.run(name))
+        return self.handle(await self._instance.needed().schedules.run(name))
 
     async def background(self) -> AsyncIterator[Background]:
         """For `Depends(manager.background)`: tasks added are handed over when the route has succeeded, else dropped."""

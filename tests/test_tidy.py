@@ -30,7 +30,7 @@ TEXT_SUFFIXES: Final = frozenset(
 LAYERS: Final = (
     "model", "codec", "rules", "store", "engine", "duties", "console",
     # A task gives handles, the registry holds tasks.
-    "handle", "calling", "task", "sameness", "registry", "keeper", "hosting", "background", "manager",
+    "current_instance", "handle", "calling", "task", "sameness", "registry", "hosting", "background", "manager",
     "testing", "integrations", "__init__", "cli", "__main__",
 )  # fmt: skip
 

@@ -31,7 +31,6 @@ import pytest
 import taskmanager
 from taskmanager import TaskManager, testing
 from taskmanager.cli.commands import cli
-from taskmanager.handle import HandleKeeper
 from taskmanager.task import Submitter
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -330,7 +329,7 @@ def test_the_reference_has_every_public_name() -> None:
 
 def _asked_inside() -> set[str]:
     """What a manager is asked by its own handles and tasks, and a task by its manager."""
-    inside = {name for protocol in (HandleKeeper, Submitter) for name in vars(protocol) if not name.startswith("_")}
+    inside = {name for name in vars(Submitter) if not name.startswith("_")}
     return {f"TaskManager.{name}" for name in inside} | {"TaskCall.bound", "Task.unbound"}
 
 

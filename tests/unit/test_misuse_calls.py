@@ -27,8 +27,8 @@ from taskmanager import (
     TaskManager,
     TaskStatus,
     UnknownTask,
+    current_instance,
     current_task,
-    keeper,
     task,
 )
 from taskmanager.testing import isolated
@@ -360,7 +360,7 @@ def test_a_start_that_was_not_awaited_is_said(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task would seem to hang. Once it is started, nothing is said any more."""
-    monkeypatch.setattr(keeper, "HINT_AFTER_S", 0.0)
+    monkeypatch.setattr(current_instance, "HINT_AFTER_S", 0.0)
     local = TaskManager("never-opened.db")
     job = local.task(work)
 

@@ -1,4 +1,4 @@
-"""Answers what handles ask of their manager, from whichever start of it runs now."""
+"""The instance of a manager that runs now, if one does: what handles and the methods of the manager ask of it."""
 
 import asyncio
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
@@ -75,8 +75,8 @@ def _say_no_start(live: LiveTask) -> None:
     logger.warning(text, live.definition.name, live.task_id, extra=extra_of(live))
 
 
-class Keeper:
-    """Answers from the start that runs now; `running` gives it, or None, and `intake` the door of the manager."""
+class CurrentInstance:
+    """One per manager, over all its starts: `running` gives the present one, `intake` takes calls between them, too."""
 
     def __init__(self, running: Callable[[], Running | None], intake: Callable[[], Intake]) -> None:
         self._running = running
