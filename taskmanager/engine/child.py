@@ -1,7 +1,7 @@
 """The other side of the process lane: what runs inside a child process.
 
 The child is spawned by `anyio.to_process`, never forked. It gets a module and a qualified name, imports the module and
-takes the function from the `Task` found there. It ends with its parent, and leaves Ctrl-C to it.
+takes the function from the `Task` found there. It ends with its parent, and leaves Ctrl-C and SIGTERM to it.
 """
 
 import importlib
@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from types import FrameType
 from typing import Any, NamedTuple
 
 from taskmanager.codec.safe import readable
@@ -101,8 +102,9 @@ def packed_call(call: ChildCall) -> bytes:
     return pickle.dumps(call, pickle.HIGHEST_PROTOCOL)
 
 
-def own_pid() -> int:
-    """Something to ask a child that has just come up."""
+def come_up(parent_pid: int) -> int:
+    """The first thing that a child is asked, before there is a task for it: its process id."""
+    _become_lane_child(parent_pid)
     return os.getpid()
 
 
@@ -110,11 +112,7 @@ def run(parent_pid: int, packed: bytes) -> PackedReply:
     """Run one task in this child, whatever comes of it."""
     import pickle
 
-    global is_lane_child
-    if not is_lane_child:
-        is_lane_child = True
-        _leave_standard_streams()
-        _bind_to_parent(parent_pid)
+    _become_lane_child(parent_pid)
     try:
         call: ChildCall = pickle.loads(packed)  # noqa: S301  # our parent's
     except BaseException as exc:
@@ -203,6 +201,20 @@ def _trace(exc: BaseException) -> str:
     return "".join(traceback.format_exception(type(exc), exc, frames))
 
 
+def is_loading_main() -> bool:
+    """Whether this is a child that reads the main module of the program, before it is asked for anything."""
+    return sys.orig_argv[-2:] == ["-m", "anyio.to_process"] and "__main__" not in sys.modules
+
+
+def _become_lane_child(parent_pid: int) -> None:
+    global is_lane_child
+    if not is_lane_child:
+        is_lane_child = True
+        _leave_standard_streams()
+        _leave_signals_to_parent()
+        _bind_to_parent(parent_pid)
+
+
 def _leave_standard_streams() -> None:
     """Let calls and replies go through descriptors that nobody else knows, and the standard ones to the null device.
 
@@ -220,9 +232,31 @@ def _leave_standard_streams() -> None:
     os.close(null)
 
 
-def _bind_to_parent(parent_pid: int) -> None:
-    """End when the parent does, even in the middle of a task; and let only the parent hear Ctrl-C."""
+def _leave_signals_to_parent() -> None:
+    """A terminal sends Ctrl-C to all processes of a program, and systemd its SIGTERM: the parent stops, and waits for
+    what runs here.
+
+    Programs that the task starts ignore Ctrl-C too, since they belong to the task. SIGTERM they hear: a task ends what
+    it has started with that. So it is not ignored here, which they would inherit, but handled; and copies of this
+    process, a `multiprocessing.Pool` for one, get the usual handling back.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _leave_to_parent)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_hear_sigterm)
+
+
+def _leave_to_parent(number: int, frame: FrameType | None) -> None:
+    """The handler of a signal that the parent has been sent too."""
+
+
+def _hear_sigterm() -> None:
+    if signal.getsignal(signal.SIGTERM) is _leave_to_parent:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _bind_to_parent(parent_pid: int) -> None:
+    """End when the parent does, even in the middle of a task."""
     if sys.platform == "linux":
         import ctypes
 

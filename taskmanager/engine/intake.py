@@ -292,7 +292,15 @@ class Intake:
             return rest
 
     def reopen_for_start(self) -> None:
-        """A second start holds calls until it is open; so does the first one of a forked child."""
+        """A second start holds calls until it is open; so does the first one of a forked child.
+
+        Raises `WrongProcess` in a child of the process lane, which reads the main module of the program as well.
+        """
+        if child.is_lane_child or child.is_loading_main():
+            raise WrongProcess(
+                "a child of the process lane cannot start a manager; the child imports the main module of the program, "
+                'so start the manager there under `if __name__ == "__main__":`'
+            )
         with self._lock:
             self.is_forked = False
             self.door = Door.HELD

@@ -168,7 +168,7 @@ class ProcessLane:
     async def _begin_child(self) -> None:
         from taskmanager.engine import child
 
-        pid = await self._ask(child.own_pid, is_task=False)
+        pid = await self._ask(child.come_up, os.getpid(), is_task=False)
         self._used_at = asyncio.get_running_loop().time()
         if pid not in self._seen:
             self._seen.add(pid)
@@ -197,10 +197,13 @@ class ProcessLane:
 
 
 def _is_of_main(cause: BaseException | None) -> bool:
-    """Whether a child came up, and the main module of the program raised in it: no next try would help."""
+    """Whether a child came up, and the main module of the program raised in it: no next try would help.
+
+    Unless it was Ctrl-C, which a child hears until the main module is read.
+    """
     from anyio import BrokenResourceError, ClosedResourceError, EndOfStream, IncompleteRead
 
-    system = (OSError, EndOfStream, IncompleteRead, BrokenResourceError, ClosedResourceError)
+    system = (OSError, KeyboardInterrupt, EndOfStream, IncompleteRead, BrokenResourceError, ClosedResourceError)
     return cause is not None and not isinstance(cause, system)
 
 

@@ -2,9 +2,11 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -65,17 +67,102 @@ def test_a_child_ends_with_its_parent(tmp_path: Path, name: str) -> None:
     site.assert_sound()
 
 
-def test_ctrl_c_on_the_terminal_is_the_parents_business(tmp_path: Path) -> None:
-    """The terminal sends SIGINT to the whole group; the child goes on, and is drained like any other work."""
+def test_signals_to_all_processes_of_a_program_are_the_parents_business(tmp_path: Path) -> None:
+    """A terminal sends SIGINT to the whole group, systemd SIGTERM; the child goes on, and is drained."""
     site = Site(tmp_path)
     parent = site.spawn(enqueue=[["process_once", "a", 1.0, {}]], manager={"drain_timeout": 10})
     with killed_at_the_end(parent):
         parent.until_starts(1)
         (line,) = site.lines("start")
         os.kill(line.pid, signal.SIGINT)
-        parent.stop(signal.SIGINT)
+        os.kill(line.pid, signal.SIGTERM)
+        parent.stop(signal.SIGTERM)
     assert parent.code == 0, parent.errors()
     assert site.statuses() == {"a": "COMPLETED"}
+
+
+_JOBS = """
+import multiprocessing, subprocess
+
+def ends_its_own():
+    with multiprocessing.get_context("fork").Pool(1) as pool:  # leaving it sends SIGTERM to the process in it
+        pool.apply(abs, (-1,))
+    program = subprocess.Popen(["sleep", "60"])
+    program.terminate()
+    return program.wait()
+"""
+
+_INTERRUPTED = """
+import os, pathlib, sys, time
+from taskmanager import TaskManager
+import jobs
+
+manager = TaskManager(None, processes=1)
+ends_its_own = manager.task(executor="process")(jobs.ends_its_own)
+marker = pathlib.Path("pid")
+if __name__ == "__mp_main__" and not marker.exists():
+    marker.with_suffix(".new").write_text(str(os.getpid()))
+    marker.with_suffix(".new").rename(marker)
+    time.sleep(60)
+
+async def main():
+    print(await ends_its_own.enqueue(), flush=True)
+
+if __name__ == "__main__":
+    manager.run(main)
+"""
+
+
+def test_ctrl_c_while_a_child_comes_up_fails_no_task_and_what_a_task_has_started_hears_sigterm(tmp_path: Path) -> None:
+    """Until it has read the main module, Ctrl-C ends the child: there was no task in it yet. And a task can end its own
+    programs, and leave its own pool of processes.
+    """
+    (tmp_path / "jobs.py").write_text(_JOBS)
+    (tmp_path / "app.py").write_text(_INTERRUPTED)
+    program = _start_program(tmp_path)
+    try:
+        wait_for((tmp_path / "pid").exists, lambda: "no child came up")
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGINT)
+        out, errors = program.communicate(timeout=PATIENCE_S)
+    finally:
+        program.kill()
+    assert out == f"{-signal.SIGTERM}\n", errors
+
+
+_UNGUARDED = """
+from taskmanager import TaskManager
+import jobs
+
+manager = TaskManager("tasks.db")
+work = manager.task(executor="process", persist=True)(jobs.ends_its_own)
+
+async def main():
+    await work.enqueue()
+
+manager.run(main)
+"""
+
+
+def test_a_program_without_its_main_guard_is_told_so_and_runs_once(tmp_path: Path) -> None:
+    """A child reads the main module; what starts the manager there would run the whole program again in each child."""
+    (tmp_path / "jobs.py").write_text(_JOBS)
+    (tmp_path / "app.py").write_text(_UNGUARDED)
+    program = _start_program(tmp_path)
+    _, errors = program.communicate(timeout=PATIENCE_S)
+    assert program.returncode == 1
+    assert 'under `if __name__ == "__main__":`' in errors
+    with closing(sqlite3.connect(tmp_path / "tasks.db")) as db:
+        assert db.execute("SELECT status, error_code FROM taskmanager_tasks").fetchall() == [
+            ("FAILED", "WORKER_CRASHED")
+        ]
+
+
+def _start_program(folder: Path) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "app.py"]
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def test_enqueueing_in_a_child_is_refused(tmp_path: Path) -> None:
