@@ -1,5 +1,6 @@
 """What the application asks of its manager in one seed: tasks of every kind, and what people do with them."""
 
+import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -106,12 +107,11 @@ class Calls:
         name, keeps = self._chance.choice(("safe", "once")), self._chance.random() < 0.7
 
         def submit() -> None:
-            connection: Any = process.view.inline.raw_writer  # type: ignore[attr-defined]  # its store is one of `disk.py`
-            if connection is None:
-                return
+            connection = sqlite3.connect(self._world.database, isolation_level=None, timeout=0)
             connection.execute("BEGIN IMMEDIATE")
             task_id = process.manager.submit_in(connection, process.jobs[name], self._world.next_label(), "sleep:0.1")
             connection.execute("COMMIT" if keeps else "ROLLBACK")
+            connection.close()
             self._world.checks.observe(process, "submit", ())
             if keeps:
                 self._world.checks.promised(task_id)

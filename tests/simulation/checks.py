@@ -65,9 +65,8 @@ class Checks:
     def lose(self) -> None:
         """The file was deleted: what no living process holds in memory is gone, and what one holds must come back."""
         held: set[str] = set()
-        for each in self._world.processes:
-            if each.is_alive:
-                held.update(each.held_ids)
+        for each in self._world.alive:
+            held.update(each.held_ids)
         for task_id, row in self.rows.items():
             self.gone[task_id] = row.sent_at
             if task_id not in held:

@@ -19,7 +19,6 @@ class Days:
     def __init__(self, world: World) -> None:
         self._world = world
         self._chance = world.chance
-        self._numbers = iter(range(1, 1_000))
         self._suspended_until_us = 0
         self._steps = self._chance.random() < 0.4
         self._deletes = world.is_on_file and self._chance.random() < 0.3
@@ -54,27 +53,23 @@ class Days:
     # The actions.
 
     def _start_one(self) -> None:
-        if sum(each.is_alive for each in self._world.processes) < MAX_PROCESSES:
+        if len(self._world.alive) < MAX_PROCESSES:
             self.new_process()
 
     def new_process(self) -> None:
         """One more program starts."""
-        process = Process(self._world, next(self._numbers))
-        self._world.processes.append(process)
-        self._world.log(process, "starts")
-        process.loop.call_soon(process.begin)
+        process = self._world.new_process()
         if self._world.has_faults and self._chance.random() < 0.1:
             soon_us = self._chance.choice((1, 1_000, 30_000, 300_000))
             process.at(self._world.now_us + self._chance.randrange(soon_us), process.leave_early)
 
     def _kill(self) -> None:
-        alive = [each for each in self._world.processes if each.is_alive]
-        if alive:
-            self._chance.choice(alive).turns_left = round(10 ** self._chance.uniform(0, 3.3))
+        if self._world.alive:
+            self._chance.choice(self._world.alive).turns_left = round(10 ** self._chance.uniform(0, 3.3))
 
     def _kill_child(self) -> None:
         """One child of the process lane, and not its parent."""
-        busy = [(each, child) for each in self._world.processes if each.is_alive for child in each.children.busy]
+        busy = [(each, child) for each in self._world.alive for child in each.children.busy]
         if busy:
             process, child = self._chance.choice(busy)
             process.children.die(child)
@@ -93,12 +88,11 @@ class Days:
         self._suspended_until_us = until_us
         self._world.suspension_count += 1
         self._world.log(None, "everything is stopped until", until_us / 1e6)
-        for process in self._world.processes:
-            if process.is_alive:
-                if process.may_turn:  # its heart would have gone on as before
-                    process.last_beat_us += until_us - self._world.now_us
-                process.frozen_until_us = max(until_us, process.frozen_until_us)
-                self._world.at(process.frozen_until_us, process.thaw)
+        for process in self._world.alive:
+            if process.may_turn:  # its heart would have gone on as before
+                process.last_beat_us += until_us - self._world.now_us
+            process.frozen_until_us = max(until_us, process.frozen_until_us)
+            self._world.at(process.frozen_until_us, process.thaw)
 
     def _block(self) -> None:
         process = self._world.one()

@@ -17,15 +17,16 @@ from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Beat, Beater, Store
 from taskmanager.store.sqlite import schedules
 from taskmanager.store.sqlite.connection import (
+    Connection,
     configure_reader,
     configure_writer,
     create_private,
-    raise_not_open,
     translate,
 )
 from taskmanager.store.sqlite.files import Files
 from taskmanager.store.sqlite.queries import task_rows
 from taskmanager.store.sqlite.schema import migrate
+from taskmanager.store.sqlite.stamp import LogStamp
 from taskmanager.store.sqlite.statements import ATTEMPT_COLUMNS, LIVE_SQL
 from taskmanager.store.sqlite.store import SqliteStore
 
@@ -199,18 +200,44 @@ _NEWER = "WHERE rowid > ?"
 _LAST_ATTEMPT = "SELECT coalesce(max(rowid), 0) FROM taskmanager_task_attempts"
 
 
+class InlineConnection(Connection):
+    """A connection that is used in the thread of the caller."""
+
+    __slots__ = ("_raw",)
+
+    def __init__(self, path: str, configure: Callable[[sqlite3.Connection], None]) -> None:
+        self._path = path
+        self._raw = sqlite3.connect(path, isolation_level=None, timeout=0)
+        try:
+            configure(self._raw)
+        except sqlite3.Error as error:
+            self.cut()
+            raise translate(path, error) from error
+
+    async def hop(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+        try:
+            return work(self._raw, *args)
+        except sqlite3.Error as error:
+            raise translate(self._path, error, was_well=True) from error
+
+    async def close(self) -> None:
+        self.cut()
+
+    def cut(self) -> None:
+        """Its process is gone."""
+        self._raw.close()
+
+
 class InlineSqliteStore(SqliteStore):
     """The real statements on plain connections, in the thread of the caller."""
 
-    raw_writer: sqlite3.Connection | None = None
-    raw_reader: sqlite3.Connection | None = None
-
     async def open(self) -> None:
-        if self.raw_writer is not None:
+        if self._writer is not None:
             return
         create_private(Path(self.path))
-        self.raw_writer = self._connect(self._configure)
-        self.raw_reader = self._connect(configure_reader)
+        self._stamp = LogStamp(self.path)
+        self._writer = InlineConnection(self.path, self._configure)
+        self._reader = InlineConnection(self.path, configure_reader)
         self._files = Files.of(self.path)
 
     def _configure(self, connection: sqlite3.Connection) -> None:
@@ -218,39 +245,21 @@ class InlineSqliteStore(SqliteStore):
         connection.execute("PRAGMA synchronous = OFF")  # nobody cuts the power here
         migrate(connection, self.path)
 
-    def _connect(self, configure: Callable[[sqlite3.Connection], None]) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, isolation_level=None, timeout=0)
-        configure(connection)
-        return connection
-
-    async def close(self) -> None:
-        if self._files is not None and not self._files.is_database_there():
-            self._files.remove_leftovers()
-            self._files = None
-        self.cut()
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be asked."""
+        return self._writer is not None
 
     def cut(self) -> None:
         """Its process is gone."""
-        for connection in (self.raw_reader, self.raw_writer):
-            if connection is not None:
-                connection.close()
-        self.raw_reader = self.raw_writer = None
+        for connection in (self._reader, self._writer):
+            if isinstance(connection, InlineConnection):
+                connection.cut()
+        self._reader = self._writer = None
 
-    async def _in_writer(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
-        return self._now(self.raw_writer, work, *args)
-
-    async def _read(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
-        return self._now(self.raw_reader, work, *args)
-
-    def _now(
-        self, connection: sqlite3.Connection | None, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts
-    ) -> R:
-        if connection is None:
-            raise_not_open(self.path)
-        try:
-            return work(connection, *args)
-        except sqlite3.Error as error:
-            raise translate(self.path, error) from error
+    async def every_row(self) -> list[TaskRow]:
+        """What stands in the file that it has open."""
+        return await self._in_writer(task_rows, "taskmanager_tasks AS t ", ())
 
 
 class FileDisk:
@@ -342,11 +351,10 @@ class FileView:
 
     @property
     def is_current(self) -> bool:
-        return self.inline.raw_writer is not None and _finish(self.inline.is_same_file())
+        return self.inline.is_open and _finish(self.inline.is_same_file())
 
     def rows(self) -> list[TaskRow]:
-        writer = self.inline.raw_writer
-        return [] if writer is None else task_rows(writer, "taskmanager_tasks AS t ", ())
+        return _finish(self.inline.every_row()) if self.inline.is_open else []
 
     def beater(self) -> Beater:
         return self.inline.open_beater()

@@ -79,6 +79,7 @@ class FaultyLine:
         async def call(*args: Any, **kwargs: Any) -> Any:
             return await self._call(verb, lambda: finish(method(*args, **kwargs)), args)
 
+        setattr(self, verb, call)  # found without this from now on
         return call
 
     async def _call(self, verb: str, work: Callable[[], Any], args: tuple[Any, ...]) -> Any:

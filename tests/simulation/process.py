@@ -322,7 +322,7 @@ class Process:
         for lock in self.world.locks_of(self):
             lock.close_descriptor()
         self.view.cut()
-        self.world.runs_end(self)
+        self.world.buries(self)
 
     # What the application does.
 

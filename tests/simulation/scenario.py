@@ -63,11 +63,10 @@ class _Scenario:
         if not world.run_until(self._has_ended, HEALTHY_S):
             self._tell_what_is_left()
         world.checks.at_rest()
-        for each in world.processes:
-            if each.is_alive:
-                each.loop.call_soon(each.leave, 1.0)
-        if not world.run_until(lambda: not any(each.is_alive for each in world.processes), 60.0):
-            world.fault(f"processes do not stop: {[each for each in world.processes if each.is_alive]}")
+        for each in world.alive:
+            each.loop.call_soon(each.leave, 1.0)
+        if not world.run_until(lambda: not world.alive, 60.0):
+            world.fault(f"processes do not stop: {world.alive}")
         world.checks.observe(world.processes[0], THE_END, ())
         world.checks.at_the_end()
 
@@ -120,12 +119,7 @@ class _Scenario:
         """Every row has ended, and nobody waits any more."""
         world = self._world
         up = world.up()
-        if (
-            not world.timetable.is_over
-            or not up
-            or any(each.is_alive and not each.is_up for each in world.processes)
-            or world.runs.now
-        ):
+        if not world.timetable.is_over or not up or not all(each.is_up for each in world.alive) or world.runs.now:
             return False
         if any(each.is_busy or (each.engine and each.engine.live) for each in up):
             return False

@@ -18,10 +18,8 @@ def world(tmp_path: Path) -> Iterator[World]:
     made = World(3, tmp_path)
     made.weather, made.kinds = Weather(), ("once", "timed")
     with inhabited(made):
-        for number in (1, 2):
-            process = Process(made, number)
-            made.processes.append(process)
-            process.loop.call_soon(process.begin)
+        for _ in range(2):
+            made.new_process()
         made.run_until(lambda: all(each.is_up for each in made.processes), 10.0)
         yield made
         made.close()

@@ -6,6 +6,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ class World:
         self.lines: list[str] = []
         self.faults: list[str] = []
         self.processes: list[Process] = []
+        self.alive: list[Process] = []
+        """Those of them that live, in the order of their starts."""
         self.has_faults = True
         self.is_over = False
         self.suspension_count = 0
@@ -58,6 +61,7 @@ class World:
         self._steps: list[tuple[int, int]] = []
         self._order = count()
         self._labels = count(1)
+        self._numbers = count(1)
         self._spent: Counter[int] = Counter()
         self.database = folder / "sim.db"
         self._shape()
@@ -80,7 +84,7 @@ class World:
         self.weather = Weather(
             rate, chance.choice((0.0, rate)), chance.choice((0.0, 0.2, 0.9)), chance.choice((2_000, 50_000, 400_000))
         )
-        self._options: dict[str, Any] = {
+        self.options: dict[str, Any] = {
             "concurrency": self.concurrency,
             "threads": chance.choice((1, 2)),
             "processes": self.process_count,
@@ -114,7 +118,7 @@ class World:
 
     def make_manager(self) -> TaskManager:
         """A manager as this seed configures it."""
-        return TaskManager(self.database, **self._options)
+        return TaskManager(self.database, **self.options)
 
     def step(self, by_s: float) -> None:
         """Somebody sets the wall clock."""
@@ -139,13 +143,22 @@ class World:
         self._spent[label] += 1
         return self._spent[label] <= amount
 
+    def new_process(self) -> Process:
+        """One more program starts."""
+        process = Process(self, next(self._numbers))
+        self.processes.append(process)
+        self.alive.append(process)
+        self.log(process, "starts")
+        process.loop.call_soon(process.begin)
+        return process
+
     def process_of(self, instance_id: str) -> Process | None:
         """Who started this instance."""
         return next((each for each in self.processes if instance_id in each.instance_ids), None)
 
     def up(self) -> list[Process]:
         """Those that serve: neither starting nor on their way out."""
-        return [each for each in self.processes if each.is_up and not each.is_leaving]
+        return [each for each in self.alive if each.is_up and not each.is_leaving]
 
     def one(self) -> Process | None:
         """Any of them that can do something now."""
@@ -169,8 +182,9 @@ class World:
         """The lock files that a process holds."""
         return [lock for each in process.instance_ids if (lock := instance._held.get(each)) is not None]
 
-    def runs_end(self, process: Process) -> None:
+    def buries(self, process: Process) -> None:
         """A process is gone, and what ran in it."""
+        self.alive.remove(process)
         self.runs.drop(process)
 
     def log(self, process: Process | None, *what: object) -> None:
@@ -192,10 +206,10 @@ class World:
         heapq.heappush(self.events, (max(at_us, self.now_us), next(self._order), work))
 
     def run_until(self, is_done: Callable[[], bool], budget_s: float) -> bool:
-        """Turn after turn until `is_done`; False when the time is up."""
+        """Turn after turn until `is_done` when nothing more happens at that moment; False when the time is up."""
         ends_us = self.now_us + round(budget_s * 1_000_000)
         turns = 0
-        while not is_done():
+        while True:
             if len(self.faults) >= MAX_FAULTS:
                 raise Broken(self.faults[-1])
             if self._turn():
@@ -204,13 +218,14 @@ class World:
                     raise Broken(f"{turns} callbacks without time passing: {self._spinning()}")
                 continue
             turns = 0
+            if is_done():
+                return True
             if not self._pass_time(ends_us):
-                return is_done()
-        return True
+                return False
 
     def _turn(self) -> bool:
         """Let one of those who can go on do so."""
-        ready = [each for each in self.processes if each.may_turn and each.loop.has_work()]
+        ready = [each for each in self.alive if each.may_turn and each.loop.has_work()]
         has_event = bool(self.events) and self.events[0][0] <= self.now_us
         choices = len(ready) + has_event
         if not choices:
@@ -225,9 +240,7 @@ class World:
     def _pass_time(self, ends_us: int) -> bool:
         """On to the next moment at which something can happen."""
         found = [self.events[0][0]] if self.events else []
-        for each in self.processes:
-            if not each.is_alive:
-                continue
+        for each in self.alive:
             timer_us = each.loop.next_timer_us()
             out_until_us = max(each.frozen_until_us, each.blocked_until_us)
             if timer_us is not None:
@@ -241,7 +254,7 @@ class World:
         return True
 
     def _spinning(self) -> str:
-        return "; ".join(f"{each}: {list(each.loop._ready)[:3]}" for each in self.processes if each.is_alive)
+        return "; ".join(f"{each}: {list(each.loop._ready)[:3]}" for each in self.alive)
 
     def close(self) -> None:
         """Take everything down."""
@@ -278,8 +291,9 @@ def inhabited(world: World) -> Iterator[None]:
     """Ids and dice from the seed, and the library's log in the history, while the block runs."""
     logger = logging.getLogger("taskmanager")
     handler = _ToLines(world)
-    kept = ids._sequence, random.getstate(), logger.level, logger.propagate
+    kept = ids._sequence, random.getstate(), logger.level, logger.propagate, instance.lock_path
     ids._sequence = _Ids()  # type: ignore[assignment]
+    instance.lock_path = cache(instance.lock_path)  # a tenth of the time of a seed would be spent on paths
     random.seed(world.seed)
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING)
@@ -288,5 +302,5 @@ def inhabited(world: World) -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
-        ids._sequence, state, logger.level, logger.propagate = kept
+        ids._sequence, state, logger.level, logger.propagate, instance.lock_path = kept
         random.setstate(state)

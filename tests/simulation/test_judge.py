@@ -1,0 +1,67 @@
+"""Histories that the judge once took for faults of the library: the rule is stated here, and the judge knows it now."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from taskmanager.model.states import TaskStatus
+from tests.simulation.faults import Weather
+from tests.simulation.process import Process
+from tests.simulation.timetable import Entry
+from tests.simulation.world import World, inhabited
+
+TWO_HOURS_S = 7_200
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """A store without faults; one death makes nobody guilty, and an end is recorded soon."""
+    made = World(3, tmp_path)
+    made.weather, made.kinds, made.crash_budget = Weather(), ("safe", "memory"), 3
+    made.options |= {"snapshot_interval": 0.5, "concurrency": 3}
+    with inhabited(made):
+        yield made
+        made.close()
+
+
+def started(world: World) -> Process:
+    """One more process, which has come up."""
+    process = world.new_process()
+    assert world.run_until(lambda: process.is_up, 10.0)
+    return process
+
+
+def test_a_record_of_a_memory_only_task_that_is_run_again_is_lost_with_its_process(world: World) -> None:
+    """It is in the file by then, and no safer to repeat than before: its process dies, and it has failed. That nothing
+    speaks against it does not put it back.
+    """
+    first, second = started(world), started(world)
+    handle = first.jobs["memory"].enqueue(world.next_label(), "sleep:3")
+    assert world.run_until(lambda: handle.task_id in world.checks.rows, 10.0)
+    world.checks.may_revive.add(handle.task_id)
+    first.spawn(first.manager.retry(handle.task_id, force=True), "retry")
+    assert world.run_until(lambda: bool(world.runs.now), 1.0)
+    first.kill()
+    assert second.is_alive
+    checks = world.checks
+    assert world.run_until(lambda: checks.rows[handle.task_id].status == TaskStatus.FAILED, 10.0)
+    row = checks.rows[handle.task_id]
+    assert (row.error_code, row.crash_count) == ("WORKER_CRASHED", 1)
+    assert world.faults == []
+
+
+def test_a_schedule_that_is_planned_anew_after_the_clock_was_set_back_fires_for_earlier_times(world: World) -> None:
+    """However long an earlier run holds it up: who paused and resumed it has asked for fires from that hour on."""
+    name = "plan-0"
+    world.timetable.entries[name] = Entry(name, "safe", "sleep:9", 1.1, "latest", 2, "queue", 0.0, False, False)
+    process = started(world)
+    assert world.run_until(lambda: bool(world.runs.now), 5.0)
+    (before_us,) = world.timetable.fired[name]
+    world.step(-TWO_HOURS_S)
+    for verb in (process.manager.pause_schedule, process.manager.resume_schedule):
+        process.spawn(verb(name), verb.__name__)
+        world.run_until(lambda: False, 0.2)
+    assert world.run_until(lambda: len(world.timetable.fired[name]) == 2, 15.0)
+    assert min(world.timetable.fired[name]) < before_us
+    assert world.faults == []
