@@ -41,6 +41,7 @@ _UNTYPED: Final = StoredType(Any)
 _SHORT_CHARS: Final = 2_000
 """Longer texts are not tried as scalars first: most of them are not, and would be decoded twice."""
 
+_KEPT: Final = "the task keeps its arguments, and can then be retried"
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -203,7 +204,7 @@ class ArgumentCodec:
         except TypeError as error:
             raise ArgumentError(
                 f"task {self._task_name}: the stored arguments do not fit the function as it is now: {error}. "
-                "Give new parameters a default, keep removed ones until no stored task uses them, or cancel the task"
+                f"Give new parameters a default and keep removed ones as long as stored tasks use them; {_KEPT}"
             ) from None
         named, other = self._named, self._extra or _UNTYPED
         return (
@@ -246,7 +247,8 @@ class ArgumentCodec:
             return stored.decode(raw)
         except Exception as error:  # validators of foreign types may raise anything
             raise ArgumentError(
-                f"task {self._task_name}: the stored argument {name!r} does not fit its annotation: {error}"
+                f"task {self._task_name}: the stored argument {name!r} does not fit the function as it is now: "
+                f"{error}. Let its annotation take what is stored; {_KEPT}"
             ) from error
 
     def is_plain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

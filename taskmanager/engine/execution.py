@@ -18,7 +18,7 @@ from taskmanager.engine.lanes import BrokenProcess, CannotStart, ProcessLane, Th
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.settle import Outcome, failure_of
-from taskmanager.model.errors import ManagerStopped, ManagerStopping, TaskNotCompleted
+from taskmanager.model.errors import ArgumentError, ManagerStopped, ManagerStopping, TaskNotCompleted
 from taskmanager.model.logger import logger
 from taskmanager.model.result import Snooze, TaskError, TaskResult, trusted_code
 from taskmanager.model.states import BuiltInTaskCode
@@ -249,11 +249,17 @@ def _comes_from_stop(exc: BaseException) -> bool:
 
 def _failed(live: LiveTask, exc: BaseException) -> Outcome:
     """The failure with its words and its traceback, and without them where the exception keeps us from reading them."""
+    if type(exc) is _Unfit:
+        return Outcome("failed", error=TaskError(BuiltInTaskCode.UNHANDLED_EXCEPTION, str(exc)), reason=str(exc))
     try:
         return failure_of(live, exc)
     except BaseException as broken:  # a `__str__` that exits, a property that raises: user code too
         message = f"{type(exc).__name__}, which cannot be described: {type(broken).__name__}"
         return Outcome("failed", error=TaskError(BuiltInTaskCode.UNHANDLED_EXCEPTION, message), reason=message)
+
+
+class _Unfit(Exception):
+    """The stored arguments are not those of the function any more: no exception of its own, and nobody's to map."""
 
 
 def _begin(attempt: Attempt) -> None:
@@ -266,7 +272,10 @@ def _arguments(live: LiveTask) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Memory-only tasks get the caller's own objects; persisted ones always their stored form."""
     if live.call_args is not None:
         return live.call_args, live.call_kwargs or {}
-    return live.definition.arguments.decode(live.args_text or "[]", live.kwargs_text or "{}")
+    try:
+        return live.definition.arguments.decode(live.args_text or "[]", live.kwargs_text or "{}")
+    except ArgumentError as exc:
+        raise _Unfit(str(exc)) from None
 
 
 def _returned(live: LiveTask, value: Any) -> Outcome:
