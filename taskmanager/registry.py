@@ -118,9 +118,10 @@ class Registry:
         task = self.tasks.get(name)
         if task is None:
             known = ", ".join(sorted(self.tasks)[:5]) or "none"
-            meant = did_you_mean(name, self.tasks)
+            more = f" and {len(self.tasks) - 5} more" if len(self.tasks) > 5 else ""
+            meant = did_you_mean(name, self.tasks) or "."
             raise UnknownTask(
-                f"no task is named {name!r}{meant}; registered are: {known}. Import its module, or register it"
+                f"no task is named {name!r}{meant} Registered: {known}{more}. Import its module, or register it"
             )
         return task
 

@@ -235,7 +235,7 @@ class Task(TaskCall[P, C_co]):
         Only Starlette's `BackgroundTask`, which was given the task in the place of a function, enqueues it instead.
         """
         if inspect.iscoroutinefunction(self.fn):
-            return cast("C_co", await_detached(self.fn(*args, **kwargs), self._name))
+            return cast("C_co", await_detached(self.fn(*args, **kwargs), self._name, self.fn.__qualname__))
         return cast("C_co", call_detached(self.fn, self._name, args, kwargs))
 
     def with_options(

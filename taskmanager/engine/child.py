@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from taskmanager.codec.safe import readable
 from taskmanager.engine.attempt import current
 from taskmanager.model.clock import from_us
-from taskmanager.model.errors import ConfigurationError
+from taskmanager.model.errors import ArgumentError, ConfigurationError, WrongProcess
 
 PARENT_POLL_S = 0.5
 _PR_SET_PDEATHSIG = 1
@@ -96,10 +96,38 @@ class ChildSource:
 
 
 def packed_call(call: ChildCall) -> bytes:
-    """For the way into the child. Raises what the arguments raise that cannot go there."""
+    """For the way into the child. Raises `ArgumentError` naming the argument that cannot go there."""
     import pickle
 
-    return pickle.dumps(call, pickle.HIGHEST_PROTOCOL)
+    try:
+        return pickle.dumps(call, pickle.HIGHEST_PROTOCOL)
+    except Exception as exc:  # whatever the arguments raise
+        words = traceback.format_exception_only(exc)[-1].strip()
+        raise ArgumentError(
+            f"task {call.task_name}: {_unpicklable(call)} cannot be sent to a child process: {words}. Pass what it can "
+            "be made from, such as a path or a key"
+        ) from None
+
+
+def _unpicklable(call: ChildCall) -> str:
+    import pickle
+
+    values = [(f"argument {number}", value) for number, value in enumerate(call.args, 1)]
+    for name, value in [*values, *((f"argument {name!r}", value) for name, value in call.kwargs.items())]:
+        try:
+            pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        except Exception:  # whatever the value raises
+            return f"{name} ({type(value).__name__})"
+    return "what belongs to the call"
+
+
+def refuse_in_main_of_child() -> None:
+    """Raise `WrongProcess` while a child loads the main module of the program, where it has no `__main__` yet."""
+    if "__main__" not in sys.modules:
+        raise WrongProcess(
+            "the main module starts the manager when a child process of the process lane imports it; put the start "
+            'under `if __name__ == "__main__":`'
+        )
 
 
 def come_up(parent_pid: int) -> int:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime
-from typing import Any, Protocol
+from types import CoroutineType
+from typing import Any, Protocol, cast
 
 from taskmanager.engine.attempt import current
 from taskmanager.model.clock import SystemClock
@@ -138,8 +139,14 @@ def call_detached(fn: Callable[..., Any], name: str, args: tuple[Any, ...], kwar
         current.reset(token)
 
 
-async def await_detached(coro: Coroutine[Any, Any, Any], name: str) -> Any:
+def await_detached(coro: Coroutine[Any, Any, Any], name: str, qualname: str) -> Coroutine[Any, Any, Any]:
     """Await an async function's coroutine as if it were not in a task of its own."""
+    waits = cast("CoroutineType[Any, Any, Any]", _await_detached(coro, name))
+    waits.__name__ = waits.__qualname__ = qualname  # for the warnings about one that nobody has awaited
+    return waits
+
+
+async def _await_detached(coro: Coroutine[Any, Any, Any], name: str) -> Any:
     token = current.set(DetachedSource(name))
     try:
         return await coro

@@ -293,6 +293,7 @@ def _returned(live: LiveTask, value: Any) -> Outcome:
 def _why_no_value(value: object) -> str:
     """To call it a success would be to say that work was done which has not been."""
     if isinstance(value, CoroutineType):
+        value.close()  # the failure says what a warning of Python would
         return (
             f"the function returned the coroutine {value.__name__}, and nobody has awaited it: make the function async "
             "def and await it there; a decorator around an async function must be async itself"

@@ -190,7 +190,8 @@ class ProcessLane:
             if is_task:
                 raise BrokenProcess("the child process died while it ran the task") from exc
             if _is_of_main(exc.__cause__):
-                raise BrokenProcess(f"the main module cannot be loaded in a child process: {exc.__cause__!r}") from exc
+                words = f"{type(exc.__cause__).__name__}: {exc.__cause__}"
+                raise BrokenProcess(f"the main module cannot be loaded in a child process: {words}") from exc
             raise CannotStart(f"no child process came up: {exc.__cause__!r}") from exc
         except (OSError, RuntimeError) as exc:  # what user code raises comes as a reply
             raise CannotStart(f"no child process can be started: {exc}") from exc
