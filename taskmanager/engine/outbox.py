@@ -13,8 +13,12 @@ from typing import Final
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.model.record import AttemptRow
 
+HISTORY_SLICE: Final = 16
+"""Memory-only records that are worth a commit soon. A commit of hundreds holds up the loop, and every request that the
+application serves beside it, for longer than many small ones do.
+"""
 HISTORY_BATCH: Final = 512
-"""Memory-only records that are written without waiting for the snapshot interval."""
+"""Memory-only records that are written at once."""
 
 
 class Outbox:

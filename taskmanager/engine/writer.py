@@ -2,7 +2,8 @@
 
 The writer commits as soon as it is idle and a start, an end or a waiter wants it; whatever changes meanwhile is the
 next batch, so that the batch grows with the load and one caller waits for one commit only. A task that was only
-accepted may wait for `commit_interval`, memory-only history for `snapshot_interval` or until there is a batch of it.
+accepted may wait for `commit_interval`. So may memory-only history, once there is a slice of it; until then it waits
+for `snapshot_interval`.
 
 What a batch carries is read from the task when the batch is made, never earlier, and its precondition is the state that
 was last *committed*. So a failed batch is simply put back: it cannot overwrite newer news, because it holds none.
@@ -17,7 +18,7 @@ from typing import Final, Protocol
 from taskmanager.engine.events import resolve_error
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
-from taskmanager.engine.outbox import HISTORY_BATCH, Outbox
+from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE, Outbox
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
@@ -67,6 +68,12 @@ class DueTime:
         if self._timer is None and not self.is_now:
             self._timer = asyncio.get_running_loop().call_later(self._wait_s, self.hurry)
 
+    def shorten(self, wait_s: float) -> None:
+        """Its time comes after this wait, which is shorter than the one that has begun."""
+        if not self.is_now:
+            self.close()
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self.hurry)
+
     def hurry(self) -> None:
         """Its time has come."""
         self.close()
@@ -94,6 +101,7 @@ class Writer:
         self.quiet = asyncio.Lock()
         """Held while a commit is under way; who takes it sees memory and store agree."""
         self._wake: asyncio.Future[None] | None = None
+        self._commit_interval_s = commit_interval_s
         self._accepted_due = DueTime(commit_interval_s, self.wake)
         self._history_due = DueTime(snapshot_interval_s, self.wake)
         self._barriers: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -146,8 +154,11 @@ class Writer:
     def record(self, live: LiveTask) -> None:
         """A memory-only task has ended: history."""
         self.outbox.record(live)
-        if self.outbox.history_count >= HISTORY_BATCH:
+        count = self.outbox.history_count
+        if count >= HISTORY_BATCH:
             self._history_due.hurry()
+        elif count == HISTORY_SLICE:
+            self._history_due.shorten(self._commit_interval_s)
         else:
             self._history_due.begin()
 

@@ -9,7 +9,7 @@ import pytest
 
 from taskmanager.engine import writer as writer_module
 from taskmanager.engine.live_task import LiveTask, Phase
-from taskmanager.engine.outbox import HISTORY_BATCH
+from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE
 from taskmanager.engine.writer import MAX_BATCH, Writer
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite, Write
@@ -192,6 +192,21 @@ async def test_a_task_that_was_only_accepted_waits_for_company() -> None:
         for _ in range(MAX_BATCH):
             writer.accept(new_live())
         await until(lambda: store.sizes == [1, 1, MAX_BATCH])
+
+
+async def test_a_slice_of_history_waits_no_longer_than_what_was_accepted() -> None:
+    """Hundreds of records in one commit would hold up the loop once a second, and the requests that it serves."""
+    store = Store()
+    async with a_writer(store, commit_interval_s=0.0) as (writer, _):
+        for _ in range(HISTORY_SLICE - 1):
+            writer.record(ended(new_live(LIGHT)))
+        await quiescence()
+        assert store.sizes == []
+        writer.record(ended(new_live(LIGHT)))
+        await until(lambda: store.sizes == [HISTORY_SLICE])
+        writer.record(ended(new_live(LIGHT)))
+        await quiescence()
+        assert store.sizes == [HISTORY_SLICE]
 
 
 @pytest.mark.req("PR-52")
