@@ -72,9 +72,11 @@ class FileWatch:
             elif not await store.has_its_log():
                 await self._renew_log()
         except StoreError as exc:
-            self._say("it cannot be made anew now, and is tried again twice a second: %s", exc)
+            self._say("the database cannot be looked after now, which is tried again twice a second: %s", exc)
             self._is_told = True
             raise
+        if self._is_told:
+            logger.warning("the database %s can be looked after again", self._engine.settings.database)
         self._is_told = False
         if self._owes_rest:
             await self._write_rest()

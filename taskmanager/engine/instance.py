@@ -5,7 +5,8 @@ pid and start time say nothing; those are recorded for people only. A forked chi
 it would keep its dead parent alive.
 
 A lock file that is not there is no such proof: people and programs tidy up. The instance puts it back within
-`PUT_BACK_S`, and who finds it gone looks again after that.
+`PUT_BACK_S`, and who finds it gone looks again after that. Where the database is not there either, its volume is not,
+with every lock on it: then nothing is known of anybody, and nothing is put into the empty folder.
 """
 
 import contextlib
@@ -109,7 +110,7 @@ class InstanceLock:
     def put_back(self) -> bool:
         """Make the file anew if somebody has removed or replaced it; whether that was so. `OSError` as for `take`."""
         lost = self._fd
-        if lost is None or _is_at(lost, self.path):
+        if lost is None or _is_at(lost, self.path) or not self._database.exists():
             return False
         self._fd = None
         try:
@@ -166,11 +167,11 @@ def is_dead(database: Path, instance_id: str) -> bool:
     to write.
     """
     if fcntl is None:
-        return not has_lock_file(database, instance_id)
+        return not has_lock_file(database, instance_id) and database.exists()
     try:
         fd = os.open(lock_path(database, instance_id), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        return True
+        return database.exists()
     except OSError:
         return False
     try:

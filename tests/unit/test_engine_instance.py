@@ -23,7 +23,9 @@ needs_flock = pytest.mark.skipif(sys.platform == "win32", reason="no flock on th
 
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
-    return tmp_path / "tasks.db"
+    path = tmp_path / "tasks.db"
+    path.touch(0o600)
+    return path
 
 
 def test_every_start_is_an_instance_of_its_own() -> None:
@@ -116,24 +118,43 @@ def test_a_lock_file_that_somebody_has_removed_is_put_back(database: Path, by: s
     assert put_back_lock("i1")
     assert not is_dead(database, "i1")
     assert not put_back_lock("i1")
-    assert list(database.parent.iterdir()) == [lock.path]
+    assert list(database.parent.glob("*.lock")) == [lock.path]
     lock.drop()
     assert not put_back_lock("i1")
     assert is_dead(database, "i1")
 
 
 @needs_flock
-def test_a_lock_that_cannot_be_put_back_is_held_nevertheless(tmp_path: Path) -> None:
+def test_an_empty_folder_is_no_proof_of_anybodys_death(database: Path) -> None:
+    """Locks that are gone together with the database are on its volume, held as before. One that was made anew in the
+    folder that is there instead would let go of that, and the work of a living instance would be taken over.
+    """
+    lock = InstanceLock(database, "i1")
+    lock.take()
+    folder, away = database.parent, database.parent.with_name("away")
+    folder.rename(away)
+    folder.mkdir()
+    assert not is_dead(database, "i1")
+    assert not lock.put_back()
+    assert list(folder.iterdir()) == []
+    folder.rmdir()
+    away.rename(folder)
+    assert not is_dead(database, "i1")
+    lock.drop()
+    assert is_dead(database, "i1")
+
+
+@needs_flock
+def test_a_lock_that_cannot_be_put_back_is_held_nevertheless(database: Path) -> None:
     """The next round tries again."""
-    database = tmp_path / "data" / "tasks.db"
-    database.parent.mkdir()
     lock = InstanceLock(database, "i1")
     lock.take()
     lock.path.unlink()
-    database.parent.rename(tmp_path / "moved")
-    with pytest.raises(OSError, match="data"):
+    in_the_way = database.with_name("tasks.db.i1-new.lock")
+    in_the_way.mkdir()
+    with pytest.raises(OSError, match="tasks.db"):
         put_back_lock("i1")
-    (tmp_path / "moved").rename(database.parent)
+    in_the_way.rmdir()
     assert put_back_lock("i1")
     assert not is_dead(database, "i1")
     lock.drop()

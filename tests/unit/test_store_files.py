@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -117,3 +118,44 @@ async def test_what_is_left_of_a_lost_file_is_no_part_of_the_next_one(path: Path
     if how == "moved away":
         with plain(moved) as other:
             assert other.execute("SELECT id FROM taskmanager_tasks ORDER BY id").fetchall() == [("a",), ("b",)]
+
+
+@pytest.fixture
+def other_volume(tmp_path: Path) -> Iterator[Path]:
+    """An empty folder on another device than the tests'."""
+    memory = Path("/dev/shm")
+    if not (memory.is_dir() and os.access(memory, os.W_OK)) or memory.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no other volume here")
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield Path(folder)
+
+
+async def test_a_volume_that_is_not_mounted_took_nothing_with_it(tmp_path: Path, other_volume: Path) -> None:
+    """Nothing is written to the folder it leaves bare, or to what is mounted over it: that would vanish when the volume
+    is back. What is open goes on. An empty file says that the next one is to be made there all the same.
+    """
+    folder, away = tmp_path / "data", tmp_path / "away"
+    folder.mkdir()
+    path = folder / "tasks.db"
+    store = SqliteStore(path)
+    await store.open()
+    folder.rename(away)
+    folder.symlink_to(other_volume)
+    with pytest.raises(StoreUnavailable, match="not mounted there now; mount it again"):
+        await store.is_same_file()
+    await store.commit([TaskWrite(FREE_ROW._replace(task_id="a"), None)])
+    assert list(other_volume.iterdir()) == []
+    folder.unlink()
+    away.rename(folder)
+    assert await store.is_same_file()
+    assert await store.has_its_log()
+    assert set(await store.fetch_ids(["a"])) == {"a"}
+    folder.rename(away)
+    folder.symlink_to(other_volume)
+    path.touch()
+    assert not await store.is_same_file()
+    await store.close()
+    await store.open()
+    assert await store.is_same_file()
+    assert await store.fetch_ids(["a"]) == {}
+    await store.close()

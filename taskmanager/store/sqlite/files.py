@@ -16,9 +16,11 @@ _FileId = tuple[int, int]
 
 
 class Files(NamedTuple):
-    """Which files the names led to when they were opened. None: there was none."""
+    """Which files the names led to when they were opened, and the device their folder was on. None: there was none."""
 
     path: str
+    folder_path: str
+    volume: int | None
     log_path: str
     log_index_path: str
     database: _FileId | None
@@ -30,11 +32,28 @@ class Files(NamedTuple):
         """As they are now."""
         real = os.path.realpath(path)  # the log lies beside the file itself, not beside a link to it
         log_path, log_index_path = f"{real}-wal", f"{real}-shm"
-        return cls(path, log_path, log_index_path, *map(_id_at, (path, log_path, log_index_path)))
+        folder_path = os.path.dirname(real)  # noqa: PTH120  # as in `_stat`
+        return cls(
+            path,
+            folder_path,
+            _device_of(folder_path),
+            log_path,
+            log_index_path,
+            *map(_id_at, (path, log_path, log_index_path)),
+        )
 
     def is_database_there(self) -> bool:
-        """Whether the path still leads to this file. One that was emptied is gone as well: it has a page at least."""
+        """Whether the path still leads to this file. One that was emptied is gone as well: it has a page at least.
+
+        A volume that was unmounted, or has another one over it, took nothing with it: that raises `StoreUnavailable`.
+        Made anew in what is there instead, the file would vanish with all that was promised since when it is back.
+        """
         found = _stat(self.path)
+        if found is None and _device_of(self.folder_path) not in (None, self.volume):
+            raise StoreUnavailable(
+                f"the volume that {self.path} is on is not mounted there now; mount it again, or put an empty file "
+                "there to go on with a new one"
+            )
         return found is not None and _id(found) == self.database and found.st_size > 0
 
     def is_log_there(self) -> bool:
@@ -75,6 +94,11 @@ def _stat(name: str) -> os.stat_result | None:
 def _id_at(name: str) -> _FileId | None:
     found = _stat(name)
     return None if found is None else _id(found)
+
+
+def _device_of(folder_path: str) -> int | None:
+    found = _stat(folder_path)
+    return None if found is None else found.st_dev
 
 
 def _id(found: os.stat_result) -> _FileId:
