@@ -68,9 +68,11 @@ class Joiner:
                 return
 
     async def _has_put_away(self, tags: dict[str, str]) -> bool:
-        """Whether tasks accepted here may wait in the store for their time. Whose a free row was, it does not say."""
+        """Whether tasks accepted here may wait in the store for their time, or a claim has taken some that are not in
+        memory yet. Whose a free row was, it does not say.
+        """
         if not self._engine.has_put_away:
-            return False
+            return await self._claimer.has_strays()
         try:
             # In this order: what is claimed while the store is read is in memory when there are no strays.
             is_there = await self._has_free_rows(tags) or await self._claimer.has_strays()

@@ -697,6 +697,22 @@ async def test_rows_left_by_an_earlier_start_run_when_they_are_due() -> None:
         assert log == ["first", "second"]
 
 
+@pytest.mark.parametrize("tags", [None, {}, {"of": "mine"}], ids=["drain", "all", "tagged"])
+async def test_join_waits_for_what_a_claim_has_taken_when_its_answer_is_lost(tags: dict[str, str] | None) -> None:
+    """The row is this instance's own, in the store and not in memory yet: neither free nor ended."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager) as (world, store):
+        handle = work.with_options(delay=10, tags={"of": "mine"}).enqueue("later")
+        await world.restart()
+        store.fail("claim", after=True)
+        await world.advance(9)
+        while not store.is_spent:
+            await world.advance(0.1)
+        await (world.drain() if tags is None else manager.join(tags=tags))
+        assert (await manager.get(handle.task_id)).status is TaskStatus.COMPLETED
+
+
 async def test_a_task_can_be_cancelled_in_the_moment_it_spills() -> None:
     """It is accepted, so it exists, though no row says so yet."""
     manager = manager_of(max_in_memory=1, concurrency=1)
