@@ -1,8 +1,9 @@
-"""A day of a manager with one fault in it, at its first store call, its second, its third, until a day has none.
+"""An application that gives up at the first fault of its store, and stops: its records add up all the same.
 
-Three kinds of fault: the store does not answer once (before the call took effect, or after it, which the engine cannot
-know), it does not answer any more that day, or whoever waits for the manager at that moment is cancelled. The day after
-has none; then the records are judged.
+The day has one fault in it, at its first store call, its second, its third, until a day has none. There are three
+kinds: the store does not answer once (before the call took effect, or after it, which the engine cannot know), it does
+not answer any more that day, or whoever waits for the manager at that moment is cancelled. The day after has no fault;
+then the records are judged.
 """
 
 import asyncio
