@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from taskmanager.codec.safe import readable
 from taskmanager.engine.attempt import current
 from taskmanager.model.clock import from_us
-from taskmanager.model.errors import ArgumentError, ConfigurationError, WrongProcess
+from taskmanager.model.errors import ArgumentError, ConfigurationError
 
 PARENT_POLL_S = 0.5
 _PR_SET_PDEATHSIG = 1
@@ -119,15 +119,6 @@ def _unpicklable(call: ChildCall) -> str:
         except Exception:  # whatever the value raises
             return f"{name} ({type(value).__name__})"
     return "what belongs to the call"
-
-
-def refuse_in_main_of_child() -> None:
-    """Raise `WrongProcess` while a child loads the main module of the program, where it has no `__main__` yet."""
-    if "__main__" not in sys.modules:
-        raise WrongProcess(
-            "the main module starts the manager when a child process of the process lane imports it; put the start "
-            'under `if __name__ == "__main__":`'
-        )
 
 
 def come_up(parent_pid: int) -> int:

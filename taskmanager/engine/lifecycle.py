@@ -14,7 +14,6 @@ from typing import Any, Final, Protocol
 
 from taskmanager.engine.after_write import AfterWrite
 from taskmanager.engine.attempt import StopReason
-from taskmanager.engine.child import refuse_in_main_of_child
 from taskmanager.engine.claiming import NAME as CLAIMER
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
@@ -85,7 +84,6 @@ class Lifecycle:
 
     async def start(self) -> None:
         """Bring the engine up; on an error everything that was opened is closed again."""
-        refuse_in_main_of_child()
         engine = self.engine
         self._starting = asyncio.current_task()
         try:

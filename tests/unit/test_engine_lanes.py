@@ -1,7 +1,6 @@
 """The thread and the process lane: what the system does not give them, and what does not come through between them."""
 
 import asyncio
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -236,23 +235,3 @@ async def test_an_argument_that_cannot_go_to_a_child_is_named(tmp_path: Path) ->
     async with manager:
         with pytest.raises(TaskFailed, match=r"argument 'number' \(\w+\) cannot be sent to a child process"):
             await task.enqueue(number=threading.Lock())  # type: ignore[arg-type]  # on purpose
-
-
-def test_a_program_that_starts_its_manager_in_every_child_is_told(tmp_path: Path) -> None:
-    """Children import the main module. One that starts a manager would start children of its own, without an end."""
-    program = tmp_path / "program.py"
-    program.write_text(
-        "from taskmanager import TaskManager\n"
-        "manager = TaskManager('tasks.db')\n"
-        "@manager.task(executor='process')\n"
-        "def work() -> None: ...\n"
-        "async def main() -> None:\n"
-        "    print((await work.enqueue().result()).err_value.message)\n"
-        "manager.run(main)\n"
-    )
-    done = subprocess.run(  # our own program
-        [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert "WrongProcess" in done.stdout
-    assert 'if __name__ == "__main__":' in done.stdout
-    assert len(list(tmp_path.glob("tasks.db.*.lock"))) == 0
