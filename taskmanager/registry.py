@@ -7,21 +7,26 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from taskmanager.codec.arguments import ArgumentCodec
 from taskmanager.codec.results import ResultCodec
 from taskmanager.codec.values import Codec
 from taskmanager.engine.definition import Definition
+from taskmanager.engine.intake import Door
 from taskmanager.engine.schedule import Schedule, ScheduleOptions, make_schedule
 from taskmanager.model.config import ExceptionMapper, RetryPolicy, raise_faults
 from taskmanager.model.errors import ConfigurationError, UnknownTask
 from taskmanager.model.result import seconds_of
 from taskmanager.model.states import Lane
+from taskmanager.model.status import ManagerStatus
+from taskmanager.model.wording import counted
 from taskmanager.rules.nearest import did_you_mean
 from taskmanager.rules.retry import RetryRule
 from taskmanager.sameness import is_same_code
 from taskmanager.task import Binding, Submitter, Task
+
+_IDLE: Final = (Door.HELD.value, Door.STOPPED.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +69,15 @@ class Registry:
         return f"<Registry of {len(self.tasks)} tasks>"
 
     def bind(self, task: Task[..., Any], submitter: Submitter) -> None:
-        """Bind a task to the manager. Raises `ConfigurationError` for a clash of names, a second manager, or a
-        bad lane.
+        """Bind a task to the manager. Raises `ConfigurationError` for a clash of names, a bad lane, or another manager
+        that runs or holds calls.
         """
         if not isinstance(task, Task):
             raise ConfigurationError(f"{task!r} is not a task; decorate the function with @task, and register that")
+        if task.binding is not None and task.binding.submitter is submitter:
+            return
         if task.binding is not None:
-            if task.binding.submitter is submitter:
-                return
-            raise ConfigurationError(f"task {task.name!r} is bound to another manager already; a task has one manager")
+            _check_may_move(task, task.binding.submitter.status())
         known = self.tasks.get(task.name)
         if known is not None and not _is_same_function(known, task):
             raise ConfigurationError(
@@ -81,9 +86,17 @@ class Registry:
         definition = define(task, self.defaults)
         if task.options.requeue_on_interrupt and not definition.is_persisted:
             self._unkept[task.name] = _users_line()
+        if task.binding is not None:
+            task.binding.forget(task.name)
         self.tasks[task.name] = task
         self.definitions[task.name] = definition
-        task.binding = Binding(definition, submitter)
+        task.binding = Binding(definition, submitter, self._forget)
+
+    def _forget(self, name: str) -> None:
+        for each in (self.tasks, self.definitions, self._unkept):
+            each.pop(name, None)
+        for schedule in [each.name for each in self.schedules.values() if each.task_name == name]:
+            del self.schedules[schedule], self._scheduled[schedule]
 
     def schedule(self, task: Task[..., Any], options: ScheduleOptions) -> Schedule:
         """Add a schedule of a bound task. Raises `ConfigurationError` for a second one of the same name, and for
@@ -124,6 +137,21 @@ class Registry:
                 f"no task is named {name!r}{meant} Registered: {known}{more}. Import its module, or register it"
             )
         return task
+
+
+def _check_may_move(task: Task[..., Any], status: ManagerStatus) -> None:
+    """A task has one manager at a time: its calls must not go to one and be held by another."""
+    if not task.is_free:
+        raise ConfigurationError(
+            f"task {task.name!r} was declared by another manager, and a task has one manager; declare it with "
+            "@taskmanager.task if it is to be registered with different ones, one after the other"
+        )
+    if status.state not in _IDLE or status.held_count:
+        why = f"holds {counted(status.held_count, 'call')} for its start" if status.held_count else "runs"
+        raise ConfigurationError(
+            f"task {task.name!r} is bound to another manager, which {why}; a task has one manager at a time. Use that "
+            "one, or stop it first"
+        )
 
 
 def _is_same_function(known: Task[..., Any], task: Task[..., Any]) -> bool:

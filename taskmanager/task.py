@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, cast, final, get_args, overload
 
@@ -30,6 +30,7 @@ from taskmanager.model.config import (
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.result import Seconds, Snooze, TaskResult, seconds_fault, seconds_of
 from taskmanager.model.states import Lane
+from taskmanager.model.status import ManagerStatus
 from taskmanager.rules.nearest import did_you_mean
 from taskmanager.rules.retry import shorthand_faults
 
@@ -137,6 +138,10 @@ def timeout_fault(timeout: Seconds | None) -> str | None:
 class Submitter(Protocol):
     """What a bound task needs of its manager."""
 
+    def status(self) -> ManagerStatus:
+        """The manager as it is now."""
+        ...
+
     def enqueue_call(
         self, definition: Definition, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> TaskHandle[Any]:
@@ -145,13 +150,14 @@ class Submitter(Protocol):
 
 
 class Binding:
-    """A task bound to its manager."""
+    """A task bound to its manager. `forget` takes it from there, for another manager."""
 
-    __slots__ = ("definition", "submitter")
+    __slots__ = ("definition", "forget", "submitter")
 
-    def __init__(self, definition: Definition, submitter: Submitter) -> None:
+    def __init__(self, definition: Definition, submitter: Submitter, forget: Callable[[str], None]) -> None:
         self.definition = definition
         self.submitter = submitter
+        self.forget = forget
 
 
 class TaskCall(Generic[P, C_co]):
@@ -202,15 +208,17 @@ class TaskCall(Generic[P, C_co]):
 class Task(TaskCall[P, C_co]):
     """A function that can run in the background. Calling it just runs the function."""
 
-    __slots__ = ("__dict__", "__weakref__", "_name", "binding", "fn", "options")
+    __slots__ = ("__dict__", "__weakref__", "_name", "binding", "fn", "is_free", "options")
 
-    def __init__(self, fn: Callable[P, C_co], options: TaskOptions) -> None:
+    def __init__(self, fn: Callable[P, C_co], options: TaskOptions, *, is_free: bool = False) -> None:
         is_static = isinstance(fn, staticmethod)
         plain = fn.__func__ if isinstance(fn, staticmethod) else fn
         super().__init__(self, NO_OPTIONS)
         self.fn: Callable[P, C_co] = plain
         self.options = options
         self.binding: Binding | None = None
+        self.is_free = is_free
+        """Declared without a manager: it may go from one that does not run to another."""
         named = getattr(plain, "__qualname__", None)
         subject = f"task {named!r}" if isinstance(named, str) and callable(plain) else "task"
         raise_faults(subject, [*options.faults(), *_function_faults(plain)])
@@ -345,7 +353,7 @@ def task(
 ) -> TaskDecorator: ...
 def task(*args: Any, **options: Any) -> Any:
     """Declare a task without a manager, for a library; `manager.register` or `manager.discover` binds it later."""
-    return decorate(Task, args, options)
+    return decorate(partial(Task, is_free=True), args, options)
 
 
 def default_name(fn: Callable[..., Any]) -> str:

@@ -19,8 +19,10 @@ from taskmanager import (
     Task,
     TaskManager,
     TaskResult,
+    UnknownTask,
     task,
 )
+from taskmanager.testing import isolated
 
 
 async def top_level(n: int) -> int:
@@ -377,6 +379,34 @@ def test_a_task_has_one_manager(manager: TaskManager) -> None:
     made = manager.task(top_level)
     with pytest.raises(ConfigurationError, match="one manager"):
         TaskManager(None).register(made)
+
+
+@pytest.mark.anyio
+async def test_a_free_task_goes_from_a_manager_that_does_not_run_to_another(manager: TaskManager) -> None:
+    """A library's tasks, and a program that makes its manager in a function, can have a new one in every test.
+
+    It has one manager at a time: not while calls of it wait for a start, and not while it may be running.
+    """
+    free = task(name="free")(top_level)
+    manager.register(free)
+    manager.schedule(every=60, name="often", args=(1,))(free)
+    second = TaskManager(None)
+    async with isolated(manager):
+        assert await free.enqueue(1) == 1
+        with pytest.raises(ConfigurationError, match="which runs"):
+            second.register(free)
+    second.register(free)
+    with pytest.raises(UnknownTask):
+        manager.enqueue("free", 1)
+    async with second, manager:
+        assert await free.enqueue(1) == 1
+        assert await manager.schedules() == ()
+
+    third = TaskManager(None)
+    third.register(free)
+    free.enqueue(1)
+    with pytest.raises(ConfigurationError, match="holds 1 call for its start"):
+        TaskManager(None).register(free)
 
 
 def test_a_clash_of_names_is_refused(manager: TaskManager) -> None:
