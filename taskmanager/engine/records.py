@@ -250,6 +250,11 @@ def _instant(value: int | None) -> datetime | None:
     return None if value is None else from_us(value)
 
 
+def _log_line(line: dict[str, Any]) -> dict[str, Any]:
+    at = line.get("at")
+    return {**line, "at": from_us(at)} if isinstance(at, int) else line
+
+
 _INSTANTS: Final = frozenset(
     {
         "sent_at",
@@ -272,7 +277,7 @@ _JSON: Final[dict[str, Callable[[str | None], Any]]] = {
     "task_options": lambda text: loads(text) if text else {},
     "tags": lambda text: loads(text) if text else {},
     "progress": lambda text: loads(text) if text else None,
-    "log": lambda text: tuple(loads(text)) if text else (),
+    "log": lambda text: tuple(_log_line(each) for each in loads(text)) if text else (),
 }
 
 

@@ -20,7 +20,6 @@ except ModuleNotFoundError as exc:
 
 from taskmanager.codec.safe import safe_value
 from taskmanager.manager import TaskManager
-from taskmanager.model.clock import from_us
 from taskmanager.model.errors import (
     ConfigurationError,
     ManagerStopped,
@@ -425,4 +424,4 @@ def _stored(text: str | None, kind: type[Any]) -> Any:
 
 def _log_line(line: Mapping[str, Any]) -> dict[str, Any]:
     at = line.get("at")
-    return {**line, "at": from_us(at).isoformat() if isinstance(at, int) else at}
+    return {**line, "at": at.isoformat() if isinstance(at, datetime) else at}

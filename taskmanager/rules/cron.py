@@ -21,6 +21,8 @@ from typing import Any, Final
 
 from taskmanager.model.clock import SECOND_US, from_us, to_us
 from taskmanager.model.errors import ConfigurationError
+from taskmanager.model.wording import counted
+from taskmanager.rules.nearest import did_you_mean
 
 NICKNAMES: Final = {
     "@yearly": "0 0 1 1 *",
@@ -31,6 +33,14 @@ NICKNAMES: Final = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
+_FIELDS: Final = (
+    ("second", "0 to 59"),
+    ("minute", "0 to 59"),
+    ("hour", "0 to 23"),
+    ("day-of-month", "1 to 31, L or LW"),
+    ("month", "1 to 12, or JAN to DEC"),
+    ("day-of-week", "0 to 7, or SUN to SAT"),
+)
 HORIZON_YEARS: Final = 50
 """How far ahead a match is looked for; the longest wait of a real one is 40 years (a weekday on 29 February)."""
 MAX_GAPS: Final = 64
@@ -154,10 +164,21 @@ def _zone_of(name: str) -> tzinfo:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError, TypeError) as exc:
-        raise ConfigurationError(
-            f"timezone {name!r} is not known; give a name such as 'Europe/Berlin'. A system without a database of time "
-            "zones (Windows) needs the package tzdata"
-        ) from exc
+        raise ConfigurationError(f"timezone {name!r} is not known{_zone_advice(name)}") from exc
+
+
+def _zone_advice(name: str) -> str:
+    from zoneinfo import available_timezones
+
+    known = available_timezones()
+    if not known:  # a slim container, or Windows
+        return (
+            ": this system has no database of time zones. Install the Python package tzdata, or that of the operating "
+            "system; 'UTC' works without"
+        )
+    # Not EST for CEST, and not Etc/GMT+2, which is west of Greenwich.
+    places = [each for each in known if "/" in each and not each.startswith("Etc/")]
+    return did_you_mean(name, places) or "; give a name such as 'Europe/Berlin' or 'UTC', no abbreviation or offset"
 
 
 def _fields_of(expression: str) -> list[str]:
@@ -177,13 +198,24 @@ def _parsed(expression: str, fields: list[str]) -> Any:
 
     if len(fields) not in (5, 6):
         raise ConfigurationError(
-            f"cron {expression!r} has {len(fields)} fields; it needs 5 (minute, hour, day of the month, month, day of "
-            "the week), or 6 with the second first"
+            f"cron {expression!r} has {counted(len(fields), 'field')}; it needs 5 (minute, hour, day of the month, "
+            "month, day of the week), or 6 with the second first"
         )
     try:
         return CronSim(" ".join(fields), _CHECKED_FROM)
     except CronSimError as exc:
-        raise ConfigurationError(f"cron {expression!r} cannot be read: {str(exc).lower()}") from exc
+        raise ConfigurationError(f"cron {expression!r} cannot be read: {_named_fault(str(exc), fields)}") from exc
+
+
+def _named_fault(text: str, fields: list[str]) -> str:
+    """`bad minute` with what stands there, and what can."""
+    text = text.lower()
+    if text == "bad day-of-month" and fields[-3].isdigit() and 1 <= int(fields[-3]) <= 31:
+        return f"there is no day {fields[-3]} in month {fields[-2]}"
+    for value, (name, range_of_it) in zip(reversed(fields), reversed(_FIELDS), strict=False):
+        if text == f"bad {name}":
+            return f"{text} {value!r}; it takes {range_of_it}, or * for any"
+    return text
 
 
 class _LocalTimes:

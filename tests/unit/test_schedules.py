@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 import logging
+import sys
+import zoneinfo
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -716,12 +718,15 @@ async def test_a_schedule_that_nobody_declares_any_more_is_kept_and_shown(
     [
         ({}, "give cron= or every="),
         ({"cron": "* * * * *", "every": 5}, "give cron= or every="),
-        ({"cron": "61 * * * *"}, "bad minute"),
+        ({"cron": "61 * * * *"}, "bad minute '61'; it takes 0 to 59"),
+        ({"cron": "0 0 12 ? * MON"}, r"bad day-of-month '\?'; it takes 1 to 31"),
         ({"cron": "* * * *"}, "4 fields"),
         ({"cron": "@reboot"}, "run_on_startup"),
-        ({"cron": "0 0 30 2 *"}, "day-of-month"),
+        ({"cron": "0 0 30 2 *"}, "no day 30 in month 2"),
         ({"cron": "*/5 2 * 3 7L", "timezone": "Europe/Berlin"}, "never fires"),
         ({"cron": "@daily", "timezone": "Europe/Atlantis"}, "timezone 'Europe/Atlantis'"),
+        ({"cron": "@daily", "timezone": "Europe/Berln"}, "did you mean 'Europe/Berlin'"),
+        ({"cron": "@daily", "timezone": "CEST"}, "no abbreviation"),
         ({"every": 5, "timezone": "UTC"}, "timezone goes with cron"),
         ({"every": 0}, "at least 0.01"),
         ({"every": "5 minutes"}, "every must be seconds"),
@@ -745,6 +750,27 @@ def test_a_wrong_definition_is_refused_where_it_stands(
 
     with pytest.raises(ConfigurationError, match=words):
         manager.schedule(**options)(job)
+
+
+def test_without_a_database_of_time_zones_utc_works_and_the_rest_says_what_to_install(
+    manager: TaskManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slim container image has neither the system's database nor the package tzdata."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tzdata"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tzdata", None)
+    search_path = zoneinfo.TZPATH
+    zoneinfo.reset_tzpath(to=())
+
+    async def job() -> None: ...
+
+    try:
+        with pytest.raises(ConfigurationError, match=r"'Asia/Kathmandu' is not known: .* package tzdata"):
+            manager.schedule(cron="@daily", timezone="Asia/Kathmandu")(job)
+        manager.schedule(cron="@daily", timezone="UTC")(job)
+        manager.schedule(cron="@daily", name="also in UTC")(job)
+    finally:
+        zoneinfo.reset_tzpath(to=search_path)
 
 
 def test_two_schedules_of_one_name_are_refused(manager: TaskManager) -> None:
