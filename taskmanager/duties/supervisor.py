@@ -16,9 +16,9 @@ from taskmanager.duties.retention import Retention
 from taskmanager.duties.schedules import NAME as SCHEDULES
 from taskmanager.duties.schedules import Schedules
 from taskmanager.duties.worker_states import WorkerStates
-from taskmanager.engine.claiming import make_due
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.loops import Loops
+from taskmanager.engine.polling import make_due
 from taskmanager.engine.schedule import Schedule
 from taskmanager.engine.stall import next_beat
 from taskmanager.model.errors import StoreError, StoreUnavailable

@@ -7,9 +7,9 @@ import asyncio
 import contextlib
 from typing import Final
 
-from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live_task import LiveTask, carries
+from taskmanager.engine.polling import Poller
 from taskmanager.engine.stored_tasks import is_free
 from taskmanager.model.errors import ManagerStopped, StoreError
 from taskmanager.model.states import TaskStatus
@@ -22,9 +22,9 @@ PAGE: Final = 1_000
 class Joiner:
     """For one start; `stopped` is set when that has ended."""
 
-    def __init__(self, engine: Engine, claimer: Claimer, stopped: asyncio.Event) -> None:
+    def __init__(self, engine: Engine, poller: Poller, stopped: asyncio.Event) -> None:
         self._engine = engine
-        self._claimer = claimer
+        self._poller = poller
         self._stopped = stopped
 
     async def join(self, tags: dict[str, str]) -> None:
@@ -72,10 +72,10 @@ class Joiner:
         memory yet. Whose a free row was, it does not say.
         """
         if not self._engine.has_put_away:
-            return await self._claimer.has_strays()
+            return await self._poller.has_strays()
         try:
             # In this order: what is claimed while the store is read is in memory when there are no strays.
-            is_there = await self._has_free_rows(tags) or await self._claimer.has_strays()
+            is_there = await self._has_free_rows(tags) or await self._poller.has_strays()
         except StoreError:
             return True
         if not tags:

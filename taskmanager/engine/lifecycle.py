@@ -14,7 +14,6 @@ from typing import Any, Final, Protocol
 
 from taskmanager.engine.after_write import AfterWrite
 from taskmanager.engine.attempt import StopReason
-from taskmanager.engine.claiming import NAME as CLAIMER
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.file_watch import FileWatch
@@ -23,6 +22,9 @@ from taskmanager.engine.joiner import Joiner
 from taskmanager.engine.leftover import Leftover
 from taskmanager.engine.live_task import GOES_ON, LiveTask, Phase
 from taskmanager.engine.loops import Loops, shielded
+from taskmanager.engine.neighbours import Neighbours
+from taskmanager.engine.polling import NAME as CLAIMER
+from taskmanager.engine.polling import Poller
 from taskmanager.engine.records import Records
 from taskmanager.engine.writer import NAME as WRITER
 from taskmanager.model.errors import StoreError, StoreUnavailable
@@ -62,19 +64,16 @@ class Lifecycle:
         self._after_write = AfterWrite(engine)
         self._file_watch = FileWatch(engine, self._made_anew)
         self._death = asyncio.Event()
-        self._claimer = Claimer(
-            engine,
-            give_up=self._after_write.give_up,
-            check_file=self._file_watch.look,
-            on_death=self._death.set,
-        )
+        neighbours = Neighbours(engine.settings.database, engine.identity.instance_id)
+        claimer = Claimer(engine, neighbours, self._after_write.give_up)
+        self._poller = Poller(engine, claimer, neighbours, check_file=self._file_watch.look, on_death=self._death.set)
         self._loops = Loops(engine.loop, engine.failing_duties)
         self._lock: InstanceLock | None = None
         self._cut_short = asyncio.Event()
         self._starting: asyncio.Task[Any] | None = None
         self._came_up = asyncio.Event()
         self._stopped = asyncio.Event()
-        self.joiner = Joiner(engine, self._claimer, self._stopped)
+        self.joiner = Joiner(engine, self._poller, self._stopped)
         self._commit_deadline = 0.0
         self._has_failed = self._has_closed = False
         self.is_stopping = False
@@ -92,7 +91,7 @@ class Lifecycle:
             self._duties.start()
             engine.stall.start()
             self._loops.start(WRITER, partial(engine.writer.start, self._after_write))
-            await self._patiently(self._claimer.look_first)
+            await self._patiently(self._poller.look_first)
         except GeneratorExit:  # collected with its loop: there is nothing to be awaited any more
             self._has_failed = True
             raise
@@ -109,7 +108,7 @@ class Lifecycle:
         engine.is_up = True
         engine.kick()
         self._loops.start("takeover", lambda: engine.loop.create_task(self._take_over(), name="taskmanager-takeover"))
-        self._loops.start(CLAIMER, lambda: engine.loop.create_task(self._claimer.run(), name="taskmanager-claimer"))
+        self._loops.start(CLAIMER, lambda: engine.loop.create_task(self._poller.run(), name="taskmanager-claimer"))
 
     async def _patiently(self, step: Callable[[], Awaitable[object]]) -> None:
         """A file that somebody else has locked for some seconds does not stop an application from starting."""
@@ -369,18 +368,18 @@ class Lifecycle:
 
     def expect_submission(self, task_id: str) -> None:
         """Somebody writes a task in a transaction of their own: look often until it has come. From any thread."""
-        self.engine.turn.tell(self._claimer.watch_closely, task_id)
+        self.engine.turn.tell(self._poller.watch_closely, task_id)
 
     # Bad days.
 
     async def _made_anew(self) -> None:
         """The file is another one: nothing that was read from the old one is known of it."""
-        self._claimer.look_is_owed()
+        self._poller.is_owed = True
         await self._duties.made_anew()
 
     async def _take_over(self) -> None:
         """Another instance has died: what it left goes on now, not only at the next round of the reaper. Beside the
-        claimer, which has more to hear meanwhile: whose lock file is gone is given time to put it back.
+        poller, which has more to hear meanwhile: whose lock file is gone is given time to put it back.
         """
         while True:
             await self._death.wait()

@@ -1569,7 +1569,7 @@ async def test_a_look_that_fails_is_not_repeated_before_its_time(failing: str) -
     async with world_of(manager) as (world, store):
         engine, lifecycle = engine_of(manager), manager._lifecycle
         assert lifecycle is not None
-        claimer, looks = lifecycle._claimer, 0
+        poller, looks = lifecycle._poller, 0
 
         async def fail(*_: object) -> None:
             nonlocal looks
@@ -1578,7 +1578,7 @@ async def test_a_look_that_fails_is_not_repeated_before_its_time(failing: str) -
                 engine.wants_claim.set()  # as a queue does that runs low
             raise StoreUnavailable("closed")
 
-        target = store if failing == "free_queues" else claimer
+        target = store if failing == "free_queues" else poller
         right = getattr(target, failing)
         setattr(target, failing, fail)
         call = work.bound()

@@ -121,8 +121,8 @@ async def test_a_place_is_left_for_a_moment_to_others_whose_task_is_the_best(tmp
         await other.save_instance(InstanceRow("other", None, "host", 1, "main", None, 1, None, document, 1))
         theirs = FREE_ROW._replace(task_id="theirs", task_name="theirs", queue_name="shared")
         await other.commit([TaskWrite(theirs, None)])
-        claimer = manager._lifecycle._claimer
-        await until(lambda: claimer._others == {"other"})
+        neighbours = manager._lifecycle._poller.neighbours
+        await until(lambda: neighbours.living == {"other"})
         async with asyncio.timeout(20):
             await mine.enqueue(1)
             second = mine.enqueue(2)
@@ -183,12 +183,12 @@ async def test_the_schedules_of_one_that_died_are_taken_over(tmp_path: Path) -> 
     async with manager:
         assert manager._lifecycle is not None
         assert manager._current is not None
-        claimer, schedules = manager._lifecycle._claimer, manager._current.schedules._schedules
+        neighbours, schedules = manager._lifecycle._poller.neighbours, manager._current.schedules._schedules
         await other.open()
         await other.save_instance(InstanceRow("zz-later", None, "host", 1, "main", None, 1, None, None, 1))
         newer = ScheduleDeclaration("tick", "another", "tick", "every 7200 s", "{}", 1)
         assert await other.declare_schedules([newer], "zz-later", 2) == {"tick"}
-        await until(lambda: claimer._others == {"zz-later"})
+        await until(lambda: neighbours.living == {"zz-later"})
         await schedules.refresh()
         assert schedules.book.rows["tick"].owner_id == "zz-later"
         lock.close_descriptor()
@@ -210,12 +210,12 @@ async def test_a_pause_holds_against_what_was_read_before_it(tmp_path: Path) -> 
 
     async with manager:
         assert manager._lifecycle is not None
-        claimer = manager._lifecycle._claimer
+        poller = manager._lifecycle._poller
         store.paused_queues = held  # type: ignore[method-assign]  # the one call that is to take long
-        claimer.look_is_owed()
+        poller.is_owed = True
         await reading.wait()
         await manager.pause("default")
         store.paused_queues = read  # type: ignore[method-assign]  # as it was
         gate.set()
-        await until(lambda: not claimer._is_owed)
+        await until(lambda: not poller.is_owed)
         assert manager.status().queues["default"].is_paused

@@ -1,0 +1,211 @@
+"""Noticing what happens outside of memory: what others wrote, what came due, who died, whether the file is lost.
+
+One loop looks every `store_poll` seconds, and at once when somebody asks. What it finds it passes on to whoever deals
+with it; the free rows among it are the claimer's.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from taskmanager.engine.claiming import Claimer
+from taskmanager.engine.engine import Engine
+from taskmanager.engine.neighbours import EARLY_S, Neighbours
+from taskmanager.engine.stall import next_beat
+from taskmanager.model.errors import StoreError
+from taskmanager.model.logger import logger
+from taskmanager.model.wording import counted
+from taskmanager.store.protocol import Store
+
+NAME: Final = "claimer"
+"""What an instance would miss without this loop: it would take no work."""
+FILE_CHECK_S: Final = 0.5
+"""How often it is looked whether the file is still there."""
+FAILED_PAUSE_S: Final = 1.0
+CLOSE_POLL_S: Final = 0.002
+CLOSE_WATCH_S: Final = 1.0
+
+
+async def make_due(store: Store, now_us: int) -> int:
+    """What was due when it was written is due, also where the wall clock has gone back since; how many rows were not.
+
+    It reads every row that is not due, so it is for a clock that was set back.
+    """
+    mended = await store.make_due(now_us)
+    if mended:
+        logger.warning("the wall clock was set back; due again, as before: %s", counted(mended, "stored task"))
+    return mended
+
+
+class Poller:
+    """The loop of one engine that looks at the store, at the file, and at the other instances."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        claimer: Claimer,
+        neighbours: Neighbours,
+        *,
+        check_file: Callable[[], Awaitable[None]],
+        on_death: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._claimer = claimer
+        self.neighbours = neighbours
+        self.check_file = check_file
+        self._on_death = on_death
+        self._version: int | None = None
+        self.is_owed = False
+        """Whether the next look is a whole one, whatever the version of the store says."""
+        self._steps_seen = 0
+        self._has_failed = False
+        self._submitted: set[str] = set()
+        self._close_until_s = 0.0
+        self._file_checked_s = 0.0
+        self._next_look_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Poller {'owes a look' if self.is_owed else f'saw version {self._version}'}, {self.neighbours!r}>"
+
+    async def run(self) -> None:
+        """Look at the store every `store_poll` seconds, and at once when asked; at the file itself, and at whether
+        the others live, whatever that says: whoever makes a lost log anew counts on it.
+        """
+        engine = self._engine
+        self._file_checked_s = engine.loop.time()
+        self._next_look_s = self._file_checked_s + engine.settings.store_poll_s
+        while True:
+            is_close = self._is_close()
+            pause_s = CLOSE_POLL_S if is_close else self._pause_s()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await engine.wants_claim.wait()
+            try:
+                await self._wake(is_close=is_close)
+            except StoreError as exc:
+                logger.debug("the store could not be read: %s", exc)
+                # Who asked still asks, and a closed store fails without a turn of the loop: nothing else would run.
+                await asyncio.sleep(pause_s)
+            except Exception as exc:  # noqa: BLE001  # without this loop an instance would take no work, silently
+                await self._survive(exc)
+
+    def _pause_s(self) -> float:
+        """Until the file or the store is to be looked at: a poll may be more seldom than the former."""
+        now_s = self._engine.loop.time()
+        return next_beat(now_s, min(self._engine.settings.store_poll_s, FILE_CHECK_S)) - now_s
+
+    async def _wake(self, *, is_close: bool) -> None:
+        """One round: whatever it is time for."""
+        engine, time = self._engine, self._engine.loop.time
+        if time() - self._file_checked_s >= FILE_CHECK_S - EARLY_S:
+            self._file_checked_s = time()
+            await self.check_file()
+        if not engine.is_stopping and self.neighbours.find_dead(time()):
+            self._on_death()
+        poll_s = engine.settings.store_poll_s
+        if is_close or poll_s <= FILE_CHECK_S or engine.wants_claim.is_set() or time() >= self._next_look_s - EARLY_S:
+            self._next_look_s = time() + poll_s
+            await self.look()
+            self._has_failed = False
+            engine.failing_duties.pop(NAME, None)
+
+    async def _survive(self, exc: Exception) -> None:
+        """A bug of ours: logged once in a row."""
+        if not self._has_failed:
+            logger.critical("the claimer failed unexpectedly, and tries again", exc_info=exc)
+        self._has_failed = True
+        self._engine.failing_duties[NAME] = f"{type(exc).__name__}: {exc}"
+        await asyncio.sleep(FAILED_PAUSE_S)
+
+    # A transaction of the application itself.
+
+    def watch_closely(self, task_id: str) -> None:
+        """A transaction of the application itself will bring this task: look every few milliseconds, until it has
+        come, or has not for a while.
+        """
+        self._submitted.add(task_id)
+        self._close_until_s = self._engine.loop.time() + CLOSE_WATCH_S
+        self._engine.wants_claim.set()
+
+    def _is_close(self) -> bool:
+        if self._submitted and self._engine.loop.time() >= self._close_until_s:
+            self._submitted.clear()
+        return bool(self._submitted)
+
+    async def _claim_submitted(self) -> None:
+        """Before all else: somebody waits for it."""
+        if self._submitted and not self._engine.is_stopping:
+            await self._claimer.claim()
+            self._submitted.difference_update(await self._engine.store.fetch_ids(list(self._submitted)))
+
+    # One look.
+
+    async def look_first(self) -> None:
+        """The look of a start: a backlog is begun with its best tasks, and the rest is claimed while they run."""
+        try:
+            await self.look(is_first=True)
+        finally:
+            self._engine.wants_claim.set()
+
+    async def look(self, *, is_first: bool = False) -> None:
+        """Has anybody written, is anything due, was a claim asked for?"""
+        engine, claimer = self._engine, self._claimer
+        asked = engine.wants_claim.is_set()
+        engine.wants_claim.clear()
+        # A look that fails half-way is owed: what it had noticed would not be noticed again.
+        was_owed, self.is_owed = self.is_owed, True
+        version = await engine.store.data_version()
+        changed = was_owed or version != self._version
+        now_us = engine.wall_clock.now_us()
+        is_due = await self._mend_due(now_us) or claimer.is_due(now_us)
+        if changed:
+            await self._claim_submitted()
+            await self._hear_others()
+        elif (asked or engine.follower.is_owed) and len(engine.follower):
+            await engine.follower.look_at_all()  # our own recovery may have ended what is followed here
+        if (changed or asked or is_due) and not engine.is_stopping:
+            if was_owed:
+                await claimer.take_strays()
+            await claimer.claim(is_first=is_first)
+        self._version, self.is_owed = version, False
+
+    async def has_strays(self) -> bool:
+        """Whether rows that a claim has taken may be in nobody's memory. A claim under way is waited for."""
+        await self._claimer.settled()
+        return self.is_owed
+
+    async def _mend_due(self, now_us: int) -> bool:
+        """After a step back of the wall clock: what was due stays due. Whether any was."""
+        count = self._engine.wall_clock.step_count
+        if self._steps_seen == count:
+            return False
+        mended = await make_due(self._engine.store, now_us)
+        self._steps_seen = count
+        return mended > 0
+
+    async def _hear_others(self) -> None:
+        engine = self._engine
+        self.neighbours.registered({each.instance_id for each in await engine.store.instances()})
+        was_shared, engine.window.is_shared = engine.window.is_shared, bool(self.neighbours.living)
+        if engine.window.is_shared and not was_shared and not engine.is_stopping:
+            self._claimer.share()
+        await self._hear_pauses()
+        for task_id in await engine.store.fetch_cancel_requests(engine.identity.instance_id):
+            live = engine.live.get(task_id)
+            if live is not None:
+                engine.cancel(live)
+        if len(engine.follower):
+            await engine.follower.look_at_all()
+        engine.kick()
+
+    async def _hear_pauses(self) -> None:
+        engine = self._engine
+        count, paused = -1, frozenset[str]()
+        while count != engine.dispatcher.pause_count:  # else somebody here has paused or resumed one meanwhile
+            count = engine.dispatcher.pause_count
+            paused = await engine.store.paused_queues()
+        for name in paused:
+            engine.dispatcher.queue(name)
+        for name, queue in list(engine.dispatcher.queues.items()):
+            queue.is_paused = name in paused
