@@ -177,7 +177,7 @@ class CurrentInstance:
     def hurry(self, live: LiveTask) -> None:
         """Somebody waits for this task to be saved."""
         running = self._running()
-        if running is not None and live.is_dirty:
+        if running is not None and live.saving.is_dirty:
             running.lifecycle.engine.writer.mark(live)
 
     def last_status(self, task_id: str) -> TaskStatus | None:

@@ -118,15 +118,15 @@ class TaskHandle(Generic[R_co]):
         if live is None:
             await self.info()  # what can be found is in the file; what cannot, never was
             return
-        if live.is_elsewhere or (live.committed is not None and not live.awaits_row):
+        if live.is_elsewhere or (live.saving.committed is not None and not live.awaits_row):
             return
         if not live.is_persisted:
             raise NotPersisted(
                 f"task {live.definition.name} is memory-only; declare it with persist=True, or the manager with "
                 "requeue_pending=True"
             )
-        if live.rejection is not None:
-            raise StoreError(f"task {self._task_id} cannot be stored: {live.rejection}")
+        if live.saving.rejection is not None:
+            raise StoreError(f"task {self._task_id} cannot be stored: {live.saving.rejection}")
         if live.ending is not None and live.is_published and live.ending.requeued:
             raise StoreUnavailable(f"task {self._task_id} was not written before the manager stopped; enqueue it again")
         self._instance.hurry(live)

@@ -107,7 +107,10 @@ class SelfPortrait:
 
     def _take_mark(self) -> "_Mark":
         lives = {} if self._has_many() else self._lives()
-        known = {task_id: (live.committed and live.committed.status, live.status) for task_id, live in lives.items()}
+        known = {
+            task_id: (live.saving.committed and live.saving.committed.status, live.status)
+            for task_id, live in lives.items()
+        }
         return _Mark(self._engine.clock.now_us(), known, Counter(self._engine.settlement.tally))
 
     def _memory(self) -> "_Memory":
@@ -154,7 +157,7 @@ def _differences(lives: Mapping[str, LiveTask], mark: _Mark, tally: Counter[str]
     ended = tally - mark.ended
     for task_id, live in lives.items():
         stored, status = mark.known.get(task_id, (None, None))
-        if status is None and live.committed is not None and live.sent_at < mark.at:
+        if status is None and live.saving.committed is not None and live.sent_at < mark.at:
             stored = TaskStatus.PENDING  # claimed since
         if stored is not None:
             differences[TaskStatus(stored)] -= 1

@@ -37,7 +37,7 @@ class AfterWrite:
             if live.is_as_committed:
                 self._start(live)
         elif phase is Phase.ENDED:
-            if not live.is_dirty:
+            if not live.saving.is_dirty:
                 self._end_is_saved(live)
         elif phase is Phase.ACCEPTED and live.attempt is None:
             if live.is_spilled:
@@ -143,7 +143,7 @@ class AfterWrite:
     def _resolve_key(self, live: LiveTask, row: TaskRow | None) -> None:
         """The derived id exists already: follow the task that has it, or, where that ended badly, run it again."""
         if row is None:
-            live.committed = None
+            live.saving.committed = None
             self._engine.writer.mark(live)
             return
         live.is_duplicate = True
@@ -191,7 +191,7 @@ class AfterWrite:
 
     def _retry_with(self, live: LiveTask, row: TaskRow) -> None:
         """As `manager.retry` does, with the arguments of this call, in one write on the row that ended badly."""
-        live.committed = expected_of(row)
+        live.saving.committed = expected_of(row)
         live.start_count = row.start_count
         live.sent_at = row.sent_at
         live.updated_at = self._engine.clock.now_us()
@@ -205,7 +205,7 @@ class AfterWrite:
             (self._engine.writer.mark if live.is_persisted else self._engine.writer.record)(live)
             return
         log_rejected(live, reason)
-        live.rejection = reason
+        live.saving.rejection = reason
         live.attempts_due = ()
         self._tell_savers(live, StoreError(f"task {live.task_id} cannot be stored: {reason}"))
         self._engine.end_is_settled(live)

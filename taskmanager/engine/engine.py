@@ -338,8 +338,8 @@ class Engine:
             self.writer.record(live)
             self.publish(live)
             return
-        if not live.is_end_unsaved:
-            live.is_end_unsaved = True
+        if not live.saving.is_end_unsaved:
+            live.saving.is_end_unsaved = True
             self.ended_unsaved_count += 1
         self.writer.mark(live)
         if self.writer.degraded_since is not None:
@@ -347,8 +347,8 @@ class Engine:
 
     def end_is_settled(self, live: LiveTask) -> None:
         """The end of a persisted task is in the store, or will never be: it does not count as unsaved any more."""
-        if live.is_end_unsaved:
-            live.is_end_unsaved = False
+        if live.saving.is_end_unsaved:
+            live.saving.is_end_unsaved = False
             self.ended_unsaved_count -= 1
 
     def _expire(self, live: LiveTask) -> None:
@@ -403,7 +403,7 @@ class Engine:
             live.call_args = live.call_kwargs = None
         if live.idempotency_key is not None and live.status.is_terminal:
             self.intake.ended(live)
-        if live.is_persisted and not live.is_saved and live.rejection is None:
+        if live.is_persisted and not live.is_saved and live.saving.rejection is None:
             self.writer.unsaved_ids[live.task_id] = live  # its record is here until the store has it
         self.drop(live)
 

@@ -299,7 +299,7 @@ class Lifecycle:
             if live.is_waiting and not live.is_spilled and not live.awaits_row:
                 engine.dispatcher.left_waiting(live)
                 self._release(live)
-            elif live.phase is Phase.STARTING and live.committed is None:
+            elif live.phase is Phase.STARTING and live.saving.committed is None:
                 engine.settlement.unbegin(live)
                 self._release(live)
 

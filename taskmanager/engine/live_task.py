@@ -1,4 +1,4 @@
-"""One task as it lives in memory: its record, and what the engine needs to run it, save it and tell its waiters.
+"""One task as it lives in memory: its record, and what the engine needs to run it and to tell its waiters.
 
 Accepting a task must cost about a microsecond, so most fields are class attributes that stand for "not yet"; an
 instance holds only what differs.
@@ -7,12 +7,13 @@ instance holds only what differs.
 import asyncio
 from contextvars import Context
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from taskmanager.codec.values import loads
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.row_codec import stored_arguments
-from taskmanager.model.record import AttemptRow, Expected, StartWrite, SuccessWrite, TaskRow, TaskWrite, Write
+from taskmanager.engine.saving import NOT_SAVED, Saving
+from taskmanager.model.record import AttemptRow, Expected, TaskRow
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 
@@ -53,20 +54,22 @@ GOES_ON = Ending(
 """What a stop tells those who wait for a task that has not ended here."""
 
 # The driver looks up an adapter for every value that is not exactly a str or an int, enum members included.
-_TEXT = {status: str(status.value) for status in TaskStatus}
-_PENDING, _RUNNING = _TEXT[TaskStatus.PENDING], _TEXT[TaskStatus.RUNNING]
+STATUS_TEXT: Final = {status: str(status.value) for status in TaskStatus}
 _new_tuple = tuple.__new__
 """A NamedTuple's own constructor costs a call more, and three are made for each persisted task."""
 
 
 class LiveTask:
-    """One task in memory. Fields up to `created_at` mirror the columns of its row."""
+    """One task in memory: the columns of its record, its call, where it stands, how it is saved, and who waits."""
 
+    # The columns of its row, with those that `__init__` sets.
     claimed_at: int | None = None
     owner: str | None = None
     started_at: int | None = None
     completed_at: int | None = None
     failed_at: int | None = None
+    args_text: str | None = None
+    kwargs_text: str | None = None
     result_text: str | None = None
     failed_reason: str | None = None
     error_code: str | None = None
@@ -86,38 +89,40 @@ class LiveTask:
     worker_pid: int | None = None
     worker_hostname: str | None = None
     worker_process_name: str | None = None
+    attempts_due: tuple[AttemptRow, ...] = ()
+    """Rows of attempts that go to the store with the record."""
 
-    args_text: str | None = None
-    kwargs_text: str | None = None
+    # The call, as the caller made it; not of what was read from the store.
     call_args: tuple[Any, ...] | None = None
     call_kwargs: dict[str, Any] | None = None
     encodes_later: bool = False
     """The arguments are immutable scalars of a memory-only task: their stored form is made when it is asked for."""
     context: Context | None = None
     timeout_s: float | None = None
+
+    # Where it stands here: its phase, and what that leaves open.
     due: float = 0.0
-    committed: Expected | None = None
-    in_doubt: tuple[Expected, ...] = ()
-    is_written_anew: bool = False
-    """The file was replaced: what the new one holds of this task, if anything, is an older state of it."""
-    attempts_due: tuple[AttemptRow, ...] = ()
-    is_dirty: bool = False
-    unsaved_since_s: float = 0.0
-    is_urgent: bool = False
-    put_back_count: int = 0
-    is_end_unsaved: bool = False
-    is_duplicate: bool | None = None
+    """Until when it is delayed, on the clock of the heap that it is in."""
     is_spilled: bool = False
+    """ACCEPTED, and on its way to the store, where it will be free."""
     awaits_row: bool = False
-    rejection: str | None = None
-    pared_result: int | None = None
-    """The attempt whose result was left out of the record, because the store refused that."""
-    successor: "LiveTask | None" = None
+    """ACCEPTED, and the store is asked whether its key has a task already."""
+    is_duplicate: bool | None = None
+    """Whether it had; None until that is known."""
     attempt: "Attempt | None" = None
+    successor: "LiveTask | None" = None
+    """The call of the same key that runs after this one."""
+
+    # How it is saved.
+    saving: Saving = NOT_SAVED
+
+    # Who waits, and for what.
     ending: Ending | None = None
     is_published: bool = False
+    """Its waiters were told the ending, or wait elsewhere."""
     waiters: "list[asyncio.Future[Any]] | None" = None
     save_waiters: "list[asyncio.Future[Any]] | None" = None
+    """For its first commit."""
 
     def __init__(
         self, definition: Definition, task_id: str, now: int, options_text: str, queue_name: str, priority: int
@@ -128,6 +133,8 @@ class LiveTask:
         self.queue_name = queue_name
         self.priority = priority
         self.is_persisted = definition.is_persisted
+        if definition.is_persisted:
+            self.saving = Saving()
         self.status = TaskStatus.PENDING
         self.sent_at = now
         self.enqueued_at = now
@@ -169,20 +176,21 @@ class LiveTask:
     @property
     def is_saved(self) -> bool:
         """True when the file holds the newest state."""
-        return not self.is_dirty and self.committed is not None and self.committed.status == self.status
+        saving = self.saving
+        return not saving.is_dirty and saving.committed is not None and saving.committed.status == self.status
 
     def expectation(self) -> Expected:
         """What the row says once the present state is committed."""
-        return _new_tuple(Expected, (_TEXT[self.status], self.owner, self.start_count))
+        return _new_tuple(Expected, (STATUS_TEXT[self.status], self.owner, self.start_count))
 
     @property
     def is_as_committed(self) -> bool:
         """True when the store says what memory says: the expectation has come true."""
-        committed = self.committed
+        committed = self.saving.committed
         return (
             committed is not None
             and committed[2] == self.start_count
-            and committed[0] == _TEXT[self.status]
+            and committed[0] == STATUS_TEXT[self.status]
             and committed[1] == self.owner
         )
 
@@ -193,23 +201,6 @@ class LiveTask:
         self.args_text, self.kwargs_text = stored_arguments(self.definition, args, kwargs)
         if self.is_published:
             self.call_args = self.call_kwargs = None
-
-    def write(self, base: Expected | None, attempts: tuple[AttemptRow, ...]) -> Write:
-        """The change from the committed state `base` to the present one, as lean as it can be said."""
-        if base is not None and self.start_count == 1 and base[1] == self.owner and self._left_nothing_else():
-            status = self.status
-            if status is TaskStatus.COMPLETED:
-                if base[0] == _RUNNING and base[2] == 1:
-                    change = (self.task_id, self.definition.name, base, self.completed_at, self.result_text, attempts)
-                    return _new_tuple(SuccessWrite, change)
-            elif status is TaskStatus.RUNNING and base[0] == _PENDING and base[2] == 0:
-                worker = (self.worker_pid, self.worker_hostname, self.worker_process_name)
-                return _new_tuple(StartWrite, (self.task_id, self.definition.name, base, self.started_at, *worker))
-        return _new_tuple(TaskWrite, (self.row(), base, attempts))
-
-    def _left_nothing_else(self) -> bool:
-        """Neither by what it reported nor by a cancel request: both may come before its start is committed."""
-        return self.progress_text is None and self.log_text is None and self.cancel_requested_at is None
 
     def row(self) -> TaskRow:
         """The whole record as it is now."""
@@ -224,7 +215,7 @@ class LiveTask:
                 self.priority,
                 self.args_text,
                 self.kwargs_text,
-                _TEXT[self.status],
+                STATUS_TEXT[self.status],
                 self.sent_at,
                 self.enqueued_at,
                 self.claimed_at,
@@ -279,13 +270,13 @@ class LiveTask:
         self.scheduled_for, self.cancel_requested_at = row.scheduled_for, row.cancel_requested_at
         self.progress_text, self.log_text = row.progress, row.log
         self.call_args = self.call_kwargs = None
-        self.committed = Expected(row.status, row.claimed_by_worker_id, row.start_count)
+        self.saving.committed = Expected(row.status, row.claimed_by_worker_id, row.start_count)
 
     @classmethod
     def from_row(cls, row: TaskRow, definition: Definition, timeout_s: float | None) -> "LiveTask":
         """The live form of a row that this instance has claimed."""
         live = cls(definition, row.task_id, row.sent_at, row.task_options, row.queue_name, row.priority)
-        live.is_persisted = True
+        live.is_persisted, live.saving = True, Saving()
         live.timeout_s = timeout_s
         live.adopt(row)
         return live

@@ -53,7 +53,7 @@ class MemoryWindow:
         """Tasks that were claimed and cannot start soon, the last in line: for others who can start them."""
         found: dict[str, list[LiveTask]] = {}
         for live in self._dispatcher.waiting():
-            if live.status is TaskStatus.CLAIMED and live.phase is Phase.READY and not live.is_dirty:
+            if live.status is TaskStatus.CLAIMED and live.phase is Phase.READY and not live.saving.is_dirty:
                 found.setdefault(live.queue_name, []).append(live)
         most = self.claimable
         return [

@@ -3,14 +3,18 @@
 Changes first: a start holds a slot until it is committed, and an end has waiters. Then tasks that were only accepted,
 which may wait for `commit_interval`, and are often started before that, so that one row is written instead of two. Then
 the history of memory-only tasks.
+
+A task that is taken is in flight until the whole batch is settled, or put back where it stood. So how far a line has
+got is one number, and a flush needs no more than the places that it waits for: it is over when these are passed.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Final
+from typing import Final, NamedTuple
 
 from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.saving import Saving
 from taskmanager.model.record import AttemptRow
 
 HISTORY_SLICE: Final = 16
@@ -21,37 +25,85 @@ HISTORY_BATCH: Final = 512
 """Memory-only records that are written at once."""
 
 
+class Line:
+    """First in, first out; what is put back, or tried again, goes to the front. Places are numbered for good."""
+
+    def __init__(self) -> None:
+        self.entries: deque[LiveTask] = deque()
+        self.passed_count = 0
+        """Entries that have left it, and were not put back."""
+
+    @property
+    def end(self) -> int:
+        """The place behind the last entry: everything that is in the line now has left it when that is passed."""
+        return self.passed_count + len(self.entries)
+
+    def pop(self) -> LiveTask:
+        """The first one leaves."""
+        self.passed_count += 1
+        return self.entries.popleft()
+
+    def put_back(self, live: LiveTask) -> None:
+        """It has left in vain."""
+        self.passed_count -= 1
+        self.entries.appendleft(live)
+
+    def advance(self, live: LiveTask) -> None:
+        """An entry that was made a moment ago counts as one that has left in vain."""
+        if self.entries[-1] is live:
+            self.entries.pop()
+        else:
+            self.entries.remove(live)
+        self.put_back(live)
+
+
+class Places(NamedTuple):
+    """How far both lines have to get, that is what a flush waits for."""
+
+    changed: int
+    history: int
+
+    def or_behind(self, other: "Places") -> "Places":
+        """Both have to be passed."""
+        return Places(max(self.changed, other.changed), max(self.history, other.history))
+
+
 class Outbox:
-    """Three queues, first in first out each, and how much ever went in and was settled."""
+    """The line of changes, that of history, and the waiting room of tasks that were only accepted.
+
+    Of a persisted task that is dirty there is one valid entry, in the waiting room or, if it is urgent, in the line;
+    further ones are skipped when they come up. Of history there are no others than valid entries.
+    """
 
     def __init__(self, elapsed_s: Callable[[], float]) -> None:
         self._elapsed_s = elapsed_s
-        self._changed: deque[LiveTask] = deque()
+        self._changed = Line()
         self._accepted: deque[LiveTask] = deque()
-        self._history: deque[LiveTask] = deque()
+        self._history = Line()
         self.unsaved_history: dict[str, LiveTask] = {}
-        self.marked_count = self.settled_count = 0
-        self.doubled_count = 0
-        """Changes behind one that was put back: of the same records, so there is no more unsaved than without them."""
-        self.recorded_count = self.kept_count = 0
+        self._dirty_count = 0
+        """Of persisted tasks. Changed in `_make_dirty` and `_make_clean` only."""
+        self._in_flight_count = self._history_in_flight_count = 0
+        """Of persisted tasks, and of history, in the batch that was taken last. Set by `take`, zero when it is over."""
 
     def __repr__(self) -> str:
-        return f"<Outbox {len(self._changed)} changed, {len(self._accepted)} accepted, {len(self._history)} of history>"
+        changed, history = len(self._changed.entries), len(self._history.entries)
+        return f"<Outbox {changed} changed, {len(self._accepted)} accepted, {history} of history>"
 
     @property
     def unsaved_count(self) -> int:
         """Records that the store does not hold in their newest state, those in flight included."""
-        return self.marked_count - self.settled_count - self.doubled_count + self.unsaved_history_count
+        return self._dirty_count + self._in_flight_count + self.unsaved_history_count
 
     @property
     def unsaved_history_count(self) -> int:
         """Those of them that are history of memory-only tasks."""
-        return self.recorded_count - self.kept_count
+        return len(self._history.entries) + self._history_in_flight_count
 
     @property
     def has_changes(self) -> bool:
         """Whether something must not wait."""
-        return bool(self._changed)
+        return bool(self._changed.entries)
 
     @property
     def accepted_count(self) -> int:
@@ -61,131 +113,149 @@ class Outbox:
     @property
     def history_count(self) -> int:
         """Ended memory-only tasks."""
-        return len(self._history)
+        return len(self._history.entries)
 
     def oldest(self) -> LiveTask | None:
         """The persisted task that has waited longest."""
-        while self._changed and not self._changed[0].is_dirty:
-            self._changed.popleft()
-        heads = [queue[0] for queue in (self._changed, self._accepted) if queue]
-        return min(heads, key=lambda live: live.unsaved_since_s, default=None)
+        entries = self._changed.entries
+        while entries and not entries[0].saving.is_dirty:
+            self._changed.pop()
+        heads = [queue[0] for queue in (entries, self._accepted) if queue]
+        return min(heads, key=lambda live: live.saving.unsaved_since_s, default=None)
 
     def attempts_in_history(self, task_id: str) -> Iterator[AttemptRow]:
         """Attempts of an ended memory-only task, of all its runs if its key was enqueued again."""
-        for live in self._history:
+        for live in self._history.entries:
             if live.task_id == task_id:
                 yield from live.attempts_due
+
+    def unsaved(self) -> Iterator[LiveTask]:
+        """Every task that is not written, those of memory-only history included."""
+        return chain(self._changed.entries, self._accepted, self._history.entries)
 
     # In.
 
     def accept(self, live: LiveTask) -> None:
         """A new task that nobody waits for."""
-        live.is_dirty = True
-        live.unsaved_since_s = self._elapsed_s()
-        self.marked_count += 1
+        live.saving.unsaved_since_s = self._elapsed_s()
+        self._make_dirty(live)
         self._accepted.append(live)
 
     def change(self, live: LiveTask) -> None:
         """A change that must not wait. A task that was only accepted so far is written with it."""
-        if not live.is_dirty:
-            live.is_dirty = True
-            live.unsaved_since_s = self._elapsed_s()
-            self.marked_count += 1
-        elif live.is_urgent:
+        if not live.saving.is_dirty:
+            live.saving.unsaved_since_s = self._elapsed_s()
+            self._make_dirty(live)
+        elif live.saving.is_urgent:
             return
-        live.is_urgent = True
-        self._changed.append(live)
-
-    def hurry_all(self) -> None:
-        """Nothing may wait any more."""
-        while self._accepted:
-            live = self._accepted.popleft()
-            if live.is_dirty and not live.is_urgent:
-                live.is_urgent = True
-                self._changed.append(live)
+        self._hurry(live)
 
     def record(self, live: LiveTask) -> None:
         """A memory-only task has ended."""
-        live.is_dirty = True
-        self.recorded_count += 1
-        self._history.append(live)
+        live.saving = Saving()
+        live.saving.is_dirty = True
+        self._history.entries.append(live)
         self.unsaved_history[live.task_id] = live
+
+    def hurry_all(self) -> Places:
+        """Nothing may wait any more. The places that are passed when all this is written."""
+        while self._accepted:
+            live = self._accepted.popleft()
+            if live.saving.is_dirty and not live.saving.is_urgent:
+                self._hurry(live)
+        return Places(self._changed.end, self._history.end)
+
+    def _hurry(self, live: LiveTask) -> None:
+        live.saving.is_urgent = True
+        self._changed.entries.append(live)
+
+    def _make_dirty(self, live: LiveTask) -> None:
+        live.saving.is_dirty = True
+        self._dirty_count += 1
+
+    def _make_clean(self, live: LiveTask) -> None:
+        live.saving.is_dirty = live.saving.is_urgent = False
+        self._dirty_count -= 1
 
     # Out.
 
-    def take(self, limit: int, *, with_accepted: bool, with_history: bool) -> Iterator[LiveTask]:
-        """At most `limit` tasks, each clean from here on."""
+    def take(self, limit: int, *, with_accepted: bool, with_history: bool) -> list[LiveTask]:
+        """The next batch, of at most `limit` tasks: each is in flight from here on, until all are settled or put back.
+
+        Only when that has happened the next batch is taken.
+        """
+        taken = self._take_changed(limit)
+        if with_accepted:
+            self._take_accepted(taken, limit)
+        self._in_flight_count = sum(live.is_persisted for live in taken)
+        if with_history:
+            while len(taken) < limit and self._history.entries:
+                live = self._history.pop()
+                live.saving.is_dirty = False
+                taken.append(live)
+        self._history_in_flight_count = len(taken) - self._in_flight_count
+        return taken
+
+    def _take_changed(self, limit: int) -> list[LiveTask]:
+        taken: list[LiveTask] = []
         keyed_ids: set[str] = set()
-        while limit and self._changed:
-            live = self._changed[0]
-            if not live.is_dirty:  # written already, from further ahead
-                self._changed.popleft()
-                continue
-            if live.is_elsewhere:  # given up since
-                self._changed.popleft()
-                live.is_dirty = live.is_urgent = False
-                self.settle(live)
+        line = self._changed
+        while len(taken) < limit and line.entries:
+            live = line.entries[0]
+            if live.saving.is_dirty and live.is_elsewhere:  # given up since
+                self._make_clean(live)
+                self._forget_history(live)
+            if not live.saving.is_dirty:  # written already, from further ahead
+                line.pop()
                 continue
             if live.idempotency_key is not None:
                 if live.task_id in keyed_ids:
-                    return  # one key, two tasks: the end of the first is written before the second asks for the key
+                    break  # one key, two tasks: the end of the first is written before the second asks for the key
                 keyed_ids.add(live.task_id)
-            self._changed.popleft()
-            live.is_dirty = live.is_urgent = False
-            yield live
-            limit -= 1
-        while limit and with_accepted and self._accepted:
+            line.pop()
+            self._make_clean(live)
+            taken.append(live)
+        return taken
+
+    def _take_accepted(self, taken: list[LiveTask], limit: int) -> None:
+        while len(taken) < limit and self._accepted:
             live = self._accepted.popleft()
-            if live.is_dirty and not live.is_urgent:
-                live.is_dirty = False
-                yield live
-                limit -= 1
-        while limit and with_history and self._history:
-            live = self._history.popleft()
-            live.is_dirty = False
-            yield live
-            limit -= 1
+            if live.saving.is_dirty and not live.saving.is_urgent:
+                self._make_clean(live)
+                taken.append(live)
 
-    def put_back(self, live: LiveTask) -> None:
-        """A task that was taken could not be written, and goes first.
+    def put_back(self, taken: Sequence[LiveTask]) -> None:
+        """The batch could not be written, and goes first, in its order. What has changed meanwhile is dirty already."""
+        self._in_flight_count = self._history_in_flight_count = 0
+        for live in reversed(taken):
+            if not live.is_persisted:
+                live.saving.is_dirty = True
+                self._history.put_back(live)
+                continue
+            if not live.saving.is_dirty:
+                self._make_dirty(live)
+            live.saving.is_urgent = True
+            self._changed.put_back(live)
 
-        One that has changed since stands behind as well, perhaps behind many that came later than its first change;
-        whoever flushes waits for that one, so both changes count as settled when it is written.
-        """
-        if live.is_persisted:
-            if live.is_dirty:
-                live.put_back_count += 1
-                self.doubled_count += 1
-            live.is_dirty = live.is_urgent = True
-            self._changed.appendleft(live)
-        elif live.is_dirty:
-            self.settle(live)
-        else:
-            live.is_dirty = True
-            self._history.appendleft(live)
+    def settle(self, taken: Sequence[LiveTask]) -> None:
+        """The batch is written, except for what the store refuses."""
+        self._in_flight_count = self._history_in_flight_count = 0
+        if self.unsaved_history:
+            for live in taken:
+                self._forget_history(live)
 
-    def settle(self, live: LiveTask) -> None:
-        """A task that was taken is written, or will never be."""
-        if live.is_persisted:
-            self.settled_count += 1
-            if live.put_back_count:
-                self.settled_count += live.put_back_count
-                self.doubled_count -= live.put_back_count
-                live.put_back_count = 0
-        else:
-            self.kept_count += 1
-        if self.unsaved_history and not live.is_dirty and self.unsaved_history.get(live.task_id) is live:
+    def _forget_history(self, live: LiveTask) -> None:
+        if not live.saving.is_dirty and self.unsaved_history.get(live.task_id) is live:
             del self.unsaved_history[live.task_id]
 
-    def is_tried_again(self, live: LiveTask) -> None:
-        """The answer to a task called for another write: that is the same change, and whoever flushes waits on."""
-        if live.is_persisted:
-            self.marked_count -= 1
-            self.settled_count -= 1
-        else:
-            self.recorded_count -= 1
-            self.kept_count -= 1
+    def try_again(self, live: LiveTask) -> Places:
+        """A task that was just settled has become dirty by that: it is written with the next batch, as if put back.
+        The places that are passed when all of these are written.
+        """
+        places = Places(self._changed.passed_count, self._history.passed_count)
+        (self._changed if live.is_persisted else self._history).advance(live)
+        return places
 
-    def unsaved(self) -> Iterator[LiveTask]:
-        """Every task that is not written, those of memory-only history included."""
-        return chain(self._changed, self._accepted, self._history)
+    def has_passed(self, places: Places) -> bool:
+        """Whether everything before these places is settled. Between two batches only."""
+        return self._changed.passed_count >= places.changed and self._history.passed_count >= places.history

@@ -24,7 +24,7 @@ def pare(live: LiveTask, reason: str) -> bool:
     """
     if _shorten(live, reason):
         without = "result, progress and log"
-    elif live.status.is_terminal and live.committed is None and live.args_text is not None:
+    elif live.status.is_terminal and live.saving.committed is None and live.args_text is not None:
         without = "arguments"
         live.args_text = live.kwargs_text = None
     else:
@@ -47,9 +47,9 @@ def _shorten(live: LiveTask, reason: str) -> bool:
     live.failed_reason = _short(live.failed_reason)
     live.attempts_due = tuple(map(_short_attempt, live.attempts_due))
     has_changed = before != (live.progress_text, live.log_text, live.failed_reason, live.attempts_due)
-    if live.result_text is None or live.pared_result == live.start_count:
+    if live.result_text is None or live.saving.pared_result == live.start_count:
         return has_changed
-    live.pared_result = live.start_count
+    live.saving.pared_result = live.start_count
     if live.status is TaskStatus.COMPLETED:
         why = f"the result could not be stored: {reason}"
         live.result_text = stored_error(live.definition, TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why))

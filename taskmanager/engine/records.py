@@ -114,11 +114,11 @@ class Records:
         """Tasks by status, zeros included. Taken while no commit is under way, so that each task counts once."""
         engine = self._engine
         async with engine.writer.quiet:
-            committed = {live.task_id: live.committed for live in self._in_memory().values()}
+            committed = {live.task_id: live.saving.committed for live in self._in_memory().values()}
             found = await engine.store.counts()
             for live in self._in_memory().values():
                 base = committed.get(live.task_id)
-                if base is None and live.committed is not None:
+                if base is None and live.saving.committed is not None:
                     continue  # claimed meanwhile: it counts as the store saw it, whether before the claim or after it
                 if base is not None:
                     found[TaskStatus(base.status)] -= 1

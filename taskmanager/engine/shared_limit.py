@@ -101,7 +101,7 @@ def _takes_a_place(live: LiveTask | None) -> bool:
     """By what the file says of the task; by what it will say where the file was lost and is written anew."""
     if live is None:
         return False
-    return (live.status if live.committed is None else live.committed.status) in _TAKES_A_PLACE
+    return (live.status if live.saving.committed is None else live.saving.committed.status) in _TAKES_A_PLACE
 
 
 def _lends(live: LiveTask | None) -> bool:

@@ -12,13 +12,15 @@ When a commit's fate is unknown (an I/O error), the next try finds its own row, 
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple, Protocol
 
+from taskmanager.engine.due_time import DueTime
 from taskmanager.engine.events import resolve_error
+from taskmanager.engine.lean_writes import write_of
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
-from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE, Outbox
+from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE, Outbox, Places
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
@@ -47,45 +49,20 @@ class WriterListener(Protocol):
     def written(self) -> None: ...
 
 
-_Sent = tuple[LiveTask, Expected, tuple[AttemptRow, ...], Expected | None]
-"""One task of a batch, the state that was sent, its attempts, and on which state: to apply the answer, or put it back.
-"""
+class Sent(NamedTuple):
+    """One task of a batch as it was sent: to apply the answer, or to put it back."""
+
+    live: LiveTask
+    state: Expected
+    attempts: tuple[AttemptRow, ...]
+    base: Expected | None
+    """The state in the store that this is to follow."""
+
+
+_new_tuple = tuple.__new__
+"""A NamedTuple's own constructor costs a call more, for each task that is written."""
 NOTHING: Final = Expected("", None, 0)
 """History is written once, and nothing will ever be expected of it."""
-
-
-class DueTime:
-    """Work that may wait for a while: a timer, and whether its time has come."""
-
-    def __init__(self, wait_s: float, on_due: Callable[[], None]) -> None:
-        self._wait_s = wait_s
-        self._on_due = on_due
-        self._timer: asyncio.TimerHandle | None = None
-        self.is_now = False
-
-    def begin(self) -> None:
-        """There is work: its time comes after the wait, unless it is being waited for already."""
-        if self._timer is None and not self.is_now:
-            self._timer = asyncio.get_running_loop().call_later(self._wait_s, self.hurry)
-
-    def shorten(self, wait_s: float) -> None:
-        """Its time comes after this wait, which is shorter than the one that has begun."""
-        if not self.is_now:
-            self.close()
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self.hurry)
-
-    def hurry(self) -> None:
-        """Its time has come."""
-        self.close()
-        if not self.is_now:
-            self.is_now = True
-            self._on_due()
-
-    def close(self) -> None:
-        """The timer rings no more."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 class Writer:
@@ -104,7 +81,7 @@ class Writer:
         self._commit_interval_s = commit_interval_s
         self._accepted_due = DueTime(commit_interval_s, self.wake)
         self._history_due = DueTime(snapshot_interval_s, self.wake)
-        self._barriers: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._flushes: list[tuple[Places, asyncio.Future[None]]] = []
         self._is_closing = False
         self._hurry = asyncio.Event()
         self.degraded_since: int | None = None
@@ -131,7 +108,7 @@ class Writer:
         """How long the oldest change of a persisted task has been waiting for its commit."""
         oldest = self.outbox.oldest()
         # A commit under way may hang on a lock for as long as SQLite waits for it; what it carries is not saved either.
-        waiting_since_s = None if oldest is None else oldest.unsaved_since_s
+        waiting_since_s = None if oldest is None else oldest.saving.unsaved_since_s
         found = [at_s for at_s in (self._sent_oldest_s, waiting_since_s) if at_s is not None]
         return self._clock.elapsed_s() - min(found) if found else None
 
@@ -174,8 +151,7 @@ class Writer:
         if self._task is None or (self._is_closing and self._task.done()):
             raise StoreUnavailable(f"{self.unsaved_count} records are not saved, and the manager has stopped")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._barriers.append((self.outbox.marked_count, self.outbox.recorded_count, done))
-        self.outbox.hurry_all()
+        self._flushes.append((self.outbox.hurry_all(), done))
         self._history_due.hurry()
         self.wake()
         await done
@@ -219,8 +195,8 @@ class Writer:
     def _give_up_waiters(self) -> None:
         """Nobody will write any more, so nobody may wait for it."""
         exc = StoreUnavailable("the manager has stopped before this was saved; enqueue it again after the next start")
-        barriers, self._barriers = self._barriers, []
-        for _, _, done in barriers:
+        flushes, self._flushes = self._flushes, []
+        for _, done in flushes:
             resolve_error(done, exc)
         for live in self.outbox.unsaved():
             waiters, live.save_waiters = live.save_waiters, None
@@ -262,9 +238,10 @@ class Writer:
         """One transaction, and what became of it; False when the store cannot be written now."""
         batch = self._take_batch()
         if not batch:
-            self._release_barriers()
+            self._end_flushes()
             return True
-        self._sent_oldest_s = batch[0][0].unsaved_since_s if batch[0][0].is_persisted else None
+        first = batch[0].live
+        self._sent_oldest_s = first.saving.unsaved_since_s if first.is_persisted else None
         try:
             report = await self._commit(batch)
         except StoreError as exc:
@@ -292,17 +269,18 @@ class Writer:
             return True
         return bool(outbox.accepted_count) and (self._accepted_due.is_now or self._is_closing)
 
-    def _take_batch(self) -> list[_Sent]:
+    def _take_batch(self) -> list[Sent]:
         outbox = self.outbox
         taken = outbox.take(
             MAX_BATCH,
             with_accepted=self._accepted_due.is_now or self._is_closing,
             with_history=self._history_due.is_now,
         )
-        batch: list[_Sent] = []
+        batch: list[Sent] = []
         for live in taken:
             attempts, live.attempts_due = live.attempts_due, ()
-            batch.append((live, live.expectation() if live.is_persisted else NOTHING, attempts, live.committed))
+            state = live.expectation() if live.is_persisted else NOTHING
+            batch.append(_new_tuple(Sent, (live, state, attempts, live.saving.committed)))
         # What was due stays due until it is taken, however full of changes the batches are.
         if not outbox.accepted_count:
             self._accepted_due.is_now = False
@@ -310,85 +288,94 @@ class Writer:
             self._history_due.is_now = self._is_closing
         return batch
 
-    async def _commit(self, batch: list[_Sent]) -> CommitReport:
-        return await self.store.commit([live.write(base, attempts) for live, _, attempts, base in batch])
+    async def _commit(self, batch: list[Sent]) -> CommitReport:
+        return await self.store.commit([write_of(live, base, attempts) for live, _, attempts, base in batch])
 
-    def _put_back(self, batch: list[_Sent]) -> None:
+    def _put_back(self, batch: list[Sent]) -> None:
         """Nothing of the batch is known to be written, or not. The states are read anew when it is tried again."""
-        for live, state, attempts, _ in reversed(batch):
-            if state not in live.in_doubt:
-                live.in_doubt = (*live.in_doubt, state)
+        for live, state, attempts, _ in batch:
+            saving = live.saving
+            if state not in saving.in_doubt:
+                saving.in_doubt = (*saving.in_doubt, state)
             live.attempts_due = (*attempts, *live.attempts_due)
-            self.outbox.put_back(live)
-            if not live.is_persisted:
-                self._history_due.is_now = True
+        self.outbox.put_back([sent.live for sent in batch])
+        self._history_due.is_now |= not batch[-1].live.is_persisted
 
-    def _absorb(self, batch: list[_Sent], report: CommitReport) -> None:
+    def _absorb(self, batch: list[Sent], report: CommitReport) -> None:
+        self.outbox.settle([sent.live for sent in batch])
         troubled = bool(report.lost or report.rejected)
         for sent in batch:
-            live = sent[0]
-            self.outbox.settle(live)
-            if not live.is_persisted and not troubled:
+            if not sent.live.is_persisted and not troubled:
                 continue
             try:
-                was_dirty = live.is_dirty
-                if troubled and live.task_id in report.rejected:
-                    live.attempts_due = (*sent[2], *live.attempts_due)
-                    self._listener.rejected(live, report.rejected[live.task_id])
-                elif troubled and live.task_id in report.lost:
-                    self._absorb_loss(sent, report.lost[live.task_id])
+                if troubled and sent.live.task_id in report.rejected:
+                    self._absorb_rejection(sent, report.rejected[sent.live.task_id])
+                elif troubled and sent.live.task_id in report.lost:
+                    self._absorb_loss(sent, report.lost[sent.live.task_id])
                 else:
                     self._absorb_win(sent)
-                    continue
-                if live.is_dirty and not was_dirty:
-                    self.outbox.is_tried_again(live)
-                    self._history_due.is_now |= not live.is_persisted
             except Exception:
                 # A mistake of ours with one task must not keep the others, and all that come, from being saved.
-                logger.critical("what became of task %s could not be taken in", live.task_id, exc_info=True)
-        self._release_barriers()
+                logger.critical("what became of task %s could not be taken in", sent.live.task_id, exc_info=True)
+        self._end_flushes()
         self._listener.written()
 
-    def _absorb_win(self, sent: _Sent) -> None:
+    def _absorb_win(self, sent: Sent) -> None:
         live, state, _, base = sent
-        if live.committed is base:  # else its row was claimed again before this answer came
-            live.committed = state
+        saving = live.saving
+        if saving.committed is base:  # else its row was claimed again before this answer came
+            saving.committed = state
         # A start that was taken back meanwhile has arrived; the count of a row never goes back.
         live.start_count = max(live.start_count, state.start_count)
-        live.is_written_anew = False
-        if live.in_doubt:
-            live.in_doubt = ()
+        saving.is_written_anew = False
+        if saving.in_doubt:
+            saving.in_doubt = ()
         self._listener.committed(live)
 
-    def _absorb_loss(self, sent: _Sent, row: TaskRow | None) -> None:
+    def _absorb_rejection(self, sent: Sent, reason: str) -> None:
+        live = sent.live
+        with self._another_try(live):
+            live.attempts_due = (*sent.attempts, *live.attempts_due)
+            self._listener.rejected(live, reason)
+
+    def _absorb_loss(self, sent: Sent, row: TaskRow | None) -> None:
         """A write whose precondition did not hold. Our own row there means that an earlier commit did arrive
         after all.
         """
-        live, _, attempts, _ = sent
-        if row is None or not _is_ours(live, row):
-            self._listener.lost(live, row)
-            return
-        live.committed = expected_of(row)
-        # A start that was taken back here may be the one that arrived; the count of a row never goes back.
-        live.start_count = max(live.start_count, row.start_count)
-        live.in_doubt = ()
-        live.attempts_due = (*attempts, *live.attempts_due)
-        if live.is_as_committed and not live.attempts_due:
-            self._listener.committed(live)
-        else:
-            self.mark(live)
-
-    def _release_barriers(self) -> None:
-        if not self._barriers:
-            return
-        waiting = []
-        for marked, recorded, done in self._barriers:
-            if self.outbox.settled_count >= marked and self.outbox.kept_count >= recorded:
-                if not done.done():
-                    done.set_result(None)
+        live, saving = sent.live, sent.live.saving
+        with self._another_try(live):
+            if row is None or not _is_ours(live, row):
+                self._listener.lost(live, row)
+                return
+            saving.committed = expected_of(row)
+            # A start that was taken back here may be the one that arrived; the count of a row never goes back.
+            live.start_count = max(live.start_count, row.start_count)
+            saving.in_doubt = ()
+            live.attempts_due = (*sent.attempts, *live.attempts_due)
+            if live.is_as_committed and not live.attempts_due:
+                self._listener.committed(live)
             else:
-                waiting.append((marked, recorded, done))
-        self._barriers = waiting
+                self.mark(live)
+
+    @contextlib.contextmanager
+    def _another_try(self, live: LiveTask) -> Iterator[None]:
+        """An answer that calls for another write: that is the same change, and whoever flushes waits on."""
+        was_dirty = live.saving.is_dirty
+        yield
+        if live.saving.is_dirty and not was_dirty:
+            places = self.outbox.try_again(live)
+            self._flushes = [(each.or_behind(places), done) for each, done in self._flushes]
+            self._history_due.is_now |= not live.is_persisted
+
+    def _end_flushes(self) -> None:
+        """Those whose time has come."""
+        waiting = []
+        for places, done in self._flushes:
+            if not self.outbox.has_passed(places):
+                waiting.append((places, done))
+            elif not done.done():
+                done.set_result(None)
+        self._flushes = waiting
 
     # Bad days.
 
@@ -411,8 +398,8 @@ class Writer:
     def lose_everything_committed(self, lives: Iterable[LiveTask]) -> None:
         """The file is another one, empty or an older copy: every live persisted record is to be written to it again."""
         for live in lives:
-            live.committed = None
-            live.is_written_anew = True
+            live.saving.committed = None
+            live.saving.is_written_anew = True
             self.mark(live)
 
 
@@ -424,12 +411,12 @@ def _is_ours(live: LiveTask, row: TaskRow) -> bool:
     found = expected_of(row)
     if live.awaits_row:
         # It has never started. A row that has is an earlier task of the key, even if both calls read one clock tick.
-        return found in live.in_doubt and row.status == TaskStatus.PENDING and row.sent_at == live.sent_at
-    if live.is_written_anew:
+        return found in live.saving.in_doubt and row.status == TaskStatus.PENDING and row.sent_at == live.sent_at
+    if live.saving.is_written_anew:
         # An older copy of the file was put in its place. Free there, or already ours: nobody else has taken it since.
         is_older = found.start_count <= live.start_count and row.sent_at == live.sent_at
         return is_older and (found.owner is None or found.owner == live.owner)
-    return found in live.in_doubt or found == live.committed
+    return found in live.saving.in_doubt or found == live.saving.committed
 
 
 def log_rejected(live: LiveTask, reason: str) -> None:

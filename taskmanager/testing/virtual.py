@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 from taskmanager.engine.alarm import Alarm
+from taskmanager.engine.due_time import DueTime
 from taskmanager.engine.stall import StallWatch
-from taskmanager.engine.writer import DueTime
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.errors import ConfigurationError
 

@@ -59,7 +59,7 @@ def test_a_claimed_row_lives_and_is_written_back_as_it_was() -> None:
     """Whatever is in it came from somebody's call or history, and must not get lost on the way through memory."""
     live = LiveTask.from_row(CLAIMED, RETRIED, None)
     assert live.row() == CLAIMED
-    assert live.committed == Expected("CLAIMED", "me", 5)
+    assert live.saving.committed == Expected("CLAIMED", "me", 5)
     assert live.is_saved
 
 
@@ -103,11 +103,11 @@ def test_saved_means_that_the_file_holds_the_newest_state() -> None:
     """Not an older one, and not one that is being written."""
     live = new_live()
     assert not live.is_saved
-    live.committed = live.expectation()
+    live.saving.committed = live.expectation()
     assert live.is_saved
-    live.is_dirty = True
+    live.saving.is_dirty = True
     assert not live.is_saved
-    live.is_dirty, live.status = False, TaskStatus.RUNNING
+    live.saving.is_dirty, live.status = False, TaskStatus.RUNNING
     assert not live.is_saved
 
 

@@ -174,7 +174,7 @@ async def test_the_state_is_read_when_the_batch_is_made() -> None:
         await writer.flush()
         ((write,),) = store.sent
         assert (write.status, write.expected) == ("RUNNING", None)
-        assert live.committed == Expected("RUNNING", "me", 1)
+        assert live.saving.committed == Expected("RUNNING", "me", 1)
 
 
 async def test_a_task_that_was_only_accepted_waits_for_company() -> None:
@@ -295,7 +295,7 @@ async def test_a_commit_of_unknown_fate_that_arrived_is_recognised(times: int) -
         start(live)
         writer.mark(live)
         await writer.flush()
-        assert live.committed == Expected("RUNNING", "me", 1)
+        assert live.saving.committed == Expected("RUNNING", "me", 1)
         live.status, live.completed_at = TaskStatus.COMPLETED, 9
         writer.mark(live)
         await writer.flush()
@@ -360,7 +360,7 @@ async def test_the_row_of_somebody_else_is_never_taken_for_ones_own() -> None:
         writer.mark(live)
         await writer.flush()
         theirs = live.row()._replace(claimed_by_worker_id="other", start_count=2)
-        assert not (await store.commit([TaskWrite(theirs, live.committed)])).lost
+        assert not (await store.commit([TaskWrite(theirs, live.saving.committed)])).lost
         live.status, live.completed_at = TaskStatus.COMPLETED, 9
         writer.mark(live)
         await writer.flush()
@@ -377,13 +377,13 @@ async def test_the_answer_to_a_commit_does_not_undo_a_claim_that_came_before_it(
         writer.mark(live)
         await until(lambda: store.is_held)
         live.status, live.owner, live.claimed_at = TaskStatus.CLAIMED, "me", 5
-        live.committed = live.expectation()
+        live.saving.committed = live.expectation()
         claimed = live.row()
         start(live)
         writer.mark(live)
         store.gate.set()
         await until(lambda: ("committed", "a") in listener.heard)
-        assert live.committed == Expected("CLAIMED", "me", 0)
+        assert live.saving.committed == Expected("CLAIMED", "me", 0)
         store.sent.clear()
         store._put(claimed)
         await writer.flush()
@@ -594,4 +594,4 @@ async def test_a_new_file_gets_everything_that_lives() -> None:
         writer.lose_everything_committed([live])
         await writer.flush()
         assert store.sent_of("a")[-1] == ("RUNNING", None)
-        assert live.committed == Expected("RUNNING", "me", 1)
+        assert live.saving.committed == Expected("RUNNING", "me", 1)
