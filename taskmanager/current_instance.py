@@ -3,18 +3,15 @@
 import asyncio
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Final, NamedTuple, Self, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
-from taskmanager.duties.schedule_actions import ScheduleActions
-from taskmanager.duties.schedules import Schedules
+from taskmanager.composition import Running
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.events import wait_in
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
 from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask
 from taskmanager.engine.log_fields import extra_of
-from taskmanager.engine.queues import Queues
-from taskmanager.engine.records import Records
 from taskmanager.engine.waiting import refuse_inside
 from taskmanager.model.checks import check_tags, check_timeout
 from taskmanager.model.errors import ConfigurationError, ManagerStopped, WrongProcess, unknown_task
@@ -27,21 +24,6 @@ HINT_AFTER_S: Final = 5.0
 """So long a start may take; only then is it worth a word."""
 
 T = TypeVar("T")
-
-
-class Running(NamedTuple):
-    """One start of a manager, while it lasts."""
-
-    lifecycle: Lifecycle
-    records: Records
-    schedules: ScheduleActions
-    queues: Queues
-
-    @classmethod
-    def of(cls, lifecycle: Lifecycle, schedules: Schedules) -> Self:
-        """All that the engine of this start can be asked for."""
-        engine = lifecycle.engine
-        return cls(lifecycle, Records(engine), ScheduleActions(engine, schedules), Queues(engine))
 
 
 def check_loop(lifecycle: Lifecycle) -> None:

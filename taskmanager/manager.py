@@ -11,17 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overlo
 
 from taskmanager.background import Background
 from taskmanager.codec.values import Codec
-from taskmanager.current_instance import CurrentInstance, Running, check_stop
-from taskmanager.duties.recovery import Recovery
-from taskmanager.duties.stale import StaleTasks
-from taskmanager.duties.supervisor import Supervisor
+from taskmanager.composition import Running, composed, store_of
+from taskmanager.current_instance import CurrentInstance, check_stop
 from taskmanager.engine.definition import CallOptions, Definition
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.instance import Identity, new_identity
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
 from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.records import Records
 from taskmanager.engine.report import status_of
 from taskmanager.engine.schedule import ScheduleOptions
 from taskmanager.engine.settings import Settings, database_of, default_processes, default_threads
@@ -45,7 +41,6 @@ from taskmanager.model.result import Seconds
 from taskmanager.model.states import Lane, TaskStatus
 from taskmanager.model.status import ManagerStatus, ScheduleInfo
 from taskmanager.registry import Defaults, Registry, tasks_in
-from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Store, TaskFilter
 from taskmanager.task import (
     DEFAULT_QUEUE,
@@ -135,20 +130,12 @@ class TaskManager:
             )
         )
         self._clock: Clock = SystemClock()
-        self._make_store: Callable[[], Store] = self._default_store
+        self._make_store: Callable[[], Store] = lambda: store_of(self._settings)
         self._intake = self._new_intake()
         self._lifecycle: Lifecycle | None = None
         self._current: Running | None = None
         self._instance = CurrentInstance(lambda: self._current, lambda: self._intake)
         self._is_isolated = False
-
-    def _default_store(self) -> Store:
-        database = self._settings.database
-        if database is None:
-            return MemoryStore()
-        from taskmanager.store.sqlite import SqliteStore
-
-        return SqliteStore(database, synchronous=self._settings.synchronous)
 
     def _new_intake(self) -> Intake:
         return Intake(self._clock, max_pending=self._settings.max_pending, queues=self._settings.queues)
@@ -349,17 +336,16 @@ class TaskManager:
         await self.stop()
         self._registry.warn_of_unkept()
         self._intake.reopen_for_start()
-        identity = new_identity(self._settings.instance_name, self._clock.now_us())
-        store = self._make_store()
-        engine = Engine(self._settings, self._registry.definitions, store, self._clock, identity, self._intake)
-        supervisor = self._supervisor(engine, self._recovery(store, identity))
-        self._lifecycle = Lifecycle(engine, supervisor.recover, supervisor)
+        is_alone = self._is_isolated or self._settings.database is None
+        known = self._registry.definitions, self._registry.schedules
+        running = composed(self._settings, *known, self._make_store(), self._clock, self._intake, is_alone=is_alone)
+        self._lifecycle = running.lifecycle
         try:
-            await self._lifecycle.start()
+            await running.lifecycle.start()
         except BaseException:
             self._lifecycle = None
             raise
-        self._current = Running.of(self._lifecycle, supervisor.schedules)
+        self._current = running
 
     async def stop(self, *, timeout: float | None = None) -> None:
         """Drain for `timeout` seconds (default `drain_timeout`), cancel what is left, record, release, close.
@@ -433,28 +419,10 @@ class TaskManager:
 
     async def flush(self) -> None:
         """Return when everything accepted or ended so far is committed, memory-only history included."""
-        await self._running().engine.flush()
+        await self._instance.needed().lifecycle.engine.flush()
 
     def _engine(self) -> Engine | None:
         return None if self._lifecycle is None else self._lifecycle.engine
-
-    def _running(self) -> Lifecycle:
-        return self._instance.needed().lifecycle
-
-    def _the_records(self) -> Records:
-        return self._instance.needed().records
-
-    def _recovery(self, store: Store, identity: Identity) -> Recovery:
-        settings = self._settings
-        return Recovery(store, self._clock, identity, settings.database, crash_budget=settings.recovery.crash_budget)
-
-    def _supervisor(self, engine: Engine, recovery: Recovery) -> Supervisor:
-        is_alone = self._is_isolated or self._settings.database is None
-        return Supervisor(engine, recovery, self._registry.schedules, is_alone=is_alone)
-
-    def _stale_tasks(self) -> StaleTasks:
-        engine = self._running().engine
-        return StaleTasks(engine, self._recovery(engine.store, engine.identity))
 
     # Records.
 
@@ -465,7 +433,7 @@ class TaskManager:
 
     async def get(self, task_id: str, /, *, include_attempts: bool = False) -> TaskInfo | None:
         """One record, or None."""
-        return await self._the_records().get(task_id, include_attempts=include_attempts)
+        return await self._instance.needed().records.get(task_id, include_attempts=include_attempts)
 
     async def list(
         self,
@@ -477,41 +445,41 @@ class TaskManager:
         before: str | None = None,
     ) -> tuple[TaskInfo, ...]:
         """Records, newest first; `before` is the id of the last one of the page before."""
-        return await self._the_records().list(TaskFilter(status, task_name, queue_name, limit), before)
+        return await self._instance.needed().records.list(TaskFilter(status, task_name, queue_name, limit), before)
 
     async def counts(self) -> dict[TaskStatus, int]:
         """How many tasks have each status, memory and file together, zeros included."""
-        return await self._the_records().counts()
+        return await self._instance.needed().records.counts()
 
     async def retry(self, task_id: str, /, *, force: bool = False) -> bool:
         """Run an ended task again, with its stored arguments; COMPLETED ones with `force`. False when it cannot be.
 
         Raises `UnknownTask` when there is no such task.
         """
-        return await self._the_records().retry(task_id, force=force)
+        return await self._instance.needed().records.retry(task_id, force=force)
 
     async def cancel(self, task_id: str, /) -> bool:
         """Cancel a task wherever it is; returns when the request is recorded. False when it has ended.
 
         Raises `UnknownTask` when there is no such task.
         """
-        return await self._the_records().cancel(task_id)
+        return await self._instance.needed().records.cancel(task_id)
 
     async def purge(self, *, status: TaskStatus | None = None, older_than: timedelta | None = None) -> int:
         """Delete ended records (their attempts too) and return how many. Live ones are never touched."""
-        return await self._the_records().purge(status, older_than)
+        return await self._instance.needed().records.purge(status, older_than)
 
     async def get_stale_tasks(self, stale_threshold_minutes: float = 2) -> tuple[TaskInfo, ...]:
         """Live tasks of instances that have not been heard of for that long."""
-        return await self._stale_tasks().find(stale_threshold_minutes)
+        return await self._instance.needed().stale.find(stale_threshold_minutes)
 
     async def mark_stale_tasks_as_failed(self, stale_threshold_ms: int = 300_000) -> int:
         """Fail (or retry, by their policy) RUNNING tasks of silent instances; returns how many."""
-        return await self._stale_tasks().fail_running(stale_threshold_ms)
+        return await self._instance.needed().stale.fail_running(stale_threshold_ms)
 
     async def requeue_stale_claimed(self, stale_threshold_ms: int = 120_000) -> int:
         """Free CLAIMED tasks of silent instances; returns how many."""
-        return await self._stale_tasks().requeue_claimed(stale_threshold_ms)
+        return await self._instance.needed().stale.requeue_claimed(stale_threshold_ms)
 
     async def pause(self, queue_name: str, /) -> None:
         """Start nothing more of that queue, in every instance, until it is resumed; also of one that is to come."""

@@ -29,8 +29,9 @@ TEXT_SUFFIXES: Final = frozenset(
 # From the bottom up: a unit imports only from itself and from those above it in this list.
 LAYERS: Final = (
     "model", "codec", "rules", "store", "engine", "duties", "console",
+    "composition", "current_instance",
     # A task gives handles, the registry holds tasks.
-    "current_instance", "handle", "calling", "task", "sameness", "registry", "hosting", "background", "manager",
+    "handle", "calling", "task", "sameness", "registry", "hosting", "background", "manager",
     "testing", "integrations", "__init__", "cli", "__main__",
 )  # fmt: skip
 
@@ -73,7 +74,7 @@ MAX_FUNCTION_LINES: Final = 40  # without the docstring
 
 # What is longer, and by how much exactly. Lower a number when the code gets shorter; do not add to these lightly.
 LONG_MODULES: Final[Mapping[str, int]] = {
-    "taskmanager/manager.py": 570,  # the public contract: signatures and docstrings of one-line delegations
+    "taskmanager/manager.py": 538,  # the public contract: signatures and docstrings of one-line delegations
 }
 LONG_FUNCTIONS: Final[Mapping[str, int]] = {
     "taskmanager/engine/live_task.py::LiveTask.row": 49,  # one line per column

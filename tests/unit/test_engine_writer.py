@@ -517,6 +517,31 @@ async def test_a_flush_waits_for_what_failed_and_changed_behind_many_others() ->
         assert len(store.sent_of("a")) == 2
 
 
+async def test_a_flush_waits_for_the_second_try_of_what_was_marked_before_it() -> None:
+    """Also when as many others of its batch are written as the flush would have waited for."""
+    store = Store("hold", "hold")
+    async with a_writer(store) as (writer, listener):
+
+        def rejected(live: LiveTask, _reason: str) -> None:
+            live.priority = 50
+            writer.mark(live)
+
+        listener.rejected = rejected  # type: ignore[method-assign]
+        writer.mark(new_live(task_id="bad", priority=0))
+        flush = asyncio.create_task(writer.flush())
+        await asyncio.sleep(0)
+        writer.mark(new_live(task_id="good"))
+        await until(lambda: store.is_held)
+        assert store.sizes == [2]
+        store.gate.set()
+        await until(lambda: len(store.sent) == 2)
+        await quiescence()
+        assert not flush.done()
+        store.gate.set()
+        await until(flush.done)
+        assert writer.unsaved_count == 0
+
+
 async def test_quiet_is_held_while_a_commit_is_under_way() -> None:
     """Who counts memory and store together must not look between a commit and its answer."""
     store = Store("hold")

@@ -1,0 +1,65 @@
+"""Puts together what a manager runs, from what it was configured with: the parts of one start, and its store."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from taskmanager.duties.recovery import Recovery
+from taskmanager.duties.schedule_actions import ScheduleActions
+from taskmanager.duties.stale import StaleTasks
+from taskmanager.duties.supervisor import Supervisor
+from taskmanager.engine.definition import Definition
+from taskmanager.engine.engine import Engine
+from taskmanager.engine.instance import new_identity
+from taskmanager.engine.intake import Intake
+from taskmanager.engine.lifecycle import Lifecycle
+from taskmanager.engine.queues import Queues
+from taskmanager.engine.records import Records
+from taskmanager.engine.schedule import Schedule
+from taskmanager.engine.settings import Settings
+from taskmanager.model.clock import Clock
+from taskmanager.store.memory import MemoryStore
+from taskmanager.store.protocol import Store
+
+
+class Running(NamedTuple):
+    """One start of a manager, while it lasts: its lifecycle, and all that its engine can be asked for."""
+
+    lifecycle: Lifecycle
+    records: Records
+    schedules: ScheduleActions
+    queues: Queues
+    stale: StaleTasks
+
+
+def store_of(settings: Settings) -> Store:
+    """A store on the file, not opened yet; in memory where there is none."""
+    if settings.database is None:
+        return MemoryStore()
+    from taskmanager.store.sqlite import SqliteStore
+
+    return SqliteStore(settings.database, synchronous=settings.synchronous)
+
+
+def composed(
+    settings: Settings,
+    definitions: Mapping[str, Definition],
+    schedules: Mapping[str, Schedule],
+    store: Store,
+    clock: Clock,
+    intake: Intake,
+    *,
+    is_alone: bool,
+) -> Running:
+    """The parts of a new start, none of them at work. `is_alone`: nobody else can see the store."""
+    identity = new_identity(settings.instance_name, clock.now_us())
+    engine = Engine(settings, definitions, store, clock, identity, intake)
+    crash_budget = settings.recovery.crash_budget
+    recovery = Recovery(store, clock, identity, settings.database, crash_budget=crash_budget)
+    supervisor = Supervisor(engine, recovery, schedules, is_alone=is_alone)
+    return Running(
+        Lifecycle(engine, supervisor.recover, supervisor),
+        Records(engine),
+        ScheduleActions(engine, supervisor.schedules),
+        Queues(engine),
+        StaleTasks(engine, recovery),
+    )
