@@ -375,9 +375,36 @@ def cycle_faults() -> Iterator[str]:
         yield from visit(name, ())
 
 
+def engine_map() -> list[str]:
+    """The modules of the engine in the order of the map in its docstring."""
+    text = (ROOT / PACKAGE / "engine" / "__init__.py").read_text(encoding="utf-8")
+    return [name for names in re.findall(r"^    .+: +([a-z_ ]+)$", text, re.MULTILINE) for name in names.split()]
+
+
+def engine_map_faults() -> Iterator[str]:
+    folder, order = f"{PACKAGE}.engine", engine_map()
+    found = {module.dotted: module for module in modules(PACKAGE) if module.dotted.startswith(f"{folder}.")}
+    names = {dotted.removeprefix(f"{folder}.") for dotted in found}
+    yield from (f"{name} is not on the map of the engine" for name in sorted(names - set(order)))
+    yield from (f"{name} is on the map of the engine, and no module" for name in order if name not in names)
+    yield from (f"{name} is on the map of the engine twice" for name in sorted(names) if order.count(name) > 1)
+    for dotted, module in found.items():
+        name = dotted.removeprefix(f"{folder}.")
+        for item in imports(module):
+            other = item.name.removeprefix(f"{folder}.")
+            is_known = name in order and other in order and not item.is_typing_only
+            if is_known and order.index(other) > order.index(name):
+                yield f"{module.path}:{item.line}: {name} knows {other}, which stands behind it on the map"
+
+
 def test_a_folder_imports_only_from_the_layers_below_it() -> None:
     """The order makes the lower layers testable alone; one import upwards and nothing is."""
     report(layer_faults())
+
+
+def test_the_map_of_the_engine_is_whole_and_its_order_is_kept() -> None:
+    """Forty modules can be read in an order in which each is made of what is known by then."""
+    report(engine_map_faults())
 
 
 def test_types_too_come_from_the_same_or_a_lower_layer() -> None:
