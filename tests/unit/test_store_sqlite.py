@@ -8,6 +8,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -121,8 +122,33 @@ async def test_a_missing_directory_is_named(path: Path) -> None:
     """The message says which one, and to create it."""
     with pytest.raises(StoreUnavailable, match=re.escape(f"the directory {path.parent / 'no'} does not exist")):
         await created(path.parent / "no" / "tasks.db")
+    with pytest.raises(StoreUnavailable, match="`~` is not expanded"):
+        await created(path.parent / "~" / "tasks.db")
     with pytest.raises(StoreError, match="is a directory"):
         await created(path.parent)
+    with pytest.raises(StoreError, match="is a directory"):
+        await created(Path("/"))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has none of these in its folders")
+async def test_what_is_no_regular_file_is_named(path: Path) -> None:
+    """SQLite says of a pipe that the disk has an error, and of a link that leads to itself Python's own words come."""
+    pipe, loop = path.with_name("pipe"), path.with_name("loop")
+    os.mkfifo(pipe)
+    loop.symlink_to(loop)
+    for each in (pipe, Path(os.devnull)):
+        with pytest.raises(StoreError, match="a device, a pipe or a socket; give the path of a file"):
+            await created(each)
+    with pytest.raises(StoreError, match="leads to itself|cannot be read"):
+        await created(loop)
+
+
+async def test_a_connection_that_cannot_be_made_leaves_no_thread_that_speaks_to_a_closed_loop(path: Path) -> None:
+    """Python would print two tracebacks of it beside the one line that says what is wrong."""
+    before = set(threading.enumerate())
+    with pytest.raises(StoreUnavailable, match="unable to open"):
+        await connection.connect(str(path.parent / "no" / "tasks.db"), connection.configure_reader)
+    assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read and write everything")

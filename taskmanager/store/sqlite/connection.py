@@ -24,6 +24,7 @@ MINIMUM_SQLITE: Final = (3, 37, 0)
 BUSY_TIMEOUT_S: Final = 1.0
 OPEN_PATIENCE_S: Final = 30.0
 _OPEN_PAUSE_S: Final = 0.05
+THREAD_ENDS_S: Final = 1.0
 CACHED_STATEMENTS: Final = 256
 WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
 _CACHE_KIB: Final = 16_384
@@ -154,13 +155,21 @@ if hasattr(os, "register_at_fork"):
 
 def create_private(path: Path) -> None:
     """Create an empty file that only this user can read, unless there is one. SQLite gives side files its mode."""
-    target = path.resolve()
+    try:
+        target = path.resolve()
+    except RuntimeError as error:  # so says Python before 3.13
+        raise StoreError(f"{path} leads to itself through symbolic links; give the path of a file") from error
     parent = target.parent
     try:
         if target.is_dir():
             raise StoreError(f"{path} is a directory; give the path of a file in it")
+        if target.exists() and not target.is_file():
+            raise StoreError(f"{path} is a device, a pipe or a socket; give the path of a file")
         if not parent.is_dir():
-            raise StoreUnavailable(f"{path} cannot be opened: the directory {parent} does not exist; create it first")
+            hint = " (`~` is not expanded; `Path.expanduser` does that)" if "~" in path.parts else ""
+            raise StoreUnavailable(
+                f"{path} cannot be opened: the directory {parent} does not exist; create it first{hint}"
+            )
         # With O_EXCL an existing file is never opened: closing a second descriptor would drop SQLite's locks on it.
         os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR, _FILE_MODE))
     except FileExistsError:
@@ -211,7 +220,11 @@ async def _connect_once(path: str, configure: Callable[[sqlite3.Connection], Non
     # non-daemon threads are joined before any exit hook could end them.
     thread: Any = getattr(connecting, "_thread", connecting)
     thread.daemon = True
-    inner = await connecting
+    try:
+        inner = await connecting
+    except sqlite3.Error:
+        thread.join(THREAD_ENDS_S)  # it has only its end to tell, which fails, loudly, in a loop that is closed by then
+        raise
     try:
         await _in_one_hop(inner, configure)
     except BaseException:

@@ -8,6 +8,7 @@ Moving it makes the file larger, which needs room as well: a disk that the log i
 where there is little room it is moved and cut much earlier.
 """
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -43,8 +44,7 @@ class Wal:
     """The log beside one file, between two looks at it."""
 
     def __init__(self, database: Path, limits: WalLimits) -> None:
-        real = database.resolve()
-        self._path = real.with_name(f"{real.name}-wal")
+        self._path = Path(f"{os.path.realpath(database)}-wal")
         self._limits = limits
         self._is_reported = False
         self.is_full = False
