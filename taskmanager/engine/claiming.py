@@ -255,13 +255,8 @@ class Claimer:
         engine.intake.claimed(live)
         if live.cancel_requested_at is not None and not engine.is_stopping:
             engine.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
-        elif not engine.runner.after(live.task_id, lambda: self._enter_at_last(live)):
+        else:
             engine.enter(live)
-
-    def _enter_at_last(self, live: LiveTask) -> None:
-        """The code of the attempt that was given up has ended."""
-        if live.phase is Phase.ACCEPTED:
-            self._engine.enter(live)
 
     def _report_unknown(self, free: list[FreeQueue]) -> None:
         for each in free:

@@ -165,7 +165,9 @@ class Engine:
         self.writer.mark(live)
 
     def enter(self, live: LiveTask) -> None:
-        """`live` waits: for its time, or for a slot."""
+        """`live` waits: for code of an earlier attempt that was given up, for its time, or for a slot."""
+        if self.runner.after(live.task_id, lambda: self._enter_at_last(live)):
+            return
         dispatcher = self.dispatcher
         if self.is_stopping:
             self._release_late(live)
@@ -310,13 +312,9 @@ class Engine:
         self.dispatcher.entered_waiting(live)
         if live.is_persisted:
             self.writer.mark(live)
-        if attempt.is_abandoned:
-            attempt.on_end = lambda: self._enter_if_waiting(live, attempt)
-        else:
-            self.enter(live)
+        self.enter(live)
 
-    def _enter_if_waiting(self, live: LiveTask, attempt: Attempt) -> None:
-        self._free_slot(attempt)
+    def _enter_at_last(self, live: LiveTask) -> None:
         if live.phase is Phase.ACCEPTED:
             self.enter(live)
 

@@ -17,6 +17,7 @@ from taskmanager.engine.child import ChildCall
 from taskmanager.engine.lanes import BrokenProcess, CannotStart, ProcessLane, ThreadLane
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
+from taskmanager.engine.loops import let_loop_close
 from taskmanager.engine.settle import Outcome, failure_of
 from taskmanager.model.errors import ArgumentError, ManagerStopped, ManagerStopping, TaskNotCompleted
 from taskmanager.model.logger import logger
@@ -94,6 +95,8 @@ class Runner:
 
     def after(self, task_id: str, then: Callable[[], None]) -> bool:
         """Call `then` when what still executes of this task has ended; False when nothing does."""
+        if not self.abandoned and task_id not in self.running:
+            return False
         attempts = [self.running.get(task_id), *self.abandoned]
         attempt = next((each for each in attempts if each is not None and each.live.task_id == task_id), None)
         if attempt is None:
@@ -127,9 +130,19 @@ class Runner:
         except BaseException as exc:
             self._finish(attempt, self._raised(attempt, exc))
             return
+        await self._wait_for_thread(attempt, future)
+
+    async def _wait_for_thread(self, attempt: Attempt, future: "asyncio.Future[Any]") -> None:
+        """Until its thread has ended, which nobody can bring about: who cancels the wait, as those do who cancel every
+        task, has interrupted nothing, and a second attempt must not run beside the first one.
+        """
         try:
-            outcome = _returned(live, await asyncio.shield(future))
+            outcome = _returned(attempt.live, await asyncio.shield(future))
         except BaseException as exc:
+            if not future.done() and issubclass(type(exc), asyncio.CancelledError):
+                attempt.task = asyncio.Task(self._wait_for_thread(attempt, future), loop=future.get_loop())
+                let_loop_close(attempt.task)
+                return
             outcome = self._raised(attempt, exc)
         self._finish(attempt, outcome)
 

@@ -159,6 +159,69 @@ async def test_a_task_that_is_cancelled_while_its_child_comes_up_leaves_none_beh
         assert len({child.pid for child in psutil.Process().children()} - before) == 1
 
 
+# A thread that nobody can end.
+
+
+class Overlap:
+    """A function for the thread lane that goes on until it may end, and how many of it ever ran at once."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.began = threading.Event()
+        self.started = self.running = self.most = 0
+
+    def __call__(self) -> int:
+        self.started += 1
+        self.running += 1
+        self.most = max(self.most, self.running)
+        self.began.set()
+        self.gate.wait(30)
+        self.running -= 1
+        return self.started
+
+
+async def test_who_cancels_every_task_of_the_loop_has_not_ended_a_thread(tmp_path: Path) -> None:
+    """It goes on, so the attempt does: no second one begins beside it, and what it comes to counts."""
+    manager, overlap = TaskManager(tmp_path / "tasks.db"), Overlap()
+    options: Any = {"persist": True, "executor": "thread", "requeue_on_interrupt": True, "retries": 3}
+    task = manager.task(name="work", retry_delay=0.0, **options)(overlap.__call__)
+    of_the_test = asyncio.all_tasks()
+    async with manager:
+        handle = task.enqueue()
+        await happens(overlap.began.is_set)
+        for _ in range(3):
+            for each in asyncio.all_tasks() - of_the_test:
+                each.cancel()
+            await happens(lambda: not manager.status().failing_duties)  # the loops have been begun again
+        await asyncio.wait_for(task.with_options(delay=3600).enqueue().saved(), 20)
+        overlap.gate.set()
+        assert await asyncio.wait_for(handle, 20) == 1
+        info = await handle.info(include_attempts=True)
+        assert [each.outcome for each in info.attempts or ()] == ["COMPLETED"]
+    assert overlap.most == 1
+
+
+@pytest.mark.parametrize("persist", [True, False])
+async def test_a_key_that_is_enqueued_again_waits_for_the_thread_of_its_last_attempt(
+    *, tmp_path: Path, persist: bool
+) -> None:
+    """That timed out, and goes on: the same work must not be done twice at once, whoever asks for it again."""
+    manager, overlap = TaskManager(tmp_path / "tasks.db"), Overlap()
+    task = manager.task(name="work", persist=persist, executor="thread", timeout=0.1)(overlap.__call__)
+    another = manager.task(executor="thread")(doubled)
+    async with manager:
+        with pytest.raises(TaskFailed):
+            await asyncio.wait_for(task.with_options(idempotency_key="k").enqueue(), 20)
+        again = task.with_options(idempotency_key="k", timeout=30).enqueue()
+        if persist:
+            await asyncio.wait_for(again.saved(), 20)
+        assert await asyncio.wait_for(another.enqueue(1), 20) == 2  # whoever may start has started by then
+        assert (overlap.started, again.status.value) == (1, "PENDING")
+        overlap.gate.set()
+        assert await asyncio.wait_for(again, 20) == 2
+    assert overlap.most == 1
+
+
 # What does not come through.
 
 
