@@ -11,6 +11,8 @@ WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 ARGS ?=
 BIN := .venv/bin
 PIP_FLAGS := --quiet --quiet --disable-pip-version-check --retries 5
+# The suite starts hundreds of programs, and each worker reads every test: without byte code each would compile it all anew.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST_FLAGS := -n $(WORKERS) --dist loadfile --max-worker-restart 0
 # The suite that proves the rules on every Python; crash, acceptance and slow tests run on the main one.
 PORTABLE := tests/unit tests/contract tests/properties

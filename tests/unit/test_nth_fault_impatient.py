@@ -353,14 +353,14 @@ def in_a_file(folder: Path) -> Store:
 
 
 @pytest.mark.req("PR-17", "PR-20", "PR-34", "PR-42", "DS-040")
-@pytest.mark.parametrize("times", [1, 4])
+@pytest.mark.parametrize(("times", "step"), [(1, 1), (4, 3)], ids=["once", "four times"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 async def test_a_store_that_fails_for_a_moment_loses_and_repeats_nothing(
-    tmp_path: Path, after: bool, times: int
+    tmp_path: Path, after: bool, times: int, step: int
 ) -> None:
     """At every call and the next ones, before or after they took effect."""
     days = await try_every_call(
-        tmp_path, in_memory, lambda inner, nth: FaultyStore(inner, [Fault.fail(nth, after=after, times=times)])
+        tmp_path, in_memory, lambda inner, nth: FaultyStore(inner, [Fault.fail(nth, after=after, times=times)]), step
     )
     assert days > 20
 
