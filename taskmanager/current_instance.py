@@ -18,6 +18,7 @@ from taskmanager.model.errors import ConfigurationError, ManagerStopped, WrongPr
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskInfo
 from taskmanager.model.states import TaskStatus
+from taskmanager.model.wording import counted
 
 _STOP_OUTSIDE: Final = "set an event that the code around the manager waits for, or raise SIGTERM under run()"
 HINT_AFTER_S: Final = 5.0
@@ -101,8 +102,14 @@ class CurrentInstance:
         check_timeout(timeout)
         lifecycle = self.needed().lifecycle
         refuse_inside(lifecycle.engine.dispatcher, "join()", "await the handles you need instead")
-        async with asyncio.timeout(timeout):
-            await lifecycle.joiner.join(dict(tags or {}))
+        try:
+            async with asyncio.timeout(timeout):
+                await lifecycle.joiner.join(dict(tags or {}))
+        except TimeoutError:
+            if timeout is None:
+                raise
+            here = counted(len(lifecycle.engine.live), "task")
+            raise TimeoutError(f"join: not all has ended after {timeout:g} s; this instance has {here}") from None
 
     def find_live(self, task_id: str) -> LiveTask | None:
         """The task in memory, if it is there."""

@@ -77,8 +77,13 @@ class TaskHandle(Generic[R_co]):
         seconds.
         """
         check_timeout(timeout)
-        async with asyncio.timeout(timeout):
-            return (await self._ending(is_bounded=timeout is not None)).result
+        try:
+            async with asyncio.timeout(timeout):
+                return (await self._ending(is_bounded=timeout is not None)).result
+        except TimeoutError:
+            if timeout is None:
+                raise
+            raise TimeoutError(f"task {self._task_id} has not ended after {timeout:g} s; it is {self.status}") from None
 
     async def _ending(self, *, is_bounded: bool = False) -> Ending:
         live = self._live
@@ -137,7 +142,9 @@ class TaskHandle(Generic[R_co]):
             reason = self._instance.degraded_reason()
             if reason is not None:
                 raise StoreUnavailable(f"task {self._task_id} is not saved yet: {reason}") from None
-            raise
+            if timeout is None:
+                raise
+            raise TimeoutError(f"task {self._task_id} is not saved after {timeout:g} s") from None
 
     async def info(self, *, include_attempts: bool = False) -> TaskInfo:
         """The whole record as it is now. Raises `UnknownTask` when there is none (any more)."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from taskmanager.codec.safe import dumps_safe, readable
 from taskmanager.codec.values import loads
 from taskmanager.engine.live_task import LiveTask
-from taskmanager.model.clock import from_us
+from taskmanager.model.clock import Clock, SystemClock, from_us
 
 MAX_LOG_ENTRIES = 1_000
 """Lines of `ctx.log` kept per task; the oldest go first."""
@@ -62,6 +62,7 @@ class Attempt:
     is_suspended = False
     is_abandoned = False
     is_over = False
+    clock: Clock = SystemClock()
 
     def __init__(self, live: LiveTask, keeper: SlotKeeper, started_at: int) -> None:
         self.live = live
@@ -117,6 +118,9 @@ class Attempt:
         self.live.progress_text = dumps_safe({"done": done, "total": total, "text": text})
         if self.on_progress:
             self.on_progress(self.live)
+
+    def now_us(self) -> int:
+        return self.clock.now_us()
 
     def log(self, at: int, text: str, fields: dict[str, object]) -> None:
         if self.is_over:

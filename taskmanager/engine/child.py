@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 
 from taskmanager.codec.safe import readable
 from taskmanager.engine.attempt import current
-from taskmanager.model.clock import from_us
+from taskmanager.model.clock import SystemClock, from_us
 from taskmanager.model.errors import ArgumentError, ConfigurationError
 
 PARENT_POLL_S = 0.5
+_clock = SystemClock()
 _PR_SET_PDEATHSIG = 1
 
 is_lane_child = False
@@ -87,6 +88,9 @@ class ChildSource:
         self.scheduled_for = None if call.scheduled_for is None else from_us(call.scheduled_for)
         self.last_progress: tuple[float, float | None, str] | None = None
         self.entries: list[tuple[int, str, dict[str, object]]] = []
+
+    def now_us(self) -> int:
+        return _clock.now_us()
 
     def progress(self, done: float, total: float | None, text: str) -> None:
         self.last_progress = (readable(done), readable(total), readable(text))

@@ -31,6 +31,7 @@ class ContextSource(Protocol):
     def is_cancelled(self) -> bool: ...
     @property
     def is_detached(self) -> bool: ...
+    def now_us(self) -> int: ...
     def progress(self, done: float, total: float | None, text: str) -> None: ...
     def log(self, at: int, text: str, fields: dict[str, object]) -> None: ...
 
@@ -89,7 +90,7 @@ class TaskContext:
 
     def log(self, text: str, **fields: object) -> None:
         """Keep a line with the record of this task, shown by `taskmanager show`."""
-        self._source.log(_clock.now_us(), text, fields)
+        self._source.log(self._source.now_us(), text, fields)
 
     def __repr__(self) -> str:
         return f"<TaskContext {self.task_name!r} {self.task_id} attempt {self.attempt}>"
@@ -112,6 +113,9 @@ class DetachedSource:
     @property
     def tags(self) -> Mapping[str, str]:
         return {}
+
+    def now_us(self) -> int:
+        return _clock.now_us()
 
     def progress(self, done: float, total: float | None, text: str) -> None:
         """A direct call has nobody to tell."""

@@ -262,6 +262,7 @@ class Engine:
         live.phase = Phase.RUNNING
         attempt = live.attempt = Attempt(live, self.dispatcher, live.started_at or 0)
         attempt.on_progress = self.progress.save
+        attempt.clock = self.clock
         self.runner.start(attempt)
 
     def _wake_due(self) -> None:

@@ -193,7 +193,8 @@ async def test_progress_and_log_are_recorded(world: World) -> None:
     info = await handle.info()
     assert info.progress == {"done": 1, "total": 2, "text": ""}
     assert [(line["attempt"], line["text"], line["size"]) for line in info.log] == [(1, "begin", 1), (2, "begin", 2)]
-    assert info.log[0]["at"].utcoffset() == timedelta(0)
+    assert info.log[0]["at"] == info.sent_at
+    assert info.log[1]["at"] == info.started_at
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------

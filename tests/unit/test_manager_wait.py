@@ -119,7 +119,7 @@ async def test_result_and_saved_time_out(world: World) -> None:
         return 1
 
     handle = job.enqueue()
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match="has not ended after 5 s; it is RUNNING"):
         await handle.result(timeout=5)
     assert world.now == START + timedelta(seconds=5)
     assert (await handle.result(timeout=6)).ok_value == 1
@@ -134,7 +134,7 @@ async def test_saved_returns_with_the_commit(manager: TaskManager) -> None:
         async def job() -> None: ...
 
         handle = job.enqueue()
-        with pytest.raises(TimeoutError):
+        with pytest.raises(TimeoutError, match="is not saved after 1 s"):
             await handle.saved(timeout=1)
         assert not (await handle.info()).saved
         store.is_down = True
@@ -426,7 +426,7 @@ async def test_join_with_tags_waits_for_those_alone(world: World) -> None:
     await world.manager.join(tags={"user": "1"})
     assert ended == ["one", "two"]
     await world.manager.join(tags={"user": "9"})
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match="after 60 s; this instance has 1 task"):
         await world.manager.join(timeout=60)
     assert world.now == START + timedelta(seconds=180)
 
