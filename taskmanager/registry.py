@@ -61,7 +61,7 @@ class Registry:
         self.tasks: dict[str, Task[..., Any]] = {}
         self.definitions: dict[str, Definition] = {}
         self.schedules: dict[str, Schedule] = {}
-        self._scheduled: dict[str, Task[..., Any]] = {}
+        self._scheduled: dict[str, tuple[Task[..., Any], ScheduleOptions]] = {}
         self._unkept: dict[str, tuple[str, int]] = {}
         """Tasks with `requeue_on_interrupt=True` that enqueueing does not persist, and where they are declared."""
 
@@ -79,10 +79,8 @@ class Registry:
         if task.binding is not None:
             _check_may_move(task, task.binding.submitter.status())
         known = self.tasks.get(task.name)
-        if known is not None and not _is_same_function(known, task):
-            raise ConfigurationError(
-                f"there is a task {task.name!r} already (from {known.fn.__module__}); give one of them another name="
-            )
+        if known is not None:
+            _check_stands_for_one(known, task)
         definition = define(task, self.defaults)
         if task.options.requeue_on_interrupt and not definition.is_persisted:
             self._unkept[task.name] = _users_line()
@@ -103,11 +101,15 @@ class Registry:
         arguments that do not fit the function.
         """
         name = options.name or task.name
-        known = self._scheduled.get(name)
-        if known is not None and (known is task or not _is_same_function(known, task)):
-            raise ConfigurationError(f"there is a schedule {name!r} already, of {known.name}; give one of them a name=")
+        known, said = self._scheduled.get(name, (None, None))
+        if known is not None:
+            is_another = known is task or (known.fn is task.fn and said != options)
+            if is_another or not (_is_same_function(known, task) or _is_typed_anew(known, task)):
+                raise ConfigurationError(
+                    f"there is a schedule {name!r} already, of {known.name}; give one of them a name="
+                )
         self.schedules[name] = schedule = make_schedule(name, self.definitions[task.name], options)
-        self._scheduled[name] = task
+        self._scheduled[name] = (task, options)
         return schedule
 
     def warn_of_unkept(self) -> None:
@@ -152,6 +154,30 @@ def _check_may_move(task: Task[..., Any], status: ManagerStatus) -> None:
             f"task {task.name!r} is bound to another manager, which {why}; a task has one manager at a time. Use that "
             "one, or stop it first"
         )
+
+
+def _check_stands_for_one(known: Task[..., Any], task: Task[..., Any]) -> None:
+    """A name stands for one function, with one set of options: what a restart finds in the file is run by its name."""
+    if known.fn is task.fn and known.options != task.options:
+        raise ConfigurationError(
+            f"there is a task {task.name!r} already, of the same function with other options; give one of them another "
+            "name=, or use the task in the place of the function"
+        )
+    if not _is_same_function(known, task) and not _is_typed_anew(known, task):
+        raise ConfigurationError(
+            f"there is a task {task.name!r} already (from {known.fn.__module__}); give one of them another name="
+        )
+
+
+def _is_typed_anew(known: Task[..., Any], task: Task[..., Any]) -> bool:
+    """In a notebook and at the prompt a function is changed and defined again, in the place of the one before."""
+    before, now = inspect.unwrap(known.fn), inspect.unwrap(task.fn)
+    return (
+        not hasattr(sys.modules.get("__main__"), "__file__")
+        and before.__module__ == now.__module__ == "__main__"
+        and before.__qualname__ == now.__qualname__
+        and "<locals>" not in now.__qualname__
+    )
 
 
 def _is_same_function(known: Task[..., Any], task: Task[..., Any]) -> bool:

@@ -8,6 +8,7 @@ import textwrap
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -421,6 +422,31 @@ def test_the_same_function_defined_anew_is_no_clash(manager: TaskManager) -> Non
     manager.task(name="same")(top_level)
     second = manager.task(name="same")(top_level)
     assert manager.get_task("same") is second
+
+
+def test_one_function_with_two_sets_of_options_is_a_clash(manager: TaskManager) -> None:
+    """After a restart the task in the file is run by its name: with whose options? Two names are fine."""
+    manager.task(name="same", retries=1)(top_level)
+    manager.task(name="same", retries=1)(top_level)
+    with pytest.raises(ConfigurationError, match="other options"):
+        manager.task(name="same", retries=2)(top_level)
+    manager.task(name="other", retries=2)(top_level)
+
+
+def test_a_function_that_is_typed_anew_takes_the_place_of_the_one_before(
+    manager: TaskManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook has no file; its cells are changed and run again. In a program the second one is a clash."""
+    monkeypatch.setitem(sys.modules, "__main__", notebook := ModuleType("__main__"))
+    notebook.__dict__["manager"] = manager
+    cell = "@manager.schedule(every=60)\n@manager.task(name='job')\nasync def job(n: int = 0) -> int: return n + {}\n"
+    exec(cell.format(1), notebook.__dict__)  # as a notebook does
+    first = notebook.__dict__["job"]
+    exec(cell.format(2), notebook.__dict__)
+    assert manager.get_task(first.name) is notebook.__dict__["job"] is not first
+    notebook.__file__ = "app.py"
+    with pytest.raises(ConfigurationError, match="another name="):
+        exec(cell.format(3), notebook.__dict__)
 
 
 def _unwrapped(fn: Callable[..., Any]) -> Callable[..., Any]:

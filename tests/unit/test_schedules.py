@@ -108,6 +108,18 @@ async def test_several_schedules_on_one_task_have_their_own_arguments(manager: T
     assert infos["mail Bob"].definition == "every 90 s"
 
 
+def test_schedules_of_one_function_that_differ_need_names(manager: TaskManager) -> None:
+    """A loop over cities that gives no names would leave the last one only, and say nothing."""
+
+    async def poll(city: str) -> None: ...
+
+    manager.schedule(every=60, args=("Rome",))(poll)
+    manager.schedule(every=60, args=("Rome",))(poll)  # the same once more, as by a function that makes the application
+    with pytest.raises(ConfigurationError, match="give one of them a name="):
+        manager.schedule(every=60, args=("Oslo",))(poll)
+    manager.schedule(every=60, args=("Oslo",), name="Oslo")(poll)
+
+
 async def test_a_schedule_that_is_declared_while_the_manager_runs_fires_too(manager: TaskManager, fires: Fires) -> None:
     """A module that is imported late is no less scheduled."""
     async with isolated(manager) as world:
