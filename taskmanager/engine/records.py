@@ -222,7 +222,7 @@ def _checked(wanted: TaskFilter) -> TaskFilter:
     """A mistake must not look like an empty list."""
     status = check_status(wanted.status, "list")
     if not is_int(wanted.limit) or not 0 <= wanted.limit <= MAX_LIMIT:
-        raise ConfigurationError(f"list: limit must be a whole number from 0, not {wanted.limit!r}")
+        raise ConfigurationError(f"list: limit must be a whole number from 0 to {MAX_LIMIT:_}, not {wanted.limit!r}")
     for name in ("task_name", "queue_name"):
         _check_text(getattr(wanted, name), name)
     return wanted._replace(status=status)

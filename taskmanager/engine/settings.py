@@ -84,6 +84,11 @@ def database_of(snapshot_db: object) -> Path | None:
         raise ConfigurationError(
             f"snapshot_db must be the path of an SQLite file, not {path!r}; None keeps everything in memory"
         )
+    if path.startswith("~/"):  # the advice to create that directory would be a trap
+        raise ConfigurationError(
+            "snapshot_db must be the path of a file, or None for memory only; Python does not replace the ~ of "
+            f"{path!r}: give Path(...).expanduser()"
+        )
     return Path(path).absolute()
 
 
