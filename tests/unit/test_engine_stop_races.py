@@ -1,0 +1,363 @@
+"""What may happen between two lines of a start or a stop, and to what outlives the loop it began in."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from taskmanager import StoreUnavailable, TaskFailed, TaskInterrupted, TaskManager, TaskStatus
+from taskmanager.engine.instance import InstanceLock, is_dead, lock_path, remove_stray_lock_files
+from taskmanager.testing import Fault, FaultyStore
+from tests.unit.engine_worlds import assert_counters, engine_of, happens, manager_of, persisted, turns_until, world_of
+
+fcntl = pytest.importorskip("fcntl")
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
+
+
+# Stop and start.
+
+
+async def test_a_stop_whose_waiter_is_cancelled_goes_on_to_its_end() -> None:
+    """Else the store stays open, the lock held, and every handle hangs."""
+    manager = manager_of()
+
+    @manager.task
+    async def long() -> None:
+        await asyncio.sleep(100)
+
+    async with world_of(manager) as (_, store):
+        handle = long.enqueue()
+        await turns_until(lambda: handle.status is TaskStatus.RUNNING)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await manager.stop(timeout=3)
+        assert manager._lifecycle is None
+        assert "close" in store.calls
+        with pytest.raises(TaskInterrupted):
+            await handle
+
+
+async def test_a_start_that_fails_at_the_claim_keeps_what_was_held_for_it() -> None:
+    """Held tasks belong to the manager until it runs: the next start runs them."""
+    manager = manager_of()
+    log: list[str] = []
+    work = persisted(manager, log)
+
+    @manager.task
+    async def memory_only() -> str:
+        return "done"
+
+    async with world_of(manager) as (world, store):
+        await manager.stop()
+        manager._intake.reopen_for_start()
+        first, second = work.enqueue("a"), memory_only.enqueue()
+        store.is_down = True
+        with pytest.raises(StoreUnavailable):
+            await manager.start()
+        store.is_down = False
+        store.fail("claim", times=1000)
+        store.fail("free_queues", times=1000)
+        with pytest.raises(StoreUnavailable):
+            await manager.start()
+        store.plan.clear()
+        assert log == []
+        await world.start()
+        assert await first == "a"
+        assert await second == "done"
+        assert_counters(engine_of(manager))
+
+
+async def test_a_stop_during_the_start_leaves_nothing_running() -> None:
+    """The door must not open for an engine that nobody owns."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager) as (world, store):
+        await manager.stop()
+        store.hold("save_instance")
+        starting = asyncio.create_task(manager.start())
+        await store.until_held("save_instance")
+        stopping = asyncio.create_task(manager.stop())
+        await asyncio.sleep(0)
+        store.let_go()
+        await asyncio.wait([starting, stopping])
+        assert manager._lifecycle is None
+        assert manager.status().state == "stopped"
+        await world.start()
+        assert await work.enqueue("again") == "again"
+
+
+async def test_a_start_waits_for_a_file_that_is_locked_for_a_while() -> None:
+    """Somebody else's transaction of some seconds must not keep an application from starting."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager) as (world, store):
+        await manager.stop()
+        for verb in ("save_instance", "instances", "free_queues"):
+            store.fail(verb, times=20)
+        await world.start()
+        assert await work.enqueue("a") == "a"
+
+
+@pytest.mark.parametrize("verb", ["open", "save_instance", "instances", "fetch_orphans", "data_version", "free_queues"])
+async def test_a_cancelled_start_leaves_a_manager_that_can_be_started(verb: str) -> None:
+    """Whatever it waited for: nothing runs, nothing is open, and what was held is still held."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager) as (world, store):
+        await manager.stop()
+        store.hold(verb)
+        starting = asyncio.create_task(manager.start())
+        await store.until_held(verb)
+        handle = work.enqueue("held")
+        starting.cancel()
+        await asyncio.wait([starting])
+        assert starting.cancelled()
+        assert store.calls[-1] == "close"
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("taskmanager-")]
+        store.let_go()
+        await world.start()
+        assert await handle == "held"
+
+
+async def test_a_parent_gets_its_slot_back_during_the_drain() -> None:
+    """A parent that awaited a child goes on when the child has ended, also when the manager stops meanwhile."""
+    manager = manager_of(concurrency=2)
+    gate = asyncio.Event()
+
+    @manager.task
+    async def child() -> str:
+        await gate.wait()
+        return "child"
+
+    @manager.task
+    async def parent() -> str:
+        return "parent of " + await child.enqueue()
+
+    async with world_of(manager) as (_, _store):
+        handle = parent.enqueue()
+        engine = engine_of(manager)
+        await turns_until(lambda: len(engine.runner.running) == 2)
+        stopping = asyncio.create_task(manager.stop(timeout=3))
+        await asyncio.sleep(0)
+        gate.set()
+        assert await handle == "parent of child"
+        await stopping
+
+
+async def test_a_store_that_fails_in_the_last_moment_starts_no_user_code() -> None:
+    """A start in flight when the manager stops is taken back, not carried out."""
+    manager = manager_of()
+    log: list[str] = []
+    work = persisted(manager, log, requeue_on_interrupt=True)
+    async with world_of(manager) as (world, store):
+        store.hold("commit")
+        handle = work.enqueue("a")
+        await store.until_held("commit")
+        stopping = asyncio.create_task(manager.stop(timeout=0))
+        await asyncio.sleep(0)
+        store.fail("commit")
+        store.is_down = True
+        store.let_go()
+        with pytest.raises(StoreUnavailable):
+            await stopping
+        assert log == []
+        with pytest.raises(TaskInterrupted) as caught:
+            await handle
+        assert caught.value.requeued
+        store.is_down = False
+        await world.start()
+        await world.drain()
+        assert log in (["a"], [])
+
+
+async def test_nobody_waits_for_a_commit_that_will_never_come() -> None:
+    """`saved()` and `flush()` end with the manager, whether or not the store came back."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager) as (world, store):
+        store.is_down = True
+        handle = work.enqueue("a")
+        saving = asyncio.create_task(handle.saved())
+        flushing = asyncio.create_task(manager.flush())
+        await world.advance(0.2)
+        with pytest.raises(StoreUnavailable):
+            await manager.stop(timeout=0)
+        store.is_down = False
+        done, pending = await asyncio.wait([saving, flushing], timeout=1)
+        assert not pending
+        for each in done:
+            with pytest.raises(StoreUnavailable):
+                each.result()
+
+
+async def test_a_claim_that_the_stop_interrupts_is_given_back() -> None:
+    """The statement goes on when its waiter is cancelled; its rows must not stay with an instance that is gone."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager) as (world, store):
+        work.with_options(delay=1).enqueue("a")
+        await manager.stop()
+        await world.start()
+        store.hold("claim", after=True)
+        await world.advance(2)
+        await store.until_held("claim")
+        await manager.stop()
+        store.let_go()
+        rows = [*store.memory._live.values()]
+        assert [(row.status, row.claimed_by_worker_id) for row in rows] == [("PENDING", None)]
+
+
+async def test_a_retry_waits_for_the_old_thread_across_a_stop() -> None:
+    """A timed-out thread goes on; another instance must not run the task beside it."""
+    manager = manager_of()
+    gate = threading.Event()
+
+    @manager.task(persist=True, timeout=0.5, retries=3, retry_delay=0.0)
+    def stuck() -> None:
+        gate.wait()
+
+    try:
+        async with world_of(manager) as (world, store):
+            assert world.virtual is not None
+            world.virtual.lane_patience_s = 0  # the thread will not end, and time must go on
+            stuck.enqueue()
+            engine = engine_of(manager)
+            await turns_until(lambda: bool(engine.runner.running))
+            await world.advance(1)
+            assert engine.runner.abandoned
+            await manager.stop(timeout=0)
+            (row,) = store.memory._live.values()
+            assert row.claimed_by_worker_id == engine.identity.instance_id
+    finally:
+        gate.set()
+
+
+async def test_a_successor_of_a_key_is_told_when_its_predecessor_could_not_be_written() -> None:
+    """It was accepted; its handle must not hang."""
+    manager = manager_of()
+
+    gate = asyncio.Event()
+
+    @manager.task(persist=True)
+    async def failing(label: str) -> None:
+        await gate.wait()
+        raise ValueError(label)
+
+    call = failing.with_options(idempotency_key="k")
+    async with world_of(manager) as (_, store):
+        first = call.enqueue("a")
+        await turns_until(lambda: bool(engine_of(manager).runner.running))
+        store.hold("commit")
+        gate.set()
+        await turns_until(lambda: first.status is TaskStatus.FAILED)
+        second = call.enqueue("b")
+        store.is_down = True
+        store.let_go()
+        waiting = asyncio.create_task(second.result())
+        with pytest.raises(StoreUnavailable):
+            await manager.stop(timeout=0)
+        store.is_down = False
+        done, _ = await asyncio.wait([waiting], timeout=1)
+        assert done
+
+
+# Lock files, and what outlives its loop.
+
+
+def test_a_thread_that_outlives_its_loop_gives_its_task_back_when_it_ends(tmp_path: Path) -> None:
+    """Nobody is left to be told; yet the row must not stay RUNNING for as long as the process lives."""
+    gate, begun = threading.Event(), threading.Event()
+    manager = TaskManager(tmp_path / "tasks.db", drain_timeout=0.0)
+    starts: list[int] = []
+
+    @manager.task(persist=True, requeue_on_interrupt=True)
+    def stuck() -> int:
+        starts.append(1)
+        begun.set()
+        gate.wait(10)
+        return len(starts)
+
+    async def first() -> str:
+        async with manager:
+            handle = stuck.enqueue()
+            await asyncio.to_thread(begun.wait, 10)
+            return handle.task_id
+
+    async def second(task_id: str) -> int:
+        async with manager:
+            value: int = await manager.handle(task_id)
+            return value
+
+    started_before = set(threading.enumerate())
+    task_id = asyncio.run(first())
+    gate.set()
+    for thread in set(threading.enumerate()) - started_before:
+        thread.join(5)
+    assert asyncio.run(second(task_id)) == 2
+    assert not list(tmp_path.glob("*.lock"))
+
+
+async def test_a_stop_that_still_writes_is_not_dead_when_its_last_thread_ends(tmp_path: Path) -> None:
+    """Until the last batch is written its rows say less than it knows, and nobody else may judge by them."""
+    database, gate = tmp_path / "tasks.db", threading.Event()
+    manager = TaskManager(database)
+    store = FaultyStore(manager._make_store())
+    manager._make_store = store.as_store
+
+    @manager.task(persist=True)
+    def stuck(seconds: float) -> None:
+        gate.wait(seconds)
+
+    try:
+        await manager.start()
+        engine = engine_of(manager)
+        with pytest.raises(TaskFailed):
+            await stuck.with_options(timeout=0.05).enqueue(10)
+        await stuck.with_options(delay=60).enqueue(0).saved()
+        store.plan = [Fault.hold(store.calls.count("commit") + 1, verb="commit")]
+        stop = asyncio.create_task(manager.stop(timeout=0))
+        await happens(lambda: "commit" in store.held)
+        gate.set()
+        await happens(lambda: not engine.runner.abandoned)
+        assert not is_dead(database, engine.identity.instance_id)
+        store.let_go()
+        await stop
+        assert is_dead(database, engine.identity.instance_id)
+    finally:
+        gate.set()
+
+
+def test_a_lock_file_of_an_instance_that_never_registered_is_swept(tmp_path: Path) -> None:
+    """It died between its lock and its row; files of the living, and of other databases, stay."""
+    database = tmp_path / "tasks.db"
+    living = InstanceLock(database, "living")
+    living.take()
+    stray, known, other = lock_path(database, "stray"), lock_path(database, "known"), tmp_path / "other.db.x.lock"
+    for path in (stray, known, other):
+        path.touch()
+    remove_stray_lock_files(database, {"known"})
+    assert sorted(tmp_path.iterdir()) == sorted([living.path, known, other])
+    living.drop()
+
+
+def test_a_lock_whose_file_was_swept_meanwhile_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its creation and its lock the file may go; a lock on a file that nobody finds proves nothing."""
+    database = tmp_path / "tasks.db"
+    database.touch()
+    flock, calls = fcntl.flock, 0
+
+    def flock_after_a_sweep(fd: int, how: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            lock_path(database, "me-new").unlink()
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock_after_a_sweep)
+    lock = InstanceLock(database, "me")
+    lock.take()
+    assert calls == 2
+    assert not is_dead(database, "me")
+    lock.drop()
+    assert is_dead(database, "me")
