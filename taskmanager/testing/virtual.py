@@ -142,12 +142,15 @@ class VirtualTime:
     def _next_target(self, first: float) -> float | None:
         """Where to jump: to the next timer, past those that are mere routine; None when only routine would happen."""
         scheduled = self._loop._scheduled
+        if scheduled[0]._when == math.inf:  # as are all the others: who sleeps that long waits for something else
+            return None
         if not _is_routine(scheduled[0]):
             self._routine_jumps = 0
             return first
         due: list[float] = [handle._when for handle in scheduled if not handle._cancelled and not _is_routine(handle)]
         waiting = (each.next_due_in_s() for each in self.inhabitants)
         due.extend(self.time() + due_in_s for due_in_s in waiting if due_in_s is not None)
+        due = [when for when in due if when < math.inf]
         if not due:
             self._routine_jumps += 1
             if self._routine_jumps > HOPELESS_AFTER:

@@ -253,6 +253,22 @@ async def test_an_await_that_never_ends_is_an_error(world: World) -> None:
         await waits.enqueue()
 
 
+async def test_who_sleeps_for_ever_waits_for_no_moment(world: World) -> None:
+    """`asyncio.sleep(inf)` is a usual way to wait for a cancellation: there is no time to jump to."""
+
+    @world.manager.task
+    async def sleeps() -> None:
+        await asyncio.sleep(float("inf"))
+
+    handle = sleeps.enqueue()
+    await world.advance(10)
+    with pytest.raises(TimeoutError):
+        await handle.result(timeout=50)
+    assert world.now == START + timedelta(seconds=60)
+    with pytest.raises(RuntimeError, match="will never end"):
+        await handle
+
+
 async def test_drain_says_what_nobody_takes(world: World) -> None:
     """A paused queue, and a function that is not known any more."""
 
