@@ -15,9 +15,9 @@ from taskmanager.cli.database import read, write
 from taskmanager.cli.filters import search_of, tell_what_was_meant
 from taskmanager.cli.output import answer_json, draw, screen
 from taskmanager.cli.task_ids import the_tasks
-from taskmanager.console.plain import escaped
 from taskmanager.engine.row_codec import RowCodec
 from taskmanager.model.clock import SystemClock
+from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted

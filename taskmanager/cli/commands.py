@@ -13,8 +13,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from taskmanager import __version__
-from taskmanager.console.plain import escaped
 from taskmanager.model.errors import TaskManagerError
+from taskmanager.model.escaping import escaped
 from taskmanager.rules.nearest import did_you_mean
 
 USAGE_EXIT: Final = 2

@@ -11,8 +11,8 @@ import click
 from taskmanager.cli.database import json_option
 from taskmanager.cli.demo_files import Listing, list_files
 from taskmanager.cli.demo_judge import Judge, contents_of, lock_files, side_files
-from taskmanager.console.plain import escaped
 from taskmanager.engine.instance import is_dead
+from taskmanager.model.escaping import escaped
 
 DEFAULT_DB: Final = "taskmanager-demo.db"
 DEFAULT_LIMIT: Final = 20_000

@@ -15,7 +15,7 @@ from typing import Final
 from taskmanager import TaskManager, TaskStatus
 from taskmanager.cli.demo_files import key_of, raw_name
 from taskmanager.cli.demo_tasks import hash_file, parse_python
-from taskmanager.console.plain import escaped
+from taskmanager.model.escaping import escaped
 
 STDIN: Final = 0
 READ_BYTES: Final = 1 << 16

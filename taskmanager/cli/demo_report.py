@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from taskmanager.cli.demo_judge import Tally
-from taskmanager.console.plain import escaped
 from taskmanager.console.views import Fact, fact_table
+from taskmanager.model.escaping import escaped
 
 SHOWN_FAILURES: Final = 5
 MEGABYTE: Final = 1_000_000

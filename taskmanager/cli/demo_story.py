@@ -11,7 +11,7 @@ from taskmanager.cli.demo_judge import Judge, Tally
 from taskmanager.cli.demo_report import accounting, document, report
 from taskmanager.cli.demo_screen import Screen
 from taskmanager.cli.output import answer_json
-from taskmanager.console.plain import escaped
+from taskmanager.model.escaping import escaped
 
 POLL_S: Final = 0.1
 CLOSE_POLL_S: Final = 0.02

@@ -8,8 +8,8 @@ from typing import Any, Final, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from taskmanager.console.plain import escaped
 from taskmanager.model.clock import DAY_US, HOUR_US, MINUTE_US, SECOND_US, SystemClock
+from taskmanager.model.escaping import escaped
 from taskmanager.model.states import TaskStatus
 from taskmanager.rules.nearest import did_you_mean
 from taskmanager.store.sqlite.search import Search, is_pattern, queue_names, task_names

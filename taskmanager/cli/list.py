@@ -11,9 +11,9 @@ from taskmanager.cli.filters import filter_options, search_of, tell_what_was_mea
 from taskmanager.cli.output import answer_json, draw, screen
 from taskmanager.cli.records import record
 from taskmanager.cli.task_ids import the_task
-from taskmanager.console.plain import escaped
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
+from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import LIVE, TaskStatus
 from taskmanager.model.wording import counted

@@ -8,9 +8,9 @@ import click
 
 from taskmanager.cli.database import db_option, json_option, patiently, read, write
 from taskmanager.cli.output import answer_json
-from taskmanager.console.plain import escaped
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import StoreError
+from taskmanager.model.escaping import escaped
 from taskmanager.rules.nearest import did_you_mean
 from taskmanager.store.sqlite.search import queue_names
 

@@ -12,11 +12,11 @@ import click
 
 from taskmanager.cli.database import db_option, json_option, patiently, write
 from taskmanager.cli.output import answer_json
-from taskmanager.console.plain import escaped
 from taskmanager.duties.recovery import PAGE, Recovery
 from taskmanager.engine.instance import is_dead, new_identity
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.config import RecoveryConfig
+from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import Store

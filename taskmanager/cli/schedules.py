@@ -9,10 +9,10 @@ import click
 from taskmanager.cli.database import db_option, json_option, patiently, read, write
 from taskmanager.cli.output import answer_json, draw, screen
 from taskmanager.cli.records import iso
-from taskmanager.console.plain import escaped
 from taskmanager.duties import schedule_actions
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
+from taskmanager.model.escaping import escaped
 from taskmanager.model.ids import new_task_id
 from taskmanager.model.schedule import ScheduleRow
 from taskmanager.store.sqlite import schedules as stored

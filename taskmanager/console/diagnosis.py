@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from taskmanager.console.plain import escaped
+from taskmanager.model.escaping import escaped
 from taskmanager.model.wording import counted
 
 

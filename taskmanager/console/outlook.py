@@ -2,10 +2,10 @@
 
 from typing import Final, NamedTuple
 
-from taskmanager.console.plain import escaped
 from taskmanager.duties.recovery import orphan_of
 from taskmanager.engine.definition import timeout_of
 from taskmanager.model.clock import SECOND_US
+from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.rules.recovery import judge_orphan

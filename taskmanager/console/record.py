@@ -16,10 +16,11 @@ from taskmanager.console.document import number
 from taskmanager.console.durations import clock, exact, precise, relative
 from taskmanager.console.figures import done_of
 from taskmanager.console.outlook import Outlook
-from taskmanager.console.plain import cut, escaped, escaped_lines
+from taskmanager.console.plain import cut
 from taskmanager.console.task_table import STATUS_STYLES
 from taskmanager.engine.definition import options_of
 from taskmanager.model.errors import ArgumentError
+from taskmanager.model.escaping import escaped, escaped_lines
 from taskmanager.model.record import AttemptRow, TaskRow
 from taskmanager.model.states import AttemptOutcome, TaskStatus
 from taskmanager.store.protocol import InstanceRow

@@ -9,7 +9,8 @@ from rich.text import Text
 
 from taskmanager.console.durations import relative
 from taskmanager.console.grid import cut_end
-from taskmanager.console.plain import cut_front, escaped
+from taskmanager.console.plain import cut_front
+from taskmanager.model.escaping import escaped
 from taskmanager.model.schedule import ScheduleRow
 
 GAP: Final = 2

@@ -15,9 +15,10 @@ from taskmanager.console.durations import clock, short
 from taskmanager.console.figures import compact, plural, rate, share, size
 from taskmanager.console.grid import GAP, MARGIN, Grid, Section, fit, grid_of, wrapped
 from taskmanager.console.picture import Health, Picture, Problem
-from taskmanager.console.plain import cut_front, escaped
+from taskmanager.console.plain import cut_front
 from taskmanager.console.sections import FAILED_STYLE, RUNNING_STYLE
 from taskmanager.model.clock import HOUR_US, MINUTE_US
+from taskmanager.model.escaping import escaped
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.statistics import Pace
 

@@ -10,8 +10,8 @@ from taskmanager.console.durations import relative, short
 from taskmanager.console.figures import amount, compact, done_of, grouped, stopwatch, took
 from taskmanager.console.grid import NOT_KNOWN, NOTHING, Cell, Grid, Row, Section
 from taskmanager.console.picture import Health, InstanceSight, Picture, QueueSight, RunningSight
-from taskmanager.console.plain import escaped
 from taskmanager.model.clock import SECOND_US
+from taskmanager.model.escaping import escaped
 from taskmanager.store.statistics import OWNED_CAP, SAMPLE, Failure, NextRun, TaskPace
 
 HEALTH_STYLES: Final = {Health.ALIVE: "green", Health.FROZEN: "yellow", Health.DEAD: "red"}

@@ -8,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from taskmanager.console.durations import relative, short
-from taskmanager.console.plain import cut_front, escaped
+from taskmanager.console.plain import cut_front
+from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
 

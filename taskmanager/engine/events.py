@@ -7,7 +7,7 @@ from typing import Any
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.settle import Next, Outcome
-from taskmanager.model.logger import logger
+from taskmanager.model.logger import Block, logger
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
 
@@ -70,7 +70,7 @@ def log_end(live: LiveTask) -> None:
             live.task_id,
             live.error_code,
             counted(live.start_count, "attempt"),
-            live.failed_reason,
+            Block(live.failed_reason or ""),
             extra=extra,
         )
     elif live.status is TaskStatus.INTERRUPTED or live.status is TaskStatus.PENDING:

@@ -8,6 +8,7 @@ from typing import Final
 
 from taskmanager.engine.attempt import current
 from taskmanager.engine.live_task import LiveTask
+from taskmanager.model.logger import plain
 
 FIELDS: Final = ("task_id", "task_name")
 
@@ -25,7 +26,7 @@ class TaskFields(logging.Filter):
         running = current.get(None)
         for field in FIELDS:
             if not hasattr(record, field):
-                setattr(record, field, getattr(running, field, None))
+                setattr(record, field, plain(getattr(running, field, None)))
         return True
 
 

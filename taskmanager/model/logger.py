@@ -3,6 +3,9 @@
 Filters, record factories and handlers are user code, and called in the middle of everything: in the turn in which tasks
 are started, in the writer, in the thread of the heartbeat. A record that is lost to them is told on `sys.stderr`, as
 handlers do it, and in `fault` until one gets through.
+
+What a record says of names and errors is text of others too. It stays one line without control characters, so that
+nobody can write a line that looks like another record, or move the cursor of whoever reads the log.
 """
 
 import logging
@@ -12,6 +15,16 @@ import traceback
 from collections.abc import MutableMapping
 from contextlib import suppress
 from typing import Any, Final
+
+from taskmanager.model.escaping import escaped, escaped_lines
+
+INDENT: Final = "  "
+
+
+class Block(str):
+    """A text of several lines, such as a traceback. In a record each of them is indented: none begins one."""
+
+    __slots__ = ()
 
 
 class Log(logging.LoggerAdapter[logging.Logger]):
@@ -31,7 +44,9 @@ class Log(logging.LoggerAdapter[logging.Logger]):
             return
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the record names who called us
         try:
-            self.logger.log(level, msg, *args, **kwargs)
+            if extra := kwargs.get("extra"):
+                kwargs["extra"] = {name: plain(value) for name, value in extra.items()}
+            self.logger.log(level, msg, *map(plain, args), **kwargs)
         except BaseException as exc:
             if _is_for_the_process(exc):
                 raise
@@ -47,6 +62,14 @@ class Log(logging.LoggerAdapter[logging.Logger]):
             with suppress(OSError, ValueError):  # nobody can be told
                 sys.stderr.write("--- a record of taskmanager could not be logged ---\n")
                 traceback.print_exception(exc, file=sys.stderr)
+
+
+def plain(value: object) -> object:
+    """The value itself where its text has nothing to be escaped, else that text without it."""
+    if isinstance(value, Block):
+        return "\n".join(INDENT + line for line in escaped_lines(value).split("\n"))
+    text = str(value)
+    return value if text.isprintable() else escaped(text)
 
 
 def _is_for_the_process(exc: BaseException) -> bool:

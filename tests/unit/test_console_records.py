@@ -9,10 +9,10 @@ from rich.console import Console
 from taskmanager.console.diagnosis import Line, diagnosis_view
 from taskmanager.console.durations import exact, relative, short
 from taskmanager.console.outlook import Outlook, Surroundings, outlook
-from taskmanager.console.plain import escaped, escaped_lines
 from taskmanager.console.record import Record, record_view
 from taskmanager.console.task_table import task_table
 from taskmanager.model.clock import to_us
+from taskmanager.model.escaping import escaped, escaped_lines
 from taskmanager.model.record import AttemptRow, TaskRow
 from taskmanager.store.protocol import InstanceRow
 from tests.unit.screens import assert_screen, drawn

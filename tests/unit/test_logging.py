@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from taskmanager import TaskManager
+from taskmanager import TaskManager, current_task
+from taskmanager.model.logger import logger
 
 pytestmark = pytest.mark.anyio
 LOGGER = logging.getLogger("taskmanager")
@@ -57,8 +58,35 @@ async def test_every_record_says_which_task_it_is_about(tmp_path: Path, formatte
         ("WARNING", "waits", interrupted.task_id),
     }
     assert [level for level, *_ in records].count("ERROR") == 1
-    assert lines.count("ValueError: no") == 1
+    assert lines.count("  ValueError: no") == 1
     assert all(task_id == "None" for _, name, task_id, _ in records if name == "None")
+
+
+async def test_no_text_of_others_begins_a_line_of_the_log(tmp_path: Path, formatted: io.StringIO) -> None:
+    """An error that holds the input of a stranger can neither forge a record nor reach the terminal of its reader."""
+    forged = "no\r\nCRITICAL|root|None|all is lost\x1b[2J\u202e\u2028"
+    manager = TaskManager(tmp_path / "tasks.db")
+
+    @manager.task(name="fails", retries=1, retry_delay=0.0)
+    async def fails() -> None:
+        raise ValueError(forged)
+
+    @manager.task(name="crashes", executor="thread")
+    def crashes() -> None:
+        current_task().log(forged)
+        LOGGER.warning("from within")
+        raise RuntimeError(forged)
+
+    async with manager:
+        for handle in (fails.enqueue(), crashes.enqueue()):
+            assert (await handle.result()).is_err()
+    logger.error("%s and %r: %d of %s", ValueError(forged), "a\nb", 3, {forged: 1})
+    text = formatted.getvalue()
+    assert text.isascii()
+    assert text.replace("\n", "").isprintable()
+    assert "all is lost\\x1b[2J\\u202e\\u2028" in text
+    assert "WARNING|crashes|" in text
+    assert all(line.startswith(("  ", "INFO|", "DEBUG|", "WARNING|", "ERROR|")) for line in text.splitlines())
 
 
 async def test_a_record_logged_inside_a_task_is_about_it(tmp_path: Path, formatted: io.StringIO) -> None:
@@ -79,7 +107,8 @@ def test_no_handler_is_installed_and_nothing_is_printed(tmp_path: Path) -> None:
     """A library that prints spoils its host's output."""
     program = """
 import asyncio, logging
-from taskmanager import TaskManager
+from taskmanager import TaskManager, current_task
+from taskmanager.model.logger import logger
 manager = TaskManager("tasks.db")
 
 @manager.task
