@@ -4,7 +4,7 @@ import contextlib
 import threading
 import traceback
 from collections.abc import Callable
-from typing import ParamSpec, final
+from typing import Final, ParamSpec, final
 
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.live_task import LiveTask
@@ -15,6 +15,8 @@ from taskmanager.model.wording import counted
 from taskmanager.task import Submitter, bound_call
 
 P = ParamSpec("P")
+
+_SENDING: Final = frozenset({("fastapi.routing", "starlette.responses"), ("contextlib", "fastapi.routing")})
 
 
 @final
@@ -95,12 +97,13 @@ def came_from_sending(exc: BaseException) -> bool:
 
     FastAPI ends a dependency of scope "request" after the response, and throws in what went wrong there: a client that
     is gone, a body or a plain background function that raised, a server that cancels. Only the way of the exception
-    tells this from a failure of the route: it came out of a response that FastAPI itself had called.
+    tells this from a failure of the route: it came out of a response that FastAPI itself had called, or out of the
+    block in which FastAPI produces server-sent events, which ends first.
     """
     caller = ""
     for frame, _ in traceback.walk_tb(exc.__traceback__):
         name = str(frame.f_globals.get("__name__", ""))
-        if caller == "fastapi.routing" and name == "starlette.responses":
+        if (caller, name) in _SENDING:
             return True
         caller = name
     return False

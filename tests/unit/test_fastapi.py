@@ -290,6 +290,21 @@ def test_a_response_that_fails_drops_nothing(
     assert office.finish(client) == [("send", "ada")]
 
 
+def test_server_sent_events_that_fail_drop_nothing(app: FastAPI, client: TestClient, office: Office) -> None:
+    """FastAPI makes them beside the response, in a group of tasks; the route has succeeded as with any other body."""
+    sse = pytest.importorskip("fastapi.sse", reason="this FastAPI has no routes that yield events")
+
+    async def route(background) -> AsyncIterator[int]:  # type: ignore[no-untyped-def]
+        background.add_task(office.send, "ada")
+        yield 1
+        raise RuntimeError("the body")
+
+    route.__annotations__["background"] = tasks_of(office, "request")
+    app.get("/", response_class=sse.EventSourceResponse)(route)
+    client.get("/")
+    assert office.finish(client) == [("send", "ada")]
+
+
 async def cancel_a_request(app: FastAPI, office: Office, began: asyncio.Event) -> None:
     """Send one, cancel it when its route has `began`, and run the tasks that there are."""
     transport = httpx.ASGITransport(app)
