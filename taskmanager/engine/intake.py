@@ -41,6 +41,8 @@ from taskmanager.model.wording import counted
 
 KEYED_WINDOW: Final = 10_000
 """Ended memory-only tasks with an idempotency key that are remembered, so that their key still finds them."""
+HELD_PATIENCE_S: Final = 10
+"""A call that comes so long after the first one that waits for a start says so: nobody may be going to start it."""
 
 
 class Door(Enum):
@@ -79,6 +81,7 @@ class Intake:
         self._queue_limits = {each.name: each.max_pending for each in queues if each.max_pending is not None}
         self._limited_in_file = frozenset(each.name for each in queues if each.is_limited_in_file)
         self._lock = threading.RLock()
+        self._has_warned = False
         self.is_forked = False
         _intakes.add(self)
 
@@ -190,6 +193,7 @@ class Intake:
         elif door is Door.HELD:
             self._check_held_room(live)
             self.held.append(live)
+            self._warn_of_no_start(live)
         elif door is Door.STOPPED:
             raise ManagerStopped(f"the manager has stopped; start it again before enqueueing {live.definition.name}")
         elif not live.is_persisted:
@@ -236,6 +240,19 @@ class Intake:
             raise self._full(live.queue_name, limit)
         if self._max_pending is not None and len(self.held) >= self._max_pending:
             raise self._full(live.queue_name, self._max_pending)
+
+    def _warn_of_no_start(self, live: LiveTask) -> None:
+        """A server whose application has another lifespan, or none, goes on without an error: this line is the hint."""
+        if self._has_warned or live.sent_at - self.held[0].sent_at < HELD_PATIENCE_S * SECOND_US:
+            return
+        self._has_warned = True
+        logger.warning(
+            "%s was enqueued more than %d s after %s, and their manager has not started yet: %s wait in memory, and "
+            "are lost with this process; start it with lifespan=manager.lifespan on the outermost application, with "
+            "`async with manager:` or with manager.run(main)",
+            live.definition.name, HELD_PATIENCE_S, self.held[0].definition.name, counted(len(self.held), "task"),
+            extra=extra_of(live),
+        )  # fmt: skip
 
     @staticmethod
     def _full(queue_name: str, limit: int) -> QueueFull:
@@ -302,7 +319,7 @@ class Intake:
                 'so start the manager there under `if __name__ == "__main__":`'
             )
         with self._lock:
-            self.is_forked = False
+            self.is_forked = self._has_warned = False
             self.door = Door.HELD
 
     def forked(self) -> None:

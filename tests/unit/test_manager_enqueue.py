@@ -61,6 +61,29 @@ def test_a_manager_never_started_warns_at_the_exit(manager: TaskManager, caplog:
     assert any("2 tasks" in record.getMessage() for record in caplog.records)
 
 
+async def test_a_manager_that_nobody_starts_is_named_while_there_is_time(
+    manager: TaskManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An application with the wrong lifespan answers every request, and keeps nothing: one line says so, in time."""
+
+    @manager.task
+    async def job() -> None: ...
+
+    def warnings() -> list[str]:
+        return [line for line in caplog.messages if "has not started" in line]
+
+    job.enqueue()
+    job.enqueue()
+    assert not warnings()
+    manager._intake.held[0].sent_at -= 10_000_000
+    job.enqueue()
+    job.enqueue()
+    assert len(warnings()) == 1
+    assert "3 tasks wait in memory" in warnings()[0]
+    async with manager:
+        await manager.join()
+
+
 async def test_enqueueing_by_name(world: World) -> None:
     """For callers that cannot import the function."""
 
