@@ -12,7 +12,7 @@ from taskmanager.engine.log_fields import extra_of
 from taskmanager.model.errors import ConfigurationError, TaskManagerError
 from taskmanager.model.logger import logger
 from taskmanager.model.wording import counted
-from taskmanager.task import Submitter, bound_call
+from taskmanager.task import Submitter, TaskCall, bound_call
 
 P = ParamSpec("P")
 
@@ -33,7 +33,7 @@ class Background:
         # A synchronous route adds from its thread, and may have left a thread of its own behind.
         self._lock = threading.Lock()
 
-    def add_task(self, func: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> str:
+    def add_task(self, func: Callable[P, object] | TaskCall[P, object], /, *args: P.args, **kwargs: P.kwargs) -> str:
         """Check the call now and hand the task over later; returns its id. Safe from any thread.
 
         `func` is a task, or a task with options. Raises what `enqueue` raises for a wrong call, and

@@ -26,17 +26,23 @@ _FRAMEWORK: Final = "starlette."
 _BACKGROUND: Final = "starlette.background"
 
 
-class _Called(Protocol):
+class _Defined(Protocol):
     """What is needed of a task here."""
 
     fn: Callable[..., Any]
     name: str
 
+
+class _Called(Protocol):
+    """A task, or one with options."""
+
+    _task: _Defined
+
     def enqueue(self, *args: Any, **kwargs: Any) -> object: ...
 
 
 class _Call:
-    """The `__call__` of a task: what the task does when its caller calls it."""
+    """The `__call__` of a task, or of one with options: what it does when its caller calls it."""
 
     __slots__ = ("_asynchronous", "_direct")
 
@@ -44,17 +50,17 @@ class _Call:
         self._direct = direct
         self._asynchronous = _marked(direct)
 
-    def __get__(self, task: _Called | None, owner: type | None = None) -> Any:
-        if task is None:
+    def __get__(self, call: _Called | None, owner: type | None = None) -> Any:
+        if call is None:
             return self._direct
         # Also reached by `task(...)`: Python looks `__call__` up on the type and binds it for every call.
         if _is_of_a_background_task(sys._getframe(1)):  # noqa: SLF001  # the only way to know who calls
-            return MethodType(_enqueue, task)
-        return MethodType(self._asynchronous if inspect.iscoroutinefunction(task.fn) else self._direct, task)
+            return MethodType(_enqueue, call)
+        return MethodType(self._asynchronous if inspect.iscoroutinefunction(_defined(call).fn) else self._direct, call)
 
 
 def by_caller(direct: F) -> F:
-    """For `Task.__call__`: `direct` is what a call does, unless Starlette's `BackgroundTask` makes it."""
+    """For `__call__`: `direct` is what a call does, unless Starlette's `BackgroundTask` makes it."""
     return cast("F", _Call(direct))
 
 
@@ -73,13 +79,18 @@ def _module_of(frame: FrameType | None) -> str:
     return "" if frame is None else str(frame.f_globals.get("__name__", ""))
 
 
-async def _enqueue(task: _Called, /, *args: Any, **kwargs: Any) -> None:
+def _defined(call: _Called) -> _Defined:
+    return call._task  # noqa: SLF001  # what is called is of this package
+
+
+async def _enqueue(call: _Called, /, *args: Any, **kwargs: Any) -> None:
     try:
-        task.enqueue(*args, **kwargs)
+        call.enqueue(*args, **kwargs)
     except Exception as exc:
         # The response is gone; the server logs the traceback, this line says what is missing.
         text = "task %s was added to a response and is not accepted: %s"
-        logger.error(text, task.name, exc, extra={"task_name": task.name})
+        name = _defined(call).name
+        logger.error(text, name, exc, extra={"task_name": name})
         raise
 
 

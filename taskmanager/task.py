@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, cast, final, get_args, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, TypeVar, cast, final, get_args, overload
 
 from taskmanager.calling import by_caller
 from taskmanager.codec.values import dumps
@@ -168,6 +168,14 @@ class TaskCall(Generic[P, C_co]):
     def __init__(self, task: "Task[P, C_co]", options: CallOptions) -> None:
         self._task: Task[P, C_co] = task
         self._options = options
+
+    if not TYPE_CHECKING:  # a checker refuses such a call, and is right unless Starlette makes it
+
+        @by_caller
+        def __call__(self, /, *args, **kwargs):
+            """Raises `TypeError`: options are for `enqueue`, which a `BackgroundTask` of Starlette calls instead."""
+            advice = f"use .enqueue(...), or call {self._task.name} itself"
+            raise TypeError(f"a task with options is not called but enqueued: {advice}")
 
     @overload
     def enqueue(

@@ -34,7 +34,7 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.model.status import ManagerStatus
 from taskmanager.store.constraints import encodable
 
-__all__ = ["Attempt", "Fault", "Health", "Page", "Schedule", "Task", "TaskDetail", "router"]
+__all__ = ["Attempt", "Fault", "Health", "Page", "Refusal", "Schedule", "Task", "TaskDetail", "router"]
 
 MAX_PAGE: Final = 500
 ANSWER_S: Final = 5.0
@@ -162,7 +162,9 @@ class Health(_Answer):
     failing_duties: list[str]
 
 
-class _Refusal(BaseModel):
+class Refusal(BaseModel):
+    """Why a request was not carried out, in a sentence."""
+
     detail: str
 
 
@@ -206,7 +208,7 @@ def _required(name: str, auth: Any) -> list[params.Depends]:
 
 
 def _says(text: str) -> dict[str, Any]:
-    return {"model": _Refusal, "description": text}
+    return {"model": Refusal, "description": text}
 
 
 _NOT_FOUND: Final[dict[int | str, dict[str, Any]]] = {404: _says("There is none of that id or name")}
@@ -312,6 +314,7 @@ def _add_schedules(made: APIRouter, manager: TaskManager, required: list[params.
 
 
 def _add_health(made: APIRouter, manager: TaskManager, required: list[params.Depends]) -> None:
+    @made.head("/healthz", dependencies=required, include_in_schema=False)  # what many monitors ask with
     @made.get(
         "/healthz",
         dependencies=required,

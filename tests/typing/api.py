@@ -390,4 +390,5 @@ async def hosting(app: object) -> None:
     async for background in manager.background():
         assert_type(background.add_task(print, "sent", flush=True), str)
         background.add_task(greet, "you")
+        background.add_task(resize.with_options(priority=1), "a", 2)
         background.add_task(resize, "a", "wide")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # an int

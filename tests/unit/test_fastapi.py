@@ -517,6 +517,23 @@ def test_a_task_among_plain_background_tasks_is_enqueued(app: FastAPI, client: T
     assert sorted(office.finish(client)) == [("send", "ada"), ("send", "with options"), ("stamp", 1)]
 
 
+def test_a_task_with_options_among_them_is_enqueued_too(app: FastAPI, client: TestClient, office: Office) -> None:
+    """As `Depends(manager.background)` takes it. Nobody else may call it: its options would be lost."""
+    urgent = office.send.with_options(priority=1, tags={"by": "route"})
+
+    @app.post("/")
+    async def route(background_tasks: BackgroundTasks) -> None:
+        background_tasks.add_task(urgent, "ada")
+
+    assert client.post("/").status_code == 200
+    assert office.finish(client) == [("send", "ada")]
+    assert client.portal is not None
+    (info,) = client.portal.call(office.manager.list)
+    assert (info.priority, info.tags) == (1, {"by": "route"})
+    with pytest.raises(TypeError, match="is not called but enqueued"):
+        urgent("ada")
+
+
 def test_a_plain_function_among_them_calls_a_task_directly(app: FastAPI, client: TestClient, office: Office) -> None:
     """Only `BackgroundTask` itself enqueues; a direct call is a direct call, wherever it is made."""
 
