@@ -1,6 +1,5 @@
 """What the application asks of its manager in one seed: tasks of every kind, and what people do with them."""
 
-import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -104,19 +103,9 @@ class Calls:
         process = self._world.one()
         if process is None or not self._world.is_on_file:
             return
-        name, keeps = self._chance.choice(("safe", "once")), self._chance.random() < 0.7
-
-        def submit() -> None:
-            connection = sqlite3.connect(self._world.database, isolation_level=None, timeout=0)
-            connection.execute("BEGIN IMMEDIATE")
-            task_id = process.manager.submit_in(connection, process.jobs[name], self._world.next_label(), "sleep:0.1")
-            connection.execute("COMMIT" if keeps else "ROLLBACK")
-            connection.close()
-            self._world.checks.observe(process, "submit", ())
-            if keeps:
-                self._world.checks.promised(task_id)
-
-        process.call(submit)
+        name, keeps = self._chance.choice(("safe", "once")), self._chance.random() < 0.6
+        held_s = self._chance.choice((0, 0, 0.3, 3.0))
+        process.call(lambda: process.submit(name, keeps=keeps, held_s=held_s))
 
     def _known_id(self, process: Process) -> str | None:
         known = sorted({*self._world.checks.rows, *process.handles})

@@ -45,6 +45,8 @@ class Checks:
         self.revived: Counter[str] = Counter()
         """How often a task that had ended was put back."""
         self.purged: set[str] = set()
+        self.rolled_back: set[str] = set()
+        """Tasks of transactions that were rolled back."""
         self.gone: dict[str, int] = {}
         """What only a file held that was deleted, also what was written to it after that, and when it was sent."""
         self.kept: dict[str, Process] = {}
@@ -61,6 +63,10 @@ class Checks:
         self.saved.add(task_id)
         if task_id not in self.rows and task_id not in self.purged:
             self._world.fault(f"{task_id} was called saved, and is not in the store")
+
+    def taken_back(self, task_id: str) -> None:
+        """The transaction that wrote it was rolled back."""
+        self.rolled_back.add(task_id)
 
     def lose(self) -> None:
         """The file was deleted: what no living process holds in memory is gone, and what one holds must come back."""
@@ -100,14 +106,19 @@ class Checks:
                 self._judge_change(process, verb, old, new)
         for task_id, new in rows.items():
             if task_id not in self.rows:
-                if self.gone.get(task_id, new.sent_at) != new.sent_at:
-                    self._begin_anew(task_id)  # the same key again, and nothing is known of the record that had it
-                self._note(process, verb, new)
-                self._judge_start(new)
+                self._judge_new(process, verb, new)
         fresh = [row for task_id, row in rows.items() if task_id not in self.rows]
         self.rows, self.attempts = rows, attempts
         if self._world.timetable.entries:
             self._world.timetable.observe(process, verb, args, fresh)
+
+    def _judge_new(self, process: "Process", verb: str, new: TaskRow) -> None:
+        if self.gone.get(new.task_id, new.sent_at) != new.sent_at:
+            self._begin_anew(new.task_id)  # the same key again, and nothing is known of the record that had it
+        self._note(process, verb, new)
+        self._judge_start(new)
+        if new.task_id in self.rolled_back:
+            self._world.fault(f"{new.task_id} was rolled back, and is there by {verb} of {process}: {new}")
 
     def _note_lost(self, process: "Process", verb: str) -> None:
         """It writes to the file that was deleted until it looks whether that is there; then all in memory must come."""
@@ -177,7 +188,7 @@ class Checks:
         if old.task_name in {*UNSAFE, "memory"} or old.cancel_requested_at is not None:
             return
         is_guilty = new.crash_count >= self._world.crash_budget
-        if old.claimed_by_worker_id not in process.instance_ids:  # else its child has died, and nothing beside it
+        if old.claimed_by_worker_id != process.instance_id:  # else its child has died, and nothing beside it
             mates = [
                 row
                 for row in self.rows.values()
@@ -247,8 +258,15 @@ class Checks:
             row = rows.get(key[0])
             if row is None or key[1] > row.start_count:
                 self._world.fault(f"attempt {key} of a row that counts {row and row.start_count} starts")
-            if attempts[key].outcome == "WORKER_FAILURE" and not self._has_crashed(attempts[key]):
-                self._world.fault(f"an attempt is said to have crashed, and nothing has died: {attempts[key]}")
+            self._judge_outcome(attempts[key])
+
+    def _judge_outcome(self, attempt: AttemptRow) -> None:
+        if attempt.outcome in ("COMPLETED", "FAILED") and not self._world.runs.starts[attempt.task_id, attempt.attempt]:
+            self._world.fault(f"an attempt has ended, and its code never began: {attempt}")
+        if attempt.outcome == "FAILED" and "Cancelled" in f"{attempt.error_message}{attempt.failed_reason}":
+            self._world.fault(f"an attempt that was interrupted is said to have failed: {attempt}")
+        if attempt.outcome == "WORKER_FAILURE" and not self._has_crashed(attempt):
+            self._world.fault(f"an attempt is said to have crashed, and nothing has died: {attempt}")
 
     def _has_crashed(self, attempt: AttemptRow) -> bool:
         """Its child or its process died, or its process was silent for so long that it seemed so."""

@@ -34,6 +34,8 @@ class Days:
             (self._outage, 2),
             (self._step_clock, 2),
             (self._lose_file, 1),
+            (self._run_short, 1),
+            (self._cancel_everything, 1),
             *Calls(world).actions,
         ]
 
@@ -132,6 +134,20 @@ class Days:
         """Somebody cleans up, once."""
         if self._deletes and not self._world.loss_count:
             self._world.lose_file()
+
+    def _run_short(self) -> None:
+        """No threads are left, or no memory for child processes."""
+        process = self._world.one()
+        if process is not None:
+            process.short_until_us = self._world.now_us + round(self._chance.choice((0.3, 2.0, 9.0)) * 1_000_000)
+            self._world.log(process, "has no threads and children until", process.short_until_us / 1e6)
+
+    def _cancel_everything(self) -> None:
+        """Somebody who thinks that all tasks of the loop are his."""
+        process = self._world.one()
+        if process is not None:
+            ends_loop = self._chance.random() < 0.3
+            process.loop.call_soon(lambda: process.cancel_every_task(ends_loop=ends_loop))
 
     def _step_clock(self) -> None:
         if self._steps:

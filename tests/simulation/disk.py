@@ -4,10 +4,12 @@ Every call runs to its end where it is made, without a thread, so that the order
 """
 
 import json
+import os
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar, TypeVarTuple, cast
 
 from taskmanager.model.record import AttemptRow, TaskRow
@@ -53,6 +55,10 @@ class Disk(Protocol):
 
     def schedules(self) -> dict[str, ScheduleRow]:
         """Every schedule as it stands."""
+        ...
+
+    def log_is_written(self, now_us: int) -> None:
+        """Something was written to the log, whether it counts yet or not."""
         ...
 
     def close(self) -> None:
@@ -114,11 +120,14 @@ class MemoryDisk:
     def schedules(self) -> dict[str, ScheduleRow]:
         return dict(self.memory._schedules)
 
+    def log_is_written(self, now_us: int) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
 
-_WRITES = frozenset(
+WRITES = frozenset(
     {
         "commit",
         "claim",
@@ -144,7 +153,7 @@ class MemoryView:
 
     def __getattr__(self, verb: str) -> Any:
         method = getattr(self._disk.memory, verb)
-        if verb not in _WRITES:
+        if verb not in WRITES:
             return method
 
         async def write(*args: Any) -> Any:
@@ -192,6 +201,8 @@ class _MemoryBeater:
 
 # On a file.
 
+TICK_US = 4_000
+"""File systems take the time from a clock that ticks so seldom."""
 WHOLE_LOOK = 16
 """Rows that have ended do not change; whether that is so is looked at this seldom, and at the end."""
 TERMINAL_VALUES = frozenset(each.value for each in TERMINAL)
@@ -262,6 +273,23 @@ class InlineSqliteStore(SqliteStore):
         return await self._in_writer(task_rows, "taskmanager_tasks AS t ", ())
 
 
+class FileTimes:
+    """What `LogStamp` takes for the `os` module: the log as it is, changed by the clock of the simulation.
+
+    Its size tells nothing, as that of a log that is written again from its beginning.
+    """
+
+    path = os.path
+
+    def __init__(self, disk: "FileDisk") -> None:
+        self._disk = disk
+
+    def stat(self, path: str) -> Any:
+        found = os.stat(path)  # noqa: PTH116  # as the library does
+        tick_us = self._disk.log_changed_us // TICK_US * TICK_US
+        return SimpleNamespace(st_mtime_ns=tick_us * 1_000, st_size=0, st_ino=found.st_ino, st_dev=found.st_dev)
+
+
 class FileDisk:
     """A real file, and a connection of the judge's own."""
 
@@ -277,6 +305,7 @@ class FileDisk:
         self._rows: dict[str, TaskRow] = {}
         self._attempts: Attempts = {}
         self._live, self._last_attempt = "[]", 0
+        self.log_changed_us = 0
 
     def connect(self) -> "FileView":
         return FileView(self.path)
@@ -331,6 +360,9 @@ class FileDisk:
 
     def attempts(self) -> Attempts:
         return self._attempts
+
+    def log_is_written(self, now_us: int) -> None:
+        self.log_changed_us = now_us
 
     def schedules(self) -> dict[str, ScheduleRow]:
         return {row.schedule_name: row for row in schedules.fetch(self._judge)}

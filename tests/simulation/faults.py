@@ -3,13 +3,16 @@
 import asyncio
 import inspect
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
-from taskmanager.store.protocol import Store
-from tests.simulation.disk import finish
+from taskmanager.model.record import Write, expected_of
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.protocol import CommitReport, Store
+from tests.simulation.disk import WRITES, finish
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process
@@ -41,6 +44,8 @@ class Weather:
     fail_after: float = 0.0
     late: float = 0.0
     longest_us: int = 50_000
+    refuse: float = 0.0
+    """How often the store refuses a success for what it holds."""
 
     def draw(self, chance: random.Random) -> Fate:
         """The fate of the next call."""
@@ -77,10 +82,30 @@ class FaultyLine:
             return method
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            return await self._call(verb, lambda: finish(method(*args, **kwargs)), args)
+            work = partial(self._commit, method) if verb == "commit" else method
+            return await self._call(verb, lambda: finish(work(*args, **kwargs)), args)
 
         setattr(self, verb, call)  # found without this from now on
         return call
+
+    async def _commit(self, commit: Callable[..., Any], writes: Sequence[Write]) -> CommitReport:
+        """Some successes are refused once, so that the next try must do with less."""
+        world = self._process.world
+        refused = {}
+        for write in writes if world.has_faults and world.weather.refuse else ():
+            if self._may_refuse(write) and world.chance.random() < world.weather.refuse:
+                world.log(self._process, "store refuses the success of", write.task_id)
+                world.refused.add((write.task_id, world.checks.rows[write.task_id].start_count))
+                refused[write.task_id] = "refused, as the seed wants it"
+        report: CommitReport = await commit([write for write in writes if write.task_id not in refused])
+        return CommitReport(report.lost, {**report.rejected, **refused})
+
+    def _may_refuse(self, write: Write) -> bool:
+        """A success on the row that it expects; any other is lost, whatever it holds."""
+        row = self._process.world.checks.rows.get(write.task_id)
+        if write.status != TaskStatus.COMPLETED or row is None or write.expected != expected_of(row):
+            return False
+        return (row.task_id, row.start_count) not in self._process.world.refused
 
     async def _call(self, verb: str, work: Callable[[], Any], args: tuple[Any, ...]) -> Any:
         process, world = self._process, self._process.world
@@ -91,8 +116,14 @@ class FaultyLine:
         now_us = world.now_us
         is_close = verb == "close"
         is_quick = not self._under_way if is_close else self._busy_until_us[connection] <= now_us
+        if verb in WRITES and fate.wait_us:  # written to the log now, and it counts when the disk has it
+            world.disk.log_is_written(world.clock.now_us())
         if fate.kind == "ok" and not fate.wait_us + fate.answer_us and is_quick:
-            return self._effect(verb, work, args)
+            try:
+                return self._effect(verb, work, args, fate)
+            except StoreError:
+                self._note_failure(verb, fate)
+                raise
         begins = max(now_us, self._busy_until_us[connection]) + fate.wait_us
         self._busy_until_us[connection] = begins + fate.answer_us
         answer: asyncio.Future[Any] = process.loop.create_future()
@@ -117,14 +148,13 @@ class FaultyLine:
             error = StoreUnavailable(f"{verb} fails, as the seed wants it")
         else:
             try:
-                value = self._effect(verb, work, args)
+                value = self._effect(verb, work, args, fate)
             except StoreError as exc:
                 error = exc
             if fate.kind == "after" and error is None:
                 error = StoreUnavailable(f"{verb} took effect and fails, as the seed wants it")
         if error is not None:
-            self._process.was_degraded |= verb == "commit"
-            self._process.world.log(self._process, "store", verb, fate.kind)
+            self._note_failure(verb, fate)
         process = self._process
 
         def give() -> None:
@@ -138,7 +168,14 @@ class FaultyLine:
 
         process.at(process.world.now_us + fate.answer_us, lambda: process.loop.call_soon(give))
 
-    def _effect(self, verb: str, work: Callable[[], Any], args: tuple[Any, ...]) -> Any:
+    def _note_failure(self, verb: str, fate: Fate) -> None:
+        self._process.was_degraded |= verb == "commit"
+        self._process.is_disturbed()
+        self._process.world.log(self._process, "store", verb, fate.kind)
+
+    def _effect(self, verb: str, work: Callable[[], Any], args: tuple[Any, ...], fate: Fate) -> Any:
         value = work()
+        if verb in WRITES and not fate.wait_us:
+            self._process.world.disk.log_is_written(self._process.world.clock.now_us())
         self._process.world.checks.observe(self._process, verb, args)
         return value

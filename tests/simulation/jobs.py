@@ -30,6 +30,12 @@ def queue_of(name: str) -> str:
     return next((queue for queue in QUEUES if name.startswith(queue)), "default")
 
 
+def work_s(plan: str) -> float:
+    """How long a thread or a child works at it."""
+    kind, _, number = plan.partition(":")
+    return float(number or 0) if kind not in ("fail", "die", "snooze") else 0.05
+
+
 class Planned(Exception):
     """A failure that the plan asked for."""
 
@@ -135,7 +141,7 @@ def _work(process: "Process", name: str, label: int, plan: str) -> int:
     run = process.world.runs.begin(process, name, context.task_id, context.attempt)
     kind, _, number = plan.partition(":")
     threads: Any = process.engine.runner.threads if process.engine else None
-    threads.works(float(number or 0), run)
+    threads.works(work_s(plan), run)
     if kind == "fail" and process.world.spend(label, float(number or 0)):
         raise Planned(f"{label} fails")
     return label

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from taskmanager import Snooze
 from taskmanager.engine.child import ChildCall, ChildReply
 from taskmanager.engine.lanes import BrokenProcess
-from tests.simulation.jobs import Planned
+from tests.simulation.jobs import Planned, work_s
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process
@@ -32,6 +32,7 @@ class SimulatedThreads:
     def submit(self, call: Callable[[], Any], context: Context) -> "asyncio.Future[Any]":
         """As `ThreadLane.submit`."""
         process = self._process
+        process.gives_lane("thread")
         future: asyncio.Future[Any] = process.loop.create_future()
         value, error = None, None
         try:
@@ -80,16 +81,16 @@ class SimulatedChildren:
     async def run(self, call: ChildCall) -> ChildReply:
         """As `ProcessLane.run`: cancelling kills the child."""
         process = self._process
+        process.gives_lane("child")
         world = process.world
         label, plan = call.args
         run = world.runs.begin(process, call.task_name, call.task_id, call.attempt)
         child = Child(run, process.loop.create_future())
         self.busy.append(child)
         kind, _, number = plan.partition(":")
-        seconds = float(number or 0) if kind not in ("fail", "die", "snooze") else 0.05
         reply = self._work(run, label, kind, float(number or 0))
         end = self.die if reply is None else lambda each: self._answer(each, reply)
-        world.at(world.now_us + round(seconds * 1_000_000), lambda: end(child))
+        world.at(world.now_us + round(work_s(plan) * 1_000_000), lambda: end(child))
         try:
             return await child.reply
         finally:

@@ -2,13 +2,16 @@
 
 import asyncio
 import random
+import sqlite3
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from taskmanager import TaskHandle, TaskManager, TaskManagerError, TaskNotCompleted
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.lanes import CannotStart
 from taskmanager.engine.lifecycle import Lifecycle
 from taskmanager.model.errors import StoreError
 from taskmanager.model.states import TaskStatus
@@ -26,6 +29,8 @@ SLOW_US = 20_000
 """A call of the store that takes longer is in the way of everything behind it."""
 WOKEN_US = 5_000_000
 """Who saw it silent may act on that for as long as a slow reader takes."""
+TEARDOWN_US = 1_000
+"""How long a loop goes on that has cancelled every task, before the program ends."""
 STOP_SLACK_S = 3.0
 """What late answers of the store may add to the two seconds of a stop."""
 
@@ -61,10 +66,14 @@ class Process:
         """Whether a commit of its failed, so that work safe to repeat may run without its start in the store."""
         self.frozen_until_us = 0
         self.blocked_until_us = 0
+        self.short_until_us = 0
+        """Until when the system gives it no thread and no child process."""
         self.turns_left: int | None = None
         self.outage_until_us = 0
         self.closing_us = 0
         """How long the store took to end what was under way, once it was to be closed."""
+        self.strangers_us = -WOKEN_US
+        """When somebody cancelled every task in its loop last."""
         self.last_beat_us = world.now_us
         self.last_blocked_us = -WOKEN_US
         """Until when its loop was blocked last."""
@@ -76,7 +85,10 @@ class Process:
         self._seen_lifecycle: Lifecycle | None = None
         self._deferred: list[Callable[[], None]] = []
         self._hearts: list[Any] = []
+        self._begun: list[Coroutine[Any, Any, Any]] = []
         self._beater: Beater | None = None
+        self.transactions: list[Transaction] = []
+        """Those of the application that are open."""
         self.calls: dict[asyncio.Task[Any], str] = {}
         """What the application waits for."""
         line = FaultyLine(self)
@@ -152,6 +164,7 @@ class Process:
         task = self.loop.create_task(guarded(), context=Context())
         self.calls[task] = what
         task.add_done_callback(self.calls.pop)
+        self._begun.append(work)
 
     def call(self, work: Callable[[], Any]) -> None:
         """A call of the application, in a turn of its loop."""
@@ -196,6 +209,11 @@ class Process:
             self.is_disturbed(fate.wait_us + fate.answer_us)
         return fate
 
+    def gives_lane(self, what: str) -> None:
+        """Raises where there is none now."""
+        if self.short_until_us > self.world.now_us:
+            raise CannotStart(f"no {what} can be started, as the seed wants it")
+
     def is_disturbed(self, for_us: int = 0) -> None:
         """Something is in its way: nothing is asked of it that takes its whole attention."""
         self._disturbed_us = max(self._disturbed_us, self.world.now_us + for_us)
@@ -211,10 +229,11 @@ class Process:
 
     def begin(self) -> None:
         """The program starts."""
-        self.spawn(self._main(), "start")
+        self.spawn(self.come_up(), "start")
         self.at(self.world.now_us, self._pulse)
 
-    async def _main(self) -> None:
+    async def come_up(self) -> None:
+        """Start the manager; a program whose start fails ends."""
         self.began_us = self.world.now_us
         self.is_starting = True
         try:
@@ -253,6 +272,7 @@ class Process:
         beater: Any = _Down() if self.fate().kind == "before" else self._beater
         before = dict(heart._due_s)
         heart.pulse(beater)
+        self.world.disk.log_is_written(self.world.clock.now_us())
         if heart._due_s != before and heart.failed_count == 0:
             now_us = self.world.now_us
             if now_us - self.last_beat_us >= self.world.stale_us:
@@ -274,14 +294,15 @@ class Process:
         self.spawn(self._leave(drain_s), "stop")
 
     async def _leave(self, drain_s: float) -> None:
-        await self._stop(drain_s)
+        await self.stop(drain_s)
         # Some turns more: whoever waited for a handle hears of it before the program ends.
         for _ in range(20):
             await asyncio.sleep(0)
         self._judge_waiters()
         self.kill()
 
-    async def _stop(self, drain_s: float) -> None:
+    async def stop(self, drain_s: float) -> None:
+        """Stop the manager, and judge how long that took."""
         self.is_up, self.is_stopping, self.has_outlived_the_file = False, True, False
         began, pauses = self.loop.time(), (self.was_out, self.world.suspension_count)
         was_up = self.manager._current is not None
@@ -308,8 +329,38 @@ class Process:
         """Stop and start in the same program."""
         if not self.is_up or self.is_leaving:
             return
-        await self._stop(drain_s)
-        await self._main()
+        await self.stop(drain_s)
+        await self.come_up()
+
+    def cancel_every_task(self, *, ends_loop: bool) -> None:
+        """A stranger cancels all that he finds in the loop: it goes on, or is at its end, and the program with it.
+
+        Where it goes on, the stop of the application is left alone: it would have nobody who stops it.
+        """
+        if not self.is_up or self.is_leaving:
+            return
+        self.world.log(self, "has every task cancelled", "at its end" if ends_loop else "")
+        self.is_disturbed()
+        self.strangers_us = self.world.now_us
+        spared = set() if ends_loop else {task for task, what in self.calls.items() if what in ("stop", "restart")}
+        spared |= {task for task in asyncio.all_tasks(self.loop) if "_run_thread" in repr(task)}
+        for task in sorted(asyncio.all_tasks(self.loop) - spared, key=_age):
+            task.cancel()
+        if ends_loop:
+            self.is_up, self.is_leaving = False, True
+            self.at(self.world.now_us + TEARDOWN_US, self.kill)
+
+    def submit(self, name: str, *, keeps: bool, held_s: float) -> None:
+        """One task in a transaction of the application's own, which holds up every other write for `held_s`."""
+        transaction, task_id = Transaction(self), None
+        if transaction.is_open:
+            task_id = self.manager.submit_in(
+                transaction.connection, self.jobs[name], self.world.next_label(), "sleep:0.1"
+            )
+            self.transactions.append(transaction)
+            self.world.log(self, "submits", task_id, f"for {held_s} s", "" if keeps else "and rolls back")
+            end = partial(transaction.end, task_id, keeps=keeps)
+            self.at(self.world.now_us + round(held_s * 1_000_000), end)
 
     def kill(self) -> None:
         """SIGKILL: no turn any more, and the system lets go of what it held."""
@@ -322,7 +373,16 @@ class Process:
         for lock in self.world.locks_of(self):
             lock.close_descriptor()
         self.view.cut()
+        for transaction in list(self.transactions):
+            transaction.cut()
         self.world.buries(self)
+
+    def bury(self) -> None:
+        """The simulation is over: nothing of it is left to be collected at some other time."""
+        self.is_alive = False
+        self.loop.bury()
+        for work in self._begun:  # some were cancelled before their first step
+            work.close()
 
     # What the application does.
 
@@ -362,6 +422,54 @@ class Process:
     async def _await_saved(self, handle: TaskHandle[Any]) -> None:
         await handle.saved()
         self.world.checks.promised(handle.task_id)
+
+
+class Transaction:
+    """One of the application's own, on a connection of its own."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._loss_count = process.world.loss_count
+        self.connection = sqlite3.connect(process.world.database, isolation_level=None, timeout=0)
+        try:
+            self.connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:  # somebody else has one
+            self.connection.close()
+
+    def __repr__(self) -> str:
+        return f"<Transaction of {self._process}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was begun."""
+        try:
+            return self.connection.in_transaction
+        except sqlite3.ProgrammingError:
+            return False
+
+    def end(self, task_id: str, *, keeps: bool) -> None:
+        """Commit it, or roll it back."""
+        if not self.is_open:
+            return
+        self.connection.execute("COMMIT" if keeps else "ROLLBACK")
+        self.cut()
+        world = self._process.world
+        if self._loss_count == world.loss_count:
+            world.disk.log_is_written(world.clock.now_us())
+            world.checks.observe(self._process, "submit", ())
+            (world.checks.promised if keeps else world.checks.taken_back)(task_id)
+
+    def cut(self) -> None:
+        """The connection is closed, and what was not committed is gone."""
+        self.connection.close()
+        self._process.transactions.remove(self)
+
+
+def _age(task: "asyncio.Task[Any]") -> tuple[int, str]:
+    """By the numbers in the names of tasks: a set of them has no order that is the same twice."""
+    name = task.get_name()
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdigit() else 0, name
 
 
 class _Down:

@@ -73,10 +73,13 @@ class _Scenario:
     def _heal(self) -> None:
         world = self._world
         world.has_faults = False
+        for each in world.alive:
+            for transaction in list(each.transactions):
+                transaction.cut()
         world.outage_until_us = 0
         for each in world.processes:
             each.turns_left = None
-            each.outage_until_us = 0
+            each.outage_until_us = each.short_until_us = 0
             if each.is_alive:
                 each.frozen_until_us = each.blocked_until_us = world.now_us
                 each.thaw()

@@ -1,11 +1,12 @@
 """Histories that the judge once took for faults of the library: the rule is stated here, and the judge knows it now."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from taskmanager.model.states import TaskStatus
+from taskmanager.model.states import TERMINAL, TaskStatus
 from tests.simulation.faults import Weather
 from tests.simulation.process import Process
 from tests.simulation.timetable import Entry
@@ -48,6 +49,24 @@ def test_a_record_of_a_memory_only_task_that_is_run_again_is_lost_with_its_proce
     assert world.run_until(lambda: checks.rows[handle.task_id].status == TaskStatus.FAILED, 10.0)
     row = checks.rows[handle.task_id]
     assert (row.error_code, row.crash_count) == ("WORKER_CRASHED", 1)
+    assert world.faults == []
+
+
+def test_what_a_stop_could_not_write_is_taken_over_by_the_next_start_of_the_same_process(world: World) -> None:
+    """As by anybody else: the first death makes a suspect and nobody guilty, though one is all that is allowed."""
+    world.crash_budget = 1
+    world.options["recovery"] = replace(world.options["recovery"], crash_budget=1)
+    process = started(world)
+    handle = process.jobs["safe"].enqueue(world.next_label(), "sleep:3")
+    assert world.run_until(lambda: bool(world.runs.now), 5.0)
+    process.outage_until_us = world.now_us + 10_000_000
+    process.spawn(process.stop(0.0), "stop")
+    assert world.run_until(lambda: process.lifecycle is None, 5.0)
+    process.outage_until_us = 0
+    process.spawn(process.come_up(), "start")
+    assert world.run_until(lambda: world.checks.rows[handle.task_id].status in TERMINAL, 20.0)
+    row = world.checks.rows[handle.task_id]
+    assert (row.status, row.crash_count, row.start_count) == ("COMPLETED", 1, 2)
     assert world.faults == []
 
 

@@ -14,9 +14,10 @@ from typing import Any
 from taskmanager import QueueConfig, RecoveryConfig, TaskManager
 from taskmanager.engine import instance
 from taskmanager.model import ids
+from taskmanager.store.sqlite import beat, stamp, upkeep
 from taskmanager.testing import WallClock
 from tests.simulation.checks import Checks
-from tests.simulation.disk import Disk, FileDisk, MemoryDisk
+from tests.simulation.disk import Disk, FileDisk, FileTimes, MemoryDisk
 from tests.simulation.faults import Weather
 from tests.simulation.jobs import ALWAYS, NARROW_LIMIT, OTHERS
 from tests.simulation.process import Process
@@ -24,7 +25,6 @@ from tests.simulation.promises import Pauses
 from tests.simulation.runs import Runs
 from tests.simulation.timetable import Timetable
 
-STALE_S = 4.0
 SWEEP_S = 30
 MAX_TURNS_AT_ONCE = 20_000
 """Callbacks without time passing; more are a loop that spins."""
@@ -51,10 +51,11 @@ class World:
         """Those of them that live, in the order of their starts."""
         self.has_faults = True
         self.is_over = False
+        self.refused: set[tuple[str, int]] = set()
+        """Successes that the store has refused once, by task and attempt."""
         self.suspension_count = 0
         self.loss_count = 0
         self.outage_until_us = 0
-        self.stale_us = round(STALE_S * 1_000_000)
         self.runs = Runs(self)
         self.checks = Checks(self)
         self.pauses = Pauses(self)
@@ -79,10 +80,16 @@ class World:
         self.kinds = (*ALWAYS, *sorted(chance.sample(OTHERS, 6)))
         self.process_count = chance.choice((1, 2))
         self.crash_budget = chance.choice((1, 3, 100))
+        beat_ms = chance.choice((1_000, 1_000, 4_000))  # more seldom, the log is at rest for long enough to be trusted
+        stale_ms = 4 * beat_ms
+        self.stale_us = stale_ms * 1_000
         self.shared_limit = chance.choice((1, 2))
         rate = chance.choice((0.0, 0.01, 0.03, 0.1))
         self.weather = Weather(
-            rate, chance.choice((0.0, rate)), chance.choice((0.0, 0.2, 0.9)), chance.choice((2_000, 50_000, 400_000))
+            rate,
+            chance.choice((0.0, rate)),
+            *chance.choice(((0.0, 0), (0.2, 50_000), (0.2, 400_000), (0.9, 2_000), (0.9, 50_000), (0.03, 8_000_000))),
+            chance.choice((0.0, 0.0, 0.2)),
         )
         self.options: dict[str, Any] = {
             "concurrency": self.concurrency,
@@ -97,11 +104,11 @@ class World:
             "snapshot_interval": chance.choice((0.5, 60.0)),
             "recovery": RecoveryConfig(
                 check_interval_ms=1_000,
-                claimed_stale_threshold_ms=round(STALE_S * 1_000),
-                running_stale_threshold_ms=round(STALE_S * 1_000),
-                finalizing_stale_threshold_ms=round(STALE_S * 1_000),
-                runner_heartbeat_interval_ms=1_000,
-                claimer_heartbeat_interval_ms=1_000,
+                claimed_stale_threshold_ms=stale_ms,
+                running_stale_threshold_ms=stale_ms,
+                finalizing_stale_threshold_ms=stale_ms,
+                runner_heartbeat_interval_ms=beat_ms,
+                claimer_heartbeat_interval_ms=beat_ms,
                 worker_state_snapshot_interval_ms=300_000,
                 terminal_record_retention_hours=chance.choice((None, None, 1)),
                 retention_sweep_interval_s=SWEEP_S,
@@ -191,7 +198,8 @@ class World:
         """One line of the history."""
         if self.is_over:
             return
-        self.lines.append(f"{self.now_us / 1e6:10.6f} {process or '--'} {' '.join(map(str, what))}")
+        text = " ".join(map(str, what)).replace(f"{self.database.parent}/", "")  # which is another one each time
+        self.lines.append(f"{self.now_us / 1e6:10.6f} {process or '--'} {text}")
 
     def fault(self, text: str) -> None:
         """A rule is broken. The history goes on for a little, which often tells more."""
@@ -260,8 +268,7 @@ class World:
         """Take everything down."""
         self.is_over = True
         for each in self.processes:
-            each.is_alive = False
-            each.loop.bury()
+            each.bury()
         with contextlib.suppress(Exception):
             self.disk.close()
 
@@ -292,6 +299,10 @@ def inhabited(world: World) -> Iterator[None]:
     logger = logging.getLogger("taskmanager")
     handler = _ToLines(world)
     kept = ids._sequence, random.getstate(), logger.level, logger.propagate, instance.lock_path
+    machine: Any = (stamp._CLOCK, stamp.os, beat.BUSY_TIMEOUT_S, upkeep.BUSY_TIMEOUT_S)  # type: ignore[attr-defined]  # what they look at
+    if isinstance(world.disk, FileDisk):
+        stamp._CLOCK, stamp.os = world.clock, FileTimes(world.disk)  # type: ignore[misc, attr-defined]
+    beat.BUSY_TIMEOUT_S = upkeep.BUSY_TIMEOUT_S = 0.0  # type: ignore[misc]
     ids._sequence = _Ids()  # type: ignore[assignment]
     instance.lock_path = cache(instance.lock_path)  # a tenth of the time of a seed would be spent on paths
     random.seed(world.seed)
@@ -303,4 +314,5 @@ def inhabited(world: World) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         ids._sequence, state, logger.level, logger.propagate, instance.lock_path = kept
+        stamp._CLOCK, stamp.os, beat.BUSY_TIMEOUT_S, upkeep.BUSY_TIMEOUT_S = machine  # type: ignore[misc, attr-defined]
         random.setstate(state)
