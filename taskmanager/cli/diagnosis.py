@@ -244,6 +244,12 @@ def functions(free: Sequence[FreeQueue], alive: Sequence[InstanceRow]) -> Findin
     )  # fmt: skip
 
 
+def is_known(task_name: str, alive: Sequence[InstanceRow]) -> bool:
+    """Whether one of these instances knows the function, or does not say which it knows."""
+    named = [live_document(each).get("task_names") for each in alive]
+    return any(not isinstance(names, list) or task_name in names for names in named)
+
+
 def live_document(instance: InstanceRow) -> Mapping[str, Any]:
     """What an instance says of itself; nothing where it cannot be read."""
     document = parsed(instance.live_tasks) if instance.live_tasks else None

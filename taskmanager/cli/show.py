@@ -6,6 +6,7 @@ from typing import Final
 import click
 
 from taskmanager.cli.database import db_option, json_option, read
+from taskmanager.cli.diagnosis import is_known
 from taskmanager.cli.output import answer_json, draw
 from taskmanager.cli.records import attempt, iso, record
 from taskmanager.cli.task_ids import the_task
@@ -58,10 +59,12 @@ def _surroundings(row: TaskRow, known: list[InstanceRow], is_paused: bool, db: P
     """What the rows around it and the lock files say."""
     database = db.absolute()
     owner_id = row.claimed_by_worker_id
+    alive = [each for each in known if not is_dead(database, each.instance_id)]
     return Surroundings(
         now_us=SystemClock().now_us(),
         owner=next((each for each in known if each.instance_id == owner_id), None),
         is_owner_dead=owner_id is not None and is_dead(database, owner_id),
-        living_count=sum(not is_dead(database, each.instance_id) for each in known),
+        living_count=len(alive),
+        is_function_known=is_known(row.task_name, alive),
         is_queue_paused=is_paused,
     )

@@ -21,6 +21,7 @@ class Surroundings(NamedTuple):
     owner: InstanceRow | None = None
     is_owner_dead: bool = False
     living_count: int = 0
+    is_function_known: bool = True
     is_queue_paused: bool = False
 
 
@@ -78,6 +79,8 @@ def _waiting(row: TaskRow, around: Surroundings) -> Outlook:
         return Outlook(f"it waits for a slot {_place(around.owner)}{paused}")
     if not around.living_count:
         return Outlook(f"it starts when the application does{paused}")
+    if not around.is_function_known:
+        return Outlook(f"it waits for a release that has its function: no running instance knows it{paused}")
     return Outlook(f"it starts when an instance that knows the function has room{paused}")
 
 

@@ -169,6 +169,7 @@ def test_a_diagnosis_says_what_to_do_below_what_is_not_well() -> None:
     [
         (task(1), Surroundings(NOW), "starts when the application does", None),
         (task(1), Surroundings(NOW, living_count=1), "starts when an instance that knows the function has room", None),
+        (task(1), Surroundings(NOW, living_count=1, is_function_known=False), "no running instance knows it", None),
         (task(1), Surroundings(NOW, is_queue_paused=True), "queue default is paused", None),
         (task(1, enqueued_at=NOW + 60), Surroundings(NOW), "it is due", NOW + 60),
         (
