@@ -87,7 +87,7 @@ class Engine:
         self.follower = Follower(store, self.row_codec.decode_result)
         self.wants_claim = asyncio.Event()
         self.failing_duties: dict[str, str] = {}
-        self.lane_faults = LaneFaults(self.loop, self.dispatcher, self.failing_duties)
+        self.lane_faults = LaneFaults(self.loop, self.dispatcher, self.runner.processes, self.failing_duties)
         self._idle_waiters: list[asyncio.Future[None]] = []
 
     def __repr__(self) -> str:

@@ -58,7 +58,7 @@ class ThreadLane:
         try:
             threading.Thread(target=self._work, name=name, daemon=True).start()
         except RuntimeError as exc:
-            raise CannotStart(f"no thread can be started: {exc}") from exc
+            raise CannotStart(f"no thread can be started: {_words(exc)}") from exc
         self._thread_count += 1
 
     def close(self) -> None:
@@ -150,6 +150,11 @@ class ProcessLane:
         if self._coming:
             await asyncio.wait(self._coming, timeout=min(patience_s, CLOSE_PATIENCE_S))
 
+    @property
+    def is_coming_up(self) -> bool:
+        """Whether it is not known yet of some child if there will be one."""
+        return bool(self._coming)
+
     def _has_idle(self) -> bool:
         if asyncio.get_running_loop().time() - self._used_at > FORGOTTEN_AFTER_S:
             self._live_count = self._busy_count
@@ -192,9 +197,23 @@ class ProcessLane:
             if _is_of_main(exc.__cause__):
                 words = f"{type(exc.__cause__).__name__}: {exc.__cause__}"
                 raise BrokenProcess(f"the main module cannot be loaded in a child process: {words}") from exc
-            raise CannotStart(f"no child process came up: {exc.__cause__!r}") from exc
+            raise CannotStart(_why_none_came_up(exc.__cause__)) from exc
+        except ProcessLookupError as exc:  # it was gone before it could be killed
+            raise CannotStart(_why_none_came_up(exc)) from exc
         except (OSError, RuntimeError) as exc:  # what user code raises comes as a reply
-            raise CannotStart(f"no child process can be started: {exc}") from exc
+            raise CannotStart(f"no child process can be started: {_words(exc)}") from exc
+
+
+def _why_none_came_up(cause: BaseException | None) -> str:
+    return (
+        f"a child process ended while it came up ({_words(cause)}); it runs the main module of the program, which must "
+        "not exit there: what that does goes under `if __name__ == '__main__':`"
+    )
+
+
+def _words(exc: BaseException | None) -> str:
+    """An exception of the system may have a name and no text."""
+    return f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
 
 
 def _is_of_main(cause: BaseException | None) -> bool:

@@ -4,24 +4,25 @@ import sys
 
 
 class Slots:
-    """A limit with the count of its holders. `limit` None is no limit; while it `is_held` there is no room."""
+    """A limit with the count of its holders. `limit` None is no limit; `cap` is a lower one that holds for now."""
 
-    __slots__ = ("is_held", "limit", "running")
+    __slots__ = ("cap", "limit", "running")
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.running = 0
-        self.is_held = False
+        self.cap: int | None = None
 
     @property
     def has_room(self) -> bool:
         """Whether one more may start."""
-        return (self.limit is None or self.running < self.limit) and not self.is_held
+        return (self.limit is None or self.running < self.limit) and (self.cap is None or self.running < self.cap)
 
     @property
     def free(self) -> int:
         """How many more may start; `sys.maxsize` without a limit, 0 when the limit was lowered below what runs."""
-        return sys.maxsize if self.limit is None else max(0, self.limit - self.running)
+        most = min((each for each in (self.limit, self.cap) if each is not None), default=None)
+        return sys.maxsize if most is None else max(0, most - self.running)
 
     def take(self) -> None:
         """Count one more. Unchecked, the caller has asked `has_room` of every limit that applies."""

@@ -81,7 +81,7 @@ async def test_a_task_for_which_there_is_no_thread_waits_and_has_not_failed(
             0,
             ["COMPLETED"],
         )
-        assert manager.status().failing_duties == {}
+        await happens(lambda: manager.status().failing_duties == {})
 
 
 async def test_a_thread_that_is_free_again_takes_what_no_thread_could_be_started_for(
@@ -105,6 +105,37 @@ async def test_a_thread_that_is_free_again_takes_what_no_thread_could_be_started
         assert await asyncio.wait_for(asyncio.gather(*handles), 20) == list(range(5))
 
 
+async def test_a_lane_that_is_short_for_long_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It runs what it can, as many at once as there are threads; the line would else come with every task that ends."""
+    threads = Threads(monkeypatch, 2)
+    manager, most, running, lock = TaskManager(None, threads=5), 0, 0, threading.Lock()
+
+    @manager.task
+    def work(number: int) -> int:
+        nonlocal most, running
+        with lock:
+            running += 1
+            most = max(most, running)
+        threading.Event().wait(0.002)
+        with lock:
+            running -= 1
+        return number
+
+    def lines() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "lane" in record.getMessage()]
+
+    async with manager:
+        handles = [work.enqueue(number) for number in range(200)]
+        assert await asyncio.wait_for(asyncio.gather(*handles), 30) == list(range(200))
+        assert most == 2
+        assert threads.refused < 100, "one is tried now and then, and not with every task that ends"
+        threads.left = 10
+        await happens(lambda: manager.status().failing_duties == {})
+        assert ["starts no more tasks now" in line for line in lines()] == [True, False]
+
+
 async def test_a_task_for_which_there_is_no_child_process_waits_and_has_not_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +152,7 @@ async def test_a_task_for_which_there_is_no_child_process_waits_and_has_not_fail
             assert await asyncio.wait_for(handle, 30) == 8
             info = await handle.info(include_attempts=True)
             assert (info.retry_count, info.crash_count, len(info.attempts or ())) == (0, 0, 1)
-            assert manager.status().failing_duties == {}
+            await happens(lambda: manager.status().failing_duties == {})
 
 
 async def test_what_could_not_start_waits_for_the_next_start_of_the_manager(
