@@ -4,43 +4,15 @@ from typing import Any
 
 import pytest
 
-from taskmanager.model.record import AttemptRow, Expected, StartWrite, SuccessWrite, TaskRow, TaskWrite
+from taskmanager.model.record import Expected, StartWrite, SuccessWrite, TaskRow, TaskWrite
 from taskmanager.model.states import TERMINAL, TaskStatus
 from taskmanager.store.protocol import ClaimRequest, FreeQueue, InstanceRow, Store, TaskFilter
-from tests.contract.rows import FREE_ROW
+from tests.contract.rows import ME, OTHER, attempt, expected, put, task
 
 pytestmark = pytest.mark.anyio
 
-ME, OTHER = "instance-me", "instance-other"
 PERSISTED, MEMORY_ONLY = '{"persist": true}', "{}"
 LONE_SURROGATE = "caf\udce9"
-
-
-def task(task_id: str = "t1", **changes: Any) -> TaskRow:
-    """A free PENDING row, and whatever else its status demands."""
-    row = FREE_ROW._replace(task_id=task_id)
-    status = changes.get("status")
-    if status == "CLAIMED":
-        row = row._replace(claimed_by_worker_id=ME, claimed_at=110)
-    elif status == "RUNNING":
-        row = row._replace(claimed_by_worker_id=ME, started_at=120, start_count=1)
-    elif status == "COMPLETED":
-        row = row._replace(completed_at=130, claimed_by_worker_id=ME, start_count=1)
-    return row._replace(**changes)
-
-
-def attempt(task_id: str = "t1", number: int = 1, **changes: Any) -> AttemptRow:
-    row = AttemptRow(task_id, number, "COMPLETED", False, 120, 130, None, None, None, ME, "host", 1, "main", 130)
-    return row._replace(**changes)
-
-
-def expected(row: TaskRow) -> Expected:
-    return Expected(row.status, row.claimed_by_worker_id, row.start_count)
-
-
-async def put(store: Store, *rows: TaskRow) -> None:
-    report = await store.commit([TaskWrite(row, None) for row in rows])
-    assert report == ({}, {})
 
 
 @pytest.mark.parametrize("status", list(TaskStatus))
@@ -225,11 +197,20 @@ async def test_attempts_of_one_life_add_up(store: Store) -> None:
     ("old", "new"),
     [
         (task(status="FAILED"), task(status="COMPLETED", task_options=MEMORY_ONLY)),
+        (task(status="FAILED", task_options="{"), task(status="COMPLETED", task_options=MEMORY_ONLY)),
+        (task(status="FAILED", task_options=MEMORY_ONLY), task(status="COMPLETED", task_options="{")),
         (task(status="FAILED", task_options=MEMORY_ONLY), task(status="COMPLETED")),
         (task(task_options=MEMORY_ONLY), task(status="COMPLETED", task_options=MEMORY_ONLY)),
         (task(status="FAILED", task_options=MEMORY_ONLY), task(task_options=MEMORY_ONLY)),
     ],
-    ids=["persisted before", "persisted now", "not ended before", "not ended now"],
+    ids=[
+        "persisted before",
+        "unreadable before",
+        "unreadable now",
+        "persisted now",
+        "not ended before",
+        "not ended now",
+    ],
 )
 async def test_nothing_else_is_ever_replaced(store: Store, old: TaskRow, new: TaskRow) -> None:
     """Replacement is for two ended memory-only rows; every other insert of a taken id is lost."""

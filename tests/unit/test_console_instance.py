@@ -20,7 +20,7 @@ from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Store
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.statistics import Glance, NextRun
-from tests.contract.test_store_contract import OTHER, attempt, task
+from tests.contract.rows import OTHER, attempt, task
 from tests.unit.console_pictures import BUSY
 
 pytestmark = pytest.mark.anyio

@@ -23,7 +23,7 @@ from taskmanager.engine.instance import InstanceLock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
 from taskmanager.store.protocol import Beat, InstanceRow
-from tests.contract.test_store_contract import attempt, task
+from tests.contract.rows import attempt, task
 
 pytestmark = pytest.mark.anyio
 
@@ -71,7 +71,7 @@ class Scene:
         assert isinstance(lifecycle._duties, Supervisor)
         return lifecycle._duties
 
-    async def other(self, name: str, *rows: TaskRow, is_alive: bool = True) -> None:
+    async def other(self, name: str, *rows: TaskRow, is_alive: bool = True, boot_id: str | None = None) -> None:
         """Another instance with these rows; alive means that it holds its lock, and a death leaves the file of it."""
         lock = InstanceLock(self.db, name)
         lock.take()
@@ -79,7 +79,7 @@ class Scene:
             self.locks.append(lock)
         else:
             lock.close_descriptor()
-        await self.engine.store.save_instance(InstanceRow(name, None, "host", 1, "main", None, 1, None, None, 1))
+        await self.engine.store.save_instance(InstanceRow(name, None, "host", 1, "main", boot_id, 1, None, None, 1))
         await self.put(*(row._replace(claimed_by_worker_id=name) for row in rows))
 
     async def put(self, *rows: TaskRow, attempts: tuple[AttemptRow, ...] = ()) -> None:
@@ -179,6 +179,35 @@ async def test_a_task_that_a_crash_has_failed_is_one_error(stage: Any, caplog: p
     (said,) = [each for each in caplog.records if each.levelno >= logging.ERROR]
     assert (said.task_id, said.task_name) == ("running", "app:job")
     assert "failed with WORKER_CRASHED" in said.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("recovery", "left"),
+    [
+        (RecoveryConfig(auto_fail_stale_running=False), {"claimed": "PENDING", "running": "RUNNING"}),
+        (RecoveryConfig(auto_requeue_stale_claimed=False), {"claimed": "CLAIMED", "running": "FAILED"}),
+    ],
+    ids=["running", "claimed"],
+)
+async def test_each_switch_holds_its_own_half_back(stage: Any, recovery: RecoveryConfig, left: dict[str, str]) -> None:
+    """And the row of the dead instance stays with what is left: it tells who that was, and on which boot."""
+    scene = await stage(recovery=recovery)
+    await scene.other("dead", task("claimed", status="CLAIMED"), task("running", status="RUNNING"), is_alive=False)
+    assert await scene.sweep() == left
+    assert ("dead",) in scene.query("SELECT instance_id FROM taskmanager_instances")
+
+
+@pytest.mark.parametrize(("is_same_boot", "crash_count"), [(True, 1), (False, 0)], ids=["killed", "power cut"])
+async def test_only_a_death_on_the_same_boot_counts_as_a_crash(
+    stage: Any, is_same_boot: bool, crash_count: int
+) -> None:
+    """A power cut says nothing about the tasks that ran, and must make none of them a suspect."""
+    scene = await stage()
+    safe = task("safe", status="RUNNING", task_options='{"requeue_on_interrupt": true}')
+    boot_id = scene.engine.identity.boot_id if is_same_boot else "before the power cut"
+    await scene.other("dead", safe, is_alive=False, boot_id=boot_id)
+    await scene.sweep()
+    assert scene.query("SELECT status, crash_count FROM taskmanager_tasks") == [("PENDING", crash_count)]
 
 
 @pytest.mark.req("RC-30", "RC-31")
@@ -431,6 +460,24 @@ async def test_a_loop_that_is_heard_of_is_not_woken_to_be_asked(stage: Any, monk
     assert asked == [heart._answer]
     monkeypatch.undo()
     beater.close()
+
+
+async def test_a_blocked_loop_frees_what_waits_and_keeps_what_runs(stage: Any) -> None:
+    """After the threshold of running tasks the claimer beats no more, so that others start what waits here."""
+    scene = await stage(recovery=RecoveryConfig(running_stale_threshold_ms=60_000))
+    heart = scene.duties._heartbeat
+    heart.stop()
+    scene.engine.stall.close()
+    beaten: list[str] = []
+    beater = SimpleNamespace(beat=lambda beats: beaten.extend(each.role for each in beats), let_go=lambda: None)
+    while not beaten or "claimer" in beaten:
+        beaten.clear()
+        heart._due_s = dict.fromkeys(heart._due_s, 0.0)
+        scene.clock.pass_s(LOOP_PROBE_S)
+        heart.pulse(beater)
+        assert scene.clock.elapsed - heart._answered_s <= 60 + 2 * LOOP_PROBE_S
+    assert beaten == ["runner"]
+    assert scene.clock.elapsed - heart._answered_s > 60
 
 
 async def test_no_mistake_of_ours_stops_the_heart(stage: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.instance import Identity
-from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.live_task import LiveTask, Phase
 from taskmanager.engine.settle import MAX_REASON_CHARS, Next, Outcome, Settlement, describe, failure_of
 from taskmanager.model.config import RetryPolicy
 from taskmanager.model.result import TaskError
@@ -208,6 +208,19 @@ def test_a_release_frees_the_row_and_says_that_it_goes_on() -> None:
     row = live.row()
     assert (row.status, row.claimed_by_worker_id, row.claimed_at) == ("PENDING", None, None)
     assert ending_of(live).requeued
+
+
+@pytest.mark.parametrize(
+    ("phase", "enqueued_at", "expected"),
+    [(Phase.READY, 9_000, 5_000), (Phase.DELAYED, 9_000, 9_000), (Phase.DELAYED, 7_000, 5_000)],
+    ids=["ready", "delayed", "due before the clock was set back"],
+)
+def test_what_is_due_stays_due_when_it_is_released(phase: Phase, enqueued_at: int, expected: int) -> None:
+    """Also where the wall clock says by now that its moment is still to come; a real delay is kept."""
+    scene, live = Scene(), new_live()
+    live.phase, live.enqueued_at, live.updated_at = phase, enqueued_at, 8_000
+    scene.settlement.release(live)
+    assert live.enqueued_at == expected
 
 
 def test_an_error_whose_codec_fails_ends_the_task_all_the_same() -> None:

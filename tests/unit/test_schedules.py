@@ -269,6 +269,24 @@ async def test_a_clock_that_is_stepped_forward_is_time_that_was_missed(
     assert fires.minutes() == [1, 2, *made_up, 63]
 
 
+@pytest.mark.parametrize(("catch_up", "made_up"), [("skip", []), ("latest", [62]), ("all", list(range(3, 63)))])
+async def test_time_in_which_the_machine_slept_is_time_that_was_missed(
+    manager: TaskManager, fires: Fires, catch_up: Any, made_up: list[float]
+) -> None:
+    """All clocks went on, so that no step tells of it: nobody has looked for a while."""
+
+    @manager.schedule(cron="* * * * *", catch_up=catch_up, name="tick")
+    async def tick() -> None:
+        await fires.run()
+
+    async with isolated(manager) as world:
+        await world.advance(150)
+        assert world.virtual is not None
+        world.virtual.elapsed_us += 3_600 * 1_000_000
+        await world.advance(6)
+        assert fires.minutes() == [1, 2, *made_up]
+
+
 # --- overlap ----------------------------------------------------------------------------------------------------------
 
 

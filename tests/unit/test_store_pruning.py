@@ -9,8 +9,8 @@ import pytest
 
 from taskmanager.model.record import TaskWrite
 from taskmanager.store.sqlite import SqliteStore
-from taskmanager.store.sqlite.pruning import FEW, FIRST_SIZE, HOLD_S, BatchSize
-from tests.contract.test_store_contract import task
+from taskmanager.store.sqlite.pruning import FEW, FIRST_SIZE, HOLD_S, BatchSize, purge
+from tests.contract.rows import task
 
 
 @pytest.mark.req("RC-s7")
@@ -45,6 +45,29 @@ def test_a_slow_disk_does_not_stop_a_sweep_and_large_rows_go_one_by_one() -> Non
     assert batch.size == 1
     batch.note(1, 5 * HOLD_S, HOLD_S)
     assert batch.size == 1
+
+
+@pytest.mark.anyio
+async def test_a_task_that_is_retried_in_the_last_moment_is_not_purged(tmp_path: Path) -> None:
+    """Rows are searched for before the write lock is taken; only those that are old still when it is held may go."""
+    store = SqliteStore(tmp_path / "tasks.db", synchronous="normal")
+    await store.open()
+    await store.commit([TaskWrite(task(name, status="COMPLETED"), None) for name in ("retried", "old")])
+    retry = "UPDATE taskmanager_tasks SET status = 'PENDING', completed_at = NULL WHERE id = 'retried'"
+
+    def retry_before_the_lock(statement: str) -> None:
+        if statement.startswith("BEGIN"):
+            purging.set_trace_callback(None)
+            somebody.execute(retry)
+
+    with (
+        closing(sqlite3.connect(store.path, isolation_level=None)) as purging,
+        closing(sqlite3.connect(store.path, isolation_level=None)) as somebody,
+    ):
+        purging.set_trace_callback(retry_before_the_lock)
+        assert purge(purging, BatchSize(), None, None, 100) == 1
+    assert (await store.fetch_ids(["retried", "old"])).keys() == {"retried"}
+    await store.close()
 
 
 @pytest.mark.anyio
