@@ -173,8 +173,11 @@ class ArgumentCodec:
     def _encode_one(self, name: str, stored: StoredType, value: Any) -> bytes:
         data = stored.encode(value)
         if isinstance(data, Refusal):
-            is_bare = stored.is_untyped and data.wants_annotation
-            hint = "; annotate the parameter with the type it takes" if is_bare else ""
+            hint = ""
+            if data.wants_annotation and stored.is_untyped:
+                hint = "; annotate the parameter with the type it takes"
+            elif data.wants_annotation and data.reason.endswith(f", not {type_name(value)}"):
+                hint = f"; convert it first, or annotate the parameter with {type_name(value)}"
             raise ArgumentError(
                 f"task {self._task_name}: argument {name!r} ({type_name(value)}) cannot be stored: {data.reason}{hint}"
             )

@@ -367,7 +367,8 @@ REFUSED: list[tuple[str, Any, Any, str]] = [
     ("fold", datetime, datetime(2026, 1, 1, fold=1), "not"),
     ("date as datetime", datetime, date(2026, 1, 1), ""),
     ("datetime as date", date, NOW, ""),
-    ("subclass", Point, SubPoint(1, 2.0), "Point, not SubPoint"),
+    ("subclass", Point, SubPoint(1, 2.0), "Point, not SubPoint; convert it first, or annotate the parameter with SubP"),
+    ("tuple as sequence", Sequence[int], (1, 2), "list, not tuple; convert it first, or annotate"),
     ("int in float field", Point, Point(1, 2), "y would come back as float, not int"),
     ("bad field", Point, Point("a", 2.0), ""),  # type: ignore[arg-type]
     ("list in tuple field", Point, Point(1, 2.0, ["a"]), "tags"),  # type: ignore[arg-type]
