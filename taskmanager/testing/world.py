@@ -17,7 +17,7 @@ from taskmanager.engine.live_task import LiveTask
 from taskmanager.model.clock import from_us
 from taskmanager.model.config import QueueConfig
 from taskmanager.model.errors import ConfigurationError
-from taskmanager.model.result import Seconds
+from taskmanager.model.result import Seconds, seconds_of
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import FreeQueue, Store
@@ -64,6 +64,7 @@ class World:
         """Where the records are. For looking: the manager writes it."""
         self.virtual = virtual
         """The time of the loop; None on a real clock."""
+        self.is_over = False
         self._accepted: list[tuple[EnqueuedTask, LiveTask]] = []
 
     def __repr__(self) -> str:
@@ -117,11 +118,15 @@ class World:
     async def advance(self, seconds: Seconds) -> None:
         """Let that much time pass; everything that is due on the way runs, in order, and is waited for.
 
-        Threads and child processes take no virtual time: it holds still while they run.
+        Threads and child processes take no virtual time: it holds still while they run. Raises `ConfigurationError` for
+        what is no duration, and outside of `async with isolated(...)`, where that much time would really pass.
         """
-        duration_s = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
-        if duration_s < 0:
+        if self.is_over:
+            raise ConfigurationError("this world has ended; let time pass inside of `async with isolated(...)`")
+        given_s = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
+        if isinstance(given_s, int | float) and given_s < 0:
             raise ConfigurationError("time passes forwards; world.clock.step(seconds) moves wall time back")
+        duration_s = seconds_of(seconds, "seconds")
         await asyncio.sleep(duration_s)
         await self.idle()
 
@@ -257,6 +262,7 @@ async def isolated(
             try:
                 yield world
             finally:
+                world.is_over = True
                 await manager.__aexit__(None, None, None)
 
 

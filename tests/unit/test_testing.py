@@ -120,6 +120,16 @@ async def test_advance_runs_everything_due_on_the_way_in_order(world: World) -> 
     assert seen[-1] == ("c", 61.0)
     with pytest.raises(ConfigurationError, match="forwards"):
         await world.advance(-1)
+    with pytest.raises(ConfigurationError, match="seconds must be seconds"):
+        await world.advance("1")  # type: ignore[arg-type]  # on purpose
+
+
+async def test_time_of_a_world_that_has_ended_does_not_pass() -> None:
+    """A line that slipped out of the block would really wait that long."""
+    async with isolated(TaskManager(None)) as world:
+        pass
+    with pytest.raises(ConfigurationError, match="has ended"):
+        await world.advance(3_600)
 
 
 async def test_a_persisted_delay_is_exact_after_a_restart(world: World) -> None:
