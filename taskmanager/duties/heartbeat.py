@@ -6,10 +6,11 @@ running task may be silent, the claimer's beat stops, so that waiting work is ta
 """
 
 import threading
+from contextlib import suppress
 from typing import Final
 
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.instance import put_back_lock
+from taskmanager.engine.instance import put_back_lock, show_life
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.store.protocol import Beat, Beater
@@ -20,6 +21,8 @@ ASK_AFTER_S: Final = 0.75
 """Its own beat, as often as that, says that the loop runs; waking it to ask is for when that was not heard."""
 BLOCKED_AFTER_S: Final = 2.0
 """A loop that does not answer for this long is reported as blocked."""
+SLOW_WRITE_S: Final = 1.0
+"""A beat that takes this long meets what others may not get through at all."""
 
 
 class Heartbeat:
@@ -43,7 +46,8 @@ class Heartbeat:
         self.outlives_loop = False
         """Whether it beats on when the loop is closed: for threads that nobody can end."""
         self.failed_count = 0
-        """Beats in a row that could not be written; the reaper trusts no observation made meanwhile."""
+        """Beats in a row that could not be written."""
+        self._writing_since_s: float | None = None
 
     def start(self) -> None:
         """Beat once now, then every interval, until `stop` or the end of the thread whose loop this is about.
@@ -117,6 +121,12 @@ class Heartbeat:
         if late_s > BLOCKED_AFTER_S:
             self._answered_s = min(self._answered_s + late_s, now_s)
 
+    @property
+    def is_well(self) -> bool:
+        """Whether its beats get through: the reaper trusts no observation made while they do not, or take long."""
+        began_s = self._writing_since_s
+        return not self.failed_count and (began_s is None or self._engine.clock.elapsed_s() - began_s < SLOW_WRITE_S)
+
     def _allowed(self, roles: list[str], now_s: float) -> list[str]:
         limit_s = self._engine.settings.recovery.running_stale_threshold_ms / 1000
         if now_s - self._answered_s > limit_s:
@@ -124,15 +134,25 @@ class Heartbeat:
         return roles
 
     def _beat(self, beater: Beater, roles: list[str]) -> bool:
-        """One write for all roles; a failure is tried again soon, and never harms a task."""
+        """One write for all roles; a failure is tried again soon, and never harms a task.
+
+        The lock file is shown to be in living hands before it. What runs here goes on while others keep this instance
+        from the database for too long, and must not run a second time; what waits here may well be taken over then.
+        """
         who = self._engine.identity
         now = self._engine.clock.now_us()
+        self._writing_since_s = self._engine.clock.elapsed_s()
         try:
+            if "runner" in roles:
+                with suppress(OSError):
+                    show_life(who.instance_id)
             beater.beat([Beat(who.instance_id, role, now, who.hostname, who.pid) for role in roles])
         except StoreError as exc:
             self.failed_count += 1
             logger.debug("a heartbeat could not be written: %s", exc)
             return False
+        finally:
+            self._writing_since_s = None
         self.failed_count = 0
         return True
 

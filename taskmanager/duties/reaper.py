@@ -2,7 +2,8 @@
 
 Dead is certain (its lock can be taken) and acted on at once. Silent is judged by observation: a heartbeat whose
 value has not changed for the threshold, on this observer's own clock, while this observer could run and its own beats
-got through. A clock that jumps, a machine that slept, or a file that was locked for minutes makes nobody silent.
+got through; and for what runs, a lock file that shows no sign of life either. A clock that jumps, a machine that slept,
+a file that was locked for minutes or a disk that is slow makes nobody silent.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from taskmanager.duties.heartbeat import Heartbeat
 from taskmanager.duties.recovery import Recovery
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.instance import sign_of_life
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
@@ -17,11 +19,11 @@ from taskmanager.model.wording import counted
 
 
 class Observation:
-    """The last value seen of one heartbeat, and since when it has been the same."""
+    """The last value seen of one heartbeat, with what else shows life, and since when both have been the same."""
 
     __slots__ = ("since_s", "value")
 
-    def __init__(self, value: int, since_s: float) -> None:
+    def __init__(self, value: tuple[int, int | None], since_s: float) -> None:
         self.value = value
         self.since_s = since_s
 
@@ -73,16 +75,18 @@ class Reaper:
         # Time in which this observer was stopped too says nothing: whoever stopped it has stopped the others as well.
         now_s = engine.stall.running_s()
         beats = await engine.store.heartbeats()
-        if self._heartbeat.failed_count or engine.writer.degraded_since is not None:
+        if not self._heartbeat.is_well or engine.writer.degraded_since is not None:
             self._seen.clear()  # nothing can be said of others by one who cannot write himself
         thresholds_s = {
             "claimer": config.claimed_stale_threshold_ms / 1000,
             "runner": config.running_stale_threshold_ms / 1000,
         }
         silent: dict[str, dict[str, float]] = {"claimer": {}, "runner": {}}
-        for sender, role, value in beats:
+        for sender, role, sent_at in beats:
             if sender == engine.identity.instance_id:
                 continue
+            sign = sign_of_life(engine.settings.database, sender) if role == "runner" else None
+            value = sent_at, sign
             seen = self._seen.get((sender, role))
             if seen is None or seen.value != value:
                 self._seen[sender, role] = Observation(value, now_s)

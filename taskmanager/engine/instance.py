@@ -121,6 +121,11 @@ class InstanceLock:
         os.close(lost)
         return True
 
+    def show_life(self) -> None:
+        """Change the time of the file. `OSError` where that cannot be done."""
+        if self._fd is not None:
+            os.utime(self._fd if os.utime in os.supports_fd else self.path)
+
     def drop(self) -> None:
         """Remove the file, then let go, so that nobody finds a free lock of a living instance."""
         if self._fd is None:
@@ -140,6 +145,23 @@ def put_back_lock(instance_id: str) -> bool:
     """`InstanceLock.put_back` for an instance of this process; False when it holds no lock."""
     lock = _held.get(instance_id)
     return lock is not None and lock.put_back()
+
+
+def show_life(instance_id: str) -> None:
+    """`InstanceLock.show_life` for an instance of this process."""
+    lock = _held.get(instance_id)
+    if lock is not None:
+        lock.show_life()
+
+
+def sign_of_life(database: Path | None, instance_id: str) -> int | None:
+    """A number that changes as long as the instance shows that it lives; None where there is none to be seen."""
+    if database is None:
+        return None
+    try:
+        return lock_path(database, instance_id).stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _open_like(fd: int, database: Path) -> None:

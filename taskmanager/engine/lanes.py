@@ -206,12 +206,12 @@ class ProcessLane:
 
 def _why_none_came_up(cause: BaseException | None) -> str:
     return (
-        f"a child process ended while it came up ({_words(cause)}); it runs the main module of the program, which must "
-        "not exit there: what that does goes under `if __name__ == '__main__':`"
+        f"a child process ended while it came up ({type(cause).__name__}): the main module of the program, which it "
+        "reads, must not exit outside of `if __name__ == '__main__':`"
     )
 
 
-def _words(exc: BaseException | None) -> str:
+def _words(exc: BaseException) -> str:
     """An exception of the system may have a name and no text."""
     return f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
 

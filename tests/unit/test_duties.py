@@ -19,7 +19,7 @@ from taskmanager.duties import supervisor
 from taskmanager.duties.heartbeat import BLOCKED_AFTER_S, LOOP_PROBE_S, Heartbeat
 from taskmanager.duties.supervisor import Supervisor
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.instance import InstanceLock
+from taskmanager.engine.instance import InstanceLock, sign_of_life
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
 from taskmanager.store.protocol import Beat, InstanceRow
@@ -221,6 +221,23 @@ async def test_a_long_task_whose_instance_beats_is_healthy(stage: Any) -> None:
         scene.clock.pass_s(299)
 
 
+async def test_what_runs_where_no_heartbeat_gets_through_is_not_run_a_second_time(stage: Any) -> None:
+    """A slow disk lets some write, and others wait for longer than the threshold. What waits there may be freed."""
+    scene = await stage()
+    await scene.other("starved", task("claimed", status="CLAIMED"), task("running", status="RUNNING"))
+    scene.beat("starved", "claimer", "runner")
+    await scene.sweep()
+    for _ in range(3):
+        before = sign_of_life(scene.db, "starved")
+        while sign_of_life(scene.db, "starved") == before:  # the time of a file is coarse
+            scene.locks[0].show_life()
+        scene.clock.pass_s(200)
+        assert (await scene.sweep())["running"] == "RUNNING"
+    assert scene.statuses()["claimed"] == "PENDING"
+    scene.clock.pass_s(301)
+    assert (await scene.sweep())["running"] == "FAILED", "nothing shows any more that it lives"
+
+
 @pytest.mark.req("RC-12", "RC-32", "RC-33", "DS-032", "DS-033")
 async def test_a_task_whose_outcome_is_on_its_way_has_the_longer_of_two_thresholds(stage: Any) -> None:
     """Its code has returned; only the write is missing, and both thresholds must have passed."""
@@ -372,8 +389,9 @@ async def test_an_instance_beats_for_all_its_tasks_in_both_roles_every_interval(
 
 @pytest.mark.req("HB-s4")
 async def test_a_heartbeat_that_cannot_be_written_harms_no_task_and_is_tried_again(stage: Any) -> None:
-    """The file is locked when it is due: the beat comes late, and the task does not notice."""
+    """The file is locked when it is due: the beat comes late, and the task does not notice. The lock file says so."""
     scene = await stage()
+    me = scene.engine.identity.instance_id
     gate = asyncio.Event()
 
     @scene.manager.task(persist=True)  # type: ignore[untyped-decorator]
@@ -386,8 +404,11 @@ async def test_a_heartbeat_that_cannot_be_written_harms_no_task_and_is_tried_aga
     await until(lambda: len(scene.query("SELECT 1 FROM taskmanager_heartbeats")) >= 2)
     with closing(sqlite3.connect(scene.db, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
+        before = sign_of_life(scene.db, me)
         scene.clock.pass_s(30)
         await until(lambda: scene.duties._heartbeat.failed_count > 0)
+        assert sign_of_life(scene.db, me) != before
+        assert not scene.duties._heartbeat.is_well
         other.execute("ROLLBACK")
     await until(lambda: len(scene.query("SELECT 1 FROM taskmanager_heartbeats")) >= 4)
     await until(lambda: scene.duties._heartbeat.failed_count == 0)
