@@ -217,7 +217,7 @@ class Checks:
         if owner == process.instance_id:
             return
         holder = self._world.process_of(owner)
-        if holder is None or not holder.is_alive or holder.instance_id != owner:
+        if holder is None or not holder.is_living_as(owner):
             return
         if is_dead(self._world.database, owner) and not holder.is_stopping:
             return  # it has stopped, and could not write everything
@@ -271,7 +271,7 @@ class Checks:
     def _has_crashed(self, attempt: AttemptRow) -> bool:
         """Its child or its process died, or its process was silent for so long that it seemed so."""
         holder = self._world.process_of(attempt.worker_id or "")
-        if holder is None or not holder.is_alive or holder.instance_id != attempt.worker_id:
+        if holder is None or not holder.is_living_as(attempt.worker_id):
             return True
         if holder.was_out or self._was_silent(holder):
             return True

@@ -175,6 +175,8 @@ class FaultyLine:
 
     def _effect(self, verb: str, work: Callable[[], Any], args: tuple[Any, ...], fate: Fate) -> Any:
         value = work()
+        if verb in ("open", "close"):
+            self._process.has_closed = verb == "close"
         if verb in WRITES and not fate.wait_us:
             self._process.world.disk.log_is_written(self._process.world.clock.now_us())
         self._process.world.checks.observe(self._process, verb, args)

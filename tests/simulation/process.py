@@ -58,6 +58,8 @@ class Process:
         """Whether its manager has begun to start, and is not up yet."""
         self.is_leaving = False
         self.is_stopping = False
+        self.has_closed = False
+        """Whether its manager has closed the store, and so lets go of everything, though its stop has not returned."""
         self.has_outlived_the_file = False
         """It had the file open that was deleted, and nothing else has happened to it since."""
         self.was_out = False
@@ -190,6 +192,10 @@ class Process:
     @property
     def instance_id(self) -> str | None:
         return None if self.engine is None else self.engine.identity.instance_id
+
+    def is_living_as(self, instance_id: str | None) -> bool:
+        """Whether this is its instance now, from the start to the closing of the store."""
+        return self.is_alive and self.instance_id == instance_id and not self.has_closed
 
     @property
     def held_ids(self) -> list[str]:

@@ -1,7 +1,6 @@
 """Fifty seeds of the simulator, and that a seed is a complete report: the same one tells the same story twice.
 
-make simulate                                   # thousands
-python -m tests.simulation --seeds 1 --start 7  # one, with its history where it fails
+How it fits together, and how to play a seed again, is in `__main__`.
 """
 
 from pathlib import Path
