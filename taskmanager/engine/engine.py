@@ -26,8 +26,8 @@ from taskmanager.engine.lane_faults import LaneFaults
 from taskmanager.engine.live_task import Ending, LiveTask, Phase
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.memory_window import MemoryWindow
-from taskmanager.engine.outbox import HISTORY_BATCH
 from taskmanager.engine.progress import ProgressSaver
+from taskmanager.engine.receiver import Receiver
 from taskmanager.engine.row_codec import RowCodec
 from taskmanager.engine.settings import Settings
 from taskmanager.engine.settle import Outcome, Settlement
@@ -70,7 +70,6 @@ class Engine:
         self.turn = Turn(intake.inbox, self.accept, self._dispatch)
         self.live: dict[str, LiveTask] = {}
         self.spilled: WeakValueDictionary[str, LiveTask] = WeakValueDictionary()
-        self.ended_unsaved_count = 0
         self.has_put_away = False  # whether rows free in the store may be tasks that were accepted here
         self.stall = StallWatch(self.loop)
         self.dispatcher = Dispatcher(settings.lanes(), settings.queues)
@@ -82,6 +81,7 @@ class Engine:
         self.writer = Writer(
             store, clock, commit_interval_s=settings.commit_interval_s, snapshot_interval_s=settings.snapshot_interval_s
         )
+        self.receiver = Receiver(self.live, intake.inbox, self.dispatcher, self.writer, self.turn)
         self.runner = Runner(settings.processes, self.report, self.stall.lost_s, self.writer.was_cancelled_since)
         self.progress = ProgressSaver(self.loop, self.writer, clock)
         self.follower = Follower(store, self.row_codec.decode_result)
@@ -94,25 +94,6 @@ class Engine:
         return f"<Engine {self.identity.instance_id} {self.dispatcher!r} {self.writer!r}>"
 
     # Accepting.
-
-    def queue_state(self, name: str) -> QueueState:
-        return self.dispatcher.queue(name)
-
-    def unsaved_count(self) -> int:
-        """What counts against `max_pending`: waiting in memory, and ended or changed but not in the store yet."""
-        waiting = sum(queue.waiting for queue in self._queues())
-        history = self.writer.outbox.unsaved_history_count
-        if self.writer.degraded_since is None:
-            history = max(0, history - HISTORY_BATCH)  # less than that just waits for its interval
-        return waiting + self.ended_unsaved_count + history
-
-    def may_be_full(self, limit: int) -> bool:
-        """A cheap look that never says no too early: whether it is worth counting exactly."""
-        return len(self.live) + self.writer.outbox.unsaved_count + len(self.intake.inbox) >= limit
-
-    def call_soon(self) -> None:
-        """Look into the inbox soon. From anywhere; `RuntimeError` when the loop is closed."""
-        self.turn.ring()
 
     def accept(self, live: LiveTask) -> None:
         """A new task, checked and counted as entered by the intake."""
@@ -337,18 +318,10 @@ class Engine:
             self.writer.record(live)
             self.publish(live)
             return
-        if not live.saving.is_end_unsaved:
-            live.saving.is_end_unsaved = True
-            self.ended_unsaved_count += 1
+        self.receiver.end_began(live)
         self.writer.mark(live)
         if self.writer.degraded_since is not None:
             self.publish(live)
-
-    def end_is_settled(self, live: LiveTask) -> None:
-        """The end of a persisted task is in the store, or will never be: it does not count as unsaved any more."""
-        if live.saving.is_end_unsaved:
-            live.saving.is_end_unsaved = False
-            self.ended_unsaved_count -= 1
 
     def _expire(self, live: LiveTask) -> None:
         error = TaskError(BuiltInTaskCode.TASK_EXPIRED, "good_until passed before the task could start")

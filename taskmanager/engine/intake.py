@@ -15,14 +15,14 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from contextvars import copy_context
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from taskmanager.engine import child
 from taskmanager.engine.definition import CallOptions, Definition
-from taskmanager.engine.dispatch import QueueState
 from taskmanager.engine.events import tell
 from taskmanager.engine.live_task import Ending, LiveTask, Phase
 from taskmanager.engine.log_fields import extra_of
+from taskmanager.engine.receiver import Receiver
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.config import QueueConfig
 from taskmanager.model.errors import (
@@ -52,15 +52,6 @@ class Door(Enum):
     OPEN = "open"
     DRAINING = "draining"
     STOPPED = "stopped"
-
-
-class Receiver(Protocol):
-    """Who takes accepted tasks from the inbox while the manager runs: the engine."""
-
-    def call_soon(self) -> None: ...
-    def queue_state(self, name: str) -> QueueState: ...
-    def unsaved_count(self) -> int: ...
-    def may_be_full(self, limit: int) -> bool: ...
 
 
 _intakes: "weakref.WeakSet[Intake]" = weakref.WeakSet()
@@ -206,7 +197,7 @@ class Intake:
             self._put_in(live, self.receiver)
 
     def _put_in(self, live: LiveTask, receiver: Receiver) -> None:
-        queue = receiver.queue_state(live.queue_name)
+        queue = receiver.queue(live.queue_name)
         queue.entered += 1
         self.inbox.append(live)
         try:
@@ -227,7 +218,7 @@ class Intake:
     def _reached_limit(self, queue_name: str, receiver: Receiver) -> int | None:
         """The limit that leaves no room for a task of that queue now."""
         limit = self._queue_limits.get(queue_name)
-        if limit is not None and receiver.queue_state(queue_name).waiting >= limit:
+        if limit is not None and receiver.queue(queue_name).waiting >= limit:
             return limit
         most = self._max_pending
         if most is not None and receiver.may_be_full(most) and receiver.unsaved_count() >= most:
@@ -290,7 +281,7 @@ class Intake:
             self.door = Door.OPEN
             held, self.held = self.held, []
             for live in held:
-                receiver.queue_state(live.queue_name).entered += 1
+                receiver.queue(live.queue_name).entered += 1
             return held
 
     def drain(self) -> None:

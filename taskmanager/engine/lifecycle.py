@@ -103,7 +103,7 @@ class Lifecycle:
             self._starting = None
             self._came_up.set()
         # Nothing awaits from here on: what was held for the start is either still held, or in good hands.
-        for live in engine.intake.open(engine):
+        for live in engine.intake.open(engine.receiver):
             engine.accept(live)
         engine.is_up = True
         engine.kick()

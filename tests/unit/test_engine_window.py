@@ -353,7 +353,7 @@ async def test_records_that_waited_for_the_store_leave_memory_with_their_commit(
         await manager.flush()
         engine = engine_of(manager)
         assert not engine.writer.unsaved_ids
-        assert engine.unsaved_count() == 0
+        assert engine.receiver.unsaved_count() == 0
         assert (await handles[0].info()).saved
         assert_counters(engine)
 
