@@ -17,7 +17,6 @@ from taskmanager.engine.definition import CallOptions, Definition
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
-from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.report import status_of
 from taskmanager.engine.schedule import ScheduleOptions
 from taskmanager.engine.settings import Settings, database_of, default_processes, default_threads
@@ -42,6 +41,7 @@ from taskmanager.model.states import Lane, TaskStatus
 from taskmanager.model.status import ManagerStatus, ScheduleInfo
 from taskmanager.registry import Defaults, Registry, tasks_in
 from taskmanager.store.protocol import Store, TaskFilter
+from taskmanager.submission import Submission
 from taskmanager.task import (
     DEFAULT_QUEUE,
     Task,
@@ -290,34 +290,16 @@ class TaskManager:
         The task exists exactly if that transaction commits. Use `BEGIN IMMEDIATE`; a stale snapshot raises
         `StoreUnavailable`. With an `aiosqlite` connection the call is awaited.
         """
-        from taskmanager.store.sqlite.caller import insert_through
-
-        live = self._make_free(task, args, kwargs)
-        inserted = insert_through(connection, live.row(), self._settings.database)
-        return self._submitted(inserted, live.task_id) if isinstance(inserted, Coroutine) else live.task_id
-
-    async def _submitted(self, inserted: Coroutine[Any, Any, None], task_id: str) -> str:
-        await inserted
-        self._expect_submission(task_id)
-        return task_id
+        return self._submission().write(connection, bound_call(task, self), args, kwargs)
 
     def insert_statement(
         self, task: TaskCall[P, Any], /, *args: P.args, **kwargs: P.kwargs
     ) -> tuple[str, tuple[object, ...]]:
         """SQL with `?` placeholders and its parameters, for any other driver on the same file."""
-        from taskmanager.store.sqlite.caller import insert_statement
+        return self._submission().statement(bound_call(task, self), args, kwargs)
 
-        return insert_statement(self._make_free(task, args, kwargs).row())
-
-    def _make_free(self, call: TaskCall[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> LiveTask:
-        definition, options = bound_call(call, self)
-        if self._settings.database is None or not definition.is_persisted:
-            raise ConfigurationError(
-                f"task {definition.name!r} is memory-only and cannot be written in a transaction; give it persist=True"
-            )
-        live = self._intake.make(definition, options, args, kwargs)
-        self._expect_submission(live.task_id)
-        return live
+    def _submission(self) -> Submission:
+        return Submission(self._intake, self._settings.database, self._expect_submission)
 
     def _expect_submission(self, task_id: str) -> None:
         if self._lifecycle is not None:

@@ -29,7 +29,7 @@ TEXT_SUFFIXES: Final = frozenset(
 # From the bottom up: a unit imports only from itself and from those above it in this list.
 LAYERS: Final = (
     "model", "codec", "rules", "store", "engine", "duties", "console",
-    "composition", "current_instance",
+    "composition", "current_instance", "submission",
     # A task gives handles, the registry holds tasks.
     "handle", "calling", "task", "sameness", "registry", "hosting", "background", "manager",
     "testing", "integrations", "__init__", "cli", "__main__",
@@ -74,7 +74,7 @@ MAX_FUNCTION_LINES: Final = 40  # without the docstring
 
 # What is longer, and by how much exactly. Lower a number when the code gets shorter; do not add to these lightly.
 LONG_MODULES: Final[Mapping[str, int]] = {
-    "taskmanager/manager.py": 538,  # the public contract: signatures and docstrings of one-line delegations
+    "taskmanager/manager.py": 520,  # the public contract: signatures and docstrings of one-line delegations
 }
 LONG_FUNCTIONS: Final[Mapping[str, int]] = {
     "taskmanager/engine/live_task.py::LiveTask.row": 49,  # one line per column
