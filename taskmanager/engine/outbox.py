@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.saving import Saving
+from taskmanager.engine.saving import NOT_SAVED, Saving
 from taskmanager.model.record import AttemptRow
 
 HISTORY_SLICE: Final = 16
@@ -117,11 +117,9 @@ class Outbox:
 
     def oldest(self) -> LiveTask | None:
         """The persisted task that has waited longest."""
-        entries = self._changed.entries
-        while entries and not entries[0].saving.is_dirty:
-            self._changed.pop()
-        heads = [queue[0] for queue in (entries, self._accepted) if queue]
-        return min(heads, key=lambda live: live.saving.unsaved_since_s, default=None)
+        queues = (self._changed.entries, self._accepted)
+        heads = (next((live for live in queue if live.saving.is_dirty), None) for queue in queues)
+        return min(filter(None, heads), key=lambda live: live.saving.unsaved_since_s, default=None)
 
     def attempts_in_history(self, task_id: str) -> Iterator[AttemptRow]:
         """Attempts of an ended memory-only task, of all its runs if its key was enqueued again."""
@@ -152,7 +150,8 @@ class Outbox:
 
     def record(self, live: LiveTask) -> None:
         """A memory-only task has ended."""
-        live.saving = Saving()
+        if live.saving is NOT_SAVED:
+            live.saving = Saving()
         live.saving.is_dirty = True
         self._history.entries.append(live)
         self.unsaved_history[live.task_id] = live
@@ -225,7 +224,10 @@ class Outbox:
                 taken.append(live)
 
     def put_back(self, taken: Sequence[LiveTask]) -> None:
-        """The batch could not be written, and goes first, in its order. What has changed meanwhile is dirty already."""
+        """The batch could not be written, and goes first, in its order. What has changed meanwhile is dirty already.
+
+        It fits into the next batch as it did into this one, so nothing of it is in the line when places are compared.
+        """
         self._in_flight_count = self._history_in_flight_count = 0
         for live in reversed(taken):
             if not live.is_persisted:
