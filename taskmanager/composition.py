@@ -57,7 +57,7 @@ def composed(
     recovery = Recovery(store, clock, identity, settings.database, crash_budget=crash_budget)
     supervisor = Supervisor(engine, recovery, schedules, is_alone=is_alone)
     return Running(
-        Lifecycle(engine, supervisor.recover, supervisor),
+        Lifecycle(engine, supervisor),
         Records(engine),
         ScheduleActions(engine, supervisor.schedules),
         Queues(engine),

@@ -155,7 +155,7 @@ class CurrentInstance:
         lifecycle = running.lifecycle
         if _running_loop() is lifecycle.engine.loop:
             lifecycle.engine.turn.catch_up()
-            return lifecycle.cancel_now(task_id, live, running.records)
+            return running.records.cancel_now(task_id, live)
         # From a thread, a route that is no coroutine for one: asked all the same, and answered by the end of the task.
         try:
             lifecycle.engine.loop.call_soon_threadsafe(self.cancel_now, task_id, live)

@@ -8,7 +8,7 @@ final batch → commit → every open handle is told → close. What still execu
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -25,7 +25,7 @@ from taskmanager.engine.loops import Loops, shielded
 from taskmanager.engine.neighbours import Neighbours
 from taskmanager.engine.polling import NAME as CLAIMER
 from taskmanager.engine.polling import Poller
-from taskmanager.engine.records import Records
+from taskmanager.engine.takeover import Takeover
 from taskmanager.engine.writer import NAME as WRITER
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
@@ -40,13 +40,13 @@ DRAIN_STEP_S: Final = 0.25
 START_PATIENCE_S: Final = 10.0
 """How long a start waits for a file that is locked by somebody else, at each of its steps."""
 START_PAUSE_S: Final = 0.05
-TAKEOVER_PAUSE_S: Final = 0.25
 _left_to_parents: list["Lifecycle"] = []
 
 
 class Duties(Protocol):
     """What goes on beside the tasks, from the registration of the instance to its end."""
 
+    async def recover(self) -> int: ...
     def start(self) -> None: ...
     async def stop(self) -> None: ...
     def stop_heartbeat(self) -> None: ...
@@ -57,16 +57,17 @@ class Duties(Protocol):
 class Lifecycle:
     """The start and the stop of one engine, and the loops it has in between."""
 
-    def __init__(self, engine: Engine, recover: Callable[[], Awaitable[int]], duties: Duties) -> None:
+    def __init__(self, engine: Engine, duties: Duties) -> None:
         self.engine = engine
         self._duties = duties
-        self._recover = recover
         self._after_write = AfterWrite(engine)
         self._file_watch = FileWatch(engine, self._made_anew)
-        self._death = asyncio.Event()
+        self._takeover = Takeover(engine, duties.recover)
         neighbours = Neighbours(engine.settings.database, engine.identity.instance_id)
         claimer = Claimer(engine, neighbours, self._after_write.give_up)
-        self._poller = Poller(engine, claimer, neighbours, check_file=self._file_watch.look, on_death=self._death.set)
+        self._poller = Poller(
+            engine, claimer, neighbours, check_file=self._file_watch.look, on_death=self._takeover.death.set
+        )
         self._loops = Loops(engine.loop, engine.failing_duties)
         self._lock: InstanceLock | None = None
         self._cut_short = asyncio.Event()
@@ -79,7 +80,6 @@ class Lifecycle:
         self.is_stopping = False
         """True from the moment a stop was asked for."""
         self._leftover = Leftover(engine, self._let_go)
-        self._background: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
         """Bring the engine up; on an error everything that was opened is closed again."""
@@ -87,7 +87,7 @@ class Lifecycle:
         self._starting = asyncio.current_task()
         try:
             await self._open()
-            await self._patiently(self._recover)
+            await self._patiently(self._duties.recover)
             self._duties.start()
             engine.stall.start()
             self._loops.start(WRITER, partial(engine.writer.start, self._after_write))
@@ -107,8 +107,12 @@ class Lifecycle:
             engine.accept(live)
         engine.is_up = True
         engine.kick()
-        self._loops.start("takeover", lambda: engine.loop.create_task(self._take_over(), name="taskmanager-takeover"))
-        self._loops.start(CLAIMER, lambda: engine.loop.create_task(self._poller.run(), name="taskmanager-claimer"))
+        self._begin("takeover", self._takeover.run)
+        self._begin(CLAIMER, self._poller.run)
+
+    def _begin(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        loop = self.engine.loop
+        self._loops.start(name, lambda: loop.create_task(run(), name=f"taskmanager-{name}"))
 
     async def _patiently(self, step: Callable[[], Awaitable[object]]) -> None:
         """A file that somebody else has locked for some seconds does not stop an application from starting."""
@@ -345,23 +349,6 @@ class Lifecycle:
 
     # What the manager asks in between.
 
-    def cancel_now(self, task_id: str, live: LiveTask | None, records: Records) -> bool:
-        """Cancel in memory, or ask the store in the background for a task that is elsewhere."""
-        engine = self.engine
-        live = engine.live.get(task_id, live)
-        if live is not None and not live.is_elsewhere and not live.is_spilled:
-            return engine.cancel(live)
-        task = engine.loop.create_task(records.cancel(task_id))
-        self._background.add(task)
-        task.add_done_callback(partial(self._forget_background, task_id))
-        return True
-
-    def _forget_background(self, task_id: str, task: "asyncio.Task[Any]") -> None:
-        self._background.discard(task)
-        if not task.cancelled() and (exc := task.exception()) is not None:
-            text = "the cancel request for task %s could not be recorded: %s"
-            logger.warning(text, task_id, exc, extra={"task_id": task_id})
-
     def look_again(self) -> None:
         """A function became known: rows that wait for it may be claimed now. From any thread."""
         self.engine.turn.tell(self.engine.wants_claim.set)
@@ -370,28 +357,7 @@ class Lifecycle:
         """Somebody writes a task in a transaction of their own: look often until it has come. From any thread."""
         self.engine.turn.tell(self._poller.watch_closely, task_id)
 
-    # Bad days.
-
     async def _made_anew(self) -> None:
         """The file is another one: nothing that was read from the old one is known of it."""
         self._poller.is_owed = True
         await self._duties.made_anew()
-
-    async def _take_over(self) -> None:
-        """Another instance has died: what it left goes on now, not only at the next round of the reaper. Beside the
-        poller, which has more to hear meanwhile: whose lock file is gone is given time to put it back.
-        """
-        while True:
-            await self._death.wait()
-            self._death.clear()
-            try:
-                await self._recover()
-            except StoreError as exc:
-                self._death.set()
-                logger.debug("what a dead instance left could not be taken over yet: %s", exc)
-                await asyncio.sleep(TAKEOVER_PAUSE_S)
-            except BaseException:
-                self._death.set()
-                raise
-            else:
-                self.engine.wants_claim.set()

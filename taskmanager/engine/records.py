@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from taskmanager.codec.values import loads
@@ -13,6 +14,7 @@ from taskmanager.model.checks import check_age, check_status, check_task_id, is_
 from taskmanager.model.clock import from_us
 from taskmanager.model.config import is_int
 from taskmanager.model.errors import ConfigurationError, UnknownTask, unknown_task
+from taskmanager.model.logger import logger
 from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TERMINAL, AttemptOutcome, TaskStatus
@@ -29,6 +31,7 @@ class Records:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._cancelling: set[asyncio.Task[bool]] = set()
 
     # Reading.
 
@@ -170,6 +173,23 @@ class Records:
                     engine.follower.notice(task_id, Ending(TaskStatus.CANCELLED, result))
                 return True
         return False
+
+    def cancel_now(self, task_id: str, live: LiveTask | None) -> bool:
+        """Cancel in memory at once, or ask the store in the background for a task that is elsewhere."""
+        engine = self._engine
+        live = engine.live.get(task_id, live)
+        if live is not None and not live.is_elsewhere and not live.is_spilled:
+            return engine.cancel(live)
+        task = engine.loop.create_task(self.cancel(task_id))
+        self._cancelling.add(task)
+        task.add_done_callback(partial(self._has_cancelled, task_id))
+        return True
+
+    def _has_cancelled(self, task_id: str, task: "asyncio.Task[bool]") -> None:
+        self._cancelling.discard(task)
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            text = "the cancel request for task %s could not be recorded: %s"
+            logger.warning(text, task_id, exc, extra={"task_id": task_id})
 
     async def retry(self, task_id: str, *, force: bool) -> bool:
         """Put an ended task back; False when it is in no state for it."""

@@ -175,7 +175,7 @@ async def test_a_task_that_a_crash_has_failed_is_one_error(stage: Any, caplog: p
     await scene.other(
         "gone", task("running", status="RUNNING"), safe, task("claimed", status="CLAIMED"), is_alive=False
     )
-    await scene.manager._lifecycle._recover()
+    await scene.manager._lifecycle._duties.recover()
     (said,) = [each for each in caplog.records if each.levelno >= logging.ERROR]
     assert (said.task_id, said.task_name) == ("running", "app:job")
     assert "failed with WORKER_CRASHED" in said.getMessage()
