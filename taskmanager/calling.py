@@ -6,8 +6,8 @@ Nothing but the caller tells these two from any other use of a task, so the call
 `starlette.background`. No framework is imported or changed for it, and a call from anywhere else, a plain function
 of the same `BackgroundTasks` included, runs the function as ever.
 
-When a framework asks elsewhere, the answer is true to the function: a task of an `async def` is a coroutine function,
-so a server that is not recognised would run it in the request, and not lose it.
+A framework that asks from anywhere else is told the truth about the function: a task of an `async def` is a coroutine
+function. So a server that is not recognised here runs it within the request, and does not lose it.
 """
 
 import asyncio

@@ -51,7 +51,7 @@ def schedules(action: str | None, name: str | None, db: Path, as_json: bool) -> 
     else:
         is_paused = action == "pause"
         now = SystemClock().now_us()
-        write(db, lambda store: patiently(lambda: schedule_actions.pause(store, name, is_paused, now)))
+        write(db, lambda store: patiently(lambda: schedule_actions.set_paused(store, name, is_paused, now)))
         said = "is paused" if is_paused else "fires again"
         _say({"schedule_name": name, "is_paused": is_paused}, f"schedule {name} {said}", as_json)
 

@@ -1,7 +1,7 @@
-"""Ends what waits in the file past its `good_until`. What waits in the memory of an instance, that ends to the moment.
+"""Ends tasks that wait in the file past their `good_until`; an instance ends those in its memory itself, on time.
 
-A row that nobody holds may wait for a moment that is still to come, behind a backlog, or for a function that nobody
-knows. None of that is a reason to keep it, nor those waiting who ask for it.
+A row that nobody holds may wait for a later moment, behind a backlog, or for a function that nobody knows. It expires
+all the same, and whoever waits for the task is told.
 """
 
 from typing import Final
@@ -23,8 +23,8 @@ class Expiry:
         self._recovery = recovery
 
     async def run_once(self) -> int:
-        """End them, each only if it still waits there; how many ended. Nothing does for a while after a step of the
-        wall clock.
+        """End them, each only if it still waits there; how many ended. For a while after a step of the wall clock
+        nothing is ended.
         """
         engine, ended = self._engine, 0
         now_us = engine.wall_clock.now_us()

@@ -18,7 +18,7 @@ from taskmanager.store.protocol import Beat, Beater
 NAME: Final = "heartbeat"
 LOOP_PROBE_S: Final = 0.5
 ASK_AFTER_S: Final = 0.75
-"""Its own beat, as often as that, says that the loop runs; waking it to ask is for when that was not heard."""
+"""A loop that runs is heard of by its own beat. Only one that was not heard of for this long is woken, and asked."""
 BLOCKED_AFTER_S: Final = 2.0
 """A loop that does not answer for this long is reported as blocked."""
 SLOW_WRITE_S: Final = 1.0
@@ -107,7 +107,7 @@ class Heartbeat:
         return is_open
 
     def _keep_lock(self) -> None:
-        """Whose lock file is gone looks dead to everybody else, and what runs here would be run again there."""
+        """Without its lock file this instance looks dead to all others, which would run its tasks again."""
         try:
             if put_back_lock(self._engine.identity.instance_id):
                 logger.warning("the lock file of this instance was removed and is put back; it belongs to the database")
@@ -115,8 +115,8 @@ class Heartbeat:
             logger.debug("the lock file of this instance could not be put back: %s", exc)
 
     def _excuse(self, late_s: float, now_s: float) -> None:
-        """A rest that was too long, or a beat, is a process that was stopped or a disk that was slow: time in which the
-        loop could not answer, or was not asked.
+        """A rest or a beat that took too long: the process was stopped, or the disk was slow. The loop could not answer
+        meanwhile, or was not asked, so that time is not counted as its silence.
         """
         if late_s > BLOCKED_AFTER_S:
             self._answered_s = min(self._answered_s + late_s, now_s)
@@ -159,7 +159,7 @@ class Heartbeat:
     # Is the loop alive?
 
     def _probe_loop(self) -> bool:
-        """Whether the loop runs; one that was not heard of lately is asked for an answer. False: closed for good."""
+        """Ask a loop that was not heard of lately for an answer. False: it is closed for good."""
         if self._engine.loop.is_closed():
             return False
         now_s = self._engine.clock.elapsed_s()

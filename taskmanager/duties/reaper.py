@@ -9,7 +9,7 @@ a file that was locked for minutes or a disk that is slow makes nobody silent.
 from collections.abc import Callable, Iterable, Mapping
 
 from taskmanager.duties.heartbeat import Heartbeat
-from taskmanager.duties.recovery import Recovery
+from taskmanager.duties.recovery import PAGE, Recovery
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import sign_of_life
 from taskmanager.model.logger import logger
@@ -101,7 +101,7 @@ class Reaper:
 
     async def _take_over(self, owners: Iterable[str], is_wanted: Callable[[TaskRow], bool], moved: int = 0) -> int:
         store, owners, after = self._engine.store, list(owners), ""
-        while rows := await store.fetch_owned(owners, limit=500, after=after):
+        while rows := await store.fetch_owned(owners, limit=PAGE, after=after):
             after = rows[-1].task_id
             moved += await self._recovery.recover([row for row in rows if is_wanted(row)])
         if moved:

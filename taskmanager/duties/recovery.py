@@ -50,7 +50,7 @@ NO_CRASH: Final = Crash(False, None)
 
 
 def log_failed(row: TaskRow) -> None:
-    """One ERROR for a final failure, as for one that was seen to happen."""
+    """One ERROR for a task that recovery fails for good, as where the failure is seen to happen."""
     if row.status == TaskStatus.FAILED:
         about = {"task_id": row.task_id, "task_name": row.task_name}
         text = "task %s (%s) failed with %s: %s"
@@ -104,15 +104,19 @@ class Recovery:
             left += len(rows) - len(orphans)
             moved += await self.recover(orphans, crashes)
         if not left and (dead or not self._has_swept):
-            self._has_swept = True
-            # The rows first: a file without a row is a stray, a row without its file a doubt.
-            await self._store.forget_instances(dead)
-            if self._database is not None:
-                remove_lock_files(self._database, dead)
-                remove_stray_lock_files(self._database, {*instances, me})
+            await self._clear_away(dead, {*instances, me})
         if moved or dead:
             logger.info("recovered %s of %s", counted(moved, "task"), counted(len(dead), "dead instance"))
         return moved
+
+    async def _clear_away(self, dead: set[str], known: set[str]) -> None:
+        """Nothing of the dead is left but their rows and lock files."""
+        self._has_swept = True
+        # The rows first: a file without a row is a stray, a row without its file a doubt.
+        await self._store.forget_instances(dead)
+        if self._database is not None:
+            remove_lock_files(self._database, dead)
+            remove_stray_lock_files(self._database, known)
 
     async def free_waiting(self, owner: str) -> int:
         """Free what waited in the memory of this instance, and may still run; how many rows."""

@@ -31,7 +31,7 @@ async def run_by_hand(store: Store, name: str, task_id: str, now: int) -> None:
     raise StoreUnavailable(f"schedule {name!r} changed each time it was to be run; try again")
 
 
-async def pause(store: Store, name: str, paused: bool, now: int) -> None:
+async def set_paused(store: Store, name: str, paused: bool, now: int) -> None:
     """Pause or resume a schedule for every instance. Raises `UnknownTask`."""
     if not await store.set_schedule_paused(name, paused, now):
         await _row(store, name)
@@ -80,7 +80,7 @@ class ScheduleActions:
     async def _set_paused(self, name: str, paused: bool) -> None:
         check_schedule_name(name)
         await self._schedules.declare()
-        await pause(self._engine.store, name, paused, self._engine.wall_clock.now_us())
+        await set_paused(self._engine.store, name, paused, self._engine.wall_clock.now_us())
         await self._schedules.refresh([name])
 
     async def run(self, name: str) -> str:

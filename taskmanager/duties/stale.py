@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from taskmanager.duties.recovery import Recovery
+from taskmanager.duties.recovery import PAGE, Recovery
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.records import task_info
 from taskmanager.model.checks import check_threshold
@@ -47,7 +47,7 @@ class StaleTasks:
         beats = {(sender, role): sent_at for sender, role, sent_at in await engine.store.heartbeats()}
         found: list[TaskRow] = []
         after = ""
-        while rows := await engine.store.fetch_orphans({engine.identity.instance_id}, limit=500, after=after):
+        while rows := await engine.store.fetch_orphans({engine.identity.instance_id}, limit=PAGE, after=after):
             after = rows[-1].task_id
             found.extend(row for row in rows if is_wanted(row) and now - _last_sign(row, beats) > threshold_us)
         return found

@@ -1,4 +1,4 @@
-"""The loops of the duties of one instance: each in its own task, each at its own interval, none stopping another."""
+"""Runs the duties of one instance: each in a task of its own, at its own interval; none that fails stops another."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -31,11 +31,13 @@ LONGEST_PAUSE_S: Final = 600.0
 _MAX_DOUBLINGS: Final = 10
 UPKEEP_INTERVAL_S: Final = 5.0
 SHARED_S: Final = 1.0
-"""What comes back this often shares the wake-ups of the loop; the rest is better not done by all instances at once."""
+"""Duties that are due this often wake the loop together; rarer ones keep their own time, or all instances would do
+them at once.
+"""
 
 
 class Supervisor:
-    """Starts with the instance, and stops last."""
+    """The duties of one start. The heartbeat, which is one of them, stops last."""
 
     def __init__(
         self, engine: Engine, recovery: Recovery, schedules: Mapping[str, Schedule], *, is_alone: bool
@@ -62,7 +64,7 @@ class Supervisor:
         return moved
 
     def start(self) -> None:
-        """Begin every duty; but two where nobody else can see the store, and it ends with the instance."""
+        """Begin every duty. A store that nobody else sees, and that ends with the instance, needs two of them only."""
         self._loop(SCHEDULES, self.schedules.run)
         self._begin("expiry", EXPIRY_INTERVAL_S, self._expiry.run_once, at_once=True)
         if self._is_alone:
@@ -82,7 +84,7 @@ class Supervisor:
         await self._loops.stop()
 
     def outlive_loop(self) -> None:
-        """Threads of this instance go on after its loop: its heart does, too."""
+        """Threads of this instance go on after its loop, so its heart beats on."""
         self._heartbeat.outlives_loop = True
 
     def stop_heartbeat(self) -> None:
@@ -117,8 +119,8 @@ async def _repeat(
 ) -> None:
     """`work` every `interval_s` seconds until cancelled, or until the store has refused it for good too often.
 
-    What nobody expected may pass, so it ends nothing: it is said once in a row, and tried again ever more seldom. While
-    a duty fails, `faults` has the reason under its name.
+    An error that nobody expected may pass, so it does not end the duty: the first of a row is logged, and the pauses
+    between the tries grow. While a duty fails, `faults` has the reason under its name.
     """
     refused = surprised = 0
     is_first = at_once
