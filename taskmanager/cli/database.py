@@ -1,4 +1,4 @@
-"""Which file is meant, and that file open: `--db`, `$TASKMANAGER_DB`, `tasks.db`. What all commands on a file share."""
+"""The file a command is about: which one is meant (`--db`, `$TASKMANAGER_DB`, `tasks.db`), and how it is opened."""
 
 import asyncio
 import sqlite3
@@ -54,8 +54,8 @@ def json_option(command: F) -> F:
 def read(db: Path) -> Iterator[sqlite3.Connection]:
     """The file, opened only to look at it. Raises what becomes one line on stderr.
 
-    Nobody looks dead only because somebody has tidied up: a lock file that is missing is waited for, because an
-    instance that lives puts its own back.
+    A lock file that is missing is waited for: an instance that lives puts its own back, and must not look dead only
+    because somebody has tidied up.
     """
     check_is_there(db)
     with open_read_only(db) as connection:
@@ -74,7 +74,7 @@ def _wait_for_lock_files(database: Path, connection: sqlite3.Connection) -> None
 
 
 def write(db: Path, work: Callable[[SqliteStore], Coroutine[Any, Any, R]]) -> R:
-    """What `work` makes of the file, opened as the application opens it. Never creates nor migrates one."""
+    """Run `work` on the file, opened as the application opens it. Never creates or migrates one."""
     with read(db):
         pass  # it is there, is ours, and has our schema
     return asyncio.run(_write(db, work))
@@ -103,7 +103,7 @@ async def patiently(step: Callable[[], Awaitable[R]]) -> R:
 
 
 def check_is_there(db: Path) -> None:
-    """A missing file is mostly a forgotten option, so that is what the line says."""
+    """Raises `StoreUnavailable`. A missing file is mostly a forgotten option, so that is what the line says."""
     try:
         db.stat()
     except (FileNotFoundError, NotADirectoryError, ValueError) as exc:

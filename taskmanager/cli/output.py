@@ -1,4 +1,4 @@
-"""How an answer leaves: as one JSON document, or as something rich draws for whoever is at the other end."""
+"""Prints answers: as one JSON document, or as text and tables that rich draws."""
 
 import io
 import json
@@ -23,7 +23,7 @@ def answer_json(value: object) -> None:
 
 
 def as_document(value: object) -> bytes:
-    """The document, with the end of its last line. On a terminal too it only shows, and steers nothing."""
+    """The document, with a newline at its end. Control characters are escaped, so that none can steer a terminal."""
     text = json.dumps(value, ensure_ascii=False, indent=2)
     if not text.replace("\n", "").isprintable():
         text = _NOT_ASCII.sub(_shown, text)
@@ -38,7 +38,7 @@ def _shown(match: re.Match[str]) -> str:
 
 
 def draw(*parts: "RenderableType") -> None:
-    """Print these. What is no terminal gets no spaces at the ends of lines, for they would only fill a table."""
+    """Print these; not on a terminal, without the spaces at the ends of lines that only fill up a table."""
     console = screen()
     if console.is_terminal:
         console.print(*parts, sep="\n")

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.text import Text
 
-from taskmanager.console.plain import cut_front
+from taskmanager.console.cut import cut_front
 from taskmanager.model.escaping import escaped
 
 FIGURES: Final = 4

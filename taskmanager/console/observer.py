@@ -53,7 +53,7 @@ class Own(NamedTuple):
 
 
 class Observer:
-    """Looks at one file; keep it for the next look. Without one, there is nobody but the instance itself."""
+    """Looks at one file, and remembers what it saw for the next look. Without a file, the instance is all there is."""
 
     def __init__(self, database: Path | None, clock: Clock) -> None:
         self._database = database
@@ -133,9 +133,8 @@ class Observer:
         )
 
     def _is_dead(self, instance_id: str) -> bool:
-        """Its lock is free; for a moment a missing lock file is none that is free, for a living instance puts it back.
-
-        So it is for one that was seen alive before.
+        """Whether its lock is free. One that was seen alive is not dead as soon as its lock file is missing: a living
+        instance puts it back within `PUT_BACK_S`.
         """
         if self._database is None:
             return False

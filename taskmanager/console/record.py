@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from taskmanager.codec.values import loads
+from taskmanager.console.cut import cut
 from taskmanager.console.document import number
 from taskmanager.console.durations import clock, exact, precise, relative
 from taskmanager.console.figures import done_of
 from taskmanager.console.outlook import Outlook
-from taskmanager.console.plain import cut
 from taskmanager.console.task_table import STATUS_STYLES
 from taskmanager.engine.definition import options_of
 from taskmanager.model.errors import ArgumentError

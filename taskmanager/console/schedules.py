@@ -7,9 +7,9 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from taskmanager.console.cut import cut_front
 from taskmanager.console.durations import relative
 from taskmanager.console.grid import cut_end
-from taskmanager.console.plain import cut_front
 from taskmanager.model.escaping import escaped
 from taskmanager.model.schedule import ScheduleRow
 

@@ -11,11 +11,11 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from taskmanager.console import sections
+from taskmanager.console.cut import cut_front
 from taskmanager.console.durations import clock, short
 from taskmanager.console.figures import compact, plural, rate, share, size
 from taskmanager.console.grid import GAP, MARGIN, Grid, Section, fit, grid_of, wrapped
 from taskmanager.console.picture import Health, Picture, Problem
-from taskmanager.console.plain import cut_front
 from taskmanager.console.sections import FAILED_STYLE, RUNNING_STYLE
 from taskmanager.model.clock import HOUR_US, MINUTE_US
 from taskmanager.model.escaping import escaped

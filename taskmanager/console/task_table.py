@@ -7,8 +7,8 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from taskmanager.console.cut import cut_front
 from taskmanager.console.durations import relative, short
-from taskmanager.console.plain import cut_front
 from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from taskmanager.cli.demo_program import encode_names
+from taskmanager.cli.demo.program import encode_names
 
 DB: Final = "taskmanager-demo.db"
 PATIENCE_S: Final = 60.0
@@ -255,7 +255,7 @@ def test_a_name_that_is_no_text_is_a_file_like_others(tmp_path: Path) -> None:
 
 def test_a_file_that_vanished_after_it_was_listed_is_failed(tmp_path: Path) -> None:
     """The task says so; nobody waits for the file, and nobody pretends that it was read."""
-    program = [sys.executable, "-m", "taskmanager.cli.demo_program", str(tmp_path / DB), str(tmp_path)]
+    program = [sys.executable, "-m", "taskmanager.cli.demo.program", str(tmp_path / DB), str(tmp_path)]
     with (tmp_path / "program.log").open("wb") as log:
         process = subprocess.Popen(
             program, cwd=Path(__file__).parents[2], stdin=subprocess.PIPE, stdout=log, stderr=log

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Final
 
 from taskmanager import TaskManager, TaskStatus
-from taskmanager.cli.demo_files import key_of, raw_name
-from taskmanager.cli.demo_tasks import hash_file, parse_python
+from taskmanager.cli.demo.files import key_of, raw_name
+from taskmanager.cli.demo.tasks import hash_file, parse_python
 from taskmanager.model.escaping import escaped
 
 STDIN: Final = 0

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from taskmanager.cli.demo_child import Program
-from taskmanager.cli.demo_files import Listing, key_of
-from taskmanager.cli.demo_judge import Judge, Tally
-from taskmanager.cli.demo_report import accounting, document, report
-from taskmanager.cli.demo_screen import Screen
+from taskmanager.cli.demo.child import Program
+from taskmanager.cli.demo.files import Listing, key_of
+from taskmanager.cli.demo.judge import Judge, Tally
+from taskmanager.cli.demo.report import accounting, document, report
+from taskmanager.cli.demo.screen import Screen
 from taskmanager.cli.output import answer_json
 from taskmanager.model.escaping import escaped
 

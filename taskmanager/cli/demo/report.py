@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from taskmanager.cli.demo_judge import Tally
+from taskmanager.cli.demo.judge import Tally
 from taskmanager.console.views import Fact, fact_table
 from taskmanager.model.escaping import escaped
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Final
 
 import taskmanager
-from taskmanager.cli.demo_program import encode_names
+from taskmanager.cli.demo.program import encode_names
 
 STOP_TIMEOUT_S: Final = 10.0
 """What a container gives between SIGTERM and SIGKILL."""
 
 
 class Program:
-    """One run of `demo_program` in a process of its own."""
+    """One run of `program` in a process of its own."""
 
     def __init__(self, database: Path, directory: Path, names: tuple[str, ...]) -> None:
         self._log = database.with_name(f"{database.name}.log")
@@ -22,7 +22,7 @@ class Program:
             # A session of its own, or Ctrl-C would reach the program too, and the demo could not say how it stops.
             # The working directory makes the package importable, and nothing in the user's directory shadows a module.
             self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and module
-                [sys.executable, "-m", "taskmanager.cli.demo_program", str(database), str(directory)],
+                [sys.executable, "-m", "taskmanager.cli.demo.program", str(database), str(directory)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

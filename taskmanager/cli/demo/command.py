@@ -9,8 +9,8 @@ from typing import Final
 import click
 
 from taskmanager.cli.database import json_option
-from taskmanager.cli.demo_files import Listing, list_files
-from taskmanager.cli.demo_judge import Judge, contents_of, lock_files, side_files
+from taskmanager.cli.demo.files import Listing, list_files
+from taskmanager.cli.demo.judge import Judge, contents_of, lock_files, side_files
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.escaping import escaped
 
@@ -50,7 +50,7 @@ def demo(directory: str | None, db: str, resume: bool, limit: int, as_json: bool
     One task per file below DIR (by default Python's standard library): hash it, count its lines, and parse it if it is
     Python. In the middle the program gets a SIGTERM, as at a deploy, and is started again. Takes half a minute.
     """
-    from taskmanager.cli.demo_story import Story
+    from taskmanager.cli.demo.story import Story
 
     database = Path(db)
     root = _directory(directory, database, resume)
