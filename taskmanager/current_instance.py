@@ -109,7 +109,7 @@ class CurrentInstance:
             if timeout is None:
                 raise
             here = counted(len(lifecycle.engine.live), "task")
-            raise TimeoutError(f"join: not all has ended after {timeout:g} s; this instance has {here}") from None
+            raise TimeoutError(f"join: not all tasks have ended after {timeout:g} s; {here} here") from None
 
     def find_live(self, task_id: str) -> LiveTask | None:
         """The task in memory, if it is there."""

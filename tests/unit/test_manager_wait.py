@@ -426,7 +426,7 @@ async def test_join_with_tags_waits_for_those_alone(world: World) -> None:
     await world.manager.join(tags={"user": "1"})
     assert ended == ["one", "two"]
     await world.manager.join(tags={"user": "9"})
-    with pytest.raises(TimeoutError, match="after 60 s; this instance has 1 task"):
+    with pytest.raises(TimeoutError, match="after 60 s; 1 task here"):
         await world.manager.join(timeout=60)
     assert world.now == START + timedelta(seconds=180)
 
