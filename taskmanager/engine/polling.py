@@ -187,8 +187,9 @@ class Poller:
     async def _hear_others(self) -> None:
         engine = self._engine
         self.neighbours.registered({each.instance_id for each in await engine.store.instances()})
-        was_shared, engine.window.is_shared = engine.window.is_shared, bool(self.neighbours.living)
-        if engine.window.is_shared and not was_shared and not engine.is_stopping:
+        was_shared, is_shared = engine.window.is_shared, bool(self.neighbours.living)
+        engine.window.is_shared = engine.writer.is_shared = is_shared
+        if is_shared and not was_shared and not engine.is_stopping:
             self._claimer.share()
         await self._hear_pauses()
         for task_id in await engine.store.fetch_cancel_requests(engine.identity.instance_id):

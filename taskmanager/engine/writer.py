@@ -36,6 +36,9 @@ MAX_BATCH: Final = 512
 """
 FIRST_RETRY_S: Final = 0.05
 LAST_RETRY_S: Final = 1.0
+SLOW_COMMIT_S: Final = 0.05
+LONGEST_TURN_S: Final = 0.1
+"""How long the file is left to others after a slow commit, at most: SQLite asks for its lock about that often."""
 
 
 class WriterListener(Protocol):
@@ -77,6 +80,8 @@ class Writer:
         self._listener: WriterListener
         self.quiet = asyncio.Lock()
         """Held while a commit is under way; who takes it sees memory and store agree."""
+        self.is_shared = False
+        """Whether other instances write to the file too."""
         self._wake: asyncio.Future[None] | None = None
         self._commit_interval_s = commit_interval_s
         self._accepted_due = DueTime(commit_interval_s, self.wake)
@@ -210,6 +215,9 @@ class Writer:
             if not self._has_work():
                 if self._is_closing:
                     return
+                # What could not be written was taken back by a claim, which is a write too. Nothing would start any
+                # more until the next write, and nothing is written until something starts.
+                self._note_restored()
                 self._wake = loop.create_future()
                 await self._wake
                 self._wake = None
@@ -217,13 +225,20 @@ class Writer:
             # enqueued is given its slot: accept and start are then one row in one write.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
+            began_s = loop.time()
             async with self.quiet:
                 is_written = await self._write_batch()
             if is_written:
                 pause_s = FIRST_RETRY_S
+                await self._give_way(loop.time() - began_s)
             else:
                 await self._pause(pause_s)
                 pause_s = min(pause_s * 2, LAST_RETRY_S)
+
+    async def _give_way(self, took_s: float) -> None:
+        """SQLite's lock has no queue: who takes it again at once keeps out all others as long as a disk is slow."""
+        if self.is_shared and took_s > SLOW_COMMIT_S and not self._is_closing:
+            await asyncio.sleep(min(took_s / 4, LONGEST_TURN_S))
 
     async def _pause(self, pause_s: float) -> None:
         """Before the next try; a stop has no time for long ones."""

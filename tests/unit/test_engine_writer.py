@@ -542,6 +542,19 @@ async def test_a_flush_waits_for_the_second_try_of_what_was_marked_before_it() -
         assert writer.unsaved_count == 0
 
 
+async def test_a_store_that_refused_what_nobody_has_any_more_is_not_taken_to_refuse_for_ever() -> None:
+    """What waits for its start is taken over while a slow disk keeps us out, and claimed again: all that was to be
+    written is given up. A task starts only while the store is well, and only a task that starts is written.
+    """
+    store, live = Store(*["fail"] * 3), new_live(task_id="a")
+    async with a_writer(store) as (writer, listener):
+        writer.mark(live)
+        await until(lambda: ("degraded",) in listener.heard)
+        live.phase = Phase.ELSEWHERE
+        await until(lambda: ("restored",) in listener.heard)
+        assert (writer.degraded_since, writer.unsaved_count) == (None, 0)
+
+
 async def test_quiet_is_held_while_a_commit_is_under_way() -> None:
     """Who counts memory and store together must not look between a commit and its answer."""
     store = Store("hold")
