@@ -6,7 +6,8 @@ import signal
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn
 
 from taskmanager.engine.lifecycle import CANCEL_GRACE_S
 from taskmanager.engine.loops import let_loop_close
@@ -59,7 +60,7 @@ async def host(
         signalled.set()
 
     has_started = False
-    with _signals(loop, on_signal):
+    with _signals(loop, on_signal, signalled):
         try:
             async with started:
                 has_started = True
@@ -125,9 +126,15 @@ async def _run(main: Main) -> Any:
 
 
 @contextlib.contextmanager
-def _signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT call `on_signal` while the block runs; the host's handlers come back afterwards."""
-    installed = []
+def _signals(
+    loop: asyncio.AbstractEventLoop, on_signal: Callable[[], None], was_asked: asyncio.Event
+) -> Iterator[None]:
+    """SIGTERM and SIGINT call `on_signal` while the block runs; the host's handlers come back afterwards.
+
+    Who was asked to end, and has stopped in order, is not killed by being asked again on the way out of the process: a
+    supervisor would read that as a failure.
+    """
+    installed: list[tuple[signal.Signals, Any]] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         try:
             before = signal.getsignal(number)
@@ -136,9 +143,30 @@ def _signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[], None]) -> 
         except (NotImplementedError, RuntimeError, ValueError):
             # Windows, or not the main thread: the host's own way of stopping is left as it is.
             continue
+    is_in_order = False
+    try:
+        yield
+        is_in_order = was_asked.is_set()
+    finally:
+        with _held_back([number for number, _ in installed]):  # in between they have the default, which kills
+            for number, before in installed:
+                loop.remove_signal_handler(number)
+                ends = is_in_order and number == signal.SIGTERM and before == signal.SIG_DFL
+                signal.signal(number, _exit_in_order if ends else before)
+
+
+@contextlib.contextmanager
+def _held_back(numbers: list[signal.Signals]) -> Iterator[None]:
+    """Signals that come meanwhile are delivered afterwards."""
+    if not numbers or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:
-        for number, before in installed:
-            loop.remove_signal_handler(number)
-            signal.signal(number, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _exit_in_order(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(0)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sqlite3
+import subprocess
 import sys
 from pathlib import Path
 
@@ -93,3 +94,25 @@ def test_a_main_that_ends_the_process_interrupts_what_runs(tmp_path: Path, exc: 
         ("PENDING", None)
     ]
     connection.close()
+
+
+@pytest.mark.parametrize(("is_asked_before", "status"), [(True, 0), (False, -signal.SIGTERM)])
+def test_who_has_stopped_in_order_is_not_killed_by_being_asked_again(*, is_asked_before: bool, status: int) -> None:
+    """A supervisor may send its signal to all processes of a service, and repeat it: exit status 0 says all is saved.
+
+    A program that nobody has asked to end, and that goes on after `run`, has its signals as it had them before.
+    """
+    program = f"""
+import asyncio, os, signal
+from taskmanager import TaskManager
+
+async def main() -> None:
+    if {is_asked_before}:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+TaskManager(None).run(main)
+os.kill(os.getpid(), signal.SIGTERM)
+raise SystemExit(7)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == status
