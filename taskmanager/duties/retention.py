@@ -30,10 +30,10 @@ class Retention:
         """Delete what is too old; how many rows of each category went.
 
         Nothing goes in the first sweep after a step of the wall clock: what a jump made old is young again when
-        somebody corrects the clock.
+        somebody corrects the clock. So is what a start finds old whose clock was ahead already, for a day.
         """
         config, store = self._engine.settings.recovery, self._engine.store
-        now_us = self._engine.wall_clock.now_us()
+        now_us = self._engine.wall_clock.now_for_ages_us()
         if self._steps_seen != self._engine.wall_clock.step_count:
             self._steps_seen = self._engine.wall_clock.step_count
             return {}

@@ -138,7 +138,12 @@ class Lifecycle:
                 raise StoreUnavailable(
                     f"cannot create the lock file {self._lock.path} ({exc.strerror}); make its directory writable"
                 ) from exc
-        await self._patiently(lambda: engine.store.save_instance(engine.identity.row(engine.clock.now_us())))
+        await self._patiently(self._register)
+
+    async def _register(self) -> None:
+        engine = self.engine
+        engine.wall_clock.note_last_use(await engine.store.latest_stamp())
+        await engine.store.save_instance(engine.identity.row(engine.clock.now_us()))
 
     async def _abort(self) -> None:
         """Let go of everything: this instance is dead, and what is in the file is recovered by the next start."""

@@ -3,6 +3,9 @@
 Wall and elapsed time advance together, suspend included, so only a step changes their difference. It is checked with
 every decision that depends on wall time, and a decision that may be due to a step is put off: whoever corrects the
 clock within a minute finds nothing expired and no history deleted.
+
+A clock that was wrong before the start looks like any other. But the file tells when it was used last, by the clocks of
+those who used it: whether that was long ago, or the clock is ahead, is known only after a while.
 """
 
 from typing import Final, NamedTuple
@@ -14,6 +17,8 @@ STEP_US: Final = SECOND_US
 """A smaller difference is a slewed clock, or one that was read slowly."""
 HOLD_S: Final = 60.0
 """How long `good_until` expires nothing after a step."""
+BELIEVED_AFTER_S: Final = 86_400.0
+"""How long the clock of a start runs until it is believed that the file was not used for longer than that."""
 _SLOW_READ_S: Final = 0.05
 _MAX_READS: Final = 3
 
@@ -33,6 +38,8 @@ class WatchedClock:
         self.step_count = 0
         """Steps noticed so far. Comparing it with an earlier value tells whether there was another one since."""
         self.last: Step | None = None
+        self._began_s = clock.elapsed_s()
+        self._last_use_us = 0
         _, self._offset_us = self._read()
 
     def __repr__(self) -> str:
@@ -52,6 +59,19 @@ class WatchedClock:
                 HOLD_S,
             )
         return now_us
+
+    def note_last_use(self, stamp_us: int) -> None:
+        """The newest stamp in the file, 0 without any, before this start has written to it."""
+        self._last_use_us = stamp_us
+
+    def now_for_ages_us(self) -> int:
+        """Wall time by which to judge what is too old to be kept. For a day it is at most a day after the last use of
+        the file: a machine that boots with a clock years ahead deletes no history until somebody corrects that.
+        """
+        now_us = self.now_us()
+        if not self._last_use_us or self._clock.elapsed_s() - self._began_s >= BELIEVED_AFTER_S:
+            return now_us
+        return min(now_us, self._last_use_us + round(BELIEVED_AFTER_S * 1_000_000))
 
     @property
     def trusted_at_s(self) -> float:

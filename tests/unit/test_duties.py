@@ -597,6 +597,22 @@ async def test_what_is_older_than_its_hours_goes_in_batches_and_the_file_shrinks
     assert scene.query("PRAGMA freelist_count") == [(0,)]
 
 
+async def test_a_start_whose_clock_is_ahead_deletes_no_history(stage: Any, tmp_path: Path) -> None:
+    """A container that boots with a wrong clock, or an application that was not used for long: a day tells which."""
+    scene = await stage()
+    await scene.put(ended("recent", "COMPLETED", NOW_US), ended("old", "COMPLETED", NOW_US - 720 * HOUR_US))
+    later = Scene(tmp_path)
+    later.clock.pass_s(40 * 86_400)
+    async with later.manager:
+        retention = later.duties._retention
+        await retention.run_once()
+        assert later.statuses() == {"recent": "COMPLETED"}, "old is what was so a day after the file was used last"
+        later.clock.pass_s(86_399)
+        assert (await retention.run_once())["ended tasks"] == 0
+        later.clock.pass_s(1)
+        assert (await retention.run_once())["ended tasks"] == 1
+
+
 @pytest.mark.req("RC-59", "DS-124", "RC-55")
 @pytest.mark.parametrize("kept", ["heartbeats", "worker states", "ended tasks"])
 async def test_none_keeps_one_kind_for_ever_and_trouble_with_one_stops_no_other(stage: Any, kept: str) -> None:
