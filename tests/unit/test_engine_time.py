@@ -5,12 +5,15 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from taskmanager import TaskExpired, TaskManager, current_task
 from taskmanager.duties.retention import Retention
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.stall import BEAT_S, StallWatch
 from taskmanager.engine.wall_clock import HOLD_S, WatchedClock
 from taskmanager.model.clock import to_us
 from taskmanager.model.record import TaskWrite, expected_of
@@ -345,3 +348,17 @@ async def test_the_latest_heartbeat_is_the_one_written_last(tmp_path: Path) -> N
     assert await store.latest_stamp() == 1_000_000
     beater.close()
     await store.close()
+
+
+def test_a_stall_is_lost_time_once_whoever_asks_how_often() -> None:
+    """First by somebody who asks before the late beat has come, then by the beat itself."""
+    now_s = 100.0
+    loop: Any = SimpleNamespace(time=lambda: now_s, call_at=lambda at, beat: SimpleNamespace(cancel=lambda: None))
+    stall = StallWatch(loop)
+    stall.start()
+    began_s = stall.running_s()
+    now_s += BEAT_S + 10
+    assert [stall.lost_s(), stall.lost_s()] == [10.0, 10.0]
+    stall._beat()
+    assert stall.lost_s() == 10.0
+    assert stall.running_s() - began_s == BEAT_S
