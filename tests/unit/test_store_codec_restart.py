@@ -9,7 +9,7 @@ import pytest
 from taskmanager import TaskError, TaskFailed, TaskManager, TaskResult, TaskStatus
 from taskmanager.codec.equality import difference
 from taskmanager.codec.values import Codec
-from tests.unit.test_codec_arguments import ARRIVES
+from tests.unit.arriving_values import ARRIVES
 
 pytestmark = pytest.mark.anyio
 
