@@ -23,13 +23,16 @@ LAST_RETRY_S: Final = 30.0
 class Shortage:
     """What is tried in a lane that is short of threads, or of processes."""
 
-    __slots__ = ("pause_s", "step", "timer")
+    __slots__ = ("look", "pause_s", "step", "timer")
 
     def __init__(self) -> None:
         self.pause_s = FIRST_RETRY_S
         self.step = 1
         """How many more than run now are tried next."""
         self.timer: asyncio.TimerHandle | None = None
+        """Until the next try."""
+        self.look: asyncio.TimerHandle | None = None
+        """Until it is looked what has come of the last try, unless that has come back to be noted."""
 
 
 class LaneFaults:
@@ -64,6 +67,8 @@ class LaneFaults:
             logger.error("the %s lane starts no more tasks now; they wait, and it is tried again: %s", lane, reason)
         if shortage.timer is None:  # else several of them found it at once
             shortage.step = 1
+            if shortage.look is not None:
+                shortage.look.cancel()  # the last try was in vain
             shortage.timer = self._loop.call_later(shortage.pause_s, self._try_again, lane, shortage)
             shortage.pause_s = min(shortage.pause_s * 2, LAST_RETRY_S)
 
@@ -73,13 +78,14 @@ class LaneFaults:
         slots.cap = slots.running + shortage.step
         shortage.timer = None
         self._dispatcher.wants_take()
-        self._loop.call_later(shortage.pause_s, self._look, lane, shortage)
+        self._look_later(lane, shortage)
+
+    def _look_later(self, lane: Lane, shortage: Shortage) -> None:
+        shortage.look = self._loop.call_later(shortage.pause_s, self._look, lane, shortage)
 
     def _look(self, lane: Lane, shortage: Shortage) -> None:
-        if shortage.timer is not None:
-            return  # it was in vain
         if lane == "process" and self._processes.is_coming_up:
-            self._loop.call_later(shortage.pause_s, self._look, lane, shortage)
+            self._look_later(lane, shortage)
             return
         slots = self._dispatcher.lanes[lane]
         if _is_whole(slots):
