@@ -1,4 +1,4 @@
-"""What `taskmanager doctor` looks at, each as one finding: what was found, whether it is well, and what to do."""
+"""The checks of `taskmanager doctor`, each with its finding: what was found, whether it is well, and what to do."""
 
 import os
 import shutil
@@ -42,7 +42,7 @@ _SHOWN: Final = 3
 
 
 class Finding(NamedTuple):
-    """One look. `advice` is empty where all is well."""
+    """What one check has found. `advice` is empty where all is well."""
 
     name: str
     is_well: bool

@@ -1,4 +1,4 @@
-"""A list of looks at something: a line for what is well, and what to do below what is not."""
+"""Draws the findings of `taskmanager doctor`: a line for each, and below what is not well, what to do."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from taskmanager.model.wording import counted
 
 
 class Line(NamedTuple):
-    """One look: its name, whether all is well, what was found, and what to do."""
+    """One finding: the name of the check, whether all is well, what was found, and what to do."""
 
     name: str
     is_well: bool

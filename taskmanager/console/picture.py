@@ -1,4 +1,4 @@
-"""What there is to see of one database at one moment, in frozen words: the console draws it, `--json` spells it.
+"""What there is to see of one database at one moment, in frozen values: the console draws it, `--json` prints it.
 
 Instants end in `_at` or `_since` and are microseconds since 1970 UTC; None is "never" or "not known".
 """
