@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from taskmanager import QueueConfig, TaskManager, TaskStatus
+from taskmanager.engine import fairness
 from taskmanager.engine.instance import InstanceLock
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.schedule import ScheduleDeclaration
@@ -144,6 +145,25 @@ async def test_a_place_is_left_for_a_moment_to_others_whose_task_is_the_best(tmp
         await other.close()
     lock.drop()
     assert (counts[TaskStatus.COMPLETED], counts[TaskStatus.PENDING]) == ((3, 0) if is_taken else (2, 1))
+
+
+@pytest.mark.parametrize(
+    ("live_tasks", "can_run"),
+    [
+        ('{"task_names": ["theirs"]}', True),
+        ('{"task_names": null}', True),
+        ('{"task_names": ["others"]}', False),
+        ('{"task_names": ["theirs"], "is_stopping": true}', False),
+        ('{"is_stopping": false}', False),
+        ("[]", False),
+        ("{", False),
+        (None, False),
+    ],
+)
+def test_a_place_is_left_only_to_who_says_that_it_can_take_it(live_tasks: str | None, can_run: bool) -> None:
+    """One that stops, that knows other functions, or that another version has described, would leave it empty."""
+    instance = InstanceRow("other", None, "host", 1, "main", None, 1, None, live_tasks, 1)
+    assert fairness._can_run(instance, "theirs") is can_run
 
 
 async def test_a_backlog_does_not_keep_an_instance_from_hearing_others(tmp_path: Path) -> None:
