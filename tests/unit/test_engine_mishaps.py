@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import deque
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ from taskmanager import (
     TaskStatus,
     current_task,
 )
+from taskmanager.engine.turn import Turn
 from taskmanager.model.record import TaskWrite
 from taskmanager.testing import isolated
-from tests.unit.engine_worlds import assert_counters, engine_of, manager_of, persisted, world_of
+from tests.unit.engine_worlds import assert_counters, engine_of, manager_of, persisted, turns_until, world_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
 
@@ -274,3 +276,21 @@ async def test_a_forked_child_that_goes_on_in_the_loop_of_its_parent_starts_noth
         engine.kick()
         await world.advance(1)
         assert sorted(log) == ["delayed", "waiting"]
+
+
+async def test_a_call_that_cannot_be_accepted_does_not_keep_those_behind_it() -> None:
+    """They asked for no turn of their own, because one was due."""
+    inbox: deque[Any] = deque(["broken", "behind it"])
+    accepted: list[Any] = []
+    said: list[object] = []
+
+    def accept(live: Any) -> None:
+        if live == "broken":
+            raise ValueError("boom")
+        accepted.append(live)
+
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context["exception"]))
+    turn = Turn(inbox, accept, lambda: None)
+    turn.ring()
+    await turns_until(lambda: accepted == ["behind it"])
+    assert [str(each) for each in said] == ["boom"]
