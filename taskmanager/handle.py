@@ -153,7 +153,11 @@ class TaskHandle(Generic[R_co]):
         return await self._instance.info_of(self._task_id, include_attempts)
 
     def cancel(self) -> bool:
-        """Ask for the task to be cancelled, at once; False when it has ended already."""
+        """Ask for the task to be cancelled, at once; False when it is known to have ended already.
+
+        Of a task that is not in the memory of this instance only the file knows more, even whether there is one: there
+        the answer is True when it will be asked, and `await manager.cancel(task_id)` waits for what comes of that.
+        """
         return self._instance.cancel_now(self._task_id, self._live)
 
     def __repr__(self) -> str:

@@ -175,7 +175,9 @@ class Records:
         return False
 
     def cancel_now(self, task_id: str, live: LiveTask | None) -> bool:
-        """Cancel in memory at once, or ask the store in the background for a task that is elsewhere."""
+        """Cancel in memory at once, or ask the store in the background for a task that is elsewhere. False when the
+        task is known here to have ended; a record that somebody else has put back since is asked all the same.
+        """
         engine = self._engine
         live = engine.live.get(task_id, live)
         if live is not None and not live.is_elsewhere and not live.is_spilled:
@@ -183,7 +185,9 @@ class Records:
         task = engine.loop.create_task(self.cancel(task_id))
         self._cancelling.add(task)
         task.add_done_callback(partial(self._has_cancelled, task_id))
-        return True
+        ended = engine.writer.unsaved_ids.get(task_id)
+        status = engine.follower.last_status.get(task_id) if ended is None else ended.status
+        return status is None or not status.is_terminal
 
     def _has_cancelled(self, task_id: str, task: "asyncio.Task[bool]") -> None:
         self._cancelling.discard(task)

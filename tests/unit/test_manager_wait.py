@@ -181,6 +181,28 @@ async def test_before_the_start_saved_and_await_wait(manager: TaskManager) -> No
         assert [(await value).ok_value for value in values] == [1, 1]
 
 
+async def test_a_cancel_at_once_says_what_is_known_of_the_task(world: World) -> None:
+    """What only the file knows is asked there, in the background: the awaited cancel gives that answer."""
+
+    @world.manager.task
+    async def light() -> None: ...
+
+    @world.manager.task(persist=True)
+    async def kept() -> None: ...
+
+    remembered, stored = light.enqueue(), kept.enqueue()
+    await asyncio.gather(remembered, stored)
+    handle = world.manager.handle(stored.task_id)
+    assert not world.manager.handle(remembered.task_id).cancel()
+    assert handle.cancel(), "nobody here has looked yet"
+    await handle
+    assert not handle.cancel()
+    assert not await world.manager.cancel(stored.task_id)
+    assert world.manager.handle("no such task").cancel()
+    with pytest.raises(UnknownTask):
+        await world.manager.cancel("no such task")
+
+
 async def test_a_handle_is_made_from_an_id(world: World) -> None:
     """For running, ended, restarted and unknown tasks."""
 
