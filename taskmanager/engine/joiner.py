@@ -71,6 +71,8 @@ class Joiner:
         """Whether tasks accepted here may wait in the store for their time, or a claim has taken some that are not in
         memory yet. Whose a free row was, it does not say.
         """
+        if self._is_going_back():
+            return True
         if not self._engine.has_put_away:
             return await self._poller.has_strays()
         try:
@@ -81,6 +83,13 @@ class Joiner:
         if not tags:
             self._engine.has_put_away = is_there
         return is_there
+
+    def _is_going_back(self) -> bool:
+        """Whether tasks that were interrupted without a stop are still on their way to the store, which is degraded:
+        their waiters were told, and memory holds them no more.
+        """
+        unsaved = self._engine.writer.unsaved_ids.values()
+        return any(live.ending is not None and live.ending.requeued for live in unsaved)
 
     async def _has_free_rows(self, tags: dict[str, str]) -> bool:
         """Whether rows (with these tags) wait in the store, due or not, that this instance could run."""

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from taskmanager import TaskError, TaskFailed, TaskManager, TaskResult, current_task
+from taskmanager import TaskError, TaskFailed, TaskManager, TaskResult, TaskStatus, current_task
 from taskmanager.model.logger import Log, logger
-from taskmanager.testing import isolated
+from taskmanager.store.memory import MemoryStore
+from taskmanager.testing import FaultyStore, isolated
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 
@@ -389,3 +390,36 @@ async def test_a_task_that_is_cancelled_together_with_the_engine_is_interrupted_
         assert await asyncio.wait_for(again, 10) == 7
         later.cancel()
         await asyncio.wait_for(manager.join(), 10)  # nothing has stopped
+
+
+async def test_join_waits_for_what_was_interrupted_while_the_store_was_down() -> None:
+    """It goes on as soon as its row can be written: until then it is neither in memory nor in the store."""
+    manager, store = TaskManager("never-opened.db"), FaultyStore(MemoryStore())
+    running = asyncio.Event()
+    attempts: list[int] = []
+
+    @manager.task(persist=True, requeue_on_interrupt=True)
+    async def work() -> None:
+        attempts.append(current_task().attempt)
+        if current_task().attempt == 1:
+            running.set()
+            await asyncio.Event().wait()
+
+    of_the_test = asyncio.all_tasks()
+    async with isolated(manager, store=store.as_store()) as world:
+        handle = work.enqueue()
+        await running.wait()
+        store.is_down = True
+        work.with_options(delay=1).enqueue()
+        await world.advance(5)
+        assert manager.status().storage_degraded_since is not None
+        for task in asyncio.all_tasks() - of_the_test:
+            task.cancel()
+        assert (await handle.result()).err_value.error_code == "TASK_INTERRUPTED"
+        joining = asyncio.ensure_future(manager.join())
+        await world.advance(60)
+        assert not joining.done()
+        assert attempts[0] == 1
+        store.is_down = False
+        await joining
+        assert (await manager.handle(handle.task_id).info()).status is TaskStatus.COMPLETED
