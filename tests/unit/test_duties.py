@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from taskmanager import QueueConfig, RecoveryConfig, TaskManager, TaskStatus
-from taskmanager.duties import supervisor
+from taskmanager.duties import recovery, supervisor
 from taskmanager.duties.heartbeat import BLOCKED_AFTER_S, LOOP_PROBE_S, Heartbeat
 from taskmanager.duties.supervisor import Supervisor
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.instance import InstanceLock, sign_of_life
+from taskmanager.engine.instance import InstanceLock, has_lock_file, lock_path, sign_of_life
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
 from taskmanager.store.protocol import Beat, InstanceRow
@@ -303,6 +303,25 @@ async def test_recovery_runs_by_itself_and_says_what_it_did(
     await scene.other("dead", task("claimed", status="CLAIMED"), is_alive=False)
     await until(lambda: scene.statuses() == {"claimed": "PENDING"})
     await until(lambda: "recovered 1 task of 1 dead instance" in caplog.text)
+
+
+async def test_who_dies_while_recovery_waits_for_a_lock_file_is_recovered_too(
+    stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose lock file is gone has time to put it back; a death in that time is not missed for another round."""
+    monkeypatch.setattr(recovery, "PUT_BACK_S", 0.05)
+    scene = await stage()
+
+    def look_while_the_other_dies(database: Path, instance_id: str) -> bool:
+        scene.locks[0].close_descriptor()
+        return has_lock_file(database, instance_id)
+
+    monkeypatch.setattr(recovery, "has_lock_file", look_while_the_other_dies)
+    await scene.other("late", task("second", status="CLAIMED"))
+    await scene.other("gone", task("first", status="CLAIMED"), is_alive=False)
+    lock_path(scene.db, "gone").unlink()
+    scene.beat("late", "claimer")  # so that both are heard of
+    await until(lambda: scene.statuses() == {"first": "PENDING", "second": "PENDING"})
 
 
 async def until(holds: Callable[[], bool]) -> None:
