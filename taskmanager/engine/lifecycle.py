@@ -91,7 +91,8 @@ class Lifecycle:
             self._duties.start()
             engine.stall.start()
             self._loops.start(WRITER, partial(engine.writer.start, self._after_write))
-            await self._patiently(self._poller.look_first)
+            with contextlib.suppress(StoreUnavailable):  # registered and recovered is up; this look is owed then
+                await self._patiently(self._poller.look_first)
         except GeneratorExit:  # collected with its loop: there is nothing to be awaited any more
             self._has_failed = True
             raise

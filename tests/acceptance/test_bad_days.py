@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from taskmanager import StoreError, StoreUnavailable, Task, TaskHandle, TaskInterrupted, TaskManager, TaskStatus
-from taskmanager.duties import rounds
+from taskmanager.duties import supervisor
+from taskmanager.engine import lifecycle
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.sqlite import store as store_module
 from taskmanager.store.sqlite.wal import WalLimits
+from taskmanager.testing.faulty import Fault, FaultyStore
 from tests.crash.harness import Site, killed_at_the_end
 
 pytestmark = pytest.mark.anyio
@@ -156,6 +158,23 @@ async def test_a_start_waits_for_a_lock_that_somebody_holds(tmp_path: Path) -> N
         await world.once.enqueue("after")
         await world.manager.stop()
         assert world.statuses()["after"] == "COMPLETED"
+
+
+async def test_a_start_that_cannot_claim_yet_is_up_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dozens that start at once keep each other from the file. Whoever is registered, and has recovered what the dead
+    have left, is no failed start for that: it claims as soon as it can.
+    """
+    monkeypatch.setattr(lifecycle, "START_PATIENCE_S", 0.1)
+    before, after = World(tmp_path / "tasks.db", drain_timeout=0.0), World(tmp_path / "tasks.db")
+    async with before.manager:
+        await before.held.enqueue("left").saved()
+    store = FaultyStore(SqliteStore(after.db), [Fault.fail(1, verb="claim", times=8)])
+    after.manager._make_store = store.as_store
+    after.gate.set()
+    async with after.manager:
+        await eventually(lambda: after.statuses() == {"left": "COMPLETED"})
 
 
 async def test_a_full_disk_is_a_degraded_store_until_there_is_room(tmp_path: Path) -> None:
@@ -569,7 +588,7 @@ async def test_a_log_that_a_reader_pins_beyond_its_limit_is_a_degraded_store_unt
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Like a full disk, which it is not to become: what may go on goes on, the rest waits, and all of it is written."""
-    monkeypatch.setattr(rounds, "UPKEEP_INTERVAL_S", 0.02)
+    monkeypatch.setattr(supervisor, "UPKEEP_INTERVAL_S", 0.02)
     world = World(tmp_path / "tasks.db")
     world.manager._make_store = lambda: SqliteStore(world.db, wal_limits=WalLimits(50_000, 100_000, 300_000))
     async with world.manager as manager:
