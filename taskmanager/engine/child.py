@@ -190,12 +190,16 @@ def _why_lost(broken: BaseException) -> str:
 def find_function(module_name: str, qualname: str) -> Any:
     """The plain function behind (module, qualname); `ConfigurationError` when there is none."""
     try:
+        if module_name == "__main__" and module_name not in sys.modules:
+            # Of an archive it would be found, and with that name the whole program would run again in here.
+            raise ImportError("the main module of an archive, of `-c` or of a pipe is not there")
         found: Any = sys.modules.get(module_name) or importlib.import_module(module_name)
         for part in qualname.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as exc:
         raise ConfigurationError(
-            f"the process lane cannot import {module_name}:{qualname} ({exc}); define it at the top level of a module"
+            f"the process lane cannot import {module_name}:{qualname} ({exc}); define it at the top level of a "
+            "module that can be imported"
         ) from exc
     found = getattr(found, "fn", found)
     if not callable(found) or inspect.iscoroutinefunction(found):

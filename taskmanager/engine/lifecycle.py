@@ -30,7 +30,7 @@ from taskmanager.engine.writer import NAME as WRITER
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
 from taskmanager.model.states import BuiltInTaskCode
-from taskmanager.model.wording import counted
+from taskmanager.model.wording import counted, remedy
 
 CANCEL_GRACE_S: Final = 1.0
 """How long cancelled work may take to end at a stop."""
@@ -137,7 +137,8 @@ class Lifecycle:
                 self._lock.take()
             except OSError as exc:
                 raise StoreUnavailable(
-                    f"cannot create the lock file {self._lock.path} ({exc.strerror}); make its directory writable"
+                    f"cannot create the lock file {self._lock.path} ({exc.strerror}); "
+                    f"{remedy(exc, 'make its directory writable')}"
                 ) from exc
         await self._patiently(self._register)
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from taskmanager import TaskCancelled, TaskFailed, TaskManager, current_task
+from taskmanager import ConfigurationError, TaskCancelled, TaskFailed, TaskManager, current_task
 from taskmanager.engine import lane_faults
+from taskmanager.engine.child import find_function
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -329,3 +330,14 @@ async def test_an_argument_that_cannot_go_to_a_child_is_named(tmp_path: Path) ->
     async with manager:
         with pytest.raises(TaskFailed, match=r"argument 'number' \(\w+\) cannot be sent to a child process"):
             await task.enqueue(number=threading.Lock())  # type: ignore[arg-type]  # on purpose
+
+
+def test_a_child_does_not_run_the_program_again_to_find_a_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The main module of an archive can be found by its name, which would begin the whole program inside the child."""
+    (tmp_path / "__main__.py").write_text("raise SystemExit('the program runs again')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "__main__")
+    with pytest.raises(ConfigurationError, match="top level of a module that can be imported"):
+        find_function("__main__", "work")

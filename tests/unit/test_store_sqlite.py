@@ -130,6 +130,18 @@ async def test_a_missing_directory_is_named(path: Path) -> None:
         await created(Path("/"))
 
 
+def test_a_file_that_cannot_be_made_for_want_of_descriptors_blames_no_permission(path: Path) -> None:
+    """Whoever follows the words must get out of it."""
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(StoreUnavailable, match="too many files are open; raise the limit"):
+            connection.create_private(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has none of these in its folders")
 async def test_what_is_no_regular_file_is_named(path: Path) -> None:
     """SQLite says of a pipe that the disk has an error, and of a link that leads to itself Python's own words come."""

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, NoReturn, TypeVar, TypeVarTuple
 import aiosqlite
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.model.wording import remedy
 
 Synchronous = Literal["full", "normal"]
 R = TypeVar("R")
@@ -176,7 +177,7 @@ def create_private(path: Path) -> None:
         _check_access(path, target)
     except OSError as error:
         raise StoreUnavailable(
-            f"{path} cannot be created ({error.strerror}): make {parent} writable, with room on it"
+            f"{path} cannot be created ({error.strerror}): {remedy(error, f'make {parent} writable, with room on it')}"
         ) from error
 
 
