@@ -256,6 +256,11 @@ def lane_of(task: Task[..., Any]) -> Lane:
 def _check_importable(task: Task[..., Any]) -> None:
     fn: Any = task.fn
     qualname = fn.__qualname__
+    if getattr(sys, "frozen", False):  # each child would be the whole program again, with children of its own
+        raise ConfigurationError(
+            f"task {task.name!r} cannot run in the process lane: a program that was frozen into an executable has no "
+            "interpreter to start a child process with. Use executor='thread'"
+        )
     if inspect.ismethod(fn) or "<locals>" in qualname or "<lambda>" in qualname:
         raise ConfigurationError(
             f"task {task.name!r} cannot run in the process lane: {qualname} cannot be imported by a child process. "

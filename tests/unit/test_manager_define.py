@@ -106,6 +106,14 @@ def test_the_lane_follows_from_the_function_unless_given(manager: TaskManager) -
     assert lane(plain, executor="process") == "process"
 
 
+def test_a_frozen_program_has_no_process_lane(manager: TaskManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its executable is no interpreter: each child would be the whole program again, which starts children as well."""
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(ConfigurationError, match="frozen into an executable.*Use executor='thread'"):
+        manager.task(executor="process")(plain)
+    manager.task(plain)
+
+
 def _local() -> Callable[[], None]:
     def inner() -> None: ...
 
