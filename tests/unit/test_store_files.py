@@ -139,11 +139,18 @@ async def test_a_volume_that_is_not_mounted_took_nothing_with_it(tmp_path: Path,
     path = folder / "tasks.db"
     store = SqliteStore(path)
     await store.open()
+    beater = store.open_beater()
+    beater.beat([Beat("me", "runner", 1, "host", 1)])
     folder.rename(away)
     folder.symlink_to(other_volume)
     with pytest.raises(StoreUnavailable, match="not mounted there now; mount it again"):
         await store.is_same_file()
     await store.commit([TaskWrite(FREE_ROW._replace(task_id="a"), None)])
+    with plain(away / "tasks.db") as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match="locked"):
+            beater.beat([Beat("me", "runner", 2, "host", 1)])
+    beater.beat([Beat("me", "runner", 3, "host", 1)])
     assert list(other_volume.iterdir()) == []
     folder.unlink()
     away.rename(folder)
@@ -158,4 +165,5 @@ async def test_a_volume_that_is_not_mounted_took_nothing_with_it(tmp_path: Path,
     await store.open()
     assert await store.is_same_file()
     assert await store.fetch_ids(["a"]) == {}
+    beater.close()
     await store.close()

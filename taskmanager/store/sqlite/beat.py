@@ -7,7 +7,7 @@ from typing import Final
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.store.protocol import Beat, WorkerState
-from taskmanager.store.sqlite.connection import BUSY_TIMEOUT_S, transaction, translate
+from taskmanager.store.sqlite.connection import BUSY_TIMEOUT_S, primary_code, transaction, translate
 
 _STATE: Final = ", ".join(WorkerState._fields)
 
@@ -30,7 +30,9 @@ class SqliteBeater:
         return self._connection is not None
 
     def beat(self, beats: Sequence[Beat]) -> None:
-        """One transaction. A connection that failed is made anew for the next beat."""
+        """One transaction. A connection that failed is made anew for the next beat; one that was kept waiting did not:
+        while its volume is not mounted it is the only one that still leads to the file.
+        """
         self.let_go()
         if self._connection is None and not self._is_whole():
             raise StoreUnavailable(f"{self._path} or its log was deleted or replaced; the store makes it anew")
@@ -43,7 +45,8 @@ class SqliteBeater:
                     beats,
                 )
         except sqlite3.Error as exc:
-            self.close()
+            if primary_code(exc) != sqlite3.SQLITE_BUSY:
+                self.close()
             raise translate(self._path, exc) from exc
 
     def _opened(self) -> sqlite3.Connection:
