@@ -1,7 +1,10 @@
 """Files that are deleted, replaced, emptied or moved away while they are in use: the database, its log, the index."""
 
 import os
+import shutil
 import sqlite3
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -167,3 +170,51 @@ async def test_a_volume_that_is_not_mounted_took_nothing_with_it(tmp_path: Path,
     assert await store.fetch_ids(["a"]) == {}
     beater.close()
     await store.close()
+
+
+_TWO_VOLUMES = """
+import asyncio, subprocess, sys
+from pathlib import Path
+from taskmanager.model.record import TaskWrite
+from taskmanager.store.sqlite import SqliteStore
+from tests.contract.rows import FREE_ROW
+
+folder = Path(sys.argv[1])
+path = folder / "tasks.db"
+
+def run(*words):
+    subprocess.run(words, check=True)
+
+async def main():
+    store, other = SqliteStore(path), SqliteStore(path)
+    run("mount", "-t", "tmpfs", "first", folder)
+    await store.open()
+    await store.commit([TaskWrite(FREE_ROW._replace(task_id="a"), None)])
+    number = path.stat().st_ino
+    run("umount", "--lazy", folder)
+    run("mount", "-t", "tmpfs", "second", folder)
+    await other.open()
+    await other.commit([TaskWrite(FREE_ROW._replace(task_id="b"), None)])
+    if path.stat().st_ino != number:
+        sys.exit(77)
+    await store.close()
+    assert await other.has_its_log()
+    await store.open()
+    assert set(await store.fetch_ids(["a", "b"])) == {"b"}
+    await store.close()
+    await other.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_volume_in_whose_place_its_snapshot_was_mounted_does_not_take_the_log_of_that(tmp_path: Path) -> None:
+    """The files of both have the same number, by which SQLite knows whether a file is its own when it deletes a log."""
+    within = ("unshare", "--mount")
+    if shutil.which("unshare") is None or subprocess.run([*within, "true"], capture_output=True).returncode:
+        pytest.skip("no volume can be mounted here")
+    command = [*within, sys.executable, "-c", _TWO_VOLUMES, str(tmp_path)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    if done.returncode == 77:
+        pytest.skip("the files of two new volumes have different numbers here")
+    assert done.returncode == 0, done.stderr

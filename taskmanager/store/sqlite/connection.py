@@ -140,14 +140,17 @@ _open_connections: Final[set[Connection]] = set()
 
 
 def _disown_after_fork() -> None:
-    if not _open_connections:
-        return
-    import ctypes  # only a forked child with open connections pays for it
-
     for connection in _open_connections:
         connection.is_inherited = True
-        # A list would be emptied when the interpreter ends, and the connections closed: one reference is leaked.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+        keep_open(connection)
+
+
+def keep_open(connection: Connection) -> None:
+    """Close it never, not even at the end of the interpreter."""
+    import ctypes  # only a forked child with open connections, or who lost a volume, pays for it
+
+    # A list would be emptied when the interpreter ends, and the connections closed: one reference is leaked.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
 
 if hasattr(os, "register_at_fork"):

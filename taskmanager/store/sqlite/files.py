@@ -56,6 +56,22 @@ class Files(NamedTuple):
             )
         return found is not None and _id(found) == self.database and found.st_size > 0
 
+    def has_namesake(self) -> bool:
+        """Whether a file of the same number, and of another volume, is there now: a snapshot that was restored, say.
+
+        SQLite compares the number alone. Whichever connection to this file is the last one to be closed would take that
+        one for its own, and delete its log with all it holds: so one must stay open.
+        """
+        with contextlib.suppress(StoreUnavailable):
+            found = _id_at(self.path)
+            return (
+                found is not None
+                and self.database is not None
+                and found != self.database
+                and found[1] == self.database[1]
+            )
+        return False
+
     def is_log_there(self) -> bool:
         """Whether whoever opens the database finds this log and this index."""
         return (self.log is None or _id_at(self.log_path) == self.log) and (

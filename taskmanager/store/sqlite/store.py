@@ -24,6 +24,7 @@ from taskmanager.store.sqlite.connection import (
     connect,
     create_private,
     has_no_room,
+    keep_open,
     raise_not_open,
 )
 from taskmanager.store.sqlite.files import Files
@@ -94,6 +95,9 @@ class SqliteStore:
         reader, self._reader = self._reader, None
         writer, self._writer = self._writer, None
         if writer is not None and self._files is not None:
+            if reader is not None and self._files.has_namesake():
+                keep_open(reader)
+                reader = None
             await self._leave_lost_file(self._files, writer)
         # The writer last: the last connection to close moves the log into the file, and the reader may not write.
         try:
