@@ -11,8 +11,9 @@ from typing import Final
 
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import put_back_lock, show_life
-from taskmanager.model.errors import StoreError
+from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
+from taskmanager.model.wording import MORE_THREADS
 from taskmanager.store.protocol import Beat, Beater
 
 NAME: Final = "heartbeat"
@@ -55,8 +56,12 @@ class Heartbeat:
         That need not be the main thread, which may end before it.
         """
         self._answered_s = self._rested_s = self._engine.clock.elapsed_s()  # a start may have waited for the file
-        self._thread = threading.Thread(target=self._run, name="taskmanager-heartbeat", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="taskmanager-heartbeat", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as exc:
+            raise StoreUnavailable(f"the heartbeat cannot start ({exc}); {MORE_THREADS}") from exc
+        self._thread = thread
 
     def stop(self, patience_s: float = 2.0) -> None:
         """Stop beating."""

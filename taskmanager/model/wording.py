@@ -1,6 +1,9 @@
 """Words that messages and screens share: numbers with their nouns, and what to do about an error of the system."""
 
 import errno
+from typing import Final
+
+MORE_THREADS: Final = "the limit on processes and threads is reached; raise it (`ulimit -u`, `pids.max` of a container)"
 
 
 def counted(number: int, one: str) -> str:

@@ -5,6 +5,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
@@ -175,6 +176,30 @@ async def test_a_start_that_cannot_claim_yet_is_up_all_the_same(
     after.gate.set()
     async with after.manager:
         await eventually(lambda: after.statuses() == {"left": "COMPLETED"})
+
+
+@pytest.mark.parametrize("count", range(3))
+async def test_a_start_for_which_there_are_too_few_threads_says_so_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """The writer, the reader and the heartbeat need one each. What has been started by then ends, and another start
+    may find more.
+    """
+    world, before, start, started = World(tmp_path / "tasks.db"), set(threading.enumerate()), threading.Thread.start, []
+
+    def refuse(thread: threading.Thread) -> None:
+        started.append(thread)
+        if len(started) > count:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(StoreUnavailable, match="can't start new thread.*ulimit -u"):
+            await world.manager.start()
+    await eventually(lambda: set(threading.enumerate()) <= before)
+    async with world.manager:
+        assert await world.once.enqueue("after") == "after"
 
 
 async def test_a_full_disk_is_a_degraded_store_until_there_is_room(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NoReturn, TypeVar, TypeVarTuple
 import aiosqlite
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
-from taskmanager.model.wording import remedy
+from taskmanager.model.wording import MORE_THREADS, remedy
 
 Synchronous = Literal["full", "normal"]
 R = TypeVar("R")
@@ -209,6 +209,8 @@ async def connect(path: str, configure: Callable[[sqlite3.Connection], None]) ->
         except sqlite3.Error as error:
             if primary_code(error) != sqlite3.SQLITE_BUSY or loop.time() >= deadline:
                 raise translate(path, error) from error
+        except RuntimeError as error:
+            raise StoreUnavailable(f"{path} cannot be opened ({error}); {MORE_THREADS}") from error
         await asyncio.sleep(_OPEN_PAUSE_S)
 
 
