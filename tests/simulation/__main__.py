@@ -8,7 +8,7 @@ A seed is a world of its own, and the same each time: some processes on one stor
 real engine, on an event loop that runs one callback at a time and only when it is drawn. Whoever gets no turn any more
 was killed, at any await. So a failing seed is a complete report: play it again, and read what happened before the line
 that says FAULT. After a change of the library or of the simulator a seed is another one; a history worth keeping
-becomes a test of its own, as in `test_pauses` and `test_judge`.
+becomes a test of its own, as in `test_pauses` and `test_histories`.
 
 From the outside in:
 

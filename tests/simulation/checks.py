@@ -263,7 +263,7 @@ class Checks:
     def _judge_outcome(self, attempt: AttemptRow) -> None:
         if attempt.outcome in ("COMPLETED", "FAILED") and not self._world.runs.starts[attempt.task_id, attempt.attempt]:
             self._world.fault(f"an attempt has ended, and its code never began: {attempt}")
-        if attempt.outcome == "FAILED" and "Cancelled" in f"{attempt.error_message}{attempt.failed_reason}":
+        if attempt.outcome == "FAILED" and (attempt.error_message or "").startswith("CancelledError"):
             self._world.fault(f"an attempt that was interrupted is said to have failed: {attempt}")
         if attempt.outcome == "WORKER_FAILURE" and not self._has_crashed(attempt):
             self._world.fault(f"an attempt is said to have crashed, and nothing has died: {attempt}")

@@ -47,6 +47,11 @@ class Weather:
     refuse: float = 0.0
     """How often the store refuses a success for what it holds."""
 
+    @property
+    def longest_call_s(self) -> float:
+        """To its effect, and back."""
+        return 2 * self.longest_us / 1_000_000
+
     def draw(self, chance: random.Random) -> Fate:
         """The fate of the next call."""
         dice = chance.random()
@@ -101,9 +106,11 @@ class FaultyLine:
         return CommitReport(report.lost, {**report.rejected, **refused})
 
     def _may_refuse(self, write: Write) -> bool:
-        """A success on the row that it expects; any other is lost, whatever it holds."""
+        """A success on the running row that it expects; any other write is lost, or changes nothing."""
         row = self._process.world.checks.rows.get(write.task_id)
-        if write.status != TaskStatus.COMPLETED or row is None or write.expected != expected_of(row):
+        if row is None or (write.status, row.status) != (TaskStatus.COMPLETED, TaskStatus.RUNNING):
+            return False
+        if write.expected != expected_of(row):
             return False
         return (row.task_id, row.start_count) not in self._process.world.refused
 

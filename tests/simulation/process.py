@@ -32,7 +32,10 @@ WOKEN_US = 5_000_000
 TEARDOWN_US = 1_000
 """How long a loop goes on that has cancelled every task, before the program ends."""
 STOP_SLACK_S = 3.0
-"""What late answers of the store may add to the two seconds of a stop."""
+LAST_CALLS = 2
+"""What late answers of the store may add to the two seconds of a stop: the two calls behind its last batch end before
+it closes the file.
+"""
 
 
 class Process:
@@ -323,7 +326,8 @@ class Process:
         took_s -= self.closing_us / 1_000_000
         if self.is_alive and (self.is_starting or self.lifecycle is not None):
             self.world.fault(f"{self} has stopped, and its manager starts or runs")
-        is_late = was_up and took_s > drain_s + 2 + STOP_SLACK_S
+        slack_s = max(STOP_SLACK_S, LAST_CALLS * self.world.weather.longest_call_s)
+        is_late = was_up and took_s > drain_s + 2 + slack_s
         if is_late and pauses == (self.was_out, self.world.suspension_count):
             self.world.fault(f"{self} took {took_s:.1f} s to stop, with a drain of {drain_s:g} s")
 

@@ -1,4 +1,4 @@
-"""Histories that the judge once took for faults of the library: the rule is stated here, and the judge knows it now."""
+"""Histories that seeds have found, each with the rule that was broken there: by the library, or by the judge."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +19,7 @@ TWO_HOURS_S = 7_200
 def world(tmp_path: Path) -> Iterator[World]:
     """A store without faults; one death makes nobody guilty, and an end is recorded soon."""
     made = World(3, tmp_path)
-    made.weather, made.kinds, made.crash_budget = Weather(), ("safe", "memory"), 3
+    made.weather, made.kinds, made.crash_budget = Weather(), ("safe", "memory", "thread_safe"), 3
     made.options |= {"snapshot_interval": 0.5, "concurrency": 3}
     with inhabited(made):
         yield made
@@ -84,3 +84,16 @@ def test_a_schedule_that_is_planned_anew_after_the_clock_was_set_back_fires_for_
     assert world.run_until(lambda: len(world.timetable.fired[name]) == 2, 15.0)
     assert min(world.timetable.fired[name]) < before_us
     assert world.faults == []
+
+
+@pytest.mark.parametrize("short_s", [1, 9])
+def test_a_lane_that_is_short_for_a_while_ends_its_shortage_once(world: World, short_s: int) -> None:
+    """Though a look at what came of one try, and the next try, fall on one tick of the clock."""
+    process = started(world)
+    process.short_until_us = world.now_us + short_s * 1_000_000
+    process.watch(process.jobs["thread_safe"].enqueue(world.next_label(), "sleep:0.3"))
+    assert world.run_until(lambda: not process.waiting and not process.is_busy, 60.0)
+    assert [row.status for row in world.checks.rows.values()] == ["COMPLETED"]
+    world.run_until(lambda: False, 60.0)
+    assert world.faults == []
+    assert sum("starts tasks again" in line for line in world.lines) == 1
