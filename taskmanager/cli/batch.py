@@ -15,7 +15,6 @@ from taskmanager.cli.database import read, write
 from taskmanager.cli.filters import search_of, tell_what_was_meant
 from taskmanager.cli.output import answer_json, draw, screen
 from taskmanager.cli.task_ids import the_tasks
-from taskmanager.engine.row_codec import RowCodec
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow
@@ -30,9 +29,6 @@ SHOWN_BEFORE: Final = 10
 """Tasks of a batch that are shown before the question."""
 TOLD_ONE_BY_ONE: Final = 20
 """Of more tasks than that, a person gets the sums."""
-
-UNTYPED: Final = RowCodec({})
-"""The functions are unknown here, and their codecs: what is written is what recovery writes of unknown functions."""
 
 
 class Answer(NamedTuple):

@@ -11,11 +11,12 @@ from typing import Any, Final
 
 import click
 
-from taskmanager.cli.batch import UNTYPED, Action, Answer, act_on
+from taskmanager.cli.batch import Action, Answer, act_on
 from taskmanager.cli.confirmation import yes_option
 from taskmanager.cli.database import db_option, json_option, patiently
 from taskmanager.cli.filters import filter_options
 from taskmanager.engine.instance import is_dead
+from taskmanager.engine.row_codec import RowCodec
 from taskmanager.engine.stored_tasks import cancel_stored, is_free
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.record import TaskRow
@@ -25,6 +26,9 @@ from taskmanager.store.protocol import Store
 OUTCOME_PATIENCE_S: Final = 1.0
 """How long a cancel waits for the instances that it has asked."""
 OUTCOME_PAUSE_S: Final = 0.05
+
+# The functions are unknown here, and their codecs: what is written is what recovery writes of unknown functions.
+_UNTYPED: Final = RowCodec({})
 
 EPILOG: Final = """
 \b
@@ -63,10 +67,10 @@ def cancel(task_ids: tuple[str, ...], **options: Any) -> int:
 async def _cancel(store: Store, live: Sequence[TaskRow]) -> frozenset[str]:
     """In steps that are whole each: what is tried again must not find its own first half and take it for another's."""
     free = [row for row in live if is_free(row)]
-    done = await patiently(lambda: cancel_stored(store, UNTYPED, free, SystemClock().now_us()))
+    done = await patiently(lambda: cancel_stored(store, _UNTYPED, free, SystemClock().now_us()))
     for row in live:
         if not is_free(row):
-            done |= await patiently(partial(cancel_stored, store, UNTYPED, [row], SystemClock().now_us()))
+            done |= await patiently(partial(cancel_stored, store, _UNTYPED, [row], SystemClock().now_us()))
     return done
 
 
