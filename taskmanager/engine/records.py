@@ -56,13 +56,18 @@ class Records:
         return self._info(row, is_saved=True, attempts=attempts)
 
     async def _attempts(self, task_id: str, live: LiveTask | None) -> tuple[AttemptInfo, ...]:
-        rows = {row.attempt: row for row in await self._engine.store.fetch_attempts(task_id)}
-        if live is not None:
-            due = live.attempts_due
-            if live.idempotency_key is not None:  # earlier runs of a memory-only key may wait for the file
-                due = (*self._engine.writer.outbox.attempts_in_history(task_id), *due)
-            rows.update((row.attempt, row) for row in due)
+        # What leaves memory while the store is read may have come there too late to be read.
+        memory = self._attempts_in_memory(task_id, live)
+        stored = await self._engine.store.fetch_attempts(task_id)
+        rows = {row.attempt: row for row in (*stored, *memory, *self._attempts_in_memory(task_id, live))}
         return tuple(attempt_info(rows[number]) for number in sorted(rows))
+
+    def _attempts_in_memory(self, task_id: str, live: LiveTask | None) -> tuple[AttemptRow, ...]:
+        writer = self._engine.writer
+        due = () if live is None else live.attempts_due
+        if live is not None and live.idempotency_key is not None:  # earlier runs of a memory-only key may wait
+            due = (*writer.outbox.attempts_in_history(task_id), *due)
+        return (*writer.attempts_in_flight(task_id), *due)
 
     async def list(self, wanted: TaskFilter, before: str | None) -> tuple[TaskInfo, ...]:
         """Newest first, older than the task `before`; tasks in memory with their newest state."""

@@ -170,6 +170,32 @@ async def test_join_returns_when_the_last_task_ends_during_the_drain() -> None:
         assert handle.status is TaskStatus.COMPLETED
 
 
+async def test_an_attempt_is_seen_while_the_commit_that_takes_it_along_is_under_way() -> None:
+    """It is not due any more and not in the store yet: a task that failed would look as if it had never run."""
+    manager = manager_of()
+    gate = asyncio.Event()
+
+    @manager.task(persist=True)
+    async def work() -> None:
+        await gate.wait()
+
+    async with world_of(manager) as (_, store):
+        handle = work.enqueue()
+        await handle.saved()
+        await turns_until(lambda: handle.status is TaskStatus.RUNNING)
+        store.hold("commit")
+        gate.set()
+        await store.until_held("commit")
+        store.hold("fetch_attempts", after=True)
+        looking = asyncio.create_task(manager.get(handle.task_id, include_attempts=True))
+        await store.until_held("fetch_attempts")  # read too early, and told when the commit has ended
+        store.let_go()
+        info = await looking
+        assert info is not None
+        assert info.status is TaskStatus.COMPLETED
+        assert [each.attempt for each in info.attempts or ()] == [1]
+
+
 async def test_counts_do_not_count_a_task_twice_that_is_claimed_meanwhile() -> None:
     """The store counted it as free, memory as started: it counts once, and nothing below zero."""
     manager = manager_of()
