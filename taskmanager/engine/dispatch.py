@@ -7,6 +7,7 @@ the entry stays and is skipped when it comes up, because the phase of the task s
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heapreplace
 from itertools import count
 from typing import Final
 
@@ -103,7 +104,8 @@ class Dispatcher:
         """Whether the limit of any queue holds for all instances."""
         self._sources: dict[tuple[str, Lane, bool, bool], _Source] = {}
         self._suspect: LiveTask | None = None
-        self._ordered: list[_Source] = []
+        self._filled: dict[_Source, None] = {}
+        """Those with ready tasks, and some that were taken empty: queues are made by name, and may be many."""
         self._arrivals = count()
         self._delayed: DelayedQueue[LiveTask] = DelayedQueue()
         self._scheduled: DelayedQueue[LiveTask] = DelayedQueue()
@@ -157,7 +159,8 @@ class Dispatcher:
                 live.crash_count > 0,
                 self._arrivals,
             )
-            self._ordered.append(source)
+        if not source.heap:
+            self._filled[source] = None
         source.heap.push(live.priority, live.enqueued_at, live)
 
     def add_delayed(self, live: LiveTask, due_elapsed_s: float) -> None:
@@ -248,26 +251,39 @@ class Dispatcher:
             if resuming:
                 self._resume(lane)
         taken: list[LiveTask] = []
-        while (source := self._best()) is not None:
-            live = source.heap.pop()
-            if live.phase is not Phase.READY:
-                self._stale_count -= 1
+        open_sources = self._open_sources()
+        while open_sources:
+            queue_priority, _, source = open_sources[0]
+            if not (source.heap and self._may_start(source)):  # and no more in this turn: slots are only taken in it
+                heappop(open_sources)
                 continue
-            live.phase = Phase.STARTING
-            if source.is_suspect:
-                self._suspect = live
-            source.lane.take()
-            source.queue.slots.take()
-            taken.append(live)
+            live = source.heap.pop()
+            if live.phase is Phase.READY:
+                self._start(live, source)
+                taken.append(live)
+            else:
+                self._stale_count -= 1
+            if source.heap and len(open_sources) > 1:
+                heapreplace(open_sources, (queue_priority, source.heap.peek_key(), source))
         return taken
 
-    def _best(self) -> _Source | None:
-        """By queue priority, then task priority, then age."""
-        sources = self._ordered
-        if len(sources) == 1:
-            return sources[0] if sources[0].heap and self._may_start(sources[0]) else None
-        open_sources = [each for each in sources if each.heap and self._may_start(each)]
-        return min(open_sources, key=lambda s: (s.queue.config.priority, s.heap.peek_key()), default=None)
+    def _open_sources(self) -> list[tuple[int, tuple[int, int, int], _Source]]:
+        """A heap of what may start: by queue priority, then task priority, then age. No two of these keys are equal."""
+        found = []
+        for source in [*self._filled]:
+            if not source.heap:
+                del self._filled[source]
+            elif self._may_start(source):
+                found.append((source.queue.config.priority, source.heap.peek_key(), source))
+        heapify(found)
+        return found
+
+    def _start(self, live: LiveTask, source: _Source) -> None:
+        live.phase = Phase.STARTING
+        if source.is_suspect:
+            self._suspect = live
+        source.lane.take()
+        source.queue.slots.take()
 
     def _may_start(self, source: _Source) -> bool:
         if not source.lane.has_room or not source.queue.is_open:

@@ -81,6 +81,60 @@ def test_equal_tasks_start_in_the_order_of_their_arrival() -> None:
 # The limits.
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_best_of_all_that_may_start_is_next_each_time(seed: int) -> None:
+    """Whatever is full, paused or gone meanwhile: the same as looking at every waiting task before every start."""
+    chance = random.Random(seed)
+    queues = [
+        QueueConfig(f"q{n}", priority=chance.choice([10, 50]), max_concurrency=chance.choice([None, 1, 3]))
+        for n in range(6)
+    ]
+    world = World(*queues, concurrency=chance.randrange(1, 15), threads=chance.randrange(1, 5))
+    room: dict[str, float] = {each.name: each.max_concurrency or float("inf") for each in queues}
+    room |= {lane: slots.limit or 0 for lane, slots in world.dispatcher.lanes.items()}
+    world.dispatcher.set_paused("q0", paused=chance.random() < 0.5)
+    room["q0"] = 0 if world.dispatcher.queue("q0").is_paused else room["q0"]
+    waiting = []
+    for number in range(40):
+        queue = chance.choice(queues)
+        definition = chance.choice([definition_of, definition_of, lambda **how: definition_of(sync, **how)])
+        how = {"priority": chance.randrange(1, 4), "enqueued_at": chance.randrange(10)}
+        live = world.ready(f"t{number}", definition(persist=False, queue_name=queue.name), **how)
+        waiting.append((queue.priority, how["priority"], how["enqueued_at"], number, live))
+        if chance.random() < 0.1:
+            live.phase = Phase.ENDED
+    expected = []
+    for *_, live in sorted(waiting, key=lambda each: each[:4]):
+        places = (live.queue_name, live.definition.lane)
+        if live.phase is Phase.READY and all(room[place] for place in places):
+            expected.append(live.task_id)
+            for place in places:
+                room[place] -= 1
+    assert world.take() == expected
+
+
+def test_a_turn_looks_at_each_queue_a_few_times_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue is made by its name, one for each customer perhaps; and one that was used up costs nothing any more."""
+    looks = 0
+    may_start = Dispatcher._may_start
+
+    def counted(self: Dispatcher, source: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        return may_start(self, source)
+
+    monkeypatch.setattr(Dispatcher, "_may_start", counted)
+    world = World(concurrency=1_000)
+    for number in range(300):
+        world.ready(f"t{number}", of_queue(f"customer {number}"))
+    assert len(world.take()) == 300
+    assert looks <= 3 * 300
+    looks = 0
+    world.ready("one more")
+    assert world.take() == ["one more"]
+    assert looks <= 3
+
+
 def test_a_lane_is_never_fuller_than_its_limit() -> None:
     """A slot is taken by `take` and free with `give_back`, which asks for the next look."""
     world = World(concurrency=2)
