@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import chain
 from functools import partial
 from typing import Any, Final
 
@@ -67,7 +68,8 @@ class Records:
         due = () if live is None else live.attempts_due
         if live is not None and live.idempotency_key is not None:  # earlier runs of a memory-only key may wait
             due = (*writer.outbox.attempts_in_history(task_id), *due)
-        return (*writer.attempts_in_flight(task_id), *due)
+        in_flight = chain.from_iterable(each.attempts for each in writer.in_flight if each.live.task_id == task_id)
+        return (*in_flight, *due)
 
     async def list(self, wanted: TaskFilter, before: str | None) -> tuple[TaskInfo, ...]:
         """Newest first, older than the task `before`; tasks in memory with their newest state."""

@@ -93,7 +93,8 @@ class Writer:
         self.degraded_reason: str | None = None
         self._degraded_since_s = 0.0
         self._sent_oldest_s: float | None = None
-        self._in_flight: Sequence[Sent] = ()
+        self.in_flight: Sequence[Sent] = ()
+        """What the commit under way takes along: it is in the store, or due again, when that has ended."""
         self._task: asyncio.Task[None] | None = None
         self._begun_s = 0.0
 
@@ -256,7 +257,7 @@ class Writer:
         if not batch:
             self._end_flushes()
             return True
-        self._in_flight = batch
+        self.in_flight = batch
         first = batch[0].live
         self._sent_oldest_s = first.saving.unsaved_since_s if first.is_persisted else None
         try:
@@ -276,7 +277,7 @@ class Writer:
             raise
         finally:
             self._sent_oldest_s = None
-            self._in_flight = ()
+            self.in_flight = ()
         self._note_restored()
         self._absorb(batch, report)
         return True
@@ -308,12 +309,6 @@ class Writer:
 
     async def _commit(self, batch: list[Sent]) -> CommitReport:
         return await self.store.commit([write_of(live, base, attempts) for live, _, attempts, base in batch])
-
-    def attempts_in_flight(self, task_id: str) -> Iterator[AttemptRow]:
-        """Those that the commit under way takes along: they are in the store, or due again, when it has ended."""
-        for sent in self._in_flight:
-            if sent.live.task_id == task_id:
-                yield from sent.attempts
 
     def _put_back(self, batch: list[Sent]) -> None:
         """Nothing of the batch is known to be written, or not. The states are read anew when it is tried again."""
