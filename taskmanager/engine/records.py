@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from itertools import chain
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 from taskmanager.codec.values import loads
