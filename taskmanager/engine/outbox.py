@@ -1,8 +1,8 @@
 """What is to be written, in the order in which it matters.
 
 Changes first: a start holds a slot until it is committed, and an end has waiters. Then tasks that were only accepted,
-which may wait for `commit_interval`, and are often started before that, so that one row is written instead of two. Then
-the history of memory-only tasks.
+for which no commit is made before `commit_interval` is over: often they are started by then, and one row is written
+instead of two. Then the history of memory-only tasks.
 
 A task that is taken is in flight until the whole batch is settled, or put back where it stood. So how far a line has
 got is one number, and a flush needs no more than the places that it waits for: it is over when these are passed.
@@ -178,14 +178,13 @@ class Outbox:
 
     # Out.
 
-    def take(self, limit: int, *, with_accepted: bool, with_history: bool) -> list[LiveTask]:
+    def take(self, limit: int, *, with_history: bool) -> list[LiveTask]:
         """The next batch, of at most `limit` tasks: each is in flight from here on, until all are settled or put back.
 
         Only when that has happened the next batch is taken.
         """
         taken = self._take_changed(limit)
-        if with_accepted:
-            self._take_accepted(taken, limit)
+        self._take_accepted(taken, limit)
         self._in_flight_count = sum(live.is_persisted for live in taken)
         if with_history:
             while len(taken) < limit and self._history.entries:

@@ -2,8 +2,8 @@
 
 The writer commits as soon as it is idle and a start, an end or a waiter wants it; whatever changes meanwhile is the
 next batch, so that the batch grows with the load and one caller waits for one commit only. A task that was only
-accepted may wait for `commit_interval`. So may memory-only history, once there is a slice of it; until then it waits
-for `snapshot_interval`.
+accepted goes with the next commit, whatever that is made for, or after `commit_interval`. Memory-only history waits as
+long once there is a slice of it, and for `snapshot_interval` until then.
 
 What a batch carries is read from the task when the batch is made, never earlier, and its precondition is the state that
 was last *committed*. So a failed batch is simply put back: it cannot overwrite newer news, because it holds none.
@@ -290,11 +290,7 @@ class Writer:
 
     def _take_batch(self) -> list[Sent]:
         outbox = self.outbox
-        taken = outbox.take(
-            MAX_BATCH,
-            with_accepted=self._accepted_due.is_now or self._is_closing,
-            with_history=self._history_due.is_now,
-        )
+        taken = outbox.take(MAX_BATCH, with_history=self._history_due.is_now)
         batch: list[Sent] = []
         for live in taken:
             attempts, live.attempts_due = live.attempts_due, ()
