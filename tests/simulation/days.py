@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from taskmanager.engine.stall import TOLERANCE_S
 from tests.simulation.calls import Calls
 from tests.simulation.process import Process
 from tests.simulation.world import World
@@ -86,12 +87,14 @@ class Days:
 
     def _suspend(self) -> None:
         """The machine sleeps, or the container is paused: everybody at once, and nobody is to blame for it."""
-        until_us = self._world.now_us + round(self._chance.choice((0.7, 8.0, 60.0)) * 1_000_000)
+        seconds = self._chance.choice((0.7, 8.0, 60.0))
+        until_us = self._world.now_us + round(seconds * 1_000_000)
         self._suspended_until_us = until_us
         self._world.suspension_count += 1
         self._world.log(None, "everything is stopped until", until_us / 1e6)
         for process in self._world.alive:
-            if process.may_turn:  # its heart would have gone on as before
+            # Its heart would have gone on as before; nobody notices a stop that is shorter.
+            if process.may_turn and seconds > TOLERANCE_S:
                 process.last_beat_us += until_us - self._world.now_us
             process.frozen_until_us = max(until_us, process.frozen_until_us)
             self._world.at(process.frozen_until_us, process.thaw)

@@ -464,7 +464,8 @@ class Transaction:
         self.connection.execute("COMMIT" if keeps else "ROLLBACK")
         self.cut()
         world = self._process.world
-        if self._loss_count == world.loss_count:
+        # Who has not noticed yet that the file was deleted has another one open than this has written to.
+        if self._loss_count == world.loss_count and self._process.view.is_current:
             world.disk.log_is_written(world.clock.now_us())
             world.checks.observe(self._process, "submit", ())
             (world.checks.promised if keeps else world.checks.taken_back)(task_id)
