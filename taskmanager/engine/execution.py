@@ -65,9 +65,15 @@ class Runner:
         run = self._by_lane[live.definition.lane]
         # Not by the task factory of the loop: an eager one would run user code here, in the middle of a dispatch.
         attempt.task = asyncio.Task(run(attempt), loop=loop, context=context)
+        attempt.task.add_done_callback(partial(self._ended, attempt))
         attempt.began_s = loop.time()
         if live.timeout_s is not None:
             self._watch_timeout(attempt, live.timeout_s)
+
+    def _ended(self, attempt: Attempt, task: "asyncio.Task[None]") -> None:
+        """A stranger may cancel a task before its first step: it never runs then, not even to report that."""
+        if task.cancelled() and attempt.task is task:
+            self._finish(attempt, self._raised(attempt, asyncio.CancelledError()))
 
     def stop(self, attempt: Attempt, reason: StopReason) -> None:
         """Ask an attempt to stop: async code is cancelled, a child killed, a thread sees `is_cancelled`."""

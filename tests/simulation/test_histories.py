@@ -97,3 +97,18 @@ def test_a_lane_that_is_short_for_a_while_ends_its_shortage_once(world: World, s
     world.run_until(lambda: False, 60.0)
     assert world.faults == []
     assert sum("starts tasks again" in line for line in world.lines) == 1
+
+
+def test_a_task_that_a_stranger_cancels_before_its_first_step_was_interrupted_and_holds_no_slot(world: World) -> None:
+    """Its coroutine never runs, not even to report that; somebody else must, or it would be running for ever."""
+    process = started(world)
+    process.loop.call_soon(lambda: process.watch(process.jobs["memory"].enqueue(world.next_label(), "sleep:0")))
+    engine = process.engine
+    assert engine is not None
+    while not engine.runner.running and process.loop.has_work():
+        process.loop.turn()
+    (attempt,) = engine.runner.running.values()
+    assert not attempt.has_begun
+    process.cancel_every_task(ends_loop=False)
+    assert world.run_until(lambda: not engine.live and not engine.runner.running, 5.0)
+    assert world.faults == []
