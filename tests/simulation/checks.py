@@ -261,7 +261,8 @@ class Checks:
             self._judge_outcome(attempts[key])
 
     def _judge_outcome(self, attempt: AttemptRow) -> None:
-        if attempt.outcome in ("COMPLETED", "FAILED") and not self._world.runs.starts[attempt.task_id, attempt.attempt]:
+        has_begun = self._world.loss_count or self._world.runs.starts[attempt.task_id, attempt.attempt]
+        if attempt.outcome in ("COMPLETED", "FAILED") and not has_begun:
             self._world.fault(f"an attempt has ended, and its code never began: {attempt}")
         if attempt.outcome == "FAILED" and (attempt.error_message or "").startswith("CancelledError"):
             self._world.fault(f"an attempt that was interrupted is said to have failed: {attempt}")
