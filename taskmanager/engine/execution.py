@@ -49,6 +49,7 @@ class Runner:
         self.processes = ProcessLane(process_limit)
         self.running: dict[str, Attempt] = {}
         self.abandoned: set[Attempt] = set()
+        self._not_begun: list[Attempt] = []
         self.is_stopping = False
         self._report = report
         self._lost_s = lost_s
@@ -65,15 +66,28 @@ class Runner:
         run = self._by_lane[live.definition.lane]
         # Not by the task factory of the loop: an eager one would run user code here, in the middle of a dispatch.
         attempt.task = asyncio.Task(run(attempt), loop=loop, context=context)
-        attempt.task.add_done_callback(partial(self._ended, attempt))
+        if not self._not_begun:
+            loop.call_soon(self._look_at_not_begun)
+        self._not_begun.append(attempt)
         attempt.began_s = loop.time()
         if live.timeout_s is not None:
             self._watch_timeout(attempt, live.timeout_s)
 
-    def _ended(self, attempt: Attempt, task: "asyncio.Task[None]") -> None:
-        """A stranger may cancel a task before its first step: it never runs then, not even to report that."""
-        if task.cancelled() and attempt.task is task:
-            self._finish(attempt, self._raised(attempt, asyncio.CancelledError()))
+    def _look_at_not_begun(self) -> None:
+        """A stranger may cancel a task before its first step: it never runs then, not even to report that.
+
+        All that are started together are looked at together, which costs less than a callback of each.
+        """
+        started, self._not_begun = self._not_begun, []
+        for attempt in started:
+            if attempt.has_begun or attempt.task is None:
+                continue
+            if attempt.task.done():
+                self._finish(attempt, self._raised(attempt, asyncio.CancelledError()))
+            else:
+                self._not_begun.append(attempt)
+        if self._not_begun:
+            asyncio.get_running_loop().call_soon(self._look_at_not_begun)
 
     def stop(self, attempt: Attempt, reason: StopReason) -> None:
         """Ask an attempt to stop: async code is cancelled, a child killed, a thread sees `is_cancelled`."""
