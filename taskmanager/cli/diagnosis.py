@@ -72,31 +72,39 @@ def permissions(db: Path) -> Finding:
     return Finding("permissions", True, "only its owner can read it")
 
 
-def _mounts() -> list[tuple[str, str]]:
-    """Where what is mounted: (mount point, type of file system); nothing where the system does not say."""
+def _mounts() -> list[tuple[str, str, str]]:
+    """What is mounted: (mount point, type of file system, options); nothing where the system does not say."""
     try:
         lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
     words = [line.split(" ") for line in lines]
-    return [(each[1].replace("\\040", " "), each[2]) for each in words if len(each) > 2]
+    return [(each[1].replace("\\040", " "), each[2], each[3]) for each in words if len(each) > 3]
 
 
 def _is_read_only(db: Path) -> bool:
     return hasattr(os, "statvfs") and bool(os.statvfs(db.resolve()).f_flag & os.ST_RDONLY)
 
 
-def mount(file: Path, mounts: Sequence[tuple[str, str]], *, is_read_only: bool = False) -> Finding:
-    """SQLite's log needs memory that all its users share, and locks that hold: a network file system has neither."""
+def mount(file: Path, mounts: Sequence[tuple[str, str, str]], *, is_read_only: bool = False) -> Finding:
+    """SQLite's log needs memory that all its users share, and locks that hold: a network file system has neither.
+
+    Linux makes a file system read-only whose disk fails: `ro`, or since 6.17 `emergency_ro` beside an unchanged `rw`.
+    """
+    below = [each for each in mounts if file.is_relative_to(each[0])]
+    point, kind, options = max(reversed(below), key=lambda each: len(Path(each[0]).parts), default=("", "", ""))
+    if "emergency_ro" in options.split(","):
+        return Finding(
+            "file system", False, f"the system has made {point} read-only after an error",
+            "its disk may be failing: look into the system log, save what is there, and check the file system",
+        )  # fmt: skip
     if is_read_only:
         return Finding(
             "file system", False, "it is mounted read-only",
             "an application can save nothing there; look why (the system log), and mount it writable",
         )  # fmt: skip
-    below = [(point, kind) for point, kind in mounts if file.is_relative_to(point)]
-    if not below:
+    if not kind:
         return Finding("file system", True, "unknown; it must be a local one")
-    point, kind = max(reversed(below), key=lambda each: len(Path(each[0]).parts))
     if kind in NETWORK_TYPES:
         return Finding(
             "file system", False, f"{point} is a network mount ({kind})",

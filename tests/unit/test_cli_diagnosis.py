@@ -39,8 +39,8 @@ def instance(name: str = "i1", **document: Any) -> InstanceRow:
 )
 def test_the_innermost_mount_says_what_kind_of_file_system_it_is(file: str, is_well: bool, found: str) -> None:
     """A name that begins alike is no parent; what is mounted later on the same point hides what was there."""
-    mounts = [("/", "overlay"), ("/", "ext4"), ("/srv/share", "nfs4"), ("/srv/share/local", "xfs")]
-    finding = mount(Path(file), [*mounts, ("/mnt/x", "fuse.sshfs")])
+    kinds = [("/", "overlay"), ("/", "ext4"), ("/srv/share", "nfs4"), ("/srv/share/local", "xfs")]
+    finding = mount(Path(file), [(point, kind, "rw") for point, kind in [*kinds, ("/mnt/x", "fuse.sshfs")]])
     assert (finding.is_well, finding.found) == (is_well, found)
     assert mount(Path(file), []).is_well
 
@@ -70,8 +70,16 @@ def test_functions_are_judged_only_when_every_instance_tells_its_own() -> None:
 
 def test_a_file_system_that_takes_no_writes_is_a_finding() -> None:
     """Linux mounts one read-only when its disk fails."""
-    found = mount(Path("/srv/tasks.db"), [("/", "ext4")], is_read_only=True)
+    found = mount(Path("/srv/tasks.db"), [("/", "ext4", "ro")], is_read_only=True)
     assert (found.is_well, found.found) == (False, "it is mounted read-only")
+
+
+def test_a_file_system_that_has_shut_itself_after_an_error_is_a_finding() -> None:
+    """A newer Linux leaves `rw` beside it, and nothing else tells; what is mounted elsewhere does not matter."""
+    mounts = [("/", "ext4", "rw"), ("/srv", "ext4", "rw,relatime,emergency_ro")]
+    found = mount(Path("/srv/tasks.db"), mounts)
+    assert (found.is_well, found.found) == (False, "the system has made /srv read-only after an error")
+    assert mount(Path("/var/tasks.db"), mounts).is_well
 
 
 def test_a_log_is_a_finding_when_it_is_large_or_pinned_while_it_grows() -> None:
