@@ -120,9 +120,11 @@ async def _repeat(
     """`work` every `interval_s` seconds until cancelled, or until the store has refused it for good too often.
 
     An error that nobody expected may pass, so it does not end the duty: the first of a row is logged, and the pauses
-    between the tries grow. While a duty fails, `faults` has the reason under its name.
+    between the tries grow. While a duty fails, `faults` has the reason under its name. An outage is logged when it
+    begins and when it has ended, however long it is.
     """
     refused = surprised = 0
+    is_kept_out = False
     is_first = at_once
     while refused < MAX_PERMANENT_FAILURES:
         if not is_first:
@@ -131,7 +133,9 @@ async def _repeat(
         try:
             await work()
         except StoreUnavailable as exc:
-            logger.warning("the %s could not do its round, and tries again: %s", name, exc)
+            if not is_kept_out:
+                logger.warning("the %s could not do its round, and tries again: %s", name, exc)
+            is_kept_out = True
         except StoreError as exc:
             refused += 1
             faults[name] = str(exc)
@@ -144,6 +148,9 @@ async def _repeat(
         else:
             refused = surprised = 0
             faults.pop(name, None)
+            if is_kept_out:
+                logger.info("the %s does its rounds again", name)
+            is_kept_out = False
     faults[name] = f"given up until the next start: {faults[name]}"
     logger.critical("the %s failed %d times and is given up until the next start", name, MAX_PERMANENT_FAILURES)
 

@@ -350,6 +350,22 @@ async def test_a_duty_that_fails_for_good_three_times_in_a_row_is_given_up_loudl
     assert critical == ["the reaper failed 3 times and is given up until the next start"]
 
 
+async def test_an_outage_is_logged_when_it_begins_and_when_it_has_ended(caplog: pytest.LogCaptureFixture) -> None:
+    """A disk that is away for a day is not worth a line for each round of each duty."""
+    answers: list[Exception | None] = [StoreUnavailable("y")] * 3 + [None, None, StoreUnavailable("z"), None]
+    answers += [StoreError("x")] * 3
+
+    async def work() -> None:
+        if (answer := answers.pop(0)) is not None:
+            raise answer
+
+    with caplog.at_level(logging.INFO, "taskmanager"):
+        await asyncio.wait_for(supervisor._repeat("upkeep", 0, work, True, {}), 10)
+    told = [each.getMessage() for each in caplog.records if each.levelno < logging.ERROR]
+    begun, ended = "the upkeep could not do its round, and tries again: ", "the upkeep does its rounds again"
+    assert told == [begun + "y", ended, begun + "z", ended]
+
+
 async def test_a_duty_that_fails_unexpectedly_is_tried_again_and_shown_until_it_succeeds(
     stage: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
