@@ -5,6 +5,7 @@ what waits here, *runner* what runs here, until its outcome is committed. When t
 running task may be silent, the claimer's beat stops, so that waiting work is taken over, and the runner's goes on.
 """
 
+import socket
 import threading
 from contextlib import suppress
 from typing import Final
@@ -26,12 +27,57 @@ SLOW_WRITE_S: Final = 1.0
 """A beat that takes this long meets what others may not get through at all."""
 
 
+class Rest:
+    """A wait that no step of the wall clock makes longer, until `stop` is set and `end` says so.
+
+    The time-out of an `Event` is measured by the wall clock where the C library has no `sem_clockwait`: musl, macOS,
+    and interpreters built for an old glibc. Set back by an hour there, it would keep every heartbeat of the machine
+    silent for an hour, and what runs would run again elsewhere. The time-out of a socket is elapsed time everywhere.
+    """
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._pair: tuple[socket.socket, socket.socket] | None = None
+        with suppress(OSError):  # out of descriptors: the event alone must do
+            self._pair = socket.socketpair()
+
+    def wait(self, for_s: float) -> bool:
+        """Whether it is over."""
+        if not self._stop.is_set() and not self._has_waited(for_s):
+            self._stop.wait(for_s)
+        return self._stop.is_set()
+
+    def _has_waited(self, for_s: float) -> bool:
+        if self._pair is None:
+            return False
+        try:
+            self._pair[0].settimeout(for_s)
+            return bool(self._pair[0].recv(1))
+        except TimeoutError:
+            return True
+        except OSError:  # the program has closed every descriptor it found
+            return False
+
+    def end(self) -> None:
+        """Wake who waits; it looks at `stop`."""
+        if self._pair is not None:
+            with suppress(OSError):
+                self._pair[1].send(b".")
+
+    def close(self) -> None:
+        """Give its descriptors back."""
+        for each in self._pair or ():
+            with suppress(OSError):
+                each.close()
+
+
 class Heartbeat:
     """The heartbeat of one instance. Started after the instance is registered, stopped last."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._stop = threading.Event()
+        self._rest: Rest | None = None
         self._thread: threading.Thread | None = None
         self._loop_thread = threading.current_thread()
         self._answered_s = self._rested_s = engine.clock.elapsed_s()
@@ -66,6 +112,8 @@ class Heartbeat:
     def stop(self, patience_s: float = 2.0) -> None:
         """Stop beating."""
         self._stop.set()
+        if self._rest is not None:
+            self._rest.end()
         if self._thread is not None:
             self._thread.join(patience_s)
 
@@ -73,14 +121,16 @@ class Heartbeat:
         beater = self._engine.store.open_beater()
         if beater is None:
             return
+        self._rest = rest = Rest(self._stop)
         try:
-            self._beat_until_stopped(beater)
+            self._beat_until_stopped(beater, rest)
         finally:
+            rest.close()
             beater.close()
 
-    def _beat_until_stopped(self, beater: Beater) -> None:
+    def _beat_until_stopped(self, beater: Beater, rest: Rest) -> None:
         while self._survives(beater):
-            if self._stop.wait(LOOP_PROBE_S) or not (self._loop_thread.is_alive() or self.outlives_loop):
+            if rest.wait(LOOP_PROBE_S) or not (self._loop_thread.is_alive() or self.outlives_loop):
                 return
 
     def _survives(self, beater: Beater) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, closing
 from dataclasses import replace
@@ -16,7 +17,7 @@ import pytest
 
 from taskmanager import QueueConfig, RecoveryConfig, TaskManager, TaskStatus
 from taskmanager.duties import recovery, supervisor
-from taskmanager.duties.heartbeat import BLOCKED_AFTER_S, LOOP_PROBE_S, Heartbeat
+from taskmanager.duties.heartbeat import BLOCKED_AFTER_S, LOOP_PROBE_S, Heartbeat, Rest
 from taskmanager.duties.supervisor import Supervisor
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import InstanceLock, has_lock_file, lock_path, sign_of_life
@@ -491,6 +492,52 @@ async def test_a_process_that_was_stopped_is_no_loop_that_was_blocked(
         heart.pulse(Slow())
         silent_s += LOOP_PROBE_S
         assert silent_s <= BLOCKED_AFTER_S + 2 * LOOP_PROBE_S
+
+
+class SetBack(threading.Event):
+    """An event whose time-outs are measured by a wall clock that is set back while somebody waits: none ever comes."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(None)
+
+
+async def test_a_wall_clock_that_is_set_back_makes_no_heart_stop(stage: Any) -> None:
+    """Time-outs of locks go by the wall clock with some C libraries; all hearts of a machine would stop together."""
+    scene = await stage()
+    other = Heartbeat(scene.engine)
+    other._stop = SetBack()
+    rounds, pulse = threading.Semaphore(0), other.pulse
+
+    def counted(beater: Any) -> bool:
+        rounds.release()
+        return pulse(beater)
+
+    other.pulse = counted  # type: ignore[method-assign]  # to be told of each round
+    other.start()
+    for _ in range(3):
+        assert await asyncio.to_thread(rounds.acquire, timeout=20)
+    other.stop(20)
+    assert other._thread is not None
+    assert not other._thread.is_alive(), "and it ends at once when it is told to"
+
+
+def test_who_rests_without_descriptors_rests_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may have none left, or close what it did not open; that is no reason to spin, or to end."""
+    waits: list[float | None] = []
+    stop = threading.Event()
+    monkeypatch.setattr(stop, "wait", waits.append)
+    closed = Rest(stop)
+    closed.close()
+    assert not closed.wait(0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr("socket.socketpair", lambda: (_ for _ in ()).throw(OSError(24, "Too many open files")))
+        bare = Rest(stop)
+    assert not bare.wait(0.5)
+    assert waits == [0.5, 0.5]
+    stop.set()
+    bare.end()
+    assert bare.wait(0.5)
+    bare.close()
 
 
 async def test_a_loop_that_is_heard_of_is_not_woken_to_be_asked(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
