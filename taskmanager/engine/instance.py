@@ -96,11 +96,18 @@ class InstanceLock:
         while self._fd is None:
             # Locked under another name first: nobody may find the file of a living instance unlocked.
             fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            if fcntl is not None:
-                fcntl.flock(fd, fcntl.LOCK_EX)  # at most a sweep holds it, for as long as it takes to remove the file
-            with contextlib.suppress(FileNotFoundError):
-                new.replace(self.path)
-            if _is_at(fd, self.path):
+            try:
+                if fcntl is not None:
+                    fcntl.flock(
+                        fd, fcntl.LOCK_EX
+                    )  # at most a sweep holds it, for as long as it takes to remove the file
+                with contextlib.suppress(FileNotFoundError):
+                    new.replace(self.path)
+                is_in_place = _is_at(fd, self.path)
+            except BaseException:
+                os.close(fd)  # or the next try would wait for this lock, and nobody would ever let go of it
+                raise
+            if is_in_place:
                 self._fd = fd
                 _open_like(fd, self._database)
             else:

@@ -5,6 +5,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -213,3 +216,36 @@ def test_a_forked_child_does_not_keep_its_dead_parent_alive(database: Path) -> N
     process.wait()
     assert is_dead(database, "child")
     process.communicate()
+
+
+@needs_flock
+def test_a_lock_that_could_not_be_put_back_is_put_back_by_a_later_try(database: Path) -> None:
+    """A try in vain leaves nothing locked: the next one would wait for that for ever, and the heartbeat with it."""
+    lock = InstanceLock(database, "i1")
+    lock.take()
+    lock.path.unlink()
+    lock.path.mkdir()  # nothing can be renamed to this
+    before = len(os.listdir("/dev/fd"))
+    for _ in range(3):
+        with pytest.raises(IsADirectoryError):
+            in_time(lock.put_back)
+    assert len(os.listdir("/dev/fd")) == before
+    lock.path.rmdir()
+    assert in_time(lock.put_back)
+    assert not is_dead(database, "i1")
+    assert list(database.parent.glob("*.lock")) == [lock.path]
+    lock.drop()
+
+
+def in_time(call: Callable[[], bool]) -> bool:
+    """What it returns or raises, in a thread that may hang."""
+    found: Future[bool] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(call())
+        except OSError as exc:
+            found.set_exception(exc)
+
+    threading.Thread(target=run, daemon=True).start()
+    return found.result(5)
