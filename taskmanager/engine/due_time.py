@@ -15,21 +15,24 @@ class DueTime:
 
     def begin(self) -> None:
         """There is work: its time comes after the wait, unless it is being waited for already."""
-        if self._timer is None and not self.is_now:
+        if self.is_now:
+            self._on_due()  # it came when there was nothing to do, and nobody may have looked since
+        elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._wait_s, self.hurry)
 
     def shorten(self, wait_s: float) -> None:
         """Its time comes after this wait, which is shorter than the one that has begun."""
-        if not self.is_now:
+        if self.is_now:
+            self._on_due()
+        else:
             self.close()
             self._timer = asyncio.get_running_loop().call_later(wait_s, self.hurry)
 
     def hurry(self) -> None:
         """Its time has come."""
         self.close()
-        if not self.is_now:
-            self.is_now = True
-            self._on_due()
+        self.is_now = True
+        self._on_due()
 
     def close(self) -> None:
         """The timer rings no more."""

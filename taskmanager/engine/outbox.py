@@ -249,12 +249,16 @@ class Outbox:
         if not live.saving.is_dirty and self.unsaved_history.get(live.task_id) is live:
             del self.unsaved_history[live.task_id]
 
-    def try_again(self, live: LiveTask) -> Places:
-        """A task that was just settled has become dirty by that: it is written with the next batch, as if put back.
+    def try_again(self, live: LiveTask, *, was_dirty: bool) -> Places:
+        """A task that was just settled is to be written again: that is done with the next batch, as if put back.
         The places that are passed when all of these are written.
         """
         places = Places(self._changed.passed_count, self._history.passed_count)
-        (self._changed if live.is_persisted else self._history).advance(live)
+        if not was_dirty:
+            (self._changed if live.is_persisted else self._history).advance(live)
+        elif live.is_persisted:  # it has changed meanwhile; the entry of that is skipped when it comes up
+            live.saving.is_urgent = True
+            self._changed.put_back(live)
         return places
 
     def has_passed(self, places: Places) -> bool:

@@ -377,8 +377,8 @@ class Writer:
         """An answer that calls for another write: that is the same change, and whoever flushes waits on."""
         was_dirty = live.saving.is_dirty
         yield
-        if live.saving.is_dirty and not was_dirty:
-            places = self.outbox.try_again(live)
+        if live.saving.is_dirty:
+            places = self.outbox.try_again(live, was_dirty=was_dirty)
             self._flushes = [(each.or_behind(places), done) for each, done in self._flushes]
             self._history_due.is_now |= not live.is_persisted
 

@@ -225,11 +225,11 @@ def test_a_lock_that_could_not_be_put_back_is_put_back_by_a_later_try(database: 
     lock.take()
     lock.path.unlink()
     lock.path.mkdir()  # nothing can be renamed to this
-    before = len(os.listdir("/dev/fd"))
+    before = len(list(Path("/dev/fd").iterdir()))
     for _ in range(3):
         with pytest.raises(IsADirectoryError):
             in_time(lock.put_back)
-    assert len(os.listdir("/dev/fd")) == before
+    assert len(list(Path("/dev/fd").iterdir())) == before
     lock.path.rmdir()
     assert in_time(lock.put_back)
     assert not is_dead(database, "i1")

@@ -543,6 +543,57 @@ async def test_a_flush_waits_for_the_second_try_of_what_was_marked_before_it() -
         assert writer.unsaved_count == 0
 
 
+async def test_a_flush_waits_for_the_second_try_of_what_has_changed_since() -> None:
+    """Its first try found a commit that had seemed to fail; that is older than what the flush waits for."""
+    store = Store("arrive fail", "hold", "hold")
+    async with a_writer(store) as (writer, listener):
+        live = new_live(task_id="a")
+        start(live)
+        writer.mark(live)
+        await until(lambda: ("degraded",) in listener.heard)
+        live.status, live.attempts_due = TaskStatus.PENDING, (attempt_of(live, 1),)
+        await until(lambda: store.is_held)
+        flush = asyncio.create_task(writer.flush())
+        await asyncio.sleep(0)
+        for _ in range(MAX_BATCH):
+            writer.mark(new_live())
+        start(live)
+        writer.mark(live)
+        store.gate.set()
+        await until(lambda: len(store.sent) == 3)
+        await quiescence()
+        assert not flush.done()
+        assert "a" in {write.task_id for write in store.sent[2]}
+        store.gate.set()
+        await until(flush.done)
+        await writer.flush()
+        assert writer.unsaved_count == 0
+        assert await store.fetch_attempts("a")
+
+
+async def test_a_time_that_comes_during_the_commit_of_what_it_was_for_holds_up_nothing_later() -> None:
+    """What comes next is written in time; it does not wait for somebody else to wake the writer."""
+    store = Store("hold")
+    async with a_writer(store, commit_interval_s=0.01) as (writer, _):
+        writer.accept(new_live())
+        flush = asyncio.create_task(writer.flush())
+        await until(lambda: store.is_held)
+        await after(0.05)
+        store.gate.set()
+        await until(flush.done)
+        await quiescence()
+        writer.accept(new_live())
+        await after(0.05)
+        await until(lambda: store.sizes == [1, 1])
+
+
+async def after(wait_s: float) -> None:
+    """Return when every timer that is due by then has rung."""
+    is_over = asyncio.Event()
+    asyncio.get_running_loop().call_later(wait_s, is_over.set)
+    await is_over.wait()
+
+
 async def test_a_store_that_refused_what_nobody_has_any_more_is_not_taken_to_refuse_for_ever() -> None:
     """What waits for its start is taken over while a slow disk keeps us out, and claimed again: all that was to be
     written is given up. A task starts only while the store is well, and only a task that starts is written.
