@@ -138,6 +138,8 @@ def _signals(
     for number in (signal.SIGTERM, signal.SIGINT):
         try:
             before = signal.getsignal(number)
+            if before is _exit_in_order:  # left by an earlier run, and true of that one only
+                before = signal.SIG_DFL
             loop.add_signal_handler(number, on_signal)
             installed.append((number, before))
         except (NotImplementedError, RuntimeError, ValueError):

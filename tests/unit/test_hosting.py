@@ -116,3 +116,21 @@ os.kill(os.getpid(), signal.SIGTERM)
 raise SystemExit(7)
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == status
+
+
+def test_only_the_last_run_of_a_process_says_how_it_is_ended_afterwards() -> None:
+    """One that was asked to end and stopped in order says nothing of the one after it."""
+    program = """
+import asyncio, os, signal
+from taskmanager import TaskManager
+
+async def main(is_asked: bool) -> None:
+    if is_asked:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+TaskManager(None).run(lambda: main(True))
+TaskManager(None).run(lambda: main(False))
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGTERM
