@@ -22,7 +22,7 @@ INDENT: Final = "  "
 
 
 class Block(str):
-    """A text of several lines, such as a traceback. In a record each of them is indented: none begins one."""
+    """A text of several lines, such as a traceback. Each line is indented in a record, so none looks like a record."""
 
     __slots__ = ()
 
@@ -65,9 +65,9 @@ class Log(logging.LoggerAdapter[logging.Logger]):
 
 
 def plain(value: object) -> object:
-    """The value itself where its text has nothing to be escaped, else that text without it."""
+    """The value itself if its text needs no escapes, else its escaped text."""
     if isinstance(value, Block):
-        return "\n".join(INDENT + line for line in escaped_lines(value).split("\n"))
+        return "\n".join(INDENT + line for line in escaped_lines(value.rstrip("\n")).split("\n"))
     text = str(value)
     return value if text.isprintable() else escaped(text)
 

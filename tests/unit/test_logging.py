@@ -87,6 +87,7 @@ async def test_no_text_of_others_begins_a_line_of_the_log(tmp_path: Path, format
     assert "all is lost\\x1b[2J\\u202e\\u2028" in text
     assert "WARNING|crashes|" in text
     assert all(line.startswith(("  ", "INFO|", "DEBUG|", "WARNING|", "ERROR|")) for line in text.splitlines())
+    assert all(line.strip() for line in text.splitlines())  # a traceback adds no empty line at its end
 
 
 async def test_a_record_logged_inside_a_task_is_about_it(tmp_path: Path, formatted: io.StringIO) -> None:
