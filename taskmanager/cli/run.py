@@ -71,8 +71,11 @@ def run(target: str, log_level: str, as_json: bool) -> int:
     stdout = _keep_stdout() if as_json else None
     manager = load_manager(target)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("taskmanager").info("running %s (%r); Ctrl-C stops it", target, manager)
+    log = logging.getLogger("taskmanager")
+    file = manager._settings.database or "no file"  # noqa: SLF001  # the command is a part of the package
+    log.info("running %s on %s; Ctrl-C stops it", target, file)
     ended = host(manager)
+    log.info("%s has stopped%s", target, f" after {ended.signals[0].name}" if ended.signals else "")
     if stdout is not None and ended.engine is not None:
         with os.fdopen(stdout, "wb") as answer:
             answer.write(as_document(_account(ended, ended.engine)))
