@@ -13,6 +13,7 @@ import contextlib
 import os
 import socket
 import sys
+import threading
 import weakref
 from collections.abc import Container, Iterable
 from pathlib import Path
@@ -89,6 +90,8 @@ class InstanceLock:
         self._database = database
         self._instance_id = instance_id
         self._fd: int | None = None
+        self._changing = threading.RLock()
+        """Held while the file is put back, by the thread of the heartbeat, or dropped, by that of the loop."""
 
     def take(self) -> None:
         """Create the lock file and lock it. `OSError` when the directory cannot be written."""
@@ -116,17 +119,18 @@ class InstanceLock:
 
     def put_back(self) -> bool:
         """Make the file anew if somebody has removed or replaced it; whether that was so. `OSError` as for `take`."""
-        lost = self._fd
-        if lost is None or _is_at(lost, self.path) or not self._database.exists():
-            return False
-        self._fd = None
-        try:
-            self.take()
-        except OSError:
-            self._fd = lost
-            raise
-        os.close(lost)
-        return True
+        with self._changing:
+            lost = self._fd
+            if lost is None or _is_at(lost, self.path) or not self._database.exists():
+                return False
+            self._fd = None
+            try:
+                self.take()
+            except OSError:
+                self._fd = lost
+                raise
+            os.close(lost)
+            return True
 
     def show_life(self) -> None:
         """Change the time of the file. `OSError` where that cannot be done."""
@@ -137,9 +141,11 @@ class InstanceLock:
         """Remove the file, then let go, so that nobody finds a free lock of a living instance."""
         if self._fd is None:
             return
-        with contextlib.suppress(OSError):
-            self.path.unlink()
-        self.close_descriptor()
+        with self._changing:  # a heartbeat that was not waited for would put the file back
+            fd, self._fd = self._fd, None
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            os.close(fd)
 
     def close_descriptor(self) -> None:
         """Close without removing the file: what a forked child does."""

@@ -237,6 +237,23 @@ def test_a_lock_that_could_not_be_put_back_is_put_back_by_a_later_try(database: 
     lock.drop()
 
 
+@needs_flock
+def test_a_lock_that_is_being_dropped_is_not_put_back(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A heartbeat that hangs is not waited for at a stop. It would leave a file behind, and close what is another's."""
+    lock = InstanceLock(database, "i1")
+    lock.take()
+    unlink, answers = Path.unlink, []
+
+    def unlink_and_beat(path: Path) -> None:
+        unlink(path)
+        answers.append(put_back_lock("i1"))
+
+    monkeypatch.setattr(Path, "unlink", unlink_and_beat)
+    lock.drop()
+    assert answers == [False]
+    assert list(database.parent.glob("*.lock")) == []
+
+
 def in_time(call: Callable[[], bool]) -> bool:
     """What it returns or raises, in a thread that may hang."""
     found: Future[bool] = Future()
