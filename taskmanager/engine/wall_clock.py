@@ -61,8 +61,12 @@ class WatchedClock:
         return now_us
 
     def note_last_use(self, stamp_us: int) -> None:
-        """The newest stamp in the file, 0 without any, before this start has written to it."""
-        self._last_use_us = stamp_us
+        """The newest stamp in the file, 0 without any, before this start has written to it.
+
+        Only the first one counts: a registration that seemed to fail is tried again, and may have arrived.
+        """
+        if not self._last_use_us:
+            self._last_use_us = stamp_us
 
     def now_for_ages_us(self) -> int:
         """Wall time by which to judge what is too old to be kept. For a day it is at most a day after the last use of

@@ -41,6 +41,9 @@ def engine_of(world: World) -> Engine:
     return lifecycle.engine
 
 
+DAY_US = 86_400_000_000
+
+
 class TwoClocks:
     """A wall and an elapsed clock that a test moves apart; `freeze_s` passes between two readings, once."""
 
@@ -98,6 +101,17 @@ def test_a_process_stopped_between_the_two_clocks_saw_no_step() -> None:
     clock.freeze_s = 3_600.0
     wall_clock.now_us()
     assert wall_clock.step_count == 0
+
+
+def test_what_a_start_wrote_itself_is_no_earlier_use_of_the_file() -> None:
+    """A registration of unknown fate is tried again, and the file may say by then what a clock says that is ahead."""
+    clock = TwoClocks()
+    used_us = clock.wall_us
+    clock.wall_us += 40 * DAY_US
+    wall_clock = WatchedClock(clock)
+    wall_clock.note_last_use(used_us)
+    wall_clock.note_last_use(clock.wall_us)
+    assert wall_clock.now_for_ages_us() == used_us + DAY_US
 
 
 def test_expiry_is_held_for_a_minute_after_a_step() -> None:
