@@ -26,5 +26,9 @@ def write_of(live: LiveTask, base: Expected | None, attempts: tuple[AttemptRow, 
 
 
 def _left_nothing_else(live: LiveTask) -> bool:
-    """Neither by what it reported nor by a cancel request: both may come before its start is committed."""
-    return live.progress_text is None and live.log_text is None and live.cancel_requested_at is None
+    """Neither by what it reported nor by a cancel request: both may come before its start is committed.
+
+    Of a record that was pared, the row may hold more than memory does.
+    """
+    has_reported = live.progress_text is not None or live.log_text is not None
+    return not has_reported and live.cancel_requested_at is None and live.saving.pared_result is None

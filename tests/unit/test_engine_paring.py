@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from taskmanager import TaskError, TaskManager, TaskResult, current_task
+from taskmanager.engine import progress
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 
@@ -60,6 +61,26 @@ async def test_how_a_task_ended_is_stored_without_what_the_file_refuses(*, tmp_p
     found = rows(path, "SELECT task_name, status, result ->> '$.err.error_code', log FROM taskmanager_tasks ORDER BY 1")
     assert found == [("fails", "FAILED", "BAD", None), ("succeeds", "COMPLETED", "RESULT_NOT_AVAILABLE", None)]
     assert len(rows(path, "SELECT 1 FROM taskmanager_task_attempts")) == 2
+
+
+async def test_what_is_left_out_of_a_record_leaves_its_row_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that kept the progress of a task that has ended would change once more with its next write."""
+    monkeypatch.setattr(progress, "INTERVAL_US", 0)
+    path = tmp_path / "tasks.db"
+    manager = TaskManager(path)
+
+    @manager.task(name="reports", persist=True)
+    async def reports() -> str:
+        current_task().progress(1, 2)
+        await manager.flush()
+        assert rows(path, "SELECT progress ->> '$.done' FROM taskmanager_tasks") == [(1,)]
+        refuse(path, "length(new.result) > 200")
+        return "big" * 100
+
+    async with manager:
+        assert await asyncio.wait_for(reports.enqueue(), 10) == "big" * 100
+        await asyncio.wait_for(manager.flush(), 10)
+    assert rows(path, "SELECT status, progress FROM taskmanager_tasks") == [("COMPLETED", None)]
 
 
 async def test_an_attempt_that_cannot_be_stored_does_not_keep_its_task_running(tmp_path: Path) -> None:
