@@ -101,9 +101,8 @@ class InstanceLock:
             fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 if fcntl is not None:
-                    fcntl.flock(
-                        fd, fcntl.LOCK_EX
-                    )  # at most a sweep holds it, for as long as it takes to remove the file
+                    # At most a sweep holds it, for as long as it takes to remove the file.
+                    fcntl.flock(fd, fcntl.LOCK_EX)
                 with contextlib.suppress(FileNotFoundError):
                     new.replace(self.path)
                 is_in_place = _is_at(fd, self.path)

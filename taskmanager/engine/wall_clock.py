@@ -75,7 +75,7 @@ class WatchedClock:
         now_us = self.now_us()
         if not self._last_use_us or self._clock.elapsed_s() - self._began_s >= BELIEVED_AFTER_S:
             return now_us
-        return min(now_us, self._last_use_us + round(BELIEVED_AFTER_S * 1_000_000))
+        return min(now_us, self._last_use_us + round(BELIEVED_AFTER_S * SECOND_US))
 
     @property
     def trusted_at_s(self) -> float:
