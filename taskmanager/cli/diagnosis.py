@@ -7,11 +7,12 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from taskmanager.cli.locks import WriterWatch, process_name
 from taskmanager.cli.records import parsed
 from taskmanager.console.durations import relative, short
+from taskmanager.console.finding import Finding
 from taskmanager.console.observer import DEFAULT_HEARTBEAT_S, MISSED_BEATS
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SECOND_US, SystemClock
@@ -39,15 +40,6 @@ NETWORK_TYPES: Final = frozenset(
     | {f"fuse.{name}" for name in ("ceph-fuse", "gcsfuse", "glusterfs", "rclone", "s3fs", "sshfs")}
 )
 _SHOWN: Final = 3
-
-
-class Finding(NamedTuple):
-    """What one check has found. `advice` is empty where all is well."""
-
-    name: str
-    is_well: bool
-    found: str
-    advice: str = ""
 
 
 def around_the_file(db: Path, min_free_mb: int) -> Iterator[Finding]:

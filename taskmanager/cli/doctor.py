@@ -6,8 +6,9 @@ from typing import Final
 import click
 
 from taskmanager.cli.database import check_is_there, db_option, json_option, read
-from taskmanager.cli.diagnosis import Finding, around_the_file, inside_the_file
+from taskmanager.cli.diagnosis import around_the_file, inside_the_file
 from taskmanager.cli.output import answer_json, draw
+from taskmanager.console.finding import Finding
 from taskmanager.model.errors import StoreError, StoreUnavailable
 
 EPILOG: Final = """
@@ -55,7 +56,7 @@ def doctor(min_free: int, db: Path, as_json: bool) -> int:
         ]
         answer_json({"db": str(db), "findings": bad, "checks": checks})
     else:
-        from taskmanager.console.diagnosis import Line, diagnosis_view
+        from taskmanager.console.diagnosis import diagnosis_view
 
-        draw(diagnosis_view([Line(each.name, each.is_well, each.found, each.advice) for each in findings]))
+        draw(diagnosis_view(findings))
     return 1 if bad else 0

@@ -2,17 +2,15 @@
 
 import os
 import signal
-import sqlite3
-import subprocess
-import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
+from tests.crash.harness import PATIENCE_S
+from tests.crash.stage import Stage, staged
 
 PROGRAM = """
 import asyncio, logging, os, signal, sys, time
@@ -22,11 +20,6 @@ from taskmanager.store.sqlite import SqliteStore
 logging.basicConfig(level=logging.INFO, stream=sys.stderr)
 database, name, kind = sys.argv[1:]
 manager = TaskManager(database, recovery=RecoveryConfig(check_interval_ms=1_000), store_poll=0.05)
-
-def note(text: str) -> None:
-    fd = os.open(database + ".notes", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(fd, (text + "\\n").encode())
-    os.close(fd)
 
 @manager.schedule(every=0.2, name="tick", overlap="allow", catch_up="all")
 @manager.schedule(cron="* * * * * *", name="second")
@@ -60,85 +53,48 @@ manager.run(main)
 """
 
 
-class Stage:
-    """Processes of one program on one file."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.database = folder / "tasks.db"
-        self.program = folder / "program.py"
-        self.program.write_text(PROGRAM)
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def start(self, name: str, kind: str = "lives") -> "subprocess.Popen[bytes]":
-        """Start one, and do not wait."""
-        with (self.folder / f"{name}.log").open("w") as log:
-            process = subprocess.Popen([sys.executable, str(self.program), str(self.database), name, kind], stderr=log)
-        self.processes.append(process)
-        return process
-
-    def lines(self) -> list[str]:
-        """The notes so far, whole lines only."""
-        notes = Path(f"{self.database}.notes")
-        return notes.read_text().splitlines() if notes.exists() else []
-
-    def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until it holds."""
-        deadline = time.monotonic() + 60
-        while not holds():
-            assert time.monotonic() < deadline, self.lines()
-            time.sleep(0.02)
-
-    def runs(self) -> int:
-        return sum(line.startswith("run") for line in self.lines())
-
-    def rows(self, sql: str) -> list[tuple[object, ...]]:
-        with closing(sqlite3.connect(self.database, timeout=10)) as connection:
-            return connection.execute(sql).fetchall()
+def runs(stage: Stage) -> int:
+    """How often the task has been run so far."""
+    return sum(line.startswith("run") for line in stage.lines())
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(tmp_path)
-    yield made
-    for process in made.processes:
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGCONT)
-            process.kill()
-        process.wait()
+    with staged(tmp_path, PROGRAM) as made:
+        yield made
 
 
 def test_every_fire_of_several_processes_runs_once(stage: Stage) -> None:
     """One process dies between recording a fire and running it, one freezes between deciding and recording, two begin
     in the same moment and one of these is killed: no fire is missed, and none runs twice.
     """
-    stage.start("victim", "dies after").wait()
+    stage.start("victim", "dies after").wait(PATIENCE_S)
     assert any(line.startswith("died") for line in stage.lines())
     frozen = stage.start("frozen", "freezes before")
-    stage.until(lambda: "frozen frozen" in stage.lines())
-    first, second = stage.start("first"), stage.start("second")
-    stage.until(lambda: {"ready first", "ready second"} <= set(stage.lines()))
-    before = stage.runs()
-    stage.until(lambda: stage.runs() > before + 6)
+    stage.until_noted("frozen frozen")
+    first, second = stage.start("first", "lives"), stage.start("second", "lives")
+    stage.until_noted("ready first", "ready second")
+    before = runs(stage)
+    stage.until(lambda: runs(stage) > before + 6)
     os.kill(frozen.pid, signal.SIGCONT)
     first.kill()
-    before = stage.runs()
-    stage.until(lambda: stage.runs() > before + 6)
+    before = runs(stage)
+    stage.until(lambda: runs(stage) > before + 6)
     for process in (frozen, second):
         process.terminate()
         process.wait(20)
-    last = stage.start("last")
-    stage.until(lambda: "ready last" in stage.lines())
+    last = stage.start("last", "lives")
+    stage.until_noted("ready last")
     (newest,) = stage.rows("SELECT max(scheduled_for) FROM taskmanager_tasks")[0]
     unfinished = f"SELECT id FROM taskmanager_tasks WHERE status <> 'COMPLETED' AND scheduled_for <= {newest}"
     stage.until(lambda: not stage.rows(unfinished))
     last.terminate()
     assert [process.wait(20) for process in (frozen, second, last)] == [0, 0, 0]
 
-    runs = Counter(line for line in stage.lines() if line.startswith("run"))
-    assert [line for line, count in runs.items() if count > 1] == []
+    ran = Counter(line for line in stage.lines() if line.startswith("run"))
+    assert [line for line, count in ran.items() if count > 1] == []
     # A run that was killed is repeated as the same task; a fire has one task.
-    tasks = {line.split()[3]: line.split()[1:3] for line in runs}
+    tasks = {line.split()[3]: line.split()[1:3] for line in ran}
     assert len({tuple(each) for each in tasks.values()}) == len(tasks)
     fires = stage.rows("SELECT tags ->> 'schedule', scheduled_for, status FROM taskmanager_tasks")
     # What the last stop came before waits in the file for the next start.

@@ -1,14 +1,15 @@
 """What other instances on the same file do about one that was killed, and about one that is frozen and wakes again."""
 
 import signal
-import sqlite3
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+
+from tests.crash.harness import PATIENCE_S
+from tests.crash.stage import Stage, staged
 
 PROGRAM = """
 import asyncio, logging, os, sys
@@ -20,11 +21,6 @@ quick = RecoveryConfig(
     running_stale_threshold_ms=3_000, claimed_stale_threshold_ms=3_000, finalizing_stale_threshold_ms=3_000,
 )
 manager = TaskManager(sys.argv[1], concurrency=2, recovery=quick, store_poll=0.05)
-
-def note(text: str) -> None:
-    fd = os.open(sys.argv[3], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(fd, (text + "\\n").encode())
-    os.close(fd)
 
 @manager.task(name="job", persist=True, requeue_on_interrupt=True)
 async def job(number: int) -> int:
@@ -46,89 +42,54 @@ manager.run(main)
 """
 
 
-class Stage:
-    """Two instances of one program on one file."""
+class Pair(NamedTuple):
+    """Two instances of the program; `a` runs its first two tasks for long, and has four waiting."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.database = folder / "tasks.db"
-        self.notes = folder / "notes.txt"
-        self.program = folder / "program.py"
-        self.program.write_text(PROGRAM)
-        self.processes: list[subprocess.Popen[str]] = []
-
-    def start(self, name: str) -> "subprocess.Popen[str]":
-        """Start one instance and wait until it is ready."""
-        with (self.folder / f"{name}.log").open("w") as log:
-            process = subprocess.Popen(
-                [sys.executable, str(self.program), str(self.database), name, str(self.notes)],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        self.processes.append(process)
-        self.until(lambda: f"ready {name}" in self.read(), 20)
-        return process
-
-    def read(self) -> str:
-        """The notes so far."""
-        return self.notes.read_text() if self.notes.exists() else ""
-
-    def until(self, holds: Callable[[], bool], seconds: float) -> None:
-        """Wait until it holds; fail with the notes when it does not."""
-        deadline = time.monotonic() + seconds
-        while not holds():
-            assert time.monotonic() < deadline, self.read()
-            time.sleep(0.05)
+    stage: Stage
+    a: "subprocess.Popen[str]"
+    b: "subprocess.Popen[str]"
 
     def ends(self) -> list[str]:
         """Which tasks ended, by number and instance."""
-        return sorted(line[4:] for line in self.read().splitlines() if line.startswith("end"))
+        return sorted(line.removeprefix("end ") for line in self.stage.lines() if line.startswith("end"))
 
-    def finish(self, process: "subprocess.Popen[str]", name: str) -> str:
+    def finish(self, name: str) -> None:
         """Let an instance run one more task, and stop."""
-        Path(f"{self.database}.more.{name}").touch()
-        out, _ = process.communicate(timeout=30)
-        assert process.returncode == 0
-        return out
+        Path(f"{self.stage.database}.more.{name}").touch()
+        process = self.a if name == "a" else self.b
+        out, _ = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, out) == (0, "100\n")
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    made = Stage(tmp_path)
-    yield made
-    for process in made.processes:
-        if process.poll() is None:
-            process.send_signal(signal.SIGCONT)
-            process.kill()
-            process.communicate()
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    with staged(tmp_path, PROGRAM) as stage:
+        a = stage.start("a")
+        stage.until_noted("ready a")
+        b = stage.start("b")
+        stage.until_noted("ready b", "start 1 a")
+        yield Pair(stage, a, b)
 
 
 @pytest.mark.req("RC-04", "RC-22", "RC-24", "RC-42", "HB-04", "HB-21")
-def test_the_work_of_a_killed_instance_goes_on_in_another(stage: Stage) -> None:
+def test_the_work_of_a_killed_instance_goes_on_in_another(pair: Pair) -> None:
     """Its lock can be taken, so it is dead: the next sweep gives all its work back, running and waiting."""
-    a = stage.start("a")
-    b = stage.start("b")
-    stage.until(lambda: "start 1 a" in stage.read(), 10)
-    a.send_signal(signal.SIGKILL)
-    a.communicate()
-    stage.until(lambda: len(stage.ends()) == 6, 15)
-    assert stage.ends() == [f"{number} b" for number in range(6)]
-    assert "100" in stage.finish(b, "b")
+    pair.a.send_signal(signal.SIGKILL)
+    pair.a.communicate()
+    pair.stage.until(lambda: len(pair.ends()) == 6)
+    assert pair.ends() == [f"{number} b" for number in range(6)]
+    pair.finish("b")
 
 
 @pytest.mark.req("RC-26", "RC-30", "HB-18", "HB-22", "RP-s7")
-def test_a_frozen_instance_loses_its_claims_and_goes_on_with_new_work(stage: Stage) -> None:
+def test_a_frozen_instance_loses_its_claims_and_goes_on_with_new_work(pair: Pair) -> None:
     """Its heart is silent, so its work is taken over; when it wakes, its writes are refused, and it takes new tasks."""
-    a = stage.start("a")
-    b = stage.start("b")
-    stage.until(lambda: "start 1 a" in stage.read(), 10)
-    a.send_signal(signal.SIGSTOP)
-    stage.until(lambda: len(stage.ends()) == 6, 25)
-    assert stage.ends() == [f"{number} b" for number in range(6)]
-    a.send_signal(signal.SIGCONT)
-    stage.until(lambda: "claim lost" in (stage.folder / "a.log").read_text(), 15)
-    assert "100" in stage.finish(a, "a")
-    assert "100" in stage.finish(b, "b")
-    rows = sqlite3.connect(stage.database).execute("SELECT status, count(*) FROM taskmanager_tasks GROUP BY 1")
-    assert dict(rows.fetchall()) == {"COMPLETED": 8}
+    pair.a.send_signal(signal.SIGSTOP)
+    pair.stage.until(lambda: len(pair.ends()) == 6)
+    assert pair.ends() == [f"{number} b" for number in range(6)]
+    pair.a.send_signal(signal.SIGCONT)
+    pair.stage.until(lambda: "claim lost" in pair.stage.log_of("a"))
+    pair.finish("a")
+    pair.finish("b")
+    rows = pair.stage.rows("SELECT status, count(*) FROM taskmanager_tasks GROUP BY 1")
+    assert rows == [("COMPLETED", 8)]

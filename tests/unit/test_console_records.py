@@ -6,8 +6,9 @@ from typing import Any, Final
 import pytest
 from rich.console import Console
 
-from taskmanager.console.diagnosis import Line, diagnosis_view
+from taskmanager.console.diagnosis import diagnosis_view
 from taskmanager.console.durations import exact, relative, short
+from taskmanager.console.finding import Finding
 from taskmanager.console.outlook import Outlook, Surroundings, outlook
 from taskmanager.console.record import Record, record_view
 from taskmanager.console.task_table import task_table
@@ -157,8 +158,8 @@ def test_what_cannot_be_read_is_said_and_breaks_nothing() -> None:
 def test_a_diagnosis_says_what_to_do_below_what_is_not_well() -> None:
     """Advice folds below its finding; the last line is the sum."""
     lines = [
-        Line("log", True, "0.0 MB", ""),
-        Line("permissions", False, "tasks.db has mode 0644", "other users may read what tasks are given: chmod 600"),
+        Finding("log", True, "0.0 MB"),
+        Finding("permissions", False, "tasks.db has mode 0644", "other users may read what tasks are given: chmod 600"),
     ]
     assert_screen("doctor_80", drawn(diagnosis_view(lines), 80))
     assert drawn(diagnosis_view(lines[:1]), 80).endswith("\nno findings\n")
