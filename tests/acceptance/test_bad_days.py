@@ -59,7 +59,9 @@ class World:
     def statuses(self) -> dict[str, str]:
         """Label → status, as any program sees it."""
         with closing(sqlite3.connect(self.db)) as connection:
-            return dict(connection.execute("SELECT args ->> 0, status FROM taskmanager_tasks").fetchall())
+            return dict(
+                connection.execute("SELECT json_extract(args, '$[0]'), status FROM taskmanager_tasks").fetchall()
+            )
 
     def assert_whole(self) -> None:
         """SQLite finds nothing wrong with the file."""

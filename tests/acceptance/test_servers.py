@@ -59,7 +59,9 @@ def assert_each_ended_once(site: Site, accepted: list[Accepted]) -> None:
     accepted = [each for each in accepted if each not in refused]
     assert Counter(statuses.get(each.label) for each in accepted) == {"COMPLETED": len(accepted)}
     assert {each.label: starts[each.label] for each in accepted if starts[each.label] != 1} == {}
-    ids = {label: task_id for task_id, label in site.query("SELECT id, args ->> 0 FROM taskmanager_tasks")}
+    ids = {
+        label: task_id for task_id, label in site.query("SELECT id, json_extract(args, '$[0]') FROM taskmanager_tasks")
+    }
     assert [each for each in accepted if each.task_id not in (None, ids[each.label])] == []
     completed = dict(
         site.query(

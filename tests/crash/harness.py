@@ -87,14 +87,14 @@ class Site:
     def _by_label(self, column: str) -> dict[str, Any]:
         # A memory-only record may come without its arguments; the journal knows its label.
         labels = {line.task_id: line.label for line in self.lines()}
-        rows = self.query(f"SELECT id, args ->> 0, {column} FROM taskmanager_tasks")
+        rows = self.query(f"SELECT id, json_extract(args, '$[0]'), {column} FROM taskmanager_tasks")
         return {label or labels.get(task_id, task_id): value for task_id, label, value in rows}
 
     def outcomes(self, label: str) -> list[str]:
         """The outcomes of a task's attempts, oldest first."""
         sql = (
             "SELECT outcome FROM taskmanager_task_attempts AS a JOIN taskmanager_tasks AS t ON t.id = a.task_id "
-            "WHERE t.args ->> 0 = ? ORDER BY attempt"
+            "WHERE json_extract(t.args, '$[0]') = ? ORDER BY attempt"
         )
         return [str(each[0]) for each in self.query(sql, label)]
 
@@ -121,7 +121,7 @@ class Site:
         wrong = self.query(
             "SELECT id FROM taskmanager_tasks AS t WHERE status = 'COMPLETED' AND NOT EXISTS "
             "(SELECT 1 FROM taskmanager_task_attempts AS a WHERE a.task_id = t.id AND a.outcome = 'COMPLETED') "
-            "AND task_options ->> 'persist'"
+            "AND json_extract(task_options, '$.persist')"
         )
         assert wrong == [], f"completed without an attempt that did: {wrong}"
 

@@ -76,7 +76,7 @@ def test_killed_after_the_commit_everything_saved_is_there_and_goes_on(tmp_path:
     assert site.outcomes("once") == ["WORKER_FAILURE"]
     assert site.outcomes("safe") == site.outcomes("crash_retry") == ["WORKER_FAILURE", "COMPLETED"]
     assert site.outcomes("waiting") == site.outcomes("delayed") == ["COMPLETED"]
-    retries = dict(site.query("SELECT args ->> 0, retry_count FROM taskmanager_tasks"))
+    retries = dict(site.query("SELECT json_extract(args, '$[0]'), retry_count FROM taskmanager_tasks"))
     assert (retries["safe"], retries["once"], retries["crash_retry"]) == (0, 0, 1)
     assert site.starts()["once"] <= 1
     site.assert_sound()

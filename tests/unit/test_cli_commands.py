@@ -502,7 +502,7 @@ def test_a_lock_file_that_is_put_back_in_a_moment_was_never_missing(copied: tupl
     with sqlite3.connect(database) as connection:
         connection.execute(
             "INSERT INTO taskmanager_instances (instance_id, hostname, pid, process_name, started_at, updated_at) "
-            "VALUES ('me', 'host-1', 1, 'MainProcess', unixepoch() * 1000000, unixepoch() * 1000000)"
+            "SELECT 'me', 'host-1', 1, 'MainProcess', now, now FROM (SELECT strftime('%s', 'now') * 1000000 AS now)"
         )
         connection.execute("UPDATE taskmanager_tasks SET claimed_by_worker_id = 'me' WHERE id = ?", (ids["later"],))
     connection.close()
@@ -546,7 +546,7 @@ def test_what_somebody_else_has_written_into_the_file_is_shown_and_not_obeyed(
         )
         connection.execute(
             "INSERT INTO taskmanager_instances (instance_id, instance_name, hostname, pid, process_name, started_at, "
-            "live_tasks, updated_at) VALUES ('me', :text, :text, 1, :text, 1, :live, unixepoch() * 1000000)",
+            "live_tasks, updated_at) VALUES ('me', :text, :text, 1, :text, 1, :live, strftime('%s', 'now') * 1000000)",
             {"text": HOSTILE, "live": live},
         )
         connection.execute("INSERT INTO taskmanager_queues VALUES (:text, 1)", {"text": HOSTILE})

@@ -58,7 +58,10 @@ async def test_how_a_task_ended_is_stored_without_what_the_file_refuses(*, tmp_p
         assert await asyncio.wait_for(done, 10) == "big" * 100
         assert (await asyncio.wait_for(failed.result(), 10)).err_value.data == {"blob": "x" * 300}
         await asyncio.wait_for(manager.flush(), 10)
-    found = rows(path, "SELECT task_name, status, result ->> '$.err.error_code', log FROM taskmanager_tasks ORDER BY 1")
+    found = rows(
+        path,
+        "SELECT task_name, status, json_extract(result, '$.err.error_code'), log FROM taskmanager_tasks ORDER BY 1",
+    )
     assert found == [("fails", "FAILED", "BAD", None), ("succeeds", "COMPLETED", "RESULT_NOT_AVAILABLE", None)]
     assert len(rows(path, "SELECT 1 FROM taskmanager_task_attempts")) == 2
 
@@ -73,7 +76,7 @@ async def test_what_is_left_out_of_a_record_leaves_its_row_too(tmp_path: Path, m
     async def reports() -> str:
         current_task().progress(1, 2)
         await manager.flush()
-        assert rows(path, "SELECT progress ->> '$.done' FROM taskmanager_tasks") == [(1,)]
+        assert rows(path, "SELECT json_extract(progress, '$.done') FROM taskmanager_tasks") == [(1,)]
         refuse(path, "length(new.result) > 200")
         return "big" * 100
 

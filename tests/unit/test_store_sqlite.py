@@ -28,6 +28,13 @@ from tests.contract.rows import FREE_ROW
 pytestmark = pytest.mark.anyio
 # ruff: noqa: ASYNC240  # a test has its loop to itself
 
+NEWER_SQL = re.compile(
+    r"->>|-> ?['0-9]"  # 3.38
+    r"|\b(unixepoch|unhex|octet_length|timediff|string_agg|concat|concat_ws|jsonb\w*|json_pretty)\("  # 3.38 to 3.46
+    r"|IS (NOT )?DISTINCT FROM|\b(RIGHT|FULL) (OUTER )?JOIN\b|'(subsec|auto)'",  # 3.39 to 3.42
+)
+"""What SQLite has learned to read since the oldest version that is supported."""
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -178,6 +185,24 @@ async def test_an_old_sqlite_is_refused(path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 36, 0))
     with pytest.raises(StoreError, match=r"3\.37 is needed"):
         await created(path)
+
+
+def test_no_statement_needs_a_newer_sqlite_than_the_oldest_that_is_supported() -> None:
+    """The one on a developer's machine takes them all; on 3.37 a task would be refused when it is saved."""
+    root = Path(__file__).parents[2]
+    files = [
+        each
+        for pattern in ("taskmanager/**/*.py", "taskmanager/**/*.sql", "docs/*.md", "tests/**/*.py")
+        for each in root.glob(pattern)
+    ]
+    assert len(files) > 200
+    assert not [
+        f"{each.relative_to(root)}: {found.group()}"
+        for each in files
+        if each != Path(__file__)
+        for found in NEWER_SQL.finditer(each.read_text("utf-8"))
+    ]
+    assert NEWER_SQL.search("SELECT args ->> 0")
 
 
 async def test_a_closed_store_says_what_to_do(path: Path) -> None:

@@ -20,16 +20,16 @@ _IS_DECLARED: Final = "s.owner_id IN (SELECT instance_id FROM taskmanager_instan
 
 _SAVE: Final = f"""
 INSERT OR REPLACE INTO taskmanager_schedule_state ({_NAMES})
-SELECT {", ".join(f"value ->> {place}" for place in range(len(_COLUMNS)))} FROM json_each(?)
+SELECT {", ".join(f"json_extract(value, '$[{place}]')" for place in range(len(_COLUMNS)))} FROM json_each(?)
 """
 _MOVE: Final = """
 UPDATE taskmanager_schedule_state AS s SET
-    next_run_at = v.value ->> 1,
-    updated_at = v.value ->> 2,
-    last_run_at = CASE WHEN v.value ->> 3 IS NULL THEN last_run_at ELSE v.value ->> 2 END,
-    last_task_id = coalesce(v.value ->> 3, last_task_id),
-    run_count = run_count + (v.value ->> 3 IS NOT NULL)
-FROM json_each(?) AS v WHERE s.schedule_name = v.value ->> 0
+    next_run_at = json_extract(v.value, '$[1]'),
+    updated_at = json_extract(v.value, '$[2]'),
+    last_run_at = iif(json_extract(v.value, '$[3]') IS NULL, last_run_at, json_extract(v.value, '$[2]')),
+    last_task_id = coalesce(json_extract(v.value, '$[3]'), last_task_id),
+    run_count = run_count + (json_extract(v.value, '$[3]') IS NOT NULL)
+FROM json_each(?) AS v WHERE s.schedule_name = json_extract(v.value, '$[0]')
 """
 _BUSY: Final = f"""
 SELECT json_group_array(DISTINCT tags)

@@ -76,9 +76,10 @@ def memory_only(connection: sqlite3.Connection) -> list[Elsewhere]:
     """Tasks that run and are not in the file, as far as their instances show them; those of dead instances too."""
     rows = connection.execute(
         """
-        SELECT task.value ->> 'task_id', task.value ->> 'task_name', i.instance_id, i.pid, i.hostname
+        SELECT json_extract(task.value, '$.task_id'), json_extract(task.value, '$.task_name'),
+            i.instance_id, i.pid, i.hostname
         FROM taskmanager_instances AS i, json_each(i.live_tasks, '$.tasks') AS task
-        WHERE json_valid(i.live_tasks) AND i.stopped_at IS NULL AND NOT task.value ->> 'is_persisted'
+        WHERE json_valid(i.live_tasks) AND i.stopped_at IS NULL AND NOT json_extract(task.value, '$.is_persisted')
         """
     )
     return [Elsewhere._make(row) for row in rows]

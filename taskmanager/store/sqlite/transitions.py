@@ -25,13 +25,15 @@ _GUILTY_CODES: Final = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOB
 
 _EXISTING: Final = f"""
 SELECT json_group_array(t.id) FROM json_each(?) AS v
-JOIN taskmanager_tasks AS t ON t.id = v.value ->> 0
-WHERE NOT ({sql.replaceable("t")} AND v.value ->> 1)
+JOIN taskmanager_tasks AS t ON t.id = json_extract(v.value, '$[0]')
+WHERE NOT ({sql.replaceable("t")} AND json_extract(v.value, '$[1]'))
 """
 _HOLDING: Final = """
 SELECT json_group_array(t.id) FROM json_each(?) AS v
-JOIN taskmanager_tasks AS t ON t.id = v.value ->> 0
-WHERE t.status = v.value ->> 1 AND t.claimed_by_worker_id IS v.value ->> 2 AND t.start_count = v.value ->> 3
+JOIN taskmanager_tasks AS t ON t.id = json_extract(v.value, '$[0]')
+WHERE t.status = json_extract(v.value, '$[1]')
+AND t.claimed_by_worker_id IS json_extract(v.value, '$[2]')
+AND t.start_count = json_extract(v.value, '$[3]')
 """
 
 
