@@ -62,6 +62,8 @@ class Attempt:
     is_suspended = False
     is_abandoned = False
     is_over = False
+    raised: BaseException | None = None
+    """What its code has raised, from then until that is in the log: its frames hold the objects of user code."""
     clock: Clock = SystemClock()
 
     def __init__(self, live: LiveTask, keeper: SlotKeeper, started_at: int) -> None:

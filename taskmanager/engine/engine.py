@@ -285,7 +285,7 @@ class Engine:
         step = self.settlement.settle(live, attempt, outcome)
         live.attempt = None
         if step.delay_s is None:
-            log_end(live)
+            log_end(live, attempt.raised)
             self.finish(live)
             return
         log_again(live, step, outcome)

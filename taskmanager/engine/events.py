@@ -2,14 +2,17 @@
 
 import asyncio
 import contextlib
-from typing import Any
+from typing import Any, Final
 
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
-from taskmanager.engine.settle import Next, Outcome
-from taskmanager.model.logger import Block, logger
+from taskmanager.engine.settle import Next, Outcome, frames_of
+from taskmanager.model.logger import Block, Raised, logger
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
+
+MAX_MESSAGE_CHARS: Final = 1_000
+"""Of the message of an error in the first line of a record; the whole of it is in the file."""
 
 
 async def wait_in(waiters: "list[asyncio.Future[Any]]") -> Any:
@@ -58,26 +61,45 @@ def _set(waiter: "asyncio.Future[Any]", outcome: Any) -> None:
         waiter.set_result(outcome)
 
 
-def log_end(live: LiveTask) -> None:
-    """A task has ended here: an error only when it failed for good."""
+def log_end(live: LiveTask, exc: BaseException | None) -> None:
+    """A task has ended here: an error only when it failed for good; with what it raised, where that is at hand."""
     if live.status is TaskStatus.COMPLETED:
         return
     name, extra = live.definition.name, extra_of(live)
     if live.status is TaskStatus.FAILED:
         logger.error(
-            "task %s (%s) failed with %s after %s\n%s",
+            "task %s (%s) failed with %s after %s%s",
             name,
             live.task_id,
             live.error_code,
             counted(live.start_count, "attempt"),
-            Block(live.failed_reason or ""),
-            extra=extra,
+            _why(live),
+            extra={**extra, "error_code": live.error_code},
+            raised=_raised(live, exc),
         )
     elif live.status is TaskStatus.INTERRUPTED or live.status is TaskStatus.PENDING:
         requeued = "; it runs again at the next start" if live.status is TaskStatus.PENDING else ""
         logger.warning("task %s (%s) was interrupted by the stop%s", name, live.task_id, requeued, extra=extra)
     else:
         logger.info("task %s (%s) is %s", name, live.task_id, live.status, extra=extra)
+
+
+def _raised(live: LiveTask, exc: BaseException | None) -> Raised | None:
+    """What a record shows of an exception; nothing where that refuses to be looked at."""
+    if exc is None:
+        return None
+    try:
+        return Raised(exc, frames_of(exc), Block(live.failed_reason or ""))
+    except Exception:  # noqa: BLE001  # its attributes may be user code
+        return None
+
+
+def _why(live: LiveTask) -> str:
+    """Its message, for those who read only the first line."""
+    message = str(live.ending.result.err_value.message) if live.ending is not None else ""
+    if len(message) > MAX_MESSAGE_CHARS:
+        message = f"{message[:MAX_MESSAGE_CHARS]} ..."
+    return f": {message}" if message else ""
 
 
 def log_again(live: LiveTask, step: Next, outcome: Outcome) -> None:

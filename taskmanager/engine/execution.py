@@ -177,7 +177,7 @@ class Runner:
             if reply.progress:
                 attempt.progress(*reply.progress)
             if reply.exc is not None:
-                failed = _failed(live, reply.exc)
+                failed = _failed(attempt, reply.exc)
                 outcome = failed._replace(reason=reply.trace or failed.reason)
             elif reply.lost is not None:
                 error = TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, reply.lost)
@@ -203,7 +203,7 @@ class Runner:
             attempt.stop_reason = StopReason.SHUTDOWN
         reason = attempt.stop_reason
         if reason is None:
-            return _failed(attempt.live, exc)
+            return _failed(attempt, exc)
         if reason is StopReason.TIMEOUT:
             return _timed_out(attempt.live)
         return Outcome("stopped")
@@ -226,6 +226,7 @@ class Runner:
         else:
             self.running.pop(attempt.live.task_id, None)
             self._report(attempt, outcome)
+        attempt.raised = None
         if attempt.on_gone:
             attempt.on_gone()
 
@@ -280,15 +281,17 @@ def _comes_from_stop(exc: BaseException) -> bool:
     return issubclass(type(exc), ManagerStopping | ManagerStopped)
 
 
-def _failed(live: LiveTask, exc: BaseException) -> Outcome:
+def _failed(attempt: Attempt, exc: BaseException) -> Outcome:
     """The failure with its words and its traceback, and without them where the exception keeps us from reading them."""
     if type(exc) is _Unfit:
         return Outcome("failed", error=TaskError(BuiltInTaskCode.UNHANDLED_EXCEPTION, str(exc)), reason=str(exc))
     try:
-        return failure_of(live, exc)
+        outcome = failure_of(attempt.live, exc)
     except BaseException as broken:  # a `__str__` that exits, a property that raises: user code too
         message = f"{type(exc).__name__}, which cannot be described: {type(broken).__name__}"
         return Outcome("failed", error=TaskError(BuiltInTaskCode.UNHANDLED_EXCEPTION, message), reason=message)
+    attempt.raised = exc
+    return outcome
 
 
 class _Unfit(Exception):

@@ -10,7 +10,8 @@ from taskmanager.engine.attempt import current
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.model.logger import plain
 
-FIELDS: Final = ("task_id", "task_name")
+FIELDS: Final = ("task_id", "task_name", "error_code")
+"""`error_code` is that of a task which has failed for good."""
 
 
 def extra_of(live: LiveTask) -> dict[str, str]:

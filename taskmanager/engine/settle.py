@@ -7,6 +7,7 @@ error is made by code of the application (a codec, an `__eq__`, a mapping), so w
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple
 
 from taskmanager.codec.safe import safe_text
@@ -277,7 +278,12 @@ def describe(exc: BaseException) -> str:
 
 
 def _traceback_of(exc: BaseException) -> str:
+    return "".join(traceback.format_exception(type(exc), exc, frames_of(exc)))
+
+
+def frames_of(exc: BaseException) -> TracebackType | None:
+    """Where it was raised, without the engine's own frames, which come first."""
     frames = exc.__traceback__
     while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("taskmanager.engine."):
         frames = frames.tb_next
-    return "".join(traceback.format_exception(type(exc), exc, frames))
+    return frames

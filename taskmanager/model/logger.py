@@ -14,7 +14,8 @@ import threading
 import traceback
 from collections.abc import MutableMapping
 from contextlib import suppress
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, NamedTuple
 
 from taskmanager.model.escaping import escaped, escaped_lines
 
@@ -25,6 +26,14 @@ class Block(str):
     """A text of several lines, such as a traceback. Each line is indented in a record, so none looks like a record."""
 
     __slots__ = ()
+
+
+class Raised(NamedTuple):
+    """An exception for a record: the object for those who group and look at it, and its traceback as it is printed."""
+
+    exc: BaseException
+    frames: TracebackType | None
+    text: Block
 
 
 class Log(logging.LoggerAdapter[logging.Logger]):
@@ -39,20 +48,34 @@ class Log(logging.LoggerAdapter[logging.Logger]):
         return msg, kwargs
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Hand the record over."""
+        """Hand the record over. `raised`: its `exc_info`, and what formatters print of it."""
         if not self.logger.isEnabledFor(level):
             return
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the record names who called us
         try:
             if extra := kwargs.get("extra"):
                 kwargs["extra"] = {name: plain(value) for name, value in extra.items()}
-            self.logger.log(level, msg, *map(plain, args), **kwargs)
+            raised: Raised | None = kwargs.pop("raised", None)
+            if raised is None:
+                self.logger.log(level, msg, *map(plain, args), **kwargs)
+            else:
+                self._log_raised(level, str(msg), tuple(map(plain, args)), raised, **kwargs)
         except BaseException as exc:
             if _is_for_the_process(exc):
                 raise
             self._note(exc)
         else:
             self.fault = None
+
+    def _log_raised(
+        self, level: int, msg: str, args: tuple[object, ...], raised: Raised, *, stacklevel: int, extra: dict[str, Any]
+    ) -> None:
+        """As `Logger.log` does, but no formatter formats the exception: its own words may look like other records."""
+        file, line, function, _ = self.logger.findCaller(stacklevel=stacklevel + 1)
+        exc_info = (type(raised.exc), raised.exc, raised.frames)
+        record = self.logger.makeRecord(self.logger.name, level, file, line, msg, args, exc_info, function, extra)
+        record.exc_text = str(plain(raised.text))
+        self.logger.handle(record)
 
     def _note(self, exc: BaseException) -> None:
         self.lost_count += 1

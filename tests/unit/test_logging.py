@@ -1,16 +1,18 @@
 """What the library logs, and what it leaves to the application: no handler, nothing printed, ids on every record."""
 
 import asyncio
+import gc
 import io
 import logging
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from taskmanager import TaskManager, current_task
+from taskmanager import TaskError, TaskManager, TaskResult, current_task
 from taskmanager.model.logger import logger
 
 pytestmark = pytest.mark.anyio
@@ -88,6 +90,98 @@ async def test_no_text_of_others_begins_a_line_of_the_log(tmp_path: Path, format
     assert "WARNING|crashes|" in text
     assert all(line.startswith(("  ", "INFO|", "DEBUG|", "WARNING|", "ERROR|")) for line in text.splitlines())
     assert all(line.strip() for line in text.splitlines())  # a traceback adds no empty line at its end
+
+
+class Collector(logging.Handler):
+    """What a program gets that groups errors by their exception, as Sentry does."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture
+def collected() -> Iterator[list[logging.LogRecord]]:
+    collector = Collector()
+    LOGGER.addHandler(collector)
+    yield collector.records
+    LOGGER.removeHandler(collector)
+
+
+def child_fails() -> None:
+    """For the process lane, which imports it."""
+    raise FileNotFoundError("report.txt")
+
+
+async def test_a_final_failure_carries_its_exception(
+    tmp_path: Path, formatted: io.StringIO, collected: list[logging.LogRecord]
+) -> None:
+    """Tools that group errors see the exception and where it was raised, from the frames of the application on; it is
+    printed once. What raised nothing has its code.
+    """
+    manager = TaskManager(tmp_path / "tasks.db")
+
+    @manager.task(name="async")
+    async def fails() -> None:
+        raise ValueError("async")
+
+    @manager.task(name="thread")
+    def blocks() -> None:
+        raise KeyError("thread")
+
+    @manager.task(name="returns")
+    async def returns() -> TaskResult[None]:
+        return TaskResult(err=TaskError("TOO_SLOW", "come back tomorrow"))
+
+    in_child = manager.task(name="process", executor="process")(child_fails)
+    async with manager:
+        for task in (fails, blocks, returns, in_child):
+            assert (await task.enqueue().result()).is_err()
+    seen = []
+    for record in collected:
+        kind, _, frames = record.exc_info or (None, None, None)
+        seen.append((record.__dict__["error_code"], kind, frames and frames.tb_frame.f_code.co_name))
+        assert record.filename == "events.py"
+    assert seen == [
+        ("UNHANDLED_EXCEPTION", ValueError, "fails"),
+        ("UNHANDLED_EXCEPTION", KeyError, "blocks"),
+        ("TOO_SLOW", None, None),
+        ("UNHANDLED_EXCEPTION", FileNotFoundError, None),
+    ]
+    assert collected[2].getMessage().endswith("failed with TOO_SLOW after 1 attempt: come back tomorrow")
+    assert formatted.getvalue().count("Traceback") == 3
+    assert "in child_fails" in formatted.getvalue()
+
+
+class Connection:
+    """What a task opens."""
+
+
+async def test_an_exception_in_the_log_keeps_nothing_of_the_task_alive(
+    tmp_path: Path, formatted: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its frames hold the objects of the function, such as a connection. They go when the record has gone."""
+    monkeypatch.setattr(LOGGER, "propagate", False)  # pytest collects records
+    manager = TaskManager(tmp_path / "tasks.db")
+    held: list[weakref.ref[Connection]] = []
+
+    @manager.task
+    async def fails() -> None:
+        connection = Connection()
+        held.append(weakref.ref(connection))
+        raise ValueError("no")
+
+    gc.disable()
+    try:
+        async with manager:
+            await fails.enqueue().result()
+            assert held[0]() is None
+    finally:
+        gc.enable()
+    assert "ValueError: no" in formatted.getvalue()
 
 
 async def test_a_record_logged_inside_a_task_is_about_it(tmp_path: Path, formatted: io.StringIO) -> None:
