@@ -12,7 +12,7 @@ import time
 from _harness import Options, Sheet, database, finish_child, no_op, parse_options, run_child, start_child
 
 from taskmanager import TaskManager
-from taskmanager.duties.schedules import Schedules
+from taskmanager.duties.schedules.loop import Schedules
 from taskmanager.model.clock import SystemClock
 from taskmanager.rules.cron import Cron
 

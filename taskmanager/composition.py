@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from taskmanager.duties.recovery import Recovery
-from taskmanager.duties.schedule_actions import ScheduleActions
+from taskmanager.duties.schedules.actions import ScheduleActions
 from taskmanager.duties.stale import StaleTasks
 from taskmanager.duties.supervisor import Supervisor
 from taskmanager.engine.definition import Definition

@@ -9,7 +9,7 @@ import click
 from taskmanager.cli.database import db_option, json_option, patiently, read, write
 from taskmanager.cli.output import answer_json, draw, screen
 from taskmanager.cli.records import iso
-from taskmanager.duties import schedule_actions
+from taskmanager.duties.schedules import actions
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.escaping import escaped
@@ -46,12 +46,12 @@ def schedules(action: str | None, name: str | None, db: Path, as_json: bool) -> 
         raise click.UsageError(f"{action} what? Give the name of a schedule; `taskmanager schedules` lists them")
     elif action == "run":
         task_id, now = new_task_id(), SystemClock().now_us()
-        write(db, lambda store: patiently(lambda: schedule_actions.run_by_hand(store, name, task_id, now)))
+        write(db, lambda store: patiently(lambda: actions.run_by_hand(store, name, task_id, now)))
         _say({"schedule_name": name, "task_id": task_id}, f"schedule {name} runs once more, as task {task_id}", as_json)
     else:
         is_paused = action == "pause"
         now = SystemClock().now_us()
-        write(db, lambda store: patiently(lambda: schedule_actions.set_paused(store, name, is_paused, now)))
+        write(db, lambda store: patiently(lambda: actions.set_paused(store, name, is_paused, now)))
         said = "is paused" if is_paused else "fires again"
         _say({"schedule_name": name, "is_paused": is_paused}, f"schedule {name} {said}", as_json)
 

@@ -13,8 +13,8 @@ from taskmanager.duties.live_tasks import LiveTasks
 from taskmanager.duties.reaper import Reaper
 from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.retention import Retention
-from taskmanager.duties.schedules import NAME as SCHEDULES
-from taskmanager.duties.schedules import Schedules
+from taskmanager.duties.schedules.loop import NAME as SCHEDULES
+from taskmanager.duties.schedules.loop import Schedules
 from taskmanager.duties.worker_states import WorkerStates
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.loops import Loops

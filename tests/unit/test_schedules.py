@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from taskmanager import ConfigurationError, QueueConfig, TaskManager, TaskStatus, UnknownTask, current_task, task
-from taskmanager.duties import schedules
-from taskmanager.duties.schedule_book import ScheduleBook
+from taskmanager.duties.schedules import declaring, firing
+from taskmanager.duties.schedules.book import ScheduleBook
 from taskmanager.store.memory import MemoryStore
 from taskmanager.testing import START, Fault, FaultyStore, World, isolated
 from taskmanager.testing.virtual import virtual_time
@@ -136,8 +136,8 @@ async def test_many_schedules_are_declared_and_fired_some_at_a_time(
     manager: TaskManager, fires: Fires, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the loop nor the store is held for long by thousands; when the start returns, all are declared."""
-    monkeypatch.setattr(schedules, "DECLARED_PAGE", 3)
-    monkeypatch.setattr(schedules, "PAGE", 4)
+    monkeypatch.setattr(declaring, "DECLARED_PAGE", 3)
+    monkeypatch.setattr(firing, "PAGE", 4)
     job = manager.task(fires.run, name="job")
     for number in range(10):
         manager.schedule(every=60, name=f"schedule {number}")(job)

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from taskmanager.duties.schedule_book import schedule_info
-from taskmanager.duties.schedules import Schedules
+from taskmanager.duties.schedules.book import schedule_info
+from taskmanager.duties.schedules.loop import Schedules
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.schedule import Schedule, task_of
 from taskmanager.model.checks import check_schedule_name

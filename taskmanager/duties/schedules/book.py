@@ -1,14 +1,20 @@
 """What one instance knows of its schedules: how they are declared, what the store said last, and when to look next."""
 
 import heapq
+from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 from taskmanager.engine.schedule import Schedule
 from taskmanager.model.clock import from_us
-from taskmanager.model.schedule import ScheduleRow
+from taskmanager.model.logger import logger
+from taskmanager.model.schedule import ScheduleFire, ScheduleRow
 from taskmanager.model.status import ScheduleInfo
+from taskmanager.model.wording import counted
 
 MAX_UPCOMING: Final = 100
+AT_ONCE: Final = 0
+"""An instant that is always due."""
 
 
 class ScheduleBook:
@@ -17,12 +23,18 @@ class ScheduleBook:
     def __init__(self) -> None:
         self.declared: dict[str, Schedule] = {}
         self.rows: dict[str, ScheduleRow] = {}
+        self.owed_at_startup: set[str] = set()
+        """Those whose run at the start of this instance is not in the store yet."""
+        self.orphans: set[str] = set()
+        """Those that are declared here, and by no instance that the store knows of: to be declared again."""
         self._look_at: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
         self._parked_from = 0
 
     def __repr__(self) -> str:
         return f"<ScheduleBook of {len(self.declared)}, {len(self._look_at)} to be fired here>"
+
+    # When to look.
 
     def plan(self, name: str, at_us: int) -> None:
         """Look at it then, and not at the time that was planned before."""
@@ -43,7 +55,7 @@ class ScheduleBook:
     def pop_due(self, now: int, limit: int) -> list[str]:
         """At most `limit` of those that are to be looked at now; each must be planned again, or parked."""
         found: list[str] = []
-        while self._heap and len(found) < limit and self._top() is not None and self._heap[0][0] <= now:
+        while len(found) < limit and (at_us := self.next_look()) is not None and at_us <= now:
             _, name = heapq.heappop(self._heap)
             del self._look_at[name]
             found.append(name)
@@ -51,15 +63,64 @@ class ScheduleBook:
 
     def next_look(self) -> int | None:
         """When the next is to be looked at."""
-        return self._top()
-
-    def _top(self) -> int | None:
         while self._heap:
             at_us, name = self._heap[0]
             if self._look_at.get(name) == at_us:
                 return at_us
-            heapq.heappop(self._heap)
+            heapq.heappop(self._heap)  # it was planned anew, or parked, since
         return None
+
+    # What the store says.
+
+    def take_in(self, rows: Iterable[ScheduleRow]) -> None:
+        """These rows count from now on; those of schedules that are not declared here are passed over."""
+        others = [row for row in rows if row.schedule_name in self.declared and self._take_in(row)]
+        if others:
+            logger.warning(
+                "an instance that started later defines %s otherwise, so that it fires them and this one does not: %s",
+                counted(len(others), "schedule"),
+                ", ".join(f"{row.schedule_name} ({row.definition})" for row in others[:5]),
+            )
+
+    def _take_in(self, row: ScheduleRow) -> bool:
+        """One of them; whether it says that another instance has defined the schedule otherwise, and it is news."""
+        name, schedule = row.schedule_name, self.declared[row.schedule_name]
+        before = self.rows.get(name)
+        self.rows[name] = row
+        if not row.is_declared:
+            self.orphans.add(name)
+        if row.config_hash != schedule.config_hash:
+            self.park(name)
+            return row.is_declared and (before is None or before.config_hash != row.config_hash)
+        if row.paused_at is not None:
+            self.owed_at_startup.discard(name)
+            self.park(name)
+        else:
+            self._plan_next(row)
+        return False
+
+    def fired(self, fire: ScheduleFire) -> None:
+        """This step is in the store."""
+        name = fire.schedule_name
+        row = self.rows[name]._replace(next_run_at=fire.next_run_at, updated_at=fire.now)
+        if fire.task is not None:
+            row = row._replace(last_run_at=fire.now, last_task_id=fire.task.task_id, run_count=row.run_count + 1)
+        self.rows[name] = row
+        self.owed_at_startup.discard(name)
+        self._plan_next(row)
+
+    def _plan_next(self, row: ScheduleRow) -> None:
+        name = row.schedule_name
+        if row.next_run_at is None or name in self.owed_at_startup:
+            self.plan(name, AT_ONCE)
+        else:
+            self.plan(name, self.declared[name].plan.timing.due(row.next_run_at))
+
+    def pop_orphans(self, limit: int) -> set[str]:
+        """At most so many of the orphans, which are none from here on."""
+        found = set(islice(self.orphans, limit))
+        self.orphans -= found
+        return found
 
     def upcoming(self) -> tuple[ScheduleInfo, ...]:
         """The next to fire, as far as this instance knows; those without a next fire last."""

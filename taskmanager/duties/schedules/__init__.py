@@ -1,0 +1,1 @@
+"""The schedules of one instance: `loop` has the rounds, in which they are declared, heard of and fired."""

@@ -1,0 +1,194 @@
+"""Fires what is due: decides the next step of each schedule, and writes the steps in one transaction.
+
+A fire is one verb of the store: the schedule moves on, and the task stands there as a free row for whoever has room.
+Who loses that race reads what the winner has written; it is a normal answer.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from taskmanager.duties.schedules.book import ScheduleBook
+from taskmanager.engine.engine import Engine
+from taskmanager.engine.schedule import Schedule, task_of
+from taskmanager.model.clock import SECOND_US, from_us
+from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.model.logger import logger
+from taskmanager.model.schedule import ScheduleFire, ScheduleRow
+from taskmanager.rules.schedule import Hold, Move, judge
+
+PAGE: Final = 250
+"""Fires per transaction: bounds how long one holds the store, and deciding them the loop (about 25 ms)."""
+RETRY_S: Final = 1.0
+"""How soon what could not be done now is tried again."""
+UNWATCHED_S: Final = 10.0
+"""After this long without a look the machine slept, or the process was stopped: what came due meanwhile was missed."""
+FIRST_LOOK_US: Final = 5_000
+
+
+class Watch:
+    """Since when the wall clock has been looked at without a gap. What came due before that was missed."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.since_us = 0
+        self._looked_s: float | None = None
+        self._step_count = 0
+
+    def look(self) -> int:
+        """The wall time; and notice that nobody looked for a while, or that the wall clock was stepped."""
+        engine = self._engine
+        now, now_s = engine.wall_clock.now_us(), engine.clock.elapsed_s()
+        step_count = engine.wall_clock.step_count
+        if self._looked_s is None or now_s - self._looked_s > UNWATCHED_S or step_count != self._step_count:
+            self.since_us = now
+        self._looked_s, self._step_count = now_s, step_count
+        return now
+
+
+class Firing:
+    """Of one start; `refresh` reads schedules anew whose step was refused, because others have moved them."""
+
+    def __init__(self, engine: Engine, book: ScheduleBook, refresh: Callable[[Sequence[str]], Awaitable[None]]) -> None:
+        self._engine = engine
+        self._book = book
+        self._refresh = refresh
+        self.watch = Watch(engine)
+        self._hold_counts: dict[str, int] = {}
+        self._full_queues: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<Firing, {len(self._hold_counts)} held, watched since {self.watch.since_us}>"
+
+    async def fire_due(self) -> bool:
+        """Fire what is due, a page of it at the most; False when nothing is."""
+        now = self.watch.look()
+        due = self._book.pop_due(now, PAGE)
+        if not due:
+            return False
+        try:
+            await self._fire_page(due, now)
+        except BaseException:
+            for name in due:
+                self._book.plan(name, now)
+            raise
+        return True
+
+    async def _fire_page(self, names: Sequence[str], now: int) -> None:
+        """One transaction for all of them, or as many as must be told apart."""
+        declared, busy = self._book.declared, frozenset[str]()
+        if alone := [name for name in names if _runs_alone(declared[name])]:
+            busy = await self._engine.store.busy_schedules(alone)
+        fires = []
+        for name in names:
+            try:
+                fire = self._decide(name, now, name in busy)
+            except Exception:  # one schedule that cannot be computed must not hold up the others
+                logger.exception("schedule %s could not be fired, and is tried again", name)
+                self._book.plan(name, now + int(UNWATCHED_S * SECOND_US))
+                continue
+            if fire is not None:
+                fires.append(fire)
+        if fires:
+            await self._write(fires)
+
+    # What is to be done.
+
+    def _decide(self, name: str, now: int, is_busy: bool) -> ScheduleFire | None:
+        """The step to be written, or None where it is planned to look again."""
+        book = self._book
+        schedule, row = book.declared[name], book.rows[name]
+        if name in book.owed_at_startup:
+            if not (is_busy and _runs_alone(schedule)):
+                return self._startup_run(schedule, row, now)
+            if schedule.plan.overlap == "skip":
+                book.owed_at_startup.discard(name)
+        step = judge(schedule.plan, row.next_run_at, now, self.watch.since_us, is_busy)
+        if isinstance(step, Move):
+            return self._move(schedule, row, step, now)
+        if isinstance(step, Hold) or name in book.owed_at_startup:
+            book.plan(name, self._soon(name, now))
+        else:
+            book.plan(name, step.until_us)
+        return None
+
+    def _move(self, schedule: Schedule, row: ScheduleRow, step: Move, now: int) -> ScheduleFire | None:
+        """The schedule moves on; only while its queue is full it waits."""
+        name = schedule.name
+        self._hold_counts.pop(name, None)
+        task = None
+        if step.fire_at is not None:
+            if self._is_full(schedule):
+                self._book.plan(name, now + int(RETRY_S * SECOND_US))
+                return None
+            task = task_of(schedule.template, schedule.fire_id(step.fire_at), step.fire_at, now)
+        if step.reason is not None and row.next_run_at is not None:
+            logger.info("schedule %s: fires from %s on are dropped (%s)", name, from_us(row.next_run_at), step.reason)
+        is_alone = task is not None and _runs_alone(schedule)
+        return ScheduleFire(name, schedule.config_hash, row.next_run_at, step.next_run_at, task, now, is_alone=is_alone)
+
+    def _startup_run(self, schedule: Schedule, row: ScheduleRow, now: int) -> ScheduleFire:
+        """The run at the start of the owner; the fires that are planned stay as they are.
+
+        Written again when nobody knows whether it was, so its id is that of the start.
+        """
+        task = task_of(schedule.template, schedule.startup_id(self._engine.identity.instance_id), now, now)
+        at, is_alone = row.next_run_at, _runs_alone(schedule)
+        return ScheduleFire(schedule.name, schedule.config_hash, at, at, task, now, is_alone=is_alone)
+
+    def _soon(self, name: str, now: int) -> int:
+        """When to look again whether an earlier run has ended: at once after it began, and ever more patiently."""
+        holds = self._hold_counts[name] = self._hold_counts.get(name, 0) + 1
+        return now + min(FIRST_LOOK_US << min(holds, 20), int(self._engine.settings.store_poll_s * SECOND_US))
+
+    def _is_full(self, schedule: Schedule) -> bool:
+        queue = schedule.queue_name
+        if not self._engine.intake.is_full(queue):
+            self._full_queues.discard(queue)
+            return False
+        if queue not in self._full_queues:
+            self._full_queues.add(queue)
+            logger.warning("queue %r is full: schedule %s and others fire when there is room", queue, schedule.name)
+        return True
+
+    # Writing it.
+
+    async def _write(self, fires: Sequence[ScheduleFire]) -> None:
+        engine = self._engine
+        if engine.is_stopping:
+            for each in fires:
+                self._book.plan(each.schedule_name, each.now)
+            return
+        try:
+            lost = await engine.store.fire_schedules(fires)
+        except StoreUnavailable:
+            raise
+        except StoreError as exc:
+            await self._write_apart(fires, exc)
+            return
+        finally:
+            if any(each.task is not None for each in fires):
+                engine.wants_claim.set()  # also when only the answer was lost: the task stands there, free
+        for each in fires:
+            if each.schedule_name not in lost:
+                self._book.fired(each)
+                if each.task is not None:
+                    for_us = each.task.scheduled_for or each.now
+                    logger.debug("schedule %s fired for %s", each.schedule_name, from_us(for_us))
+        if lost:
+            await self._refresh(list(lost))
+
+    async def _write_apart(self, fires: Sequence[ScheduleFire], exc: StoreError) -> None:
+        """The store will never take one of them: find out which, and try that one again at its next fire."""
+        if len(fires) > 1:
+            for each in fires:
+                await self._write([each])
+            return
+        (guilty,) = fires
+        name = guilty.schedule_name
+        logger.error("schedule %s could not be fired, and is tried again at its next fire: %s", name, exc)
+        self._book.plan(name, self._book.declared[name].plan.timing.after(guilty.now, guilty.expected_next))
+
+
+def _runs_alone(schedule: Schedule) -> bool:
+    """Whether a run of it does not begin before the one before has ended."""
+    return schedule.plan.overlap != "allow"
