@@ -218,11 +218,13 @@ class Runner:
         return attempt.task.cancelling() > 0 and self._was_torn_down_since(attempt.began_s)
 
     def _finish(self, attempt: Attempt, outcome: Outcome) -> None:
-        attempt.task = None
+        task, attempt.task = attempt.task, None
         if attempt.is_abandoned:
             self.abandoned.discard(attempt)
             if attempt.on_end:
                 attempt.on_end()
+        elif task is not None and task.get_loop().is_closed():
+            return  # its coroutine is collected with a loop that was closed under it: no outcome, and nobody to hear it
         else:
             self.running.pop(attempt.live.task_id, None)
             self._report(attempt, outcome)

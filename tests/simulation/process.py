@@ -281,8 +281,8 @@ class Process:
         beater: Any = _Down() if self.fate().kind == "before" else self._beater
         before = dict(heart._due_s)
         heart.pulse(beater)
-        self.world.disk.log_is_written(self.world.clock.now_us())
         if heart._due_s != before and heart.failed_count == 0:
+            self.world.disk.log_is_written(self.world.clock.now_us())
             now_us = self.world.now_us
             if now_us - self.last_beat_us >= self.world.stale_us:
                 self.woke_us = now_us
@@ -353,7 +353,6 @@ class Process:
         self.is_disturbed()
         self.strangers_us = self.world.now_us
         spared = set() if ends_loop else {task for task, what in self.calls.items() if what in ("stop", "restart")}
-        spared |= {task for task in asyncio.all_tasks(self.loop) if "_run_thread" in repr(task)}
         for task in sorted(asyncio.all_tasks(self.loop) - spared, key=_age):
             task.cancel()
         if ends_loop:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from taskmanager import StoreUnavailable, TaskFailed, TaskInterrupted, TaskManager, TaskStatus
+from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.instance import InstanceLock, is_dead, lock_path, remove_stray_lock_files
 from taskmanager.testing import Fault, FaultyStore
 from tests.unit.engine_worlds import assert_counters, engine_of, happens, manager_of, persisted, turns_until, world_of
@@ -294,6 +295,37 @@ def test_a_thread_that_outlives_its_loop_gives_its_task_back_when_it_ends(tmp_pa
         thread.join(5)
     assert asyncio.run(second(task_id)) == 2
     assert not list(tmp_path.glob("*.lock"))
+
+
+def test_an_attempt_that_is_collected_with_its_closed_loop_is_not_said_to_have_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A program that ends without a stop leaves the wait for a thread behind. Python closes that coroutine when it
+    comes across it; the task has not failed by that, and there is no loop that could be told.
+    """
+    begun, gate = threading.Event(), threading.Event()
+    manager = TaskManager(None)
+    attempts: list[Attempt] = []
+
+    @manager.task
+    def work() -> None:
+        begun.set()
+        gate.wait(10)
+
+    async def main() -> None:
+        await manager.start()
+        work.enqueue()
+        await asyncio.to_thread(begun.wait, 10)
+        attempts.extend(engine_of(manager).runner.running.values())
+
+    asyncio.run(main())
+    gate.set()
+    (attempt,) = attempts
+    assert attempt.task is not None
+    coroutine = attempt.task.get_coro()
+    assert coroutine is not None
+    coroutine.close()
+    assert not [record for record in caplog.records if "failed" in record.getMessage()]
 
 
 async def test_a_stop_that_still_writes_is_not_dead_when_its_last_thread_ends(tmp_path: Path) -> None:
