@@ -78,16 +78,19 @@ class Runner:
 
         All that are started together are looked at together, which costs less than a callback of each.
         """
-        started, self._not_begun = self._not_begun, []
-        for attempt in started:
-            if attempt.has_begun or attempt.task is None:
-                continue
-            if attempt.task.done():
-                self._finish(attempt, self._raised(attempt, asyncio.CancelledError()))
-            else:
-                self._not_begun.append(attempt)
-        if self._not_begun:
-            asyncio.get_running_loop().call_soon(self._look_at_not_begun)
+        started, self._not_begun = iter(self._not_begun), []
+        try:
+            for attempt in started:
+                if attempt.has_begun or attempt.task is None:
+                    continue
+                if attempt.task.done():
+                    self._finish(attempt, self._raised(attempt, asyncio.CancelledError()))
+                else:
+                    self._not_begun.append(attempt)
+        finally:
+            self._not_begun.extend(started)  # those behind one whose end raised
+            if self._not_begun:
+                asyncio.get_running_loop().call_soon(self._look_at_not_begun)
 
     def stop(self, attempt: Attempt, reason: StopReason) -> None:
         """Ask an attempt to stop: async code is cancelled, a child killed, a thread sees `is_cancelled`."""

@@ -129,6 +129,38 @@ async def test_a_cancel_between_assignment_and_first_step_leaks_no_slot(executor
         assert_counters(engine)
 
 
+async def test_an_error_at_the_end_of_one_attempt_forgets_none_that_is_cancelled_beside_it() -> None:
+    """Attempts that a stranger cancels before their first step are looked at together, and yet each ends by itself."""
+    manager = manager_of()
+    errors: list[BaseException] = []
+
+    @manager.task
+    async def work() -> None:
+        pass
+
+    async with world_of(manager):
+        engine = engine_of(manager)
+        start, report = engine.runner.start, engine.runner._report
+
+        def start_for_a_stranger(attempt: Any) -> None:
+            start(attempt)
+            attempt.task.cancel()
+
+        def report_and_fail_once(*args: Any) -> None:
+            report(*args)
+            if not errors:
+                raise ZeroDivisionError
+
+        engine.runner.start = start_for_a_stranger  # type: ignore[method-assign]
+        engine.runner._report = report_and_fail_once
+        asyncio.get_running_loop().set_exception_handler(lambda _, said: errors.append(said["exception"]))
+        for handle in [work.enqueue() for _ in range(3)]:
+            with pytest.raises(TaskFailed):
+                await handle
+        assert [type(error) for error in errors] == [ZeroDivisionError]
+        assert_counters(engine)
+
+
 # Threads and other loops.
 
 
