@@ -23,8 +23,8 @@ CTRL_C_EXIT: Final = 130
 EPILOG: Final = """
 \b
 Examples:
-  taskmanager demo                     five minutes with your own Python's files
-  taskmanager run app.jobs:manager     run a manager without an application around it
+  taskmanager demo                     five minutes with this Python's files
+  taskmanager run app.jobs:manager     run a manager with no application
   taskmanager list --status FAILED     what went wrong lately
   taskmanager show 4c1f3a              one task, by the end of its id
   taskmanager retry 4c1f3a             run it again

@@ -13,6 +13,7 @@ from taskmanager.cli.batch import Action, Answer, act_on
 from taskmanager.cli.confirmation import yes_option
 from taskmanager.cli.database import db_option, json_option, patiently
 from taskmanager.cli.filters import filter_options
+from taskmanager.console.durations import relative
 from taskmanager.engine.stored_tasks import retry_stored, why_not_again
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.record import TaskRow
@@ -26,7 +27,8 @@ Examples:
   taskmanager retry --status FAILED --task app.jobs:send_mail --since 1h
   taskmanager retry --code TIMEOUT --yes
 
-A batch has to be confirmed, unless you give --yes. COMPLETED tasks need --force.
+A batch has to be confirmed, unless you give --yes. COMPLETED tasks need --force. A task that waits for its next retry
+has not ended: cancel it, then retry it, and it runs at once.
 """
 
 
@@ -47,14 +49,19 @@ def retry(task_ids: tuple[str, ...], force: bool, **options: Any) -> int:
     async def act(store: Store, rows: Sequence[TaskRow]) -> list[Answer]:
         reasons = {row.task_id: why_not_again(row, force=force) for row in rows}
         able = [row for row in rows if reasons[row.task_id] is None]
-        won = await patiently(lambda: retry_stored(store, able, SystemClock().now_us()))
-        return [_retried(row, reasons[row.task_id], row.task_id in won) for row in rows]
+        now_us = SystemClock().now_us()
+        won = await patiently(lambda: retry_stored(store, able, now_us))
+        return [_retried(row, reasons[row.task_id], row.task_id in won, now_us) for row in rows]
 
     possible = TERMINAL if force else TERMINAL - {TaskStatus.COMPLETED}
     return act_on(Action("retry", "waiting", (TaskStatus.FAILED,), possible, act), task_ids, **options)
 
 
-def _retried(row: TaskRow, reason: str | None, has_won: bool) -> Answer:
+def _retried(row: TaskRow, reason: str | None, has_won: bool, now_us: int) -> Answer:
     if reason is None and has_won:
         return Answer(row.task_id, True, "waiting", "it runs as soon as an instance has room")
-    return Answer(row.task_id, False, "refused", reason or "it has changed meanwhile; look at it again")
+    reason = reason or "it has changed meanwhile; look at it again"
+    if row.status == TaskStatus.PENDING and row.enqueued_at > now_us:
+        end = row.task_id[-8:]
+        reason += f"; it runs {relative(row.enqueued_at, now_us)}; at once: taskmanager cancel {end}, then retry it"
+    return Answer(row.task_id, False, "refused", reason)

@@ -23,7 +23,7 @@ Examples:
   taskmanager schedules
   taskmanager schedules pause nightly
   taskmanager schedules resume nightly      its next run is computed from now
-  taskmanager schedules run nightly         once, now, in addition; even if it is paused
+  taskmanager schedules run nightly         once more, now; also while paused
 
 A run that you ask for starts as soon as an instance that knows the function has room.
 """

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from shlex import quote as shell_word
 from typing import Final
 
+from taskmanager.console.cause import kind
 from taskmanager.console.durations import short
 from taskmanager.console.figures import plural, size
 from taskmanager.console.picture import Health, InstanceSight, Picture, Problem
@@ -137,7 +138,8 @@ def _most_failing(picture: Picture) -> str:
     if not picture.most_failing:
         return "taskmanager watch shows the newest"
     worst = picture.most_failing[0]
-    return f"mostly {worst.last_error_code}: taskmanager list --task {shell_word(worst.task_name)}"
+    why = kind(worst.last_error_code, worst.last_error_message)
+    return f"mostly {why}: taskmanager list --task {shell_word(worst.task_name)}"
 
 
 def _paused(picture: Picture) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ from typing import Final
 from rich.cells import cell_len
 from rich.text import Text
 
+from taskmanager.console.cause import cause
 from taskmanager.console.durations import relative, short
 from taskmanager.console.figures import amount, compact, done_of, grouped, stopwatch, took
 from taskmanager.console.grid import NOT_KNOWN, NOTHING, Cell, Grid, Row, Section
@@ -98,8 +99,8 @@ def troubles(picture: Picture) -> Section:
         failed = _number(count, FAILED_STYLE, is_capped=are_some and count > 0)
         ended = NOT_KNOWN if pace is None or is_sample else _number(pace.ended_count)
         figures = (ended, failed, *_durations(pace))
-        code = Cell(failures.last_error_code, FAILED_STYLE) if failures else NOTHING
-        rows.append(Row(Cell(name), figures, code))
+        why = cause(failures.last_error_code, failures.last_error_message) if failures else ""
+        rows.append(Row(Cell(name), figures, Cell(why, FAILED_STYLE)))
     heads = ("ended", "failed", "mean", "longest")
     return Section("Failing and slow", heads, rows, "error", essential=(1, 3))
 
@@ -138,17 +139,16 @@ def _schedule(each: NextRun, now_us: int, is_anybody_there: bool) -> Row:
     return Row(Cell(each.schedule_name), figures, remark)
 
 
-def failures(picture: Picture, grid: Grid) -> Section:
+def failures(picture: Picture) -> Section:
     """The last attempts that failed."""
-    rows = [_failure(each, picture.taken_at, grid) for each in picture.failures]
+    rows = [_failure(each, picture.taken_at) for each in picture.failures]
     return Section("Last failures", ("", "attempt", "retries", "ago"), rows, "error", essential=(2, 3))
 
 
-def _failure(each: Failure, now_us: int, grid: Grid) -> Row:
+def _failure(each: Failure, now_us: int) -> Row:
     again = Cell("yes") if each.will_retry else Cell("no", "dim")
     figures = (NOTHING, Cell(str(each.attempt)), again, _ago(each.finished_at, now_us))
-    message = f"  {each.error_message}" if grid.is_wide and each.error_message else ""
-    return Row(Cell(each.task_name), figures, Cell(f"{each.error_code}{message}", FAILED_STYLE))
+    return Row(Cell(each.task_name), figures, Cell(cause(each.error_code, each.error_message), FAILED_STYLE))
 
 
 def running(picture: Picture, grid: Grid, *, is_ascii: bool) -> Section:

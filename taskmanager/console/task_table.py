@@ -1,4 +1,7 @@
-"""Many tasks, one a line: as much of each as the width allows, and an id to be copied, at least the end of it."""
+"""Many tasks, one a line: as much of each as the width allows, and an id to be copied, at least the end of it.
+
+Why a task failed says more than the beginning of its id: where there is no room for both, the id is cut to its end.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
@@ -7,6 +10,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from taskmanager.console.cause import MAX_CHARS, cause_of
 from taskmanager.console.cut import cut_front
 from taskmanager.console.durations import relative, short
 from taskmanager.model.escaping import escaped
@@ -24,15 +28,19 @@ STATUS_STYLES: Final = {
     TaskStatus.INTERRUPTED: "magenta",
 }
 GAP: Final = 2
-_WIDE: Final = 100
-"""Columns from which on queue and error code are shown too."""
 _NARROW: Final = 70
 """Columns below which a whole id would leave no room for the rest; commands take the end of one, too."""
+_WIDE: Final = 100
+"""Columns from which on the queue is shown too."""
+_WIDE_BESIDE_ERRORS: Final = 120
+"""Columns from which on there is room for whole ids and for errors."""
 _ID_WIDTH: Final = 36
 _ID_END_WIDTH: Final = 8
 _STATUS_WIDTH: Final = 11
 _WHEN_WIDTH: Final = 7
 _LEAST_NAME_WIDTH: Final = 8
+_NAME_BESIDE_ERROR: Final = 24
+"""Columns that errors leave to the name, if it needs them."""
 
 
 class _Column(NamedTuple):
@@ -45,27 +53,33 @@ class _Column(NamedTuple):
         return min(self.most, max(len(self.title), *(cell_len(self.text(row)) for row in rows)))
 
 
+_NAME: Final = _Column("task", _NAME_BESIDE_ERROR, lambda row: escaped(row.task_name))
 _QUEUE: Final = _Column("queue", 16, lambda row: escaped(row.queue_name))
-_CODE: Final = _Column("error code", 24, lambda row: escaped(row.error_code or ""))
+_ERROR: Final = _Column("error", MAX_CHARS, lambda row: escaped(cause_of(row)))
 
 
 def task_table(rows: Sequence[TaskRow], now_us: int, width: int) -> Table:
     """Tasks (one at least) in `width` columns; no line wraps."""
-    extras = (_QUEUE, _CODE) if width >= _WIDE else ()
-    id_title, id_width = ("id", _ID_WIDTH) if width >= _NARROW else ("id end", _ID_END_WIDTH)
-    fixed = (id_width, _STATUS_WIDTH, _WHEN_WIDTH, *(each.width(rows) for each in extras))
-    name_width = max(_LEAST_NAME_WIDTH, width - sum(each + GAP for each in fixed))
+    has_errors = width >= _NARROW and any(row.error_code for row in rows)
+    is_whole = width >= (_WIDE_BESIDE_ERRORS if has_errors else _NARROW)
+    id_title, id_width = ("id", _ID_WIDTH) if is_whole else ("id end", _ID_END_WIDTH)
+    extras = [(_QUEUE, _QUEUE.width(rows))] if width >= _WIDE else []
+    room = width - sum(each + GAP for each in (id_width, _STATUS_WIDTH, _WHEN_WIDTH, *(most for _, most in extras)))
+    if has_errors:
+        extras.append((_ERROR, min(_ERROR.width(rows), room - GAP - _NAME.width(rows))))
+        room -= GAP + extras[-1][1]
+    name_width = max(_LEAST_NAME_WIDTH, room)
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
     table.add_column(id_title, width=id_width, no_wrap=True)
     table.add_column("status", width=_STATUS_WIDTH, no_wrap=True)
     table.add_column("task", max_width=name_width, no_wrap=True)
-    for each in extras:
-        table.add_column(each.title, width=each.width(rows), no_wrap=True, overflow="ellipsis")
+    for column, most in extras:
+        table.add_column(column.title, width=most, no_wrap=True, overflow="ellipsis")
     table.add_column("when", justify="right", min_width=_WHEN_WIDTH, no_wrap=True)
     for row in rows:
         status = Text(row.status, style=STATUS_STYLES[TaskStatus(row.status)])
         name = Text(cut_front(escaped(row.task_name), name_width))
-        more = (Text(each.text(row)) for each in extras)
+        more = (Text(column.text(row)) for column, _ in extras)
         table.add_row(Text(escaped(row.task_id[-id_width:])), status, name, *more, Text(when(row, now_us)))
     return table
 

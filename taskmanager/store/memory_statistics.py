@@ -11,6 +11,7 @@ from taskmanager.store.protocol import FreeQueue, InstanceRow
 from taskmanager.store.statistics import (
     MAX_INSTANCES,
     MAX_LINES,
+    MAX_MESSAGE_CHARS,
     SAMPLE,
     Failure,
     FileSize,
@@ -83,9 +84,16 @@ def _slowest(sample: Iterable[AttemptRow], rows: Mapping[str, TaskRow]) -> tuple
 
 def _most_failing(failed: Sequence[AttemptRow], rows: Mapping[str, TaskRow]) -> tuple[TaskFailures, ...]:
     counts = Counter(rows[each.task_id].task_name for each in failed)
-    newest = {rows[each.task_id].task_name: str(each.error_code) for each in reversed(failed)}
-    found = (TaskFailures(name, count, newest[name]) for name, count in counts.items())
+    newest = {rows[each.task_id].task_name: each for each in reversed(failed)}
+    found = (_failures_of(name, count, newest[name]) for name, count in counts.items())
     return tuple(sorted(found, key=lambda each: (-each.failed_count, each.task_name))[:MAX_LINES])
+
+
+def _failures_of(task_name: str, count: int, newest: AttemptRow) -> TaskFailures:
+    message = newest.error_message
+    return TaskFailures(
+        task_name, count, str(newest.error_code), None if message is None else message[:MAX_MESSAGE_CHARS]
+    )
 
 
 def _next_runs(rows: Iterable[ScheduleRow]) -> tuple[NextRun, ...]:

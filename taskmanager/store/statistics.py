@@ -19,6 +19,8 @@ OWNED_CAP: Final = 1_000
 MAX_INSTANCES: Final = 50
 MAX_OWNERS: Final = 100
 MAX_LINES: Final = 20
+MAX_MESSAGE_CHARS: Final = 200
+"""Of the newest message of each task that fails."""
 
 
 class Pace(NamedTuple):
@@ -40,11 +42,12 @@ class TaskPace(NamedTuple):
 
 
 class TaskFailures(NamedTuple):
-    """The failed attempts of one task in the last hour, and the code of the newest."""
+    """The failed attempts of one task in the last hour, and the newest error: its code, and how its message begins."""
 
     task_name: str
     failed_count: int
     last_error_code: str
+    last_error_message: str | None = None
 
 
 class Failure(NamedTuple):

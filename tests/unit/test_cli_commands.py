@@ -255,6 +255,8 @@ def test_retry_puts_ended_tasks_back(copied: tuple[Path, dict[str, str]]) -> Non
     ran = taskmanager("retry", ids["bad"], ids["good"], ids["later"], "--db", database, "--json")
     assert ran.code == 1
     assert "2 of 3 tasks refused" in ran.err
+    waits = taskmanager("retry", ids["later"], "--db", database)
+    assert f"has not ended; it runs in 59m; at once: taskmanager cancel {ids['later'][-8:]}, then retry it" in waits.out
     answers = ran._replace(err="").document(list[AnswerDocument])
     assert [(answer.task_id, answer.outcome) for answer in answers] == [
         (ids["bad"], "waiting"), (ids["good"], "refused"), (ids["later"], "refused"),
@@ -286,7 +288,7 @@ def test_many_are_shown_and_asked_for_first(copied: tuple[Path, dict[str, str]])
     for answer in ("", "n\n", "perhaps\n"):
         asked = taskmanager(*chosen, stdin=answer)
         assert (asked.code, "retry 2 tasks? [y/N]" in asked.err) == (1, True)
-        assert all(ids[name] in asked.out for name in ("bad", "worse"))
+        assert all(ids[name][-8:] in asked.out for name in ("bad", "worse"))
     assert "2 tasks; nothing was changed" in taskmanager(*chosen, "--dry-run").out
     assert len(taskmanager(*chosen, "--dry-run", "--json").document(list[dict[str, str]])) == 2
     assert digest(database.parent) == before

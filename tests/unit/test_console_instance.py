@@ -159,7 +159,15 @@ async def glance_of(store: Store) -> Glance:
             task("bad", **failed, failed_at=NOW - 7),
             None,
             tuple(
-                attempt("bad", n, outcome="FAILED", error_code=code, started_at=NOW - 99, finished_at=NOW - 9 + n)
+                attempt(
+                    "bad",
+                    n,
+                    outcome="FAILED",
+                    error_code=code,
+                    error_message=code.lower() * 99,
+                    started_at=NOW - 99,
+                    finished_at=NOW - 9 + n,
+                )
                 for n, code in [(1, "FIRST"), (2, "BOOM")]
             ),
         ),
@@ -190,7 +198,7 @@ async def test_both_stores_tell_the_same(tmp_path: Path) -> None:
     assert file.statistics.hour[1:] == (4, 2)
     assert file.statistics.schedules == (NextRun("s", "job", "every 5 s", NOW + 5, None, False, False),)
     assert [each.error_code for each in file.statistics.failures] == ["BOOM", "FIRST"]
-    assert [each[1:] for each in file.statistics.most_failing] == [(2, "BOOM")]
+    assert [each[1:] for each in file.statistics.most_failing] == [(2, "BOOM", "boom" * 50)]
 
 
 async def test_counts_are_right_also_between_two_looks_at_the_file(tmp_path: Path) -> None:

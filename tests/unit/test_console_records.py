@@ -1,11 +1,13 @@
 """Tasks on a terminal: many of them, one of them, and what comes next. Drawn from frozen rows at a frozen instant."""
 
+import json
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import pytest
 from rich.console import Console
 
+from taskmanager.console.cause import cause, cause_of, kind
 from taskmanager.console.diagnosis import diagnosis_view
 from taskmanager.console.durations import exact, relative, short
 from taskmanager.console.finding import Finding
@@ -108,9 +110,17 @@ ATTEMPTS: Final = (
 )  # fmt: skip
 
 
+def failed_with(message: str) -> str:
+    """A stored result."""
+    return json.dumps({"err": {"error_code": "ANY", "message": message, "data": None}})
+
+
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_a_list_shows_an_id_to_copy_and_what_the_width_allows(width: int) -> None:
-    """The whole id, or where that leaves no room its end, which will do; of a long name the end; no line wraps."""
+    """The whole id, or where that leaves no room its end, which will do; of a long name the end; no line wraps.
+
+    Why a task failed goes before the whole id.
+    """
     rows = [
         FAILED,
         task(4, enqueued_at=NOW + 3_599 * SECOND, queue_name="mail"),
@@ -118,10 +128,36 @@ def test_a_list_shows_an_id_to_copy_and_what_the_width_allows(width: int) -> Non
         task(6, status="COMPLETED", updated_at=NOW - 9 * 86_400 * SECOND),
         task(7, status="INTERRUPTED", error_code="TASK_INTERRUPTED", task_name="app.jobs:\x1b[31mred\n"),
         task(8, status="CANCELLED", error_code="TASK_CANCELLED", updated_at=NOW),
+        task(
+            11, status="FAILED", error_code="UNHANDLED_EXCEPTION", result=failed_with("ValueError: no such invoice\n7")
+        ),
+        task(
+            12, status="FAILED", error_code="TASK_TIMEOUT", result=failed_with("it took longer than its limit of 3 s")
+        ),
         task(9, status="EXPIRED", error_code="TASK_EXPIRED", queue_name="a-queue-with-a-very-long-name"),
         task(10, enqueued_at=NOW - 7_300 * SECOND),
     ]
     assert_screen(f"list_{width}", drawn(task_table(rows, NOW, width), width))
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "words", "of_all"),
+    [
+        ("SMTP_DOWN", "the server is away\ntry later", "SMTP_DOWN  the server is away", "SMTP_DOWN"),
+        ("SMTP_DOWN", None, "SMTP_DOWN", "SMTP_DOWN"),
+        ("UNHANDLED_EXCEPTION", "KeyError: 'a: b'", "KeyError: 'a: b'", "KeyError"),
+        ("UNHANDLED_EXCEPTION", "", "UNHANDLED_EXCEPTION", "UNHANDLED_EXCEPTION"),
+    ],
+)
+def test_a_failure_is_named_by_what_says_most_about_it(code: str, message: str | None, words: str, of_all: str) -> None:
+    """Its code and how its message begins; an exception without a code of its own by its type."""
+    assert (cause(code, message), kind(code, message)) == (words, of_all)
+
+
+@pytest.mark.parametrize("result", [None, "sealed", "[]", '{"err": 1}', '{"err": {"message": 2}}', '{"ok": 3}'])
+def test_of_a_result_that_cannot_be_read_there_is_the_code(result: str | None) -> None:
+    """A manager with `codec=` seals its results, and anybody may have written into the file."""
+    assert cause_of(task(1, status="FAILED", error_code="SMTP_DOWN", result=result)) == "SMTP_DOWN"
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -24,7 +24,7 @@ Examples:
   taskmanager demo                        the standard library of this Python
   taskmanager demo ~/projects --limit 500
   taskmanager demo --resume               go on after Ctrl-C
-  taskmanager demo --json >count.json     the tour on stderr, the count as JSON
+  taskmanager demo --json >count.json     the tour on stderr, the count here
 
 Nothing is changed below DIR. The database stays, to look at; the next demo starts it anew. Ends with 0 exactly
 when every file has one task that is completed or failed.

@@ -16,6 +16,7 @@ from taskmanager.store.statistics import (
     ENDED_CAP,
     MAX_INSTANCES,
     MAX_LINES,
+    MAX_MESSAGE_CHARS,
     MAX_OWNERS,
     OWNED_CAP,
     SAMPLE,
@@ -128,11 +129,11 @@ def _most_failing(connection: sqlite3.Connection, since: int) -> tuple[TaskFailu
     # Beside max(), SQLite takes the other columns from the row that has the maximum.
     rows = connection.execute(
         f"""
-        SELECT task_name, failed, error_code FROM (
-            SELECT t.task_name, count(*) AS failed, a.error_code, max(a.finished_at)
+        SELECT task_name, failed, error_code, message FROM (
+            SELECT t.task_name, count(*) AS failed, a.error_code, a.message, max(a.finished_at)
             FROM (
-                SELECT task_id, error_code, finished_at FROM {_FAILED}
-                WHERE finished_at >= ? AND {_IS_FAILURE} ORDER BY finished_at DESC LIMIT {SAMPLE}
+                SELECT task_id, error_code, substr(error_message, 1, {MAX_MESSAGE_CHARS}) AS message, finished_at
+                FROM {_FAILED} WHERE finished_at >= ? AND {_IS_FAILURE} ORDER BY finished_at DESC LIMIT {SAMPLE}
             ) AS a JOIN taskmanager_tasks AS t ON t.id = a.task_id
             GROUP BY t.task_name
         ) ORDER BY failed DESC, task_name LIMIT {MAX_LINES}
