@@ -233,7 +233,7 @@ class Settlement:
                 attempt.started_at,
                 now,
                 None if error is None else error.error_code,
-                None if error is None else error.message,
+                None if error is None else safe_text(error.message),
                 reason,
                 who.instance_id,
                 who.hostname,

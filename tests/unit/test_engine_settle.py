@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from taskmanager import TaskManager
+from taskmanager.codec.safe import MAX_TEXT_CHARS
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.dispatch import Dispatcher
@@ -99,6 +100,14 @@ def test_a_failure_without_a_policy_is_final() -> None:
     assert live.failed_reason == "Traceback"
     assert ending_of(live).result.err_value.message == "it broke"
     assert scene.history() == [(1, "FAILED", False, "BOOM")]
+
+
+def test_what_an_attempt_says_is_bounded() -> None:
+    """A message may hold the whole answer of a server, and each attempt of a task has one."""
+    scene = Scene()
+    scene.settle(Outcome("failed", error=TaskError("BROKEN", "x" * 1_000_000), reason="x"))
+    (row,) = scene.live.attempts_due
+    assert len(row.error_message or "") == MAX_TEXT_CHARS
 
 
 @pytest.mark.req("DS-011", "DS-024", "DS-026", "DS-046", "DS-057")
