@@ -5,7 +5,6 @@ takes the function from the `Task` found there. It ends with its parent, and lea
 """
 
 import importlib
-import inspect
 import io
 import os
 import signal
@@ -18,8 +17,10 @@ from datetime import datetime, timedelta
 from types import FrameType
 from typing import Any, NamedTuple
 
+from taskmanager.codec.annotations import is_async
 from taskmanager.codec.safe import readable
 from taskmanager.engine.attempt import current
+from taskmanager.engine.mistakes import mistake_in
 from taskmanager.model.clock import SystemClock, from_us
 from taskmanager.model.errors import ArgumentError, ConfigurationError
 
@@ -139,14 +140,16 @@ def run(parent_pid: int, packed: bytes) -> PackedReply:
     try:
         call: ChildCall = pickle.loads(packed)  # noqa: S301  # our parent's
     except BaseException as exc:
-        return PackedReply(exc=_packed_exception(exc), trace=_trace(exc))
+        return _packed_failure(exc)
     source = ChildSource(call)
     token = current.set(source)
     try:
         fn = find_function(call.module, call.qualname)
-        reply = _packed_value(fn(*call.args, **call.kwargs))
+        value = fn(*call.args, **call.kwargs)
+        mistake = mistake_in(value)
+        reply = _packed_value(value) if mistake is None else _packed_failure(mistake)
     except BaseException as exc:
-        reply = PackedReply(exc=_packed_exception(exc), trace=_trace(exc))
+        reply = _packed_failure(exc)
     finally:
         current.reset(token)
     return reply._replace(progress=source.last_progress, log=source.entries)
@@ -156,6 +159,8 @@ def unpacked(reply: PackedReply) -> ChildReply:
     """In the parent: the reply with the value, or the exception, itself."""
     import pickle
 
+    # What the main module of the program defines is of a module of that name in a child, here and in `multiprocessing`.
+    sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
     value: Any = None
     exc: BaseException | None = None
     lost = reply.lost
@@ -202,23 +207,59 @@ def find_function(module_name: str, qualname: str) -> Any:
             "module that can be imported"
         ) from exc
     found = getattr(found, "fn", found)
-    if not callable(found) or inspect.iscoroutinefunction(found):
+    if not callable(found) or is_async(found):
         raise ConfigurationError(f"{module_name}:{qualname} is not a plain function; the process lane cannot run it")
     return found
 
 
+def _packed_failure(exc: BaseException) -> PackedReply:
+    return PackedReply(exc=_packed_exception(exc), trace=_trace(exc))
+
+
 def _packed_exception(exc: BaseException) -> bytes:
-    """`exc` itself where it survives pickling with its class, else a RuntimeError with its words."""
+    """`exc` itself where it survives pickling with its class, else one of its class that says the same, which is what
+    mappers look at; else a RuntimeError with its words.
+    """
+    import pickle
+
+    why = ""
+    for candidate in (exc, _Bare(exc)):
+        try:
+            packed = pickle.dumps(candidate, pickle.HIGHEST_PROTOCOL)
+            back = pickle.loads(packed)  # noqa: S301  # our own bytes, a moment old
+            if type(back) is type(exc) and (candidate is exc or str(back) == str(exc)):
+                return packed
+        except BaseException as reason:
+            why = why or f" (not picklable: {traceback.format_exception_only(reason)[-1].strip()})"
+    return pickle.dumps(RuntimeError(traceback.format_exception_only(exc)[-1].strip() + why))
+
+
+class _Bare:
+    """Stands for an exception whose `__init__` takes more than `args` holds, or with attributes no pickle can have."""
+
+    def __init__(self, exc: BaseException) -> None:
+        self._exc = exc
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        exc = self._exc
+        state = {name: value for name, value in vars(exc).items() if _is_picklable(value)}
+        return _bare, (type(exc), exc.args if _is_picklable(exc.args) else (str(exc),), state)
+
+
+def _bare(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    exc = kind.__new__(kind, *args)
+    vars(exc).update(state)
+    return exc
+
+
+def _is_picklable(value: object) -> bool:
     import pickle
 
     try:
-        packed = pickle.dumps(exc, pickle.HIGHEST_PROTOCOL)
-        if type(pickle.loads(packed)) is type(exc):  # noqa: S301  # our own bytes, a moment old
-            return packed
-        why = ""
-    except BaseException as reason:
-        why = f" (not picklable: {traceback.format_exception_only(reason)[-1].strip()})"
-    return pickle.dumps(RuntimeError(traceback.format_exception_only(exc)[-1].strip() + why))
+        pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))  # noqa: S301  # our own bytes, a moment old
+    except BaseException:
+        return False
+    return True
 
 
 def _trace(exc: BaseException) -> str:

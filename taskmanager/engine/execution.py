@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from functools import partial
-from types import CoroutineType
 from typing import Any, Final
 
 from taskmanager.engine.attempt import Attempt, StopReason, current, drive
@@ -18,6 +17,7 @@ from taskmanager.engine.lanes import BrokenProcess, CannotStart, ProcessLane, Th
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.loops import let_loop_close
+from taskmanager.engine.mistakes import mistake_in
 from taskmanager.engine.settle import Outcome, failure_of
 from taskmanager.model.errors import ArgumentError, ManagerStopped, ManagerStopping, TaskNotCompleted
 from taskmanager.model.logger import logger
@@ -26,9 +26,6 @@ from taskmanager.model.states import BuiltInTaskCode
 
 STUBBORN_AFTER_S = 1.0
 """How long an async task may go on after its cancellation before it is reported as ignoring it."""
-
-_NO_VALUES: Final = (CoroutineType, TaskError)
-"""What is returned by mistake."""
 
 _OF_STOP: Final = frozenset({BuiltInTaskCode.MANAGER_STOPPED, BuiltInTaskCode.TASK_INTERRUPTED})
 
@@ -326,22 +323,9 @@ def _returned(live: LiveTask, value: Any) -> Outcome:
         if value.is_ok():
             return Outcome("ok", value=value.ok_value)
         return Outcome("failed", error=_error_of(value.err_value))
-    if isinstance(value, _NO_VALUES) or value is Snooze:
-        raise TypeError(_why_no_value(value))
+    if mistake := mistake_in(value):
+        raise mistake
     return Outcome("ok", value=value)
-
-
-def _why_no_value(value: object) -> str:
-    """To call it a success would be to say that work was done which has not been."""
-    if isinstance(value, CoroutineType):
-        value.close()  # the failure says what a warning of Python would
-        return (
-            f"the function returned the coroutine {value.__name__}, and nobody has awaited it: make the function async "
-            "def and await it there; a decorator around an async function must be async itself"
-        )
-    if isinstance(value, TaskError):
-        return f"the function returned {value!r} as if it were a value; TaskResult(err=...) fails with it"
-    return "the function returned the class Snooze; Snooze(30) is what makes it run again"
 
 
 def _error_of(error: object) -> TaskError:

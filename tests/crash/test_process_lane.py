@@ -50,6 +50,43 @@ def test_a_timeout_kills_the_child_and_the_pool_goes_on(tmp_path: Path) -> None:
     site.assert_sound()
 
 
+OF_MAIN = """
+import asyncio, dataclasses
+from taskmanager import TaskManager
+
+manager = TaskManager(None, processes=1)
+
+class Empty(Exception): ...
+
+@dataclasses.dataclass
+class Size:
+    count: int
+
+@manager.task(executor="process", exception_mapper={Empty: "EMPTY"})
+def measure(text: str) -> Size:
+    if not text:
+        raise Empty
+    return Size(len(text))
+
+async def main() -> None:
+    async with manager:
+        print(await measure.enqueue("abc"), (await measure.enqueue("").result()).err_value.error_code)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_what_the_main_module_defines_comes_back_from_a_child(tmp_path: Path) -> None:
+    """In a child the module has another name than in the program, and it is the same module for all that."""
+    (tmp_path / "app.py").write_text(OF_MAIN)
+    done = subprocess.run(
+        [sys.executable, "app.py"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=PATIENCE_S,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "Size(count=3) EMPTY\n", done.stderr
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 @pytest.mark.parametrize("name", ["process_safe", "process_once"])
 def test_a_child_ends_with_its_parent(tmp_path: Path, name: str) -> None:

@@ -323,6 +323,41 @@ async def test_a_value_that_stays_in_its_child_is_a_success_without_a_result(tmp
             await asyncio.wait_for(fails.enqueue(), 30)
 
 
+class Refused(Exception):
+    """As many are written: what it is made with is not what it says."""
+
+    def __init__(self, status: int, body: str) -> None:
+        super().__init__(f"{status}: {body}")
+
+
+class Locked(Exception):
+    def __init__(self, status: int) -> None:
+        self.status, self.lock = status, threading.Lock()
+
+    def __str__(self) -> str:
+        return f"status {self.status}"
+
+
+def comes_to(what: str) -> object:
+    async def forgotten() -> None: ...
+
+    if what == "coroutine":
+        return forgotten()
+    raise {"refused": Refused(503, "later"), "locked": Locked(423)}[what]
+
+
+async def test_what_a_child_comes_to_is_what_a_thread_would_have_come_to() -> None:
+    """An exception that no pickle can hold as it is keeps its class, so its code, and its words; and a coroutine that
+    nobody has awaited is no success there either.
+    """
+    manager = TaskManager(None, processes=1, exception_mapper={Refused: "REFUSED", Locked: "LOCKED"})
+    lanes: list[Any] = [manager.task(name=lane, executor=lane)(comes_to) for lane in ("thread", "process")]
+    async with manager:
+        for what, code in (("refused", "REFUSED"), ("locked", "LOCKED"), ("coroutine", "UNHANDLED_EXCEPTION")):
+            here, there = [(await asyncio.wait_for(task.enqueue(what).result(), 30)).err_value for task in lanes]
+            assert (there.error_code, there.message) == (code, here.message)
+
+
 async def test_an_argument_that_cannot_go_to_a_child_is_named(tmp_path: Path) -> None:
     """A memory-only task may carry any object, but not into another process."""
     manager = TaskManager(None)
