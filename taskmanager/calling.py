@@ -18,6 +18,7 @@ from functools import wraps
 from types import FrameType, MethodType
 from typing import Any, Final, Protocol, TypeVar, cast
 
+from taskmanager.codec.annotations import is_async
 from taskmanager.model.logger import logger
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -56,7 +57,7 @@ class _Call:
         # Also reached by `task(...)`: Python looks `__call__` up on the type and binds it for every call.
         if _is_of_a_background_task(sys._getframe(1)):  # noqa: SLF001  # the only way to know who calls
             return MethodType(_enqueue, call)
-        return MethodType(self._asynchronous if inspect.iscoroutinefunction(_defined(call).fn) else self._direct, call)
+        return MethodType(self._asynchronous if is_async(_defined(call).fn) else self._direct, call)
 
 
 def by_caller(direct: F) -> F:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final, get_args
 
+from taskmanager.codec.annotations import is_async
 from taskmanager.codec.arguments import ArgumentCodec
 from taskmanager.codec.results import ResultCodec
 from taskmanager.codec.values import Codec
@@ -239,13 +240,13 @@ def retry_rule(task: Task[..., Any], manager_policy: RetryPolicy | None) -> Retr
 
 def lane_of(task: Task[..., Any]) -> Lane:
     """The lane that was asked for, or the one that fits; `ConfigurationError` for one that does not."""
-    is_async = inspect.iscoroutinefunction(task.fn)
+    is_coroutine = is_async(task.fn)
     lane = task.options.executor
     if lane is None:
-        return "async" if is_async else "thread"
-    if is_async != (lane == "async"):
-        kind = "an async function" if is_async else "a plain function"
-        fitting = "'async'" if is_async else "'thread' or 'process'"
+        return "async" if is_coroutine else "thread"
+    if is_coroutine != (lane == "async"):
+        kind = "an async function" if is_coroutine else "a plain function"
+        fitting = "'async'" if is_coroutine else "'thread' or 'process'"
         raise ConfigurationError(f"task {task.name!r} is {kind}; its executor must be {fitting}, not {lane!r}")
     if lane == "process":
         _check_importable(task)

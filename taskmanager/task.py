@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, TypeVar, cast, final, get_args, overload
 
 from taskmanager.calling import by_caller
+from taskmanager.codec.annotations import is_async, signature_of
 from taskmanager.codec.values import dumps
 from taskmanager.engine.context import await_detached, call_detached
 from taskmanager.engine.definition import NO_OPTIONS, CallOptions, Definition
@@ -250,8 +251,9 @@ class Task(TaskCall[P, C_co]):
 
         Only Starlette's `BackgroundTask`, which was given the task in the place of a function, enqueues it instead.
         """
-        if inspect.iscoroutinefunction(self.fn):
-            return cast("C_co", await_detached(self.fn(*args, **kwargs), self._name, self.fn.__qualname__))
+        if is_async(self.fn):
+            coro = cast("Coroutine[Any, Any, Any]", self.fn(*args, **kwargs))
+            return cast("C_co", await_detached(coro, self._name, self.fn.__qualname__))
         return cast("C_co", call_detached(self.fn, self._name, args, kwargs))
 
     def with_options(
@@ -398,6 +400,14 @@ def _function_faults(fn: Any) -> list[str]:
         return ["a class is not a task; wrap it in a function"]
     if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
         return ["a generator function is not a task; return the values instead"]
+    return _signature_faults(fn)
+
+
+def _signature_faults(fn: Callable[..., Any]) -> list[str]:
+    try:
+        signature_of(fn)
+    except (TypeError, ValueError) as exc:  # of some functions written in C nobody knows what they take
+        return [f"its parameters cannot be found out ({exc}); wrap it in a function"]
     return []
 
 

@@ -26,6 +26,13 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(fn)
 
 
+def is_async(fn: Callable[..., Any]) -> bool:
+    """Whether calling it gives a coroutine: an `async def`, or an object whose `__call__` is one."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(type(fn), "__call__", None))  # noqa: B004
+
+
 def resolve(fn: Callable[..., Any], *, task_name: str, wanted: Iterable[str]) -> dict[str, Any]:
     """The annotations of `fn` for the `wanted` parameters (`"return"` is the result), strings evaluated.
 

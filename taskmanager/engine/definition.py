@@ -1,10 +1,10 @@
 """A task function with everything that was declared about it, resolved once when a manager binds it."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from taskmanager.codec.annotations import is_async
 from taskmanager.codec.arguments import ArgumentCodec
 from taskmanager.codec.results import ResultCodec
 from taskmanager.codec.values import dumps, loads
@@ -56,7 +56,7 @@ class Definition:
     options_text: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.is_async = inspect.iscoroutinefunction(self.fn)
+        self.is_async = is_async(self.fn)
         self.options_text = self.options_for(self.timeout_s)
 
     def options_for(self, timeout_s: float | None) -> str:

@@ -106,6 +106,25 @@ def test_the_lane_follows_from_the_function_unless_given(manager: TaskManager) -
     assert lane(plain, executor="process") == "process"
 
 
+@pytest.mark.anyio
+async def test_an_object_whose_call_is_async_is_an_async_function(manager: TaskManager) -> None:
+    """A decorator may be a class. In a thread it would make a coroutine that nobody awaits."""
+
+    class Decorator:
+        def __init__(self, fn: Callable[..., Any]) -> None:
+            functools.update_wrapper(self, fn)
+
+        async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return await self.__wrapped__(*args, **kwargs)  # type: ignore[attr-defined]  # update_wrapper sets it
+
+    task = manager.task(Decorator(top_level))
+    assert task.binding is not None
+    assert task.binding.definition.lane == "async"
+    assert await task(3) == await top_level(3)
+    with pytest.raises(ConfigurationError, match="is an async function"):
+        manager.task(name="other", executor="thread")(Decorator(top_level))
+
+
 def test_a_frozen_program_has_no_process_lane(manager: TaskManager, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its executable is no interpreter: each child would be the whole program again, which starts children as well."""
     monkeypatch.setattr(sys, "frozen", True, raising=False)
@@ -155,6 +174,13 @@ async def _async_generator() -> Any:
     yield 1
 
 
+def _unreadable() -> None:
+    """As some functions written in C, `time.sleep` for one."""
+
+
+_unreadable.__signature__ = 7  # type: ignore[attr-defined]  # what inspect looks for
+
+
 @pytest.mark.parametrize(
     ("thing", "words"),
     [
@@ -164,6 +190,7 @@ async def _async_generator() -> Any:
         (_generator, "generator"),
         (_async_generator, "generator"),
         (functools.partial(plain, 1), "no name"),
+        (_unreadable, "its parameters cannot be found out"),
     ],
 )
 def test_what_is_no_function_is_no_task(manager: TaskManager, thing: Any, words: str) -> None:
