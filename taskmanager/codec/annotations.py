@@ -30,7 +30,8 @@ def is_async(fn: Callable[..., Any]) -> bool:
     """Whether calling it gives a coroutine: an `async def`, or an object whose `__call__` is one."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(type(fn), "__call__", None))  # noqa: B004
+    call = getattr(type(fn), "__call__", None)  # noqa: B004  # whether it is async is asked, not whether there is one
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(call)
 
 
 def resolve(fn: Callable[..., Any], *, task_name: str, wanted: Iterable[str]) -> dict[str, Any]:
