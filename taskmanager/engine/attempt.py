@@ -58,6 +58,8 @@ class Attempt:
     began_s = 0.0
     """When it was handed to its lane, by the clock of the loop."""
     has_begun = False
+    has_reached_code = False
+    """Whether a line of the user's may have run."""
     has_slot = True
     is_suspended = False
     is_abandoned = False

@@ -132,6 +132,7 @@ class Runner:
         try:
             _begin(attempt)
             args, kwargs = _arguments(live)
+            _reach_code(attempt)
             outcome = _returned(live, await drive(live.definition.fn(*args, **kwargs), attempt))
         except BaseException as exc:
             outcome = self._raised(attempt, exc)
@@ -143,6 +144,7 @@ class Runner:
         try:
             _begin(attempt)
             args, kwargs = _arguments(live)
+            _reach_code(attempt)
             future = self.threads.submit(partial(live.definition.fn, *args, **kwargs), copy_context())
         except CannotStart as exc:
             self._finish(attempt, Outcome("unstarted", reason=str(exc)))
@@ -171,7 +173,7 @@ class Runner:
         try:
             _begin(attempt)
             args, kwargs = _arguments(live)
-            reply = await self.processes.run(_child_call(attempt, args, kwargs))
+            reply = await self.processes.run(_child_call(attempt, args, kwargs), partial(_reach_code, attempt))
             for entry in reply.log:
                 attempt.log(*entry)
             if reply.progress:
@@ -185,7 +187,7 @@ class Runner:
             else:
                 outcome = _returned(live, reply.value)
         except CannotStart as exc:
-            outcome = Outcome("unstarted", reason=str(exc)) if attempt.stop_reason is None else Outcome("stopped")
+            outcome = Outcome("unstarted", reason=str(exc)) if attempt.stop_reason is None else self._stopped(attempt)
         except BrokenProcess as exc:
             outcome = self._raised(attempt, exc)
             if outcome.kind == "failed":
@@ -206,7 +208,12 @@ class Runner:
             return _failed(attempt, exc)
         if reason is StopReason.TIMEOUT:
             return _timed_out(attempt.live)
-        return Outcome("stopped")
+        return self._stopped(attempt)
+
+    def _stopped(self, attempt: Attempt) -> Outcome:
+        """What never came to its code was waiting, for a child process that takes its time, and is not interrupted."""
+        was_waiting = self.is_stopping and attempt.stop_reason is StopReason.SHUTDOWN and not attempt.has_reached_code
+        return Outcome("unstarted" if was_waiting and attempt.live.is_persisted else "stopped")
 
     def _is_torn_down(self, attempt: Attempt, exc: BaseException) -> bool:
         """Whether the task was cancelled together with the engine: the event loop ends without a stop.
@@ -304,6 +311,10 @@ def _begin(attempt: Attempt) -> None:
     attempt.has_begun = True
     if attempt.stop_reason is not None:
         raise asyncio.CancelledError
+
+
+def _reach_code(attempt: Attempt) -> None:
+    attempt.has_reached_code = True
 
 
 def _arguments(live: LiveTask) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -56,9 +56,9 @@ class LaneFaults:
 
     def note(self, lane: Lane, outcome: Outcome) -> None:
         """What an attempt of this lane came to, once its slot is free again."""
-        if outcome.kind != "unstarted":
+        if outcome.kind != "unstarted" or outcome.reason is None:
             return
-        reason, slots = outcome.reason or "", self._dispatcher.lanes[lane]
+        reason, slots = outcome.reason, self._dispatcher.lanes[lane]
         slots.cap = slots.running
         self._faults[f"{lane} lane"] = reason
         shortage = self._shortages.get(lane)

@@ -125,15 +125,16 @@ class ProcessLane:
     def __repr__(self) -> str:
         return f"<ProcessLane {self._live_count} children, {self._busy_count} busy, {len(self._coming)} coming up>"
 
-    async def run(self, call: ChildCall) -> ChildReply:
-        """Run one call in a child. Cancelling kills the child; `BrokenProcess` when it died by itself, `CannotStart`
-        when there is none.
+    async def run(self, call: ChildCall, on_child: Callable[[], None]) -> ChildReply:
+        """Run one call in a child, and say so when there is one for it. Cancelling kills the child; `BrokenProcess`
+        when it died by itself, `CannotStart` when there is none.
         """
         from taskmanager.engine import child
 
         packed = child.packed_call(call)
         if not self._has_idle():
             await self._come_up()
+        on_child()
         self._busy_count += 1
         try:
             reply: PackedReply = await self._ask(child.run, os.getpid(), packed, is_task=True)

@@ -28,7 +28,8 @@ MAX_REASON_CHARS = 20_000
 class Outcome(NamedTuple):
     """What one attempt came to. `value` is set for "ok", `error` for "failed" and "crashed", `delay_s` for "snoozed".
 
-    A success with an error is one whose value nobody has. "unstarted": user code could not begin.
+    A success with an error is one whose value nobody has. "unstarted": user code could not begin, for the `reason` that
+    its lane gives, or since the manager stops.
     """
 
     kind: Literal["ok", "failed", "snoozed", "stopped", "crashed", "unstarted"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from taskmanager import ConfigurationError, TaskCancelled, TaskFailed, TaskManager, current_task
+from taskmanager import ConfigurationError, TaskCancelled, TaskFailed, TaskInterrupted, TaskManager, current_task
 from taskmanager.engine import lane_faults
 from taskmanager.engine.child import find_function
 
@@ -173,6 +173,27 @@ async def test_what_could_not_start_waits_for_the_next_start_of_the_manager(
     monkeypatch.undo()
     async with manager:
         assert await asyncio.wait_for(manager.handle(handle.task_id), 20) == 1
+
+
+async def test_a_stop_while_the_child_process_comes_up_interrupts_nothing(tmp_path: Path) -> None:
+    """An application that takes seconds to import keeps its children waiting for it as long. A task that is not safe to
+    repeat would be INTERRUPTED by each deploy, and looked at by a person, although none of its code had run.
+    """
+    manager = TaskManager(tmp_path / "tasks.db", processes=1, drain_timeout=0)
+    task = manager.task(executor="process", persist=True)(doubled)
+    async with manager:
+        engine = manager._engine()
+        assert engine is not None
+        handle = task.enqueue(4)
+        await happens(lambda: engine.runner.processes.is_coming_up)
+    with pytest.raises(TaskInterrupted) as caught:
+        await handle
+    assert caught.value.requeued
+    async with manager:
+        assert await asyncio.wait_for(manager.handle(handle.task_id), 30) == 8
+        info = await manager.get(handle.task_id, include_attempts=True)
+    assert info is not None
+    assert [each.outcome for each in info.attempts or ()] == ["COMPLETED"]
 
 
 async def test_a_task_that_is_cancelled_while_its_child_comes_up_leaves_none_behind() -> None:
