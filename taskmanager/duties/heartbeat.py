@@ -94,6 +94,8 @@ class Heartbeat:
         """Whether it beats on when the loop is closed: for threads that nobody can end."""
         self.failed_count = 0
         """Beats in a row that could not be written."""
+        self.trouble_count = 0
+        """All that could not be written so far. While it grows, the silence of others says nothing."""
         self._writing_since_s: float | None = None
 
     def start(self) -> None:
@@ -204,6 +206,7 @@ class Heartbeat:
             beater.beat([Beat(who.instance_id, role, now, who.hostname, who.pid) for role in roles])
         except StoreError as exc:
             self.failed_count += 1
+            self.trouble_count += 1
             logger.debug("a heartbeat could not be written: %s", exc)
             return False
         finally:

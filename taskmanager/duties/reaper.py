@@ -36,6 +36,7 @@ class Reaper:
         self._recovery = recovery
         self._heartbeat = heartbeat
         self._seen: dict[tuple[str, str], Observation] = {}
+        self._troubles_seen = 0
 
     async def run_once(self) -> int:
         """One sweep: the dead first, then the silent; how many tasks were moved."""
@@ -75,7 +76,7 @@ class Reaper:
         # Time in which this observer was stopped too says nothing: whoever stopped it has stopped the others as well.
         now_s = engine.stall.running_s()
         beats = await engine.store.heartbeats()
-        if not self._heartbeat.is_well or engine.writer.degraded_since is not None:
+        if self._had_trouble() or engine.writer.degraded_since is not None:
             self._seen.clear()  # nothing can be said of others by one who cannot write himself
         thresholds_s = {
             "claimer": config.claimed_stale_threshold_ms / 1000,
@@ -94,6 +95,13 @@ class Reaper:
                 silent[role][sender] = now_s - seen.since_s
         self._forget({(sender, role) for sender, role, _ in beats})
         return silent["claimer"], silent["runner"]
+
+    def _had_trouble(self) -> bool:
+        """Whether its own beats do not get through, or did not for a while since the last sweep: the file may have been
+        locked all that time, and this observer be the first to get through again.
+        """
+        before, self._troubles_seen = self._troubles_seen, self._heartbeat.trouble_count
+        return self._troubles_seen != before or not self._heartbeat.is_well
 
     def _forget(self, known: set[tuple[str, str]]) -> None:
         for key in set(self._seen) - known:

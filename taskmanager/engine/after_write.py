@@ -106,10 +106,13 @@ class AfterWrite:
             self._resolve_key(live, row)
             return
         logger.warning(
-            "claim lost: task %s (%s) is %s now; the work here is given up",
+            "claim lost: task %s (%s) is %s now; %s",
             live.definition.name,
             live.task_id,
             "gone" if row is None else f"{row.status} at {row.claimed_by_worker_id or 'nobody'}",
+            f"that it was {live.status} here is not recorded"
+            if live.status.is_terminal
+            else "the work here is given up",
             extra=extra_of(live),
         )
         self.give_up(live)

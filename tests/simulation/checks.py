@@ -224,7 +224,7 @@ class Checks:
         was_blocked = holder.last_blocked_us + WOKEN_US > self._world.now_us
         if old.status != TaskStatus.RUNNING and was_blocked:
             return  # while its loop is blocked its claimer is silent, so that others take what waits
-        if not self._was_silent(holder):
+        if not self._was_silent(holder) or self._was_kept_out(holder, process):
             silent_us = self._world.now_us - holder.last_beat_us
             self._world.fault(f"taken from a living owner, silent for {silent_us / 1e6:.1f} s: {what}")
 
@@ -232,6 +232,11 @@ class Checks:
         """So long that others may take it for dead; or it was, and they have looked a moment before it woke."""
         now_us = self._world.now_us
         return now_us - holder.last_beat_us >= self._world.stale_us or now_us - holder.woke_us <= WOKEN_US
+
+    def _was_kept_out(self, holder: "Process", observer: "Process") -> bool:
+        """Whether everybody was, for a part of that silence, and has had the time to know it who acts on it."""
+        is_recent = self._world.now_us - self._world.locked_until_us < self._world.stale_us
+        return is_recent and not (holder.was_out or observer.was_out)
 
     def _judge_purge(self, process: "Process", verb: str, args: tuple[Any, ...], old: TaskRow) -> None:
         """Only ended records go, those that are meant, and by retention only what is old and was not made so."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from taskmanager.engine.stall import TOLERANCE_S
 from tests.simulation.calls import Calls
-from tests.simulation.process import Process
+from tests.simulation.process import HEART_US, Process
 from tests.simulation.world import World
 
 FAULTY_S = 9.0
@@ -125,10 +125,13 @@ class Days:
             process.loop.call_soon(lambda: process.spawn(process.restart(drain_s), "restart"))
 
     def _outage(self) -> None:
-        until_us = self._world.now_us + round(self._chance.choice((0.2, 2.0, 9.0)) * 1_000_000)
-        process = self._world.one()
+        world = self._world
+        until_us = world.now_us + round(self._chance.choice((0.2, 2.0, 4.5, 9.0)) * 1_000_000)
+        process = world.one()
         if process is None or self._chance.random() < 0.5:
-            self._world.outage_until_us = until_us
+            world.outage_until_us = max(until_us, world.outage_until_us)
+            if until_us - world.now_us > world.beat_us + 2 * HEART_US:
+                world.locked_until_us = max(until_us, world.locked_until_us)
         else:
             process.outage_until_us = until_us
         self._world.log(process, "outage until", until_us / 1e6)

@@ -76,7 +76,7 @@ class _Scenario:
         for each in world.alive:
             for transaction in list(each.transactions):
                 transaction.cut()
-        world.outage_until_us = 0
+        world.outage_until_us = world.locked_until_us = 0
         for each in world.processes:
             each.turns_left = None
             each.outage_until_us = each.short_until_us = 0

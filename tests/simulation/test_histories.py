@@ -70,6 +70,46 @@ def test_what_a_stop_could_not_write_is_taken_over_by_the_next_start_of_the_same
     assert world.faults == []
 
 
+def ended_unsaved(world: World) -> tuple[Process, Process, str]:
+    """Two processes, of which the first cannot write any more and has a success that nobody else knows of."""
+    world.kinds = ("once",)
+    first, second = started(world), started(world)
+    handle = first.jobs["once"].enqueue(world.next_label(), "sleep:0.7")
+    first.watch(handle)
+    assert world.run_until(lambda: bool(world.runs.now), 5.0)
+    first.outage_until_us = world.now_us + 20_000_000
+    assert world.run_until(lambda: not world.runs.now, 5.0)
+    assert world.run_until(lambda: any(f"handle {handle.task_id} COMPLETED" in line for line in world.lines), 2.0)
+    assert world.checks.rows[handle.task_id].status == TaskStatus.RUNNING
+    return first, second, handle.task_id
+
+
+def test_a_success_that_cannot_be_written_waits_for_the_file_as_long_as_its_process_shows_life(world: World) -> None:
+    """No heartbeat of it gets through for many thresholds, and still nobody calls it crashed."""
+    first, _, task_id = ended_unsaved(world)
+    assert world.run_until(lambda: world.checks.rows[task_id].status in TERMINAL, 30.0)
+    assert world.now_us >= first.outage_until_us
+    assert world.checks.rows[task_id].status == TaskStatus.COMPLETED
+    assert not any("took over" in line for line in world.lines)
+    assert world.faults == []
+
+
+def test_a_success_that_others_have_called_a_crash_meanwhile_stays_one_and_its_process_says_so(world: World) -> None:
+    """It could not write it, and then was stopped for longer than the threshold: the others could not know, and what
+    they have recorded may have been acted upon.
+    """
+    first, _, task_id = ended_unsaved(world)
+    first.frozen_until_us, first.was_out = world.now_us + 15_000_000, True
+    world.at(first.frozen_until_us, first.thaw)
+    world.run_until(lambda: world.now_us > first.outage_until_us, 30.0)
+    world.run_until(lambda: False, 5.0)
+    row = world.checks.rows[task_id]
+    assert (row.status, row.error_code) == ("FAILED", "WORKER_CRASHED")
+    assert any("claim lost" in line and "that it was COMPLETED here is not recorded" in line for line in world.lines)
+    assert sum(world.runs.starts.values()) == 1
+    assert world.faults == []
+
+
 def test_a_schedule_that_is_planned_anew_after_the_clock_was_set_back_fires_for_earlier_times(world: World) -> None:
     """However long an earlier run holds it up: who paused and resumed it has asked for fires from that hour on."""
     name = "plan-0"

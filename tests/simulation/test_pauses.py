@@ -1,6 +1,7 @@
-"""Histories of time that passes while nobody can run: a process that was stopped, a machine that slept."""
+"""Histories of time in which nobody gets on: a process that was stopped, a machine that slept, a locked file."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,30 @@ def test_a_machine_that_slept_for_an_hour_takes_nobody_for_dead(world: World, aw
     assert [(row.status, row.start_count) for row in world.checks.rows.values()] == [("COMPLETED", 1)] * 2, world.lines
     assert not any("took over" in line or "blocked" in line for line in world.lines)
     assert world.faults == []
+
+
+@pytest.mark.parametrize("locked_at_s", [5.2, 5.4])
+def test_a_file_that_was_locked_between_two_sweeps_takes_nobody_for_dead(tmp_path: Path, locked_at_s: float) -> None:
+    """Both were kept out for longer than the threshold. Who gets through first, and sweeps then, knows from its own
+    beats that the silence of the other one says nothing.
+    """
+    world = World(3, tmp_path)
+    world.weather, world.kinds, world.stale_us = Weather(), ("safe",), 4_000_000
+    recovery = {f"{what}_stale_threshold_ms": 4_000 for what in ("claimed", "running", "finalizing")}
+    recovery |= {f"{what}_heartbeat_interval_ms": 1_000 for what in ("claimer", "runner")}
+    world.options["recovery"] = replace(world.options["recovery"], check_interval_ms=5_000, **recovery)
+    world.options["concurrency"] = 1
+    with inhabited(world):
+        for _ in range(2):
+            process = world.new_process()
+            assert world.run_until(lambda each=process: each.is_up, 1.0)
+            world.run_until(lambda: False, 0.3)
+        first, second = world.processes
+        for _ in range(3):
+            enqueue(first, "safe", "sleep:20")
+        world.run_until(lambda: False, locked_at_s - (world.now_us - second.began_us) / 1e6)
+        world.outage_until_us = world.locked_until_us = world.now_us + 4_600_000
+        world.run_until(lambda: False, 8.0)
+        assert not any("took over" in line for line in world.lines), world.lines
+        assert world.faults == []
+        world.close()

@@ -3,6 +3,7 @@
 import contextlib
 import heapq
 import logging
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from taskmanager import QueueConfig, RecoveryConfig, TaskManager
+from taskmanager.duties import heartbeat
 from taskmanager.engine import instance
 from taskmanager.model import ids
 from taskmanager.store.sqlite import beat, stamp, upkeep
@@ -56,6 +58,8 @@ class World:
         self.suspension_count = 0
         self.loss_count = 0
         self.outage_until_us = 0
+        self.locked_until_us = 0
+        """The end of the last outage that nobody who beats can have missed."""
         self.runs = Runs(self)
         self.checks = Checks(self)
         self.pauses = Pauses(self)
@@ -82,7 +86,8 @@ class World:
         self.crash_budget = chance.choice((1, 3, 100))
         beat_ms = chance.choice((1_000, 1_000, 4_000))  # more seldom, the log is at rest for long enough to be trusted
         stale_ms = 4 * beat_ms
-        self.stale_us = stale_ms * 1_000
+        self.beat_us, self.stale_us = beat_ms * 1_000, stale_ms * 1_000
+        self.check_ms = chance.choice((1_000, 1_000, 5_000))
         self.shared_limit = chance.choice((1, 2))
         rate = chance.choice((0.0, 0.01, 0.03, 0.1))
         self.weather = Weather(
@@ -103,7 +108,7 @@ class World:
             "commit_interval": chance.choice((0.0, 0.02)),
             "snapshot_interval": chance.choice((0.5, 60.0)),
             "recovery": RecoveryConfig(
-                check_interval_ms=1_000,
+                check_interval_ms=self.check_ms,
                 claimed_stale_threshold_ms=stale_ms,
                 running_stale_threshold_ms=stale_ms,
                 finalizing_stale_threshold_ms=stale_ms,
@@ -188,6 +193,12 @@ class World:
     def locks_of(self, process: Process) -> list[instance.InstanceLock]:
         """The lock files that a process holds."""
         return [lock for each in process.instance_ids if (lock := instance._held.get(each)) is not None]
+
+    def show_life(self, instance_id: str) -> None:
+        """As `instance.show_life`, by the clock of the simulation: the machine's would not move from beat to beat."""
+        lock = instance._held.get(instance_id)
+        if lock is not None and lock._fd is not None:
+            os.utime(lock._fd, ns=(self.now_us * 1_000, self.now_us * 1_000))
 
     def buries(self, process: Process) -> None:
         """A process is gone, and what ran in it."""
@@ -305,6 +316,7 @@ def inhabited(world: World) -> Iterator[None]:
     beat.BUSY_TIMEOUT_S = upkeep.BUSY_TIMEOUT_S = 0.0  # type: ignore[misc]
     ids._sequence = _Ids()  # type: ignore[assignment]
     instance.lock_path = cache(instance.lock_path)  # a tenth of the time of a seed would be spent on paths
+    show_life, heartbeat.show_life = heartbeat.show_life, world.show_life  # type: ignore[attr-defined]
     random.seed(world.seed)
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING)
@@ -315,4 +327,5 @@ def inhabited(world: World) -> Iterator[None]:
         logger.removeHandler(handler)
         ids._sequence, state, logger.level, logger.propagate, instance.lock_path = kept
         stamp._CLOCK, stamp.os, beat.BUSY_TIMEOUT_S, upkeep.BUSY_TIMEOUT_S = machine  # type: ignore[misc, attr-defined]
+        heartbeat.show_life = show_life  # type: ignore[attr-defined]
         random.setstate(state)

@@ -270,6 +270,36 @@ async def test_who_cannot_write_himself_calls_nobody_silent(stage: Any) -> None:
     assert await scene.sweep() == {"claimed": "PENDING"}
 
 
+async def test_who_could_not_write_between_two_sweeps_calls_nobody_silent(stage: Any) -> None:
+    """A sweep may be more seldom than the file is locked. Whoever gets through first must not take the others, which
+    waited for the same lock, for dead.
+    """
+    scene = await stage()
+    await scene.other("kept out", task("claimed", status="CLAIMED"))
+    scene.beat("kept out", "claimer")
+    await scene.sweep()
+    heartbeat = scene.duties._heartbeat
+    heartbeat.stop()  # it beats when the test says so
+
+    class Locked:
+        def beat(self, beats: object) -> None:
+            raise StoreUnavailable("locked")
+
+        def let_go(self) -> None: ...
+
+    scene.clock.pass_s(60)
+    heartbeat.pulse(Locked())
+    scene.clock.pass_s(240)
+    beater = scene.engine.store.open_beater()
+    assert beater is not None
+    heartbeat.pulse(beater)
+    beater.close()
+    assert heartbeat.is_well
+    assert await scene.sweep() == {"claimed": "CLAIMED"}
+    scene.clock.pass_s(121)
+    assert await scene.sweep() == {"claimed": "PENDING"}, "nobody is in its way any more"
+
+
 @pytest.mark.req("RC-62", "RC-63", "RC-64", "HB-50", "RC-65", "RC-66", "RC-67", "RC-68", "RC-69", "RC-s5", "RC-s4")
 async def test_switched_off_stuck_tasks_stay_until_somebody_acts(stage: Any) -> None:
     """Then a person decides, by wall time; before a first beat, the claim or the start counts as the last sign."""
