@@ -11,6 +11,9 @@ from typing import Final, Protocol
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
+_FIRST_US: Final = (datetime.min.replace(tzinfo=UTC) - EPOCH) // _MICROSECOND
+_LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - EPOCH) // _MICROSECOND
+
 # Instants and durations in a row are whole microseconds; what people configure is seconds.
 SECOND_US: Final = 1_000_000
 MINUTE_US: Final = 60 * SECOND_US
@@ -44,10 +47,16 @@ class SystemClock:
 
 
 def to_us(instant: datetime) -> int:
-    """An aware datetime as microseconds since 1970 UTC, exactly."""
-    return (instant - EPOCH) // _MICROSECOND
+    """An aware datetime as microseconds since 1970 UTC, exactly; at the ends of the calendar, where UTC has no such
+    instant any more ("for ever" in a zone west of Greenwich), the last or the first that there is.
+    """
+    return _within_calendar((instant - EPOCH) // _MICROSECOND)
 
 
 def from_us(instant_us: int) -> datetime:
-    """Microseconds since 1970 UTC as an aware datetime, exactly."""
-    return EPOCH + timedelta(microseconds=instant_us)
+    """Microseconds since 1970 UTC as an aware datetime, exactly; within the calendar, whatever a row says."""
+    return EPOCH + timedelta(microseconds=_within_calendar(instant_us))
+
+
+def _within_calendar(instant_us: int) -> int:
+    return min(max(instant_us, _FIRST_US), _LAST_US)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from taskmanager import (
     TaskError,
     TaskManager,
 )
+from taskmanager.testing import isolated
 
 CODES = ["TRANSIENT"]
 
@@ -260,10 +261,21 @@ def test_an_error_has_a_code_and_a_text(arguments: tuple[Any, ...], words: str) 
         TaskError(*arguments)
 
 
-def test_an_instant_at_the_end_of_the_calendar_is_one() -> None:
-    """Whatever its zone."""
-    for instant in (datetime.max.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC)):
-        a_call(run_at=instant, good_until=instant)
+@pytest.mark.anyio
+async def test_an_instant_at_the_end_of_the_calendar_is_one() -> None:
+    """Whatever its zone: "for ever" in New York is in the year 10,000 of UTC, and the record must stay readable."""
+    west, east = timezone(timedelta(hours=-12)), timezone(timedelta(hours=14))
+    manager = TaskManager(None)
+    task = manager.task(name="for ever")(work)
+    async with isolated(manager):
+        for zone in (UTC, west, east):
+            first, last = (each.replace(tzinfo=zone) for each in (datetime.min, datetime.max))
+            handle = task.with_options(run_at=first, good_until=last).enqueue()
+            await handle
+            waits = task.with_options(run_at=last, good_until=last).enqueue()
+            assert (await handle.info()).good_until == (await waits.info()).enqueued_at
+            assert waits.cancel()
+        assert len(await manager.list()) == 6
 
 
 @pytest.mark.parametrize("flag", ["auto_requeue_stale_claimed", "auto_fail_stale_running"])
