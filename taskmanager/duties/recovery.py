@@ -52,7 +52,7 @@ NO_CRASH: Final = Crash(False, None)
 def log_failed(row: TaskRow) -> None:
     """One ERROR for a task that recovery fails for good, as where the failure is seen to happen."""
     if row.status == TaskStatus.FAILED:
-        about = {"task_id": row.task_id, "task_name": row.task_name}
+        about = {"task_id": row.task_id, "task_name": row.task_name, "error_code": row.error_code}
         text = "task %s (%s) failed with %s: %s"
         logger.error(text, row.task_name, row.task_id, row.error_code, row.failed_reason, extra=about)
 

@@ -34,7 +34,17 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.model.status import ManagerStatus
 from taskmanager.store.constraints import encodable
 
-__all__ = ["Attempt", "Fault", "Health", "Page", "Refusal", "Schedule", "Task", "TaskDetail", "router"]
+__all__ = [
+    "TaskmanagerAttempt",
+    "TaskmanagerFault",
+    "TaskmanagerHealth",
+    "TaskmanagerPage",
+    "TaskmanagerRefusal",
+    "TaskmanagerSchedule",
+    "TaskmanagerTask",
+    "TaskmanagerTaskDetail",
+    "router",
+]
 
 MAX_PAGE: Final = 500
 ANSWER_S: Final = 5.0
@@ -55,7 +65,10 @@ class _Answer(BaseModel):
         return _encodable(value)
 
 
-class Fault(_Answer):
+# Their names stand in the OpenAPI schema of the application, which may well have a `Task` and a `Page` of its own.
+
+
+class TaskmanagerFault(_Answer):
     """Why a task did not succeed."""
 
     error_code: str
@@ -63,8 +76,8 @@ class Fault(_Answer):
     data: Any = None
 
 
-class Task(_Answer):
-    """One task, without what the application put in or got out: arguments and results are in `TaskDetail`."""
+class TaskmanagerTask(_Answer):
+    """One task, without what the application put in or got out: `TaskmanagerTaskDetail` has arguments and result."""
 
     task_id: str
     task_name: str
@@ -91,7 +104,7 @@ class Task(_Answer):
     progress: dict[str, Any] | None
 
 
-class Attempt(_Answer):
+class TaskmanagerAttempt(_Answer):
     """One attempt that has ended. `traceback` is None unless the router was made with `tracebacks=True`."""
 
     attempt: int
@@ -106,7 +119,7 @@ class Attempt(_Answer):
     worker_hostname: str | None
 
 
-class TaskDetail(Task):
+class TaskmanagerTaskDetail(TaskmanagerTask):
     """One task with its arguments, result, log and attempts.
 
     Arguments that a `codec=` has sealed stay the text that is stored. A result, or a part of it, that JSON cannot hold
@@ -116,20 +129,20 @@ class TaskDetail(Task):
     args: list[Any] | str | None
     kwargs: dict[str, Any] | str | None
     result: Any
-    error: Fault | None
+    error: TaskmanagerFault | None
     traceback: str | None
     log: list[dict[str, Any]]
-    attempts: list[Attempt]
+    attempts: list[TaskmanagerAttempt]
 
 
-class Page(_Answer):
+class TaskmanagerPage(_Answer):
     """Tasks, newest first. `next_before` is the `before` of the next page, None when this one was not full."""
 
-    tasks: list[Task]
+    tasks: list[TaskmanagerTask]
     next_before: str | None
 
 
-class Schedule(_Answer):
+class TaskmanagerSchedule(_Answer):
     """One schedule; `definition` is its timing in words. One that no running instance declares does not fire."""
 
     schedule_name: str
@@ -143,7 +156,7 @@ class Schedule(_Answer):
     is_declared: bool
 
 
-class Health(_Answer):
+class TaskmanagerHealth(_Answer):
     """This instance. `ok` comes with 200, everything else with 503. Durations are seconds.
 
     `oldest_waiting_s`: how long the oldest task has been due that waits here for a slot. `oldest_unsaved_s`: what a
@@ -162,7 +175,7 @@ class Health(_Answer):
     failing_duties: list[str]
 
 
-class Refusal(BaseModel):
+class TaskmanagerRefusal(BaseModel):
     """Why a request was not carried out, in a sentence."""
 
     detail: str
@@ -189,7 +202,7 @@ def router(
         raise ConfigurationError(f"tracebacks must be True or False, not {tracebacks!r}")
     required = _required("auth", auth)
     health_required = required if health_auth == "same" else _required("health_auth", health_auth)
-    made = APIRouter(tags=["tasks"], responses={503: _says("The manager or its file does not answer")})
+    made = APIRouter(tags=["taskmanager"], responses={503: _says("The manager or its file does not answer")})
     _add_reading(made, manager, required, tracebacks)
     _add_acting(made, manager, required)
     _add_schedules(made, manager, required)
@@ -208,7 +221,7 @@ def _required(name: str, auth: Any) -> list[params.Depends]:
 
 
 def _says(text: str) -> dict[str, Any]:
-    return {"model": Refusal, "description": text}
+    return {"model": TaskmanagerRefusal, "description": text}
 
 
 _NOT_FOUND: Final[dict[int | str, dict[str, Any]]] = {404: _says("There is none of that id or name")}
@@ -243,18 +256,18 @@ def _add_reading(made: APIRouter, manager: TaskManager, required: list[params.De
         queue_name: str | None = None,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
         before: Annotated[str | None, Query(description="The id of the last task of the page before")] = None,
-    ) -> Page:
+    ) -> TaskmanagerPage:
         async with _refusals():
             found = await manager.list(
                 status=status, task_name=task_name, queue_name=queue_name, limit=limit, before=before
             )
-        return Page(
-            tasks=[Task.model_validate(each) for each in found],
+        return TaskmanagerPage(
+            tasks=[TaskmanagerTask.model_validate(each) for each in found],
             next_before=found[-1].task_id if len(found) == limit else None,
         )
 
     @made.get("/tasks/{task_id}", dependencies=required, responses=_NOT_FOUND, summary="One task, with its attempts")
-    async def show_task(task_id: str) -> TaskDetail:
+    async def show_task(task_id: str) -> TaskmanagerTaskDetail:
         async with _refusals():
             return _detail(await _existing(manager, task_id), tracebacks)
 
@@ -265,33 +278,33 @@ def _add_reading(made: APIRouter, manager: TaskManager, required: list[params.De
 
 
 def _add_acting(made: APIRouter, manager: TaskManager, required: list[params.Depends]) -> None:
-    async def acted(task_id: str, act: Callable[[], Awaitable[bool]], word: str) -> Task:
+    async def acted(task_id: str, act: Callable[[], Awaitable[bool]], word: str) -> TaskmanagerTask:
         async with _refusals():
             done = await act()
             info = await _existing(manager, task_id)
         if not done:
             raise HTTPException(409, f"task {task_id} is {info.status} and cannot be {word} now")
-        return Task.model_validate(info)
+        return TaskmanagerTask.model_validate(info)
 
     @made.post("/tasks/{task_id}/retry", status_code=202, dependencies=required, responses=_NOT_NOW)
     async def retry_task(
         task_id: str,
         force: Annotated[bool, Query(description="Repeat a task that was completed, too")] = False,
-    ) -> Task:
+    ) -> TaskmanagerTask:
         """Run an ended task again, with its stored arguments."""
         return await acted(task_id, lambda: manager.retry(task_id, force=force), "retried")
 
     @made.post("/tasks/{task_id}/cancel", status_code=202, dependencies=required, responses=_NOT_NOW)
-    async def cancel_task(task_id: str) -> Task:
+    async def cancel_task(task_id: str) -> TaskmanagerTask:
         """Ask a waiting or running task to end, wherever it is. Returns when the request is recorded."""
         return await acted(task_id, lambda: manager.cancel(task_id), "cancelled")
 
 
 def _add_schedules(made: APIRouter, manager: TaskManager, required: list[params.Depends]) -> None:
     @made.get("/schedules", dependencies=required, summary="All schedules, and when they fire next")
-    async def list_schedules() -> list[Schedule]:
+    async def list_schedules() -> list[TaskmanagerSchedule]:
         async with _refusals():
-            return [Schedule.model_validate(each) for each in await manager.schedules()]
+            return [TaskmanagerSchedule.model_validate(each) for each in await manager.schedules()]
 
     @made.post("/schedules/{name:path}/pause", status_code=204, dependencies=required, responses=_NOT_FOUND)
     async def pause_schedule(name: str) -> None:
@@ -306,11 +319,11 @@ def _add_schedules(made: APIRouter, manager: TaskManager, required: list[params.
             await manager.resume_schedule(name)
 
     @made.post("/schedules/{name:path}/run", status_code=202, dependencies=required, responses=_NOT_FOUND)
-    async def run_schedule(name: str) -> Task:
+    async def run_schedule(name: str) -> TaskmanagerTask:
         """Fire once now, besides the times it has."""
         async with _refusals():
             handle = await manager.run_schedule(name)
-            return Task.model_validate(await handle.info())
+            return TaskmanagerTask.model_validate(await handle.info())
 
 
 def _add_health(made: APIRouter, manager: TaskManager, required: list[params.Depends]) -> None:
@@ -318,9 +331,11 @@ def _add_health(made: APIRouter, manager: TaskManager, required: list[params.Dep
     @made.get(
         "/healthz",
         dependencies=required,
-        responses={503: {"model": Health, "description": "The file cannot be written, or the manager does not run"}},
+        responses={
+            503: {"model": TaskmanagerHealth, "description": "The file cannot be written, or the manager does not run"}
+        },
     )
-    async def healthz(response: Response) -> Health:
+    async def healthz(response: Response) -> TaskmanagerHealth:
         """Whether this instance accepts and keeps tasks now. Awaits nothing: it answers while the file does not."""
         found = _health(manager.status())
         if found.status != "ok":
@@ -335,13 +350,13 @@ async def _existing(manager: TaskManager, task_id: str) -> TaskInfo:
     return info
 
 
-def _health(status: ManagerStatus) -> Health:
+def _health(status: ManagerStatus) -> TaskmanagerHealth:
     word: Literal["ok", "degraded", "stopping", "not running"] = "not running"
     if status.state == "draining":
         word = "stopping"
     elif status.state == "open":
         word = "ok" if status.storage_degraded_since is None else "degraded"
-    return Health(
+    return TaskmanagerHealth(
         status=word,
         storage_degraded_since=status.storage_degraded_since,
         oldest_waiting_s=status.oldest_waiting_s,
@@ -353,10 +368,10 @@ def _health(status: ManagerStatus) -> Health:
     )
 
 
-def _detail(info: TaskInfo, tracebacks: bool) -> TaskDetail:
+def _detail(info: TaskInfo, tracebacks: bool) -> TaskmanagerTaskDetail:
     value, fault = _sides(info.result)
-    return TaskDetail(
-        **Task.model_validate(info).model_dump(),
+    return TaskmanagerTaskDetail(
+        **TaskmanagerTask.model_validate(info).model_dump(),
         args=_stored(info.args, list),
         kwargs=_stored(info.kwargs, dict),
         result=value,
@@ -367,8 +382,8 @@ def _detail(info: TaskInfo, tracebacks: bool) -> TaskDetail:
     )
 
 
-def _attempt(info: AttemptInfo, tracebacks: bool) -> Attempt:
-    return Attempt(
+def _attempt(info: AttemptInfo, tracebacks: bool) -> TaskmanagerAttempt:
+    return TaskmanagerAttempt(
         attempt=info.attempt,
         outcome=info.outcome.value,
         will_retry=info.will_retry,
@@ -382,13 +397,13 @@ def _attempt(info: AttemptInfo, tracebacks: bool) -> Attempt:
     )
 
 
-def _sides(result: TaskResult[Any] | None) -> tuple[Any, Fault | None]:
+def _sides(result: TaskResult[Any] | None) -> tuple[Any, TaskmanagerFault | None]:
     if result is None:
         return None, None
     if result.is_ok():
         return _as_json(result.ok_value), None
     error = result.err_value
-    return None, Fault(error_code=error.error_code, message=error.message, data=_as_json(error.data))
+    return None, TaskmanagerFault(error_code=error.error_code, message=error.message, data=_as_json(error.data))
 
 
 def _as_json(value: Any) -> Any:
