@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 try:
     from fastapi import APIRouter, Depends, HTTPException, Query, Response, params
-    from pydantic import BaseModel, ConfigDict, TypeAdapter, field_validator
+    from pydantic import BaseModel, ConfigDict, TypeAdapter, WithJsonSchema, field_validator
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
         f"{exc.name} is not installed; install it with: pip install 'fastapi>=0.110'", name=exc.name
@@ -52,6 +52,8 @@ ANSWER_S: Final = 5.0
 _ANYTHING: Final[TypeAdapter[Any]] = TypeAdapter(
     Any, config=ConfigDict(ser_json_inf_nan="strings", ser_json_bytes="base64")
 )
+# An enum is a model of its own in the schema, and `TaskStatus` a name that others use too.
+_Status = Annotated[TaskStatus, WithJsonSchema({"type": "string", "enum": [each.value for each in TaskStatus]})]
 
 
 class _Answer(BaseModel):
@@ -83,7 +85,7 @@ class TaskmanagerTask(_Answer):
     task_name: str
     queue_name: str
     priority: int
-    status: TaskStatus
+    status: _Status
     saved: bool
     sent_at: datetime
     enqueued_at: datetime
@@ -251,7 +253,7 @@ async def _refusals() -> AsyncIterator[None]:
 def _add_reading(made: APIRouter, manager: TaskManager, required: list[params.Depends], tracebacks: bool) -> None:
     @made.get("/tasks", dependencies=required, responses=_NOT_FOUND, summary="Tasks, newest first")
     async def list_tasks(
-        status: TaskStatus | None = None,
+        status: _Status | None = None,
         task_name: str | None = None,
         queue_name: str | None = None,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
@@ -272,7 +274,7 @@ def _add_reading(made: APIRouter, manager: TaskManager, required: list[params.De
             return _detail(await _existing(manager, task_id), tracebacks)
 
     @made.get("/counts", dependencies=required, summary="How many tasks have each status")
-    async def count_tasks() -> dict[TaskStatus, int]:
+    async def count_tasks() -> dict[_Status, int]:
         async with _refusals():
             return await manager.counts()
 
