@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 try:
     from fastapi import APIRouter, Depends, HTTPException, Query, Response, params
-    from pydantic import BaseModel, ConfigDict, TypeAdapter, WithJsonSchema, field_validator
+    from pydantic import BaseModel, ConfigDict, TypeAdapter, field_validator
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
         f"{exc.name} is not installed; install it with: pip install 'fastapi>=0.110'", name=exc.name
@@ -34,17 +34,7 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.model.status import ManagerStatus
 from taskmanager.store.constraints import encodable
 
-__all__ = [
-    "TaskmanagerAttempt",
-    "TaskmanagerFault",
-    "TaskmanagerHealth",
-    "TaskmanagerPage",
-    "TaskmanagerRefusal",
-    "TaskmanagerSchedule",
-    "TaskmanagerTask",
-    "TaskmanagerTaskDetail",
-    "router",
-]
+__all__ = ["router"]
 
 MAX_PAGE: Final = 500
 ANSWER_S: Final = 5.0
@@ -52,8 +42,8 @@ ANSWER_S: Final = 5.0
 _ANYTHING: Final[TypeAdapter[Any]] = TypeAdapter(
     Any, config=ConfigDict(ser_json_inf_nan="strings", ser_json_bytes="base64")
 )
-# An enum is a model of its own in the schema, and `TaskStatus` a name that others use too.
-_Status = Annotated[TaskStatus, WithJsonSchema({"type": "string", "enum": [each.value for each in TaskStatus]})]
+# An enum would be a model of its own in the schema, and `TaskStatus` is a name that others use too.
+_Status = Literal["PENDING", "CLAIMED", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "EXPIRED", "INTERRUPTED"]
 
 
 class _Answer(BaseModel):
@@ -261,7 +251,11 @@ def _add_reading(made: APIRouter, manager: TaskManager, required: list[params.De
     ) -> TaskmanagerPage:
         async with _refusals():
             found = await manager.list(
-                status=status, task_name=task_name, queue_name=queue_name, limit=limit, before=before
+                status=None if status is None else TaskStatus(status),
+                task_name=task_name,
+                queue_name=queue_name,
+                limit=limit,
+                before=before,
             )
         return TaskmanagerPage(
             tasks=[TaskmanagerTask.model_validate(each) for each in found],
@@ -273,8 +267,10 @@ def _add_reading(made: APIRouter, manager: TaskManager, required: list[params.De
         async with _refusals():
             return _detail(await _existing(manager, task_id), tracebacks)
 
-    @made.get("/counts", dependencies=required, summary="How many tasks have each status")
-    async def count_tasks() -> dict[_Status, int]:
+    @made.get(
+        "/counts", dependencies=required, response_model=dict[_Status, int], summary="How many tasks have each status"
+    )
+    async def count_tasks() -> dict[TaskStatus, int]:
         async with _refusals():
             return await manager.counts()
 
