@@ -7,7 +7,7 @@ The modules by what they are about. Each knows only modules that stand before it
     What starts next:       shared_limit dispatch memory_window alarm
     What runs:              mistakes child lanes settle execution lane_faults
     Who is told:            events follow waiting
-    What is written:        lean_writes outbox writer progress paring
+    What is written:        lean_writes outbox flushes writer progress paring
     The way in:             idempotency turn receiver intake
     One start of it all:    engine
     What becomes of writes: after_write

@@ -4,8 +4,9 @@ Changes first: a start holds a slot until it is committed, and an end has waiter
 for which no commit is made before `commit_interval` is over: often they are started by then, and one row is written
 instead of two. Then the history of memory-only tasks.
 
-A task that is taken is in flight until the whole batch is settled, or put back where it stood. So how far a line has
-got is one number, and a flush needs no more than the places that it waits for: it is over when these are passed.
+A task that is taken is in flight until the whole batch is settled, or put back where it stood; there is one batch at a
+time. So how far a line has got is one number, and a flush needs no more than the places that it waits for: it is over
+when these are passed.
 """
 
 from collections import deque
@@ -15,7 +16,7 @@ from typing import Final, NamedTuple
 
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.saving import NOT_SAVED, Saving
-from taskmanager.model.record import AttemptRow
+from taskmanager.model.record import AttemptRow, Expected
 
 HISTORY_SLICE: Final = 16
 """Memory-only records that are worth a commit soon. A commit of hundreds holds up the loop, and every request that the
@@ -23,6 +24,20 @@ application serves beside it, for longer than many small ones do.
 """
 HISTORY_BATCH: Final = 512
 """Memory-only records that are written at once."""
+NOTHING: Final = Expected("", None, 0)
+"""History is written once, and nothing will ever be expected of it."""
+_new_tuple = tuple.__new__
+"""A NamedTuple's own constructor costs a call more, for each task that is written."""
+
+
+class Sent(NamedTuple):
+    """One task of a batch as it was sent: to apply the answer, or to put it back."""
+
+    live: LiveTask
+    state: Expected
+    attempts: tuple[AttemptRow, ...]
+    base: Expected | None
+    """The state in the store that this is to follow."""
 
 
 class Line:
@@ -83,8 +98,12 @@ class Outbox:
         self.unsaved_history: dict[str, LiveTask] = {}
         self._dirty_count = 0
         """Of persisted tasks. Changed in `_make_dirty` and `_make_clean` only."""
+        self.in_flight: Sequence[Sent] = ()
+        """The batch that was taken: it is in the store, or due again, when its commit has ended."""
         self._in_flight_count = self._history_in_flight_count = 0
-        """Of persisted tasks, and of history, in the batch that was taken last. Set by `take`, zero when it is over."""
+        """Of persisted tasks, and of history, in it."""
+        self._in_flight_since_s: float | None = None
+        """When the oldest change in it was made."""
 
     def __repr__(self) -> str:
         changed, history = len(self._changed.entries), len(self._history.entries)
@@ -115,11 +134,19 @@ class Outbox:
         """Ended memory-only tasks."""
         return len(self._history.entries)
 
-    def oldest(self) -> LiveTask | None:
-        """The persisted task that has waited longest."""
+    def oldest_s(self) -> float | None:
+        """How long the oldest change of a persisted task has been waiting for its commit, or for the end of it."""
         queues = (self._changed.entries, self._accepted)
         heads = (next((live for live in queue if live.saving.is_dirty), None) for queue in queues)
-        return min(filter(None, heads), key=lambda live: live.saving.unsaved_since_s, default=None)
+        since_s = [live.saving.unsaved_since_s for live in heads if live is not None]
+        # A commit under way may hang on a lock for as long as SQLite waits for it; what it carries is not saved either.
+        if self._in_flight_since_s is not None:
+            since_s.append(self._in_flight_since_s)
+        return self._elapsed_s() - min(since_s) if since_s else None
+
+    def attempts_in_flight(self, task_id: str) -> Iterator[AttemptRow]:
+        """Attempts that the commit under way takes along."""
+        return chain.from_iterable(sent.attempts for sent in self.in_flight if sent.live.task_id == task_id)
 
     def attempts_in_history(self, task_id: str) -> Iterator[AttemptRow]:
         """Attempts of an ended memory-only task, of all its runs if its key was enqueued again."""
@@ -178,7 +205,7 @@ class Outbox:
 
     # Out.
 
-    def take(self, limit: int, *, with_history: bool) -> list[LiveTask]:
+    def take(self, limit: int, *, with_history: bool) -> Sequence[Sent]:
         """The next batch, of at most `limit` tasks: each is in flight from here on, until all are settled or put back.
 
         Only when that has happened the next batch is taken.
@@ -186,13 +213,20 @@ class Outbox:
         taken = self._take_changed(limit)
         self._take_accepted(taken, limit)
         self._in_flight_count = sum(live.is_persisted for live in taken)
+        self._in_flight_since_s = taken[0].saving.unsaved_since_s if taken else None
         if with_history:
             while len(taken) < limit and self._history.entries:
                 live = self._history.pop()
                 live.saving.is_dirty = False
                 taken.append(live)
         self._history_in_flight_count = len(taken) - self._in_flight_count
-        return taken
+        batch: list[Sent] = []
+        for live in taken:
+            attempts, live.attempts_due = live.attempts_due, ()
+            state = live.expectation() if live.is_persisted else NOTHING
+            batch.append(_new_tuple(Sent, (live, state, attempts, live.saving.committed)))
+        self.in_flight = batch
+        return batch
 
     def _take_changed(self, limit: int) -> list[LiveTask]:
         taken: list[LiveTask] = []
@@ -222,28 +256,39 @@ class Outbox:
                 self._make_clean(live)
                 taken.append(live)
 
-    def put_back(self, taken: Sequence[LiveTask]) -> None:
-        """The batch could not be written, and goes first, in its order. What has changed meanwhile is dirty already.
+    def put_back(self) -> None:
+        """The batch could not be written, or nobody knows, and goes first, in its order. What has changed meanwhile is
+        dirty already; the states are read anew when it is tried again.
 
         It fits into the next batch as it did into this one, so nothing of it is in the line when places are compared.
         """
-        self._in_flight_count = self._history_in_flight_count = 0
-        for live in reversed(taken):
+        for live, state, attempts, _ in reversed(self._land()):
+            saving = live.saving
+            if state not in saving.in_doubt:
+                saving.in_doubt = (*saving.in_doubt, state)
+            live.attempts_due = (*attempts, *live.attempts_due)
             if not live.is_persisted:
-                live.saving.is_dirty = True
+                saving.is_dirty = True
                 self._history.put_back(live)
                 continue
-            if not live.saving.is_dirty:
+            if not saving.is_dirty:
                 self._make_dirty(live)
-            live.saving.is_urgent = True
+            saving.is_urgent = True
             self._changed.put_back(live)
 
-    def settle(self, taken: Sequence[LiveTask]) -> None:
+    def settle(self) -> None:
         """The batch is written, except for what the store refuses."""
-        self._in_flight_count = self._history_in_flight_count = 0
+        batch = self._land()
         if self.unsaved_history:
-            for live in taken:
-                self._forget_history(live)
+            for sent in batch:
+                self._forget_history(sent.live)
+
+    def _land(self) -> Sequence[Sent]:
+        """Nothing is in flight any more."""
+        batch, self.in_flight = self.in_flight, ()
+        self._in_flight_count = self._history_in_flight_count = 0
+        self._in_flight_since_s = None
+        return batch
 
     def _forget_history(self, live: LiveTask) -> None:
         if not live.saving.is_dirty and self.unsaved_history.get(live.task_id) is live:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import chain
 from typing import Any, Final
 
 from taskmanager.codec.values import loads
@@ -64,12 +63,11 @@ class Records:
         return tuple(attempt_info(rows[number]) for number in sorted(rows))
 
     def _attempts_in_memory(self, task_id: str, live: LiveTask | None) -> tuple[AttemptRow, ...]:
-        writer = self._engine.writer
+        outbox = self._engine.writer.outbox
         due = () if live is None else live.attempts_due
         if live is not None and live.idempotency_key is not None:  # earlier runs of a memory-only key may wait
-            due = (*writer.outbox.attempts_in_history(task_id), *due)
-        in_flight = chain.from_iterable(each.attempts for each in writer.in_flight if each.live.task_id == task_id)
-        return (*in_flight, *due)
+            due = (*outbox.attempts_in_history(task_id), *due)
+        return (*outbox.attempts_in_flight(task_id), *due)
 
     async def list(self, wanted: TaskFilter, before: str | None) -> tuple[TaskInfo, ...]:
         """Newest first, older than the task `before`; tasks in memory with their newest state."""

@@ -13,18 +13,19 @@ When a commit's fate is unknown (an I/O error), the next try finds its own row, 
 import asyncio
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from taskmanager.engine.due_time import DueTime
 from taskmanager.engine.events import resolve_error
+from taskmanager.engine.flushes import Flushes
 from taskmanager.engine.lean_writes import write_of
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
-from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE, Outbox, Places
+from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE, Outbox, Sent
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
-from taskmanager.model.record import AttemptRow, Expected, TaskRow, expected_of
+from taskmanager.model.record import TaskRow, expected_of
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import CommitReport, Store
@@ -52,22 +53,6 @@ class WriterListener(Protocol):
     def written(self) -> None: ...
 
 
-class Sent(NamedTuple):
-    """One task of a batch as it was sent: to apply the answer, or to put it back."""
-
-    live: LiveTask
-    state: Expected
-    attempts: tuple[AttemptRow, ...]
-    base: Expected | None
-    """The state in the store that this is to follow."""
-
-
-_new_tuple = tuple.__new__
-"""A NamedTuple's own constructor costs a call more, for each task that is written."""
-NOTHING: Final = Expected("", None, 0)
-"""History is written once, and nothing will ever be expected of it."""
-
-
 class Writer:
     """Everything that is not yet in the store, and the coroutine that brings it there."""
 
@@ -86,15 +71,12 @@ class Writer:
         self._commit_interval_s = commit_interval_s
         self._accepted_due = DueTime(commit_interval_s, self.wake)
         self._history_due = DueTime(snapshot_interval_s, self.wake)
-        self._flushes: list[tuple[Places, asyncio.Future[None]]] = []
+        self._flushes = Flushes()
         self._is_closing = False
         self._hurry = asyncio.Event()
         self.degraded_since: int | None = None
         self.degraded_reason: str | None = None
         self._degraded_since_s = 0.0
-        self._sent_oldest_s: float | None = None
-        self.in_flight: Sequence[Sent] = ()
-        """What the commit under way takes along: it is in the store, or due again, when that has ended."""
         self._task: asyncio.Task[None] | None = None
         self._begun_s = 0.0
 
@@ -113,11 +95,7 @@ class Writer:
 
     def oldest_unsaved_s(self) -> float | None:
         """How long the oldest change of a persisted task has been waiting for its commit."""
-        oldest = self.outbox.oldest()
-        # A commit under way may hang on a lock for as long as SQLite waits for it; what it carries is not saved either.
-        waiting_since_s = None if oldest is None else oldest.saving.unsaved_since_s
-        found = [at_s for at_s in (self._sent_oldest_s, waiting_since_s) if at_s is not None]
-        return self._clock.elapsed_s() - min(found) if found else None
+        return self.outbox.oldest_s()
 
     # What is to be written.
 
@@ -157,8 +135,7 @@ class Writer:
             return
         if self._task is None or (self._is_closing and self._task.done()):
             raise StoreUnavailable(f"{self.unsaved_count} records are not saved, and the manager has stopped")
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._flushes.append((self.outbox.hurry_all(), done))
+        done = self._flushes.wait_for(self.outbox.hurry_all())
         self._history_due.hurry()
         self.wake()
         await done
@@ -202,9 +179,7 @@ class Writer:
     def _give_up_waiters(self) -> None:
         """Nobody will write any more, so nobody may wait for it."""
         exc = StoreUnavailable("the manager has stopped before this was saved; enqueue it again after the next start")
-        flushes, self._flushes = self._flushes, []
-        for _, done in flushes:
-            resolve_error(done, exc)
+        self._flushes.give_up(exc)
         for live in self.outbox.unsaved():
             waiters, live.save_waiters = live.save_waiters, None
             for waiter in waiters or ():
@@ -255,11 +230,8 @@ class Writer:
         """One transaction, and what became of it; False when the store cannot be written now."""
         batch = self._take_batch()
         if not batch:
-            self._end_flushes()
+            self._flushes.end(self.outbox.has_passed)
             return True
-        self.in_flight = batch
-        first = batch[0].live
-        self._sent_oldest_s = first.saving.unsaved_since_s if first.is_persisted else None
         try:
             report = await self._commit(batch)
         except StoreError as exc:
@@ -275,9 +247,6 @@ class Writer:
         except BaseException:  # cancelled, or an exception for the interpreter
             self._put_back(batch)
             raise
-        finally:
-            self._sent_oldest_s = None
-            self.in_flight = ()
         self._note_restored()
         self._absorb(batch, report)
         return True
@@ -288,14 +257,9 @@ class Writer:
             return True
         return bool(outbox.accepted_count) and (self._accepted_due.is_now or self._is_closing)
 
-    def _take_batch(self) -> list[Sent]:
+    def _take_batch(self) -> Sequence[Sent]:
         outbox = self.outbox
-        taken = outbox.take(MAX_BATCH, with_history=self._history_due.is_now)
-        batch: list[Sent] = []
-        for live in taken:
-            attempts, live.attempts_due = live.attempts_due, ()
-            state = live.expectation() if live.is_persisted else NOTHING
-            batch.append(_new_tuple(Sent, (live, state, attempts, live.saving.committed)))
+        batch = outbox.take(MAX_BATCH, with_history=self._history_due.is_now)
         # What was due stays due until it is taken, however full of changes the batches are.
         if not outbox.accepted_count:
             self._accepted_due.is_now = False
@@ -303,21 +267,15 @@ class Writer:
             self._history_due.is_now = self._is_closing
         return batch
 
-    async def _commit(self, batch: list[Sent]) -> CommitReport:
+    async def _commit(self, batch: Sequence[Sent]) -> CommitReport:
         return await self.store.commit([write_of(live, base, attempts) for live, _, attempts, base in batch])
 
-    def _put_back(self, batch: list[Sent]) -> None:
-        """Nothing of the batch is known to be written, or not. The states are read anew when it is tried again."""
-        for live, state, attempts, _ in batch:
-            saving = live.saving
-            if state not in saving.in_doubt:
-                saving.in_doubt = (*saving.in_doubt, state)
-            live.attempts_due = (*attempts, *live.attempts_due)
-        self.outbox.put_back([sent.live for sent in batch])
+    def _put_back(self, batch: Sequence[Sent]) -> None:
+        self.outbox.put_back()
         self._history_due.is_now |= not batch[-1].live.is_persisted
 
-    def _absorb(self, batch: list[Sent], report: CommitReport) -> None:
-        self.outbox.settle([sent.live for sent in batch])
+    def _absorb(self, batch: Sequence[Sent], report: CommitReport) -> None:
+        self.outbox.settle()
         troubled = bool(report.lost or report.rejected)
         for sent in batch:
             if not sent.live.is_persisted and not troubled:
@@ -332,7 +290,7 @@ class Writer:
             except Exception:
                 # A mistake of ours with one task must not keep the others, and all that come, from being saved.
                 logger.critical("what became of task %s could not be taken in", sent.live.task_id, exc_info=True)
-        self._end_flushes()
+        self._flushes.end(self.outbox.has_passed)
         self._listener.written()
 
     def _absorb_win(self, sent: Sent) -> None:
@@ -379,18 +337,8 @@ class Writer:
         yield
         if live.saving.is_dirty:
             places = self.outbox.try_again(live, was_dirty=was_dirty)
-            self._flushes = [(each.or_behind(places), done) for each, done in self._flushes]
+            self._flushes.extend(places)
             self._history_due.is_now |= not live.is_persisted
-
-    def _end_flushes(self) -> None:
-        """Those whose time has come."""
-        waiting = []
-        for places, done in self._flushes:
-            if not self.outbox.has_passed(places):
-                waiting.append((places, done))
-            elif not done.done():
-                done.set_result(None)
-        self._flushes = waiting
 
     # Bad days.
 
