@@ -123,7 +123,7 @@ class TaskHandle(Generic[R_co]):
         if live is None:
             await self.info()  # what can be found is in the file; what cannot, never was
             return
-        if live.is_elsewhere or (live.saving.committed is not None and not live.awaits_row):
+        if live.is_elsewhere or (live.saving.committed is not None and not live.is_unconfirmed):
             return
         if not live.is_persisted:
             raise NotPersisted(

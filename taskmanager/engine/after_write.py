@@ -39,15 +39,14 @@ class AfterWrite:
         elif phase is Phase.ENDED:
             if not live.saving.is_dirty:
                 self._end_is_saved(live)
-        elif phase is Phase.ACCEPTED and live.attempt is None:
-            if live.is_spilled:
-                # What is in the store may still be the attempt before; it is free when the row says so.
-                if live.is_as_committed:
-                    self._gone_to_store(live)
-            elif live.awaits_row:
-                if live.is_duplicate is None:
-                    live.is_duplicate = False
-                self._enter(live)
+        elif phase is Phase.SPILLING:
+            # What is in the store may be the attempt before here too; it is free when the row says so.
+            if live.is_as_committed:
+                self._gone_to_store(live)
+        elif phase is Phase.UNCONFIRMED:
+            if live.is_duplicate is None:
+                live.is_duplicate = False
+            self._enter(live)
 
     def _end_is_saved(self, live: LiveTask) -> None:
         self._engine.receiver.end_is_settled(live)
@@ -75,11 +74,10 @@ class AfterWrite:
 
     def _enter(self, live: LiveTask) -> None:
         """A task that waited for its row, or was on its way to the store, waits for its slot now."""
-        if live.is_spilled:
-            live.is_spilled = False
+        if live.is_spilling:
             live.owner = self._engine.identity.instance_id
             self._engine.spilled.pop(live.task_id, None)
-        live.awaits_row = False
+        live.phase = Phase.ACCEPTED
         if live.cancel_requested_at is None:
             self._engine.enter(live)
         else:
@@ -102,7 +100,7 @@ class AfterWrite:
         """The store holds another truth than the one we wrote on."""
         if row is not None:
             self._engine.follower.saw(live.task_id, TaskStatus(row.status))
-        if live.awaits_row:
+        if live.is_unconfirmed:
             self._resolve_key(live, row)
             return
         logger.warning(
@@ -166,7 +164,6 @@ class AfterWrite:
             self._pass_on_cancel(live.task_id)
         self._engine.dispatcher.left_waiting(live)
         live.adopt(row)
-        live.awaits_row = False
         live.phase = Phase.ELSEWHERE
         live.is_published = True
         if status.is_terminal:
@@ -216,10 +213,10 @@ class AfterWrite:
             self._engine.publish(live)
         elif live.phase is Phase.STARTING:
             self._start(live)
-        elif (live.awaits_row or live.is_spilled) and self._engine.dispatcher.needs_place(live):
+        elif live.is_awaiting_store and self._engine.dispatcher.needs_place(live):
             words = "its record cannot be stored, and its queue runs only what stands in the file"
             self._engine.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, words)
-        elif live.awaits_row or live.is_spilled:
+        elif live.is_awaiting_store:
             self._enter(live)
 
     def degraded(self, exc: StoreError) -> None:

@@ -233,7 +233,7 @@ class Claimer:
         if shared is not None:
             shared.hold(row.task_id, is_granted=is_granted)
         here = engine.live.get(row.task_id)
-        if here is not None and not here.awaits_row and not here.is_spilled:
+        if here is not None and not here.is_awaiting_store:
             # It was taken from us as if we were dead, and is free again.
             self._give_up(here)
             here = None
@@ -247,9 +247,8 @@ class Claimer:
         if here is None:
             engine.live[live.task_id] = live
             engine.dispatcher.entered_waiting(live)
-        elif live.awaits_row:  # the key was enqueued again here a moment before its row was claimed
+        elif live.is_unconfirmed:  # the key was enqueued again here a moment before its row was claimed
             live.is_duplicate = True
-        live.awaits_row = live.is_spilled = False
         live.phase = Phase.ACCEPTED
         live.due = 0.0
         engine.intake.claimed(live)

@@ -119,7 +119,7 @@ class Engine:
             self._accept_to_write(live)
             self.enter(live)
         else:
-            live.awaits_row = True
+            live.phase = Phase.UNCONFIRMED
             live.owner = self.identity.instance_id
             self.writer.mark(live)
 
@@ -140,7 +140,7 @@ class Engine:
 
     def spill(self, live: LiveTask) -> None:
         """Too much to hold: the row goes to the store as a free one, and is claimed when there is room."""
-        live.is_spilled, live.owner = True, None
+        live.phase, live.owner = Phase.SPILLING, None
         self.dispatcher.queue(live.queue_name).leave(live.priority)
         self.spilled[live.task_id] = live
         self.writer.mark(live)
@@ -341,12 +341,10 @@ class Engine:
         follows it.
         """
         live = live.successor or live
-        if live.status.is_terminal or live.phase in (Phase.ENDED, Phase.ELSEWHERE):
-            return False
-        if live.is_spilled:
+        if live.status.is_terminal or live.phase in (Phase.SPILLING, Phase.ENDED, Phase.ELSEWHERE):
             return False
         live.cancel_requested_at = live.cancel_requested_at or self.clock.now_us()
-        if live.is_waiting and not live.awaits_row:
+        if live.is_waiting and not live.is_unconfirmed:
             self.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
             return True
         # Where its row is on the way to the store, without the request, the request is one write more. Whether this

@@ -9,7 +9,8 @@ def becomes_successor(here: LiveTask, live: LiveTask) -> bool:
     ended_badly = here.status.is_terminal and here.status is not TaskStatus.COMPLETED
     if ended_badly and here.successor is None:
         here.successor = live
-        live.awaits_row = live.is_persisted
+        if live.is_persisted:
+            live.phase = Phase.UNCONFIRMED
         return True
     return False
 

@@ -307,7 +307,7 @@ class Lifecycle:
         for live in [each for each in engine.live.values() if each.is_persisted]:
             if engine.runner.is_still_executing(live.task_id):
                 continue  # nobody may run it beside its old thread; it is recovered when that has ended
-            if live.is_waiting and not live.is_spilled and not live.awaits_row:
+            if live.is_waiting and not live.is_awaiting_store:
                 engine.dispatcher.left_waiting(live)
                 self._release(live)
             elif live.phase is Phase.STARTING and live.saving.committed is None:

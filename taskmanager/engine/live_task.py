@@ -25,14 +25,18 @@ class Phase(IntEnum):
     """Where a task stands in this instance; finer than its status."""
 
     ACCEPTED = 0
-    """Not dispatched: held before start, or keyed and not yet confirmed by the store."""
-    DELAYED = 1
-    READY = 2
-    STARTING = 3
+    """Not dispatched: held before start, or until the thread of an earlier attempt has ended."""
+    UNCONFIRMED = 1
+    """The store is asked whether its idempotency key has a task already."""
+    SPILLING = 2
+    """Too much to hold: on its way to the store, where it will be free."""
+    DELAYED = 3
+    READY = 4
+    STARTING = 5
     """Has a slot; its start is being committed."""
-    RUNNING = 4
-    ENDED = 5
-    ELSEWHERE = 6
+    RUNNING = 6
+    ENDED = 7
+    ELSEWHERE = 8
     """Not ours (any more): free in the store, or owned by another instance. Waiters follow the store."""
 
 
@@ -103,12 +107,8 @@ class LiveTask:
     # Where it stands here: its phase, and what that leaves open.
     due: float = 0.0
     """Until when it is delayed, on the clock of the heap that it is in."""
-    is_spilled: bool = False
-    """ACCEPTED, and on its way to the store, where it will be free."""
-    awaits_row: bool = False
-    """ACCEPTED, and the store is asked whether its key has a task already."""
     is_duplicate: bool | None = None
-    """Whether it had; None until that is known."""
+    """Whether its key had a task already; None until that is known."""
     attempt: "Attempt | None" = None
     successor: "LiveTask | None" = None
     """The call of the same key that runs after this one."""
@@ -149,6 +149,21 @@ class LiveTask:
     def is_waiting(self) -> bool:
         """True while the task waits in this instance's memory for a slot, a delay or its row."""
         return self.phase <= Phase.READY
+
+    @property
+    def is_unconfirmed(self) -> bool:
+        """True while it is not known whether its idempotency key stands for this task, or for one in the store."""
+        return self.phase is Phase.UNCONFIRMED
+
+    @property
+    def is_spilling(self) -> bool:
+        """True while its row is on the way to the store, to be free there."""
+        return self.phase is Phase.SPILLING
+
+    @property
+    def is_awaiting_store(self) -> bool:
+        """True while it waits, and nothing can be done with it before its row is written."""
+        return self.phase is Phase.UNCONFIRMED or self.phase is Phase.SPILLING
 
     @property
     def is_elsewhere(self) -> bool:

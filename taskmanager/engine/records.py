@@ -154,10 +154,10 @@ class Records:
         engine = self._engine
         for _ in range(MAX_TRIES):
             live = engine.live.get(task_id)
-            if live is not None and live.is_spilled:
+            if live is not None and live.is_spilling:
                 await engine.writer.flush()  # then its row can be cancelled like any other
                 live = engine.live.get(task_id)
-            if live is not None and not live.is_spilled:
+            if live is not None and not live.is_spilling:
                 accepted = engine.cancel(live)
                 if accepted and live.is_persisted:
                     await engine.writer.flush()
@@ -185,7 +185,7 @@ class Records:
         """
         engine = self._engine
         live = engine.live.get(task_id, live)
-        if live is not None and not live.is_elsewhere and not live.is_spilled:
+        if live is not None and not live.is_elsewhere and not live.is_spilling:
             return engine.cancel(live)
         task = engine.loop.create_task(self.cancel(task_id))
         self._cancelling.add(task)

@@ -372,7 +372,7 @@ def _is_ours(live: LiveTask, row: TaskRow) -> bool:
     The owner alone proves nothing: who recovers a task leaves there who had it, and that must stay refused.
     """
     found = expected_of(row)
-    if live.awaits_row:
+    if live.is_unconfirmed:
         # It has never started. A row that has is an earlier task of the key, even if both calls read one clock tick.
         return found in live.saving.in_doubt and row.status == TaskStatus.PENDING and row.sent_at == live.sent_at
     if live.saving.is_written_anew:

@@ -278,7 +278,7 @@ async def test_a_spilled_task_that_cannot_be_stored_runs_from_memory() -> None:
     work = persisted(manager, log)
     async with world_of(manager) as (_, _store):
         handles = [work.enqueue(label) for label in "abcd"]
-        spilled = [live for live in engine_of(manager).live.values() if live.is_spilled]
+        spilled = [live for live in engine_of(manager).live.values() if live.is_spilling]
         for live in spilled:
             live.crash_count = -1  # no store takes that
         async with asyncio.timeout(5):
