@@ -83,31 +83,28 @@ class Recovery:
     async def run_once(self, *, waiting: bool = True, running: bool = True) -> int:
         """Recover what dead instances left waiting, running or both; how many rows were moved."""
         instances = {each.instance_id: each for each in await self._store.instances()}
-        me = self._identity.instance_id
-        dead = await self._find_dead(instances.keys() - {me})
-        alive = {*instances, me} - dead
-        crashes: dict[str, Crash] = {}
-        moved = left = 0
-        after = ""
+        known = {*instances, self._identity.instance_id}
+        dead = await self._find_dead(instances.keys() - {self._identity.instance_id})
+        alive, crashes = known - dead, dict[str, Crash]()
+        moved_count, left_count, after = 0, 0, ""
         while rows := await self._store.fetch_orphans(alive, limit=PAGE, after=after):
-            if unknown := {row.claimed_by_worker_id or "" for row in rows} - crashes.keys():
-                for owner in unknown:
-                    # An instance that registered after the list was read holds its lock, and is alive.
-                    if owner not in dead and not self._is_dead(owner):
-                        alive.add(owner)
-                        continue
-                    moved += await self.free_waiting(owner) if waiting else 0
+            owners = {row.claimed_by_worker_id or "" for row in rows}
+            if new := owners - crashes.keys():
+                # An instance that registered after the list was read holds its lock, and is alive.
+                alive |= {owner for owner in new if owner not in dead and not self._is_dead(owner)}
+                for owner in new - alive:
+                    moved_count += await self.free_waiting(owner) if waiting else 0
                     crashes[owner] = await self._crash_of(owner, instances.get(owner))
-                continue  # most of them are free by now; what is left is read again
+                continue  # most of the rows are free by now; what is left is read again
             after = rows[-1].task_id
             orphans = [row for row in rows if (running if row.status == TaskStatus.RUNNING else waiting)]
-            left += len(rows) - len(orphans)
-            moved += await self.recover(orphans, crashes)
-        if not left and (dead or not self._has_swept):
-            await self._clear_away(dead, {*instances, me})
-        if moved or dead:
-            logger.info("recovered %s of %s", counted(moved, "task"), counted(len(dead), "dead instance"))
-        return moved
+            left_count += len(rows) - len(orphans)
+            moved_count += await self.recover(orphans, crashes)
+        if not left_count and (dead or not self._has_swept):
+            await self._clear_away(dead, known)
+        if moved_count or dead:
+            logger.info("recovered %s of %s", counted(moved_count, "task"), counted(len(dead), "dead instance"))
+        return moved_count
 
     async def _clear_away(self, dead: set[str], known: set[str]) -> None:
         """Nothing of the dead is left but their rows and lock files."""

@@ -1,0 +1,41 @@
+"""The page about the inside names what is there: files, functions and phases that a reader finds."""
+
+import ast
+import re
+from pathlib import Path
+
+from taskmanager.engine.live_task import Phase
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+NAMES = set(re.findall(r"`([^`\n]+)`", PAGE))
+
+
+def test_every_file_that_the_page_names_exists() -> None:
+    """A module that was moved leaves its old name in prose, where no tool looks."""
+    paths = [name for name in NAMES if "/" in name or name.endswith(".py")]
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).exists() and not (ROOT / "taskmanager" / path).exists()] == []
+
+
+def test_every_class_and_function_that_the_page_names_exists() -> None:
+    """`Class.method` is a method of that class; a bare name is a class or a function at the top of some module."""
+    defined: set[str] = set()
+    for path in (ROOT / "taskmanager").rglob("*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                defined.add(node.name)
+                inside = node.body if isinstance(node, ast.ClassDef) else []
+                defined.update(
+                    f"{node.name}.{each.name}"
+                    for each in inside
+                    if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+                )
+    named = {name for name in NAMES if re.fullmatch(r"[A-Za-z_]+(\.[a-z_]+)?", name) and not name.endswith(".py")}
+    assert len(named) > 10
+    assert named - defined == set()
+
+
+def test_the_page_has_every_phase_once_in_its_order() -> None:
+    """A phase without a line is one that nobody finds."""
+    assert re.findall(r"^\| ([A-Z]+) \|", PAGE, re.MULTILINE) == [phase.name for phase in Phase]
