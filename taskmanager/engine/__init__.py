@@ -17,5 +17,7 @@ The modules by what they are about. Each knows only modules that stand before it
 
 What stands before `engine` does not know it, and tells it what has happened by calling what it was given: the runner
 reports outcomes, the writer what became of its writes (`WriterListener`, which is `after_write`), the turn and the
-alarm that it is time. What stands behind acts on an engine, and is put together in `lifecycle`. The life of a task through these modules is told in docs/architecture.md.
+alarm that it is time. What stands behind acts on an engine, and is put together in `lifecycle`.
+
+docs/architecture.md tells the life of a task through these modules.
 """
