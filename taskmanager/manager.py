@@ -19,21 +19,18 @@ from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
 from taskmanager.engine.report import status_of
 from taskmanager.engine.schedule import ScheduleOptions
-from taskmanager.engine.settings import Settings, database_of, default_processes, default_threads
+from taskmanager.engine.settings import (
+    Settings,
+    check_collections,
+    database_of,
+    default_processes,
+    default_threads,
+)
 from taskmanager.handle import TaskHandle
 from taskmanager.hosting import run_hosted
 from taskmanager.model.checks import check_task_id, check_timeout
 from taskmanager.model.clock import Clock, SystemClock
-from taskmanager.model.config import (
-    ExceptionMapper,
-    QueueConfig,
-    RecoveryConfig,
-    RetryPolicy,
-    list_fault,
-    mapper_faults,
-    own_code_fault,
-    raise_faults,
-)
+from taskmanager.model.config import ExceptionMapper, QueueConfig, RecoveryConfig, RetryPolicy
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.record import TaskInfo
 from taskmanager.model.result import Seconds
@@ -77,6 +74,11 @@ class TaskManager:
     Raises `ConfigurationError` with everything that is wrong.
     """
 
+    _lifecycle: Lifecycle | None = None
+    """Of the start that is under way, runs, or stops; `_current` has it while it runs, with all that can be asked."""
+    _current: Running | None = None
+    _is_isolated = False
+
     def __init__(
         self,
         snapshot_db: str | PathLike[str] | None = "tasks.db",
@@ -100,42 +102,22 @@ class TaskManager:
         store_poll: float = 0.25,
         instance_name: str | None = None,
     ) -> None:
-        code_fault = own_code_fault(default_unhandled_error_code, "default_unhandled_error_code")
-        faults = [code_fault, list_fault("queues", queues, "QueueConfig"), *mapper_faults(exception_mapper)]
-        raise_faults("TaskManager", [fault for fault in faults if fault])
+        check_collections(queues, exception_mapper, default_unhandled_error_code)
         self._settings = Settings(
-            database=database_of(snapshot_db),
-            snapshot_interval_s=snapshot_interval,
-            commit_interval_s=commit_interval,
-            synchronous=synchronous,
-            concurrency=concurrency,
-            threads=default_threads() if threads is None else threads,
-            processes=default_processes() if processes is None else processes,
-            queues=tuple(queues),
-            max_pending=max_pending,
-            max_in_memory=max_in_memory,
-            recovery=recovery,
-            drain_timeout_s=drain_timeout,
-            store_poll_s=store_poll,
-            instance_name=instance_name,
-        )
-        self._registry = Registry(
-            Defaults(
-                has_store=snapshot_db is not None,
-                requeue_pending=requeue_pending,
-                retry_policy=retry_policy,
-                exception_mapper=dict(exception_mapper or {}),
-                default_code=default_unhandled_error_code,
-                codec=codec,
-            )
-        )
+            database=database_of(snapshot_db), synchronous=synchronous, snapshot_interval_s=snapshot_interval,
+            commit_interval_s=commit_interval, store_poll_s=store_poll, drain_timeout_s=drain_timeout,
+            concurrency=concurrency, threads=default_threads() if threads is None else threads,
+            processes=default_processes() if processes is None else processes, queues=tuple(queues),
+            max_pending=max_pending, max_in_memory=max_in_memory, recovery=recovery, instance_name=instance_name,
+        )  # fmt: skip
+        self._registry = Registry(Defaults(
+            has_store=snapshot_db is not None, requeue_pending=requeue_pending, retry_policy=retry_policy, codec=codec,
+            exception_mapper=dict(exception_mapper or {}), default_code=default_unhandled_error_code,
+        ))  # fmt: skip
         self._clock: Clock = SystemClock()
         self._make_store: Callable[[], Store] = lambda: store_of(self._settings)
         self._intake = self._new_intake()
-        self._lifecycle: Lifecycle | None = None
-        self._current: Running | None = None
         self._instance = CurrentInstance(lambda: self._current, lambda: self._intake)
-        self._is_isolated = False
 
     def _new_intake(self) -> Intake:
         return Intake(self._clock, max_pending=self._settings.max_pending, queues=self._settings.queues)

@@ -74,11 +74,10 @@ MAX_FUNCTION_LINES: Final = 40  # without the docstring
 
 # What is longer, and by how much exactly. Lower a number when the code gets shorter; do not add to these lightly.
 LONG_MODULES: Final[Mapping[str, int]] = {
-    "taskmanager/manager.py": 520,  # the public contract: signatures and docstrings of one-line delegations
+    "taskmanager/manager.py": 502,  # the public contract: signatures and docstrings of one-line delegations
 }
 LONG_FUNCTIONS: Final[Mapping[str, int]] = {
     "taskmanager/engine/live_task.py::LiveTask.row": 49,  # one line per column
-    "taskmanager/manager.py::TaskManager.__init__": 59,  # one line per parameter of the contract, and where it goes
 }
 
 # Where user code is run, in each lane: it may raise anything, and what it raised is a value from there on.

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Literal
 
 from taskmanager.model.checks import is_storable
-from taskmanager.model.config import QueueConfig, RecoveryConfig, is_int, raise_faults
+from taskmanager.model.config import (
+    ExceptionMapper,
+    QueueConfig,
+    RecoveryConfig,
+    is_int,
+    list_fault,
+    mapper_faults,
+    own_code_fault,
+    raise_faults,
+)
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.states import Lane
 
@@ -69,6 +78,13 @@ def _queue_faults(queues: Sequence[object]) -> list[str]:
     names = [each.name for each in queues if isinstance(each, QueueConfig)]
     faults.extend(f"queue {name!r} is configured twice" for name in sorted({n for n in names if names.count(n) > 1}))
     return faults
+
+
+def check_collections(queues: object, exception_mapper: ExceptionMapper | None, default_code: str) -> None:
+    """What is copied into the settings must first be what it should be. Raises `ConfigurationError`."""
+    code_fault = own_code_fault(default_code, "default_unhandled_error_code")
+    faults = [code_fault, list_fault("queues", queues, "QueueConfig"), *mapper_faults(exception_mapper)]
+    raise_faults("TaskManager", [fault for fault in faults if fault])
 
 
 def database_of(snapshot_db: object) -> Path | None:
