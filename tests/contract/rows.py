@@ -3,7 +3,7 @@
 from typing import Any
 
 from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite
-from taskmanager.store.protocol import Store
+from taskmanager.store.protocol import ClaimRequest, Store
 
 ME, OTHER = "instance-me", "instance-other"
 
@@ -58,3 +58,8 @@ async def put(store: Store, *rows: TaskRow) -> None:
     """Insert them all."""
     report = await store.commit([TaskWrite(row, None) for row in rows])
     assert report == ({}, {})
+
+
+def wants(**changes: Any) -> ClaimRequest:
+    """A claim of this instance, of anything that is due."""
+    return ClaimRequest(ME, ["app:job", "app:other"], "default", 10, 1_000)._replace(**changes)

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import io
+import sqlite3
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -86,3 +87,11 @@ def write_tasks(database: Path) -> dict[str, str]:
         return {name: handle.task_id for name, handle in handles.items()}
 
     return asyncio.run(work())
+
+
+def statuses(database: Path) -> dict[str, str]:
+    """Id → status, as any program sees it."""
+    with sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True) as connection:
+        found = dict(connection.execute("SELECT id, status FROM taskmanager_tasks").fetchall())
+    connection.close()
+    return found

@@ -1,0 +1,179 @@
+"""What every store tells of its rows, and does to them for people: lists, cancel requests, counts, purges, queues."""
+
+from typing import Any
+
+import pytest
+
+from taskmanager.model.record import TaskWrite
+from taskmanager.model.states import TERMINAL, TaskStatus
+from taskmanager.store.protocol import InstanceRow, Store, TaskFilter
+from tests.contract.rows import ME, OTHER, attempt, put, task, wants
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_many_are_listed_newest_first_and_paged_by_place(store: Store) -> None:
+    """Order is (sent_at, id) descending; `before` goes on after the last record seen, also within one instant, and
+    whether that one is in the store or not.
+    """
+    rows = [task(f"t{i}", sent_at=100 + i // 2) for i in range(6)]
+    await put(store, *rows)
+    listed = [row.task_id for row in await store.fetch_many(TaskFilter())]
+    assert listed == ["t5", "t4", "t3", "t2", "t1", "t0"]
+    assert [row.task_id for row in await store.fetch_many(TaskFilter(limit=2, before=(101, "t3")))] == ["t2", "t1"]
+    assert [row.task_id for row in await store.fetch_many(TaskFilter(limit=2, before=(101, "t25")))] == ["t2", "t1"]
+    assert await store.fetch_many(TaskFilter(before=(100, "t0"))) == []
+
+
+async def test_many_are_filtered(store: Store) -> None:
+    """By status, function and queue, together."""
+    await put(
+        store, task("a", status="FAILED"), task("b", queue_name="mail"), task("c", task_name="app:x", queue_name="mail")
+    )
+
+    async def ids(**wanted: Any) -> list[str]:
+        return [row.task_id for row in await store.fetch_many(TaskFilter(**wanted))]
+
+    assert await ids(status=TaskStatus.FAILED) == ["a"]
+    assert await ids(queue_name="mail") == ["c", "b"]
+    assert await ids(queue_name="mail", task_name="app:x", status=TaskStatus.PENDING) == ["c"]
+
+
+async def test_rows_of_owners_and_orphans_are_complementary(store: Store) -> None:
+    """Every live row with an owner is in one of the two, ended and free rows in neither."""
+    await put(
+        store,
+        task("a", claimed_by_worker_id=ME),
+        task("b", status="CLAIMED", claimed_by_worker_id="dead-1"),
+        task("c", status="RUNNING", claimed_by_worker_id="dead-2"),
+        task("d", status="RUNNING", claimed_by_worker_id=OTHER),
+        task("e", status="FAILED", claimed_by_worker_id="dead-1"),
+        task("f"),
+    )
+    living = {ME, OTHER}
+    assert [row.task_id for row in await store.fetch_owned(living, limit=9)] == ["a", "d"]
+    assert [row.task_id for row in await store.fetch_orphans(living, limit=9)] == ["b", "c"]
+    assert [row.task_id for row in await store.fetch_orphans([], limit=9)] == ["a", "b", "c", "d"]
+    assert await store.fetch_owned([], limit=9) == []
+
+
+async def test_pages_go_on_after_an_id(store: Store) -> None:
+    """Pages by id cannot starve, whatever happens to rows already seen."""
+    await put(store, *[task(f"t{i}", claimed_by_worker_id=ME if i % 2 else OTHER) for i in range(6)])
+    assert [row.task_id for row in await store.fetch_owned([ME, OTHER], limit=2, after="t1")] == ["t2", "t3"]
+    assert [row.task_id for row in await store.fetch_orphans([], limit=2, after="t3")] == ["t4", "t5"]
+
+
+async def test_a_cancel_request_is_recorded_once(store: Store) -> None:
+    """The first instant counts; asking again is still a yes."""
+    await put(store, task(status="RUNNING"))
+    assert await store.request_cancel("t1", 500)
+    assert await store.request_cancel("t1", 600)
+    assert await store.fetch("t1") == task(status="RUNNING", cancel_requested_at=500, updated_at=500)
+
+
+@pytest.mark.parametrize("status", sorted(TERMINAL))
+async def test_an_ended_task_cannot_be_asked_to_cancel(store: Store, status: TaskStatus) -> None:
+    """False, and the record stays as it is; so for an id that does not exist."""
+    row = task(status=status.value)
+    await put(store, row)
+    assert not await store.request_cancel("t1", 500)
+    assert not await store.request_cancel("nobody", 500)
+    assert await store.fetch("t1") == row
+
+
+async def test_cancel_requests_are_found_by_owner(store: Store) -> None:
+    """Only live rows of that owner that were asked."""
+    await put(
+        store,
+        task("a", status="RUNNING", cancel_requested_at=5),
+        task("b", claimed_by_worker_id=ME, cancel_requested_at=5),
+        task("c", status="RUNNING"),
+        task("d", status="RUNNING", claimed_by_worker_id=OTHER, cancel_requested_at=5),
+        task("e", status="CANCELLED", claimed_by_worker_id=ME, cancel_requested_at=5),
+    )
+    assert await store.fetch_cancel_requests(ME) == ["a", "b"]
+
+
+async def test_counts_name_every_status(store: Store) -> None:
+    """Zeros included."""
+    await put(store, task("a"), task("b"), task("c", status="FAILED"))
+    zeros = dict.fromkeys(TaskStatus, 0)
+    assert await store.counts() == zeros | {TaskStatus.PENDING: 2, TaskStatus.FAILED: 1}
+
+
+async def test_purge_deletes_ended_rows_only(store: Store) -> None:
+    """Live rows stay at any age; attempts go with their task."""
+    await store.commit(
+        [
+            TaskWrite(task(f"t{i}", status=status.value), None, (attempt(f"t{i}"),))
+            for i, status in enumerate(TaskStatus)
+        ]
+    )
+    assert await store.purge(None, None, 100) == len(TERMINAL)
+    left = await store.fetch_many(TaskFilter())
+    assert {row.status for row in left} == {"PENDING", "CLAIMED", "RUNNING"}
+    gone = [f"t{i}" for i, status in enumerate(TaskStatus) if status in TERMINAL]
+    assert [await store.fetch_attempts(task_id) for task_id in gone] == [[]] * len(gone)
+
+
+async def test_purge_is_bounded_by_age_status_and_batch(store: Store) -> None:
+    """Strictly older than the given instant, of the given status, at most `limit` at once: a slow disk gets fewer."""
+    await put(
+        store,
+        task("old", status="COMPLETED", completed_at=500),
+        task("edge", status="COMPLETED", completed_at=600),
+        task("failed", status="FAILED", failed_at=500),
+        *[task(f"x{i}", status="CANCELLED", updated_at=10, sent_at=10) for i in range(5)],
+    )
+    assert await store.purge(TaskStatus.COMPLETED, 600, 100) == 1
+    gone = await store.purge(TaskStatus.CANCELLED, 600, 3)
+    assert 1 <= gone <= 3
+    assert await store.purge(TaskStatus.PENDING, None, 100) == 0
+    while page := await store.purge(None, 600, 100):
+        gone += page
+    assert gone == 6
+    assert [row.task_id for row in await store.fetch_many(TaskFilter())] == ["edge"]
+
+
+async def test_instances_are_saved_replaced_and_forgotten(store: Store) -> None:
+    """Oldest start first."""
+    young = InstanceRow("b", None, "host", 1, "main", None, 200, None, None, 200)
+    old = InstanceRow("a", "web", "host", 2, "main", "boot", 100, None, "[]", 100)
+    await store.save_instance(young)
+    await store.save_instance(old)
+    assert await store.instances() == [old, young]
+    stopped = young._replace(stopped_at=300, updated_at=300)
+    await store.save_instance(stopped)
+    assert await store.instances() == [old, stopped]
+    await store.forget_instances(["a", "nobody"])
+    assert await store.instances() == [stopped]
+
+
+async def test_queues_pause_and_resume(store: Store) -> None:
+    """Both are idempotent."""
+    assert await store.paused_queues() == frozenset()
+    for _ in range(2):
+        await store.set_paused("mail", True, 1)
+    assert await store.paused_queues() == {"mail"}
+    for _ in range(2):
+        await store.set_paused("mail", False, 2)
+    assert await store.paused_queues() == frozenset()
+
+
+async def test_own_writes_do_not_change_the_data_version(store: Store) -> None:
+    """Only somebody else's writes are news."""
+    before = await store.data_version()
+    await put(store, task())
+    await store.claim(wants())
+    assert await store.data_version() == before
+    assert await store.is_same_file()
+
+
+async def test_what_was_stored_is_there_after_closing_and_opening(store: Store) -> None:
+    """Closing twice is fine, too."""
+    await put(store, task())
+    await store.close()
+    await store.close()
+    await store.open()
+    assert await store.fetch("t1") == task()

@@ -1,0 +1,65 @@
+"""`doctor` on a sound file and on one with a fault: each finding says what to do."""
+
+import sqlite3
+from pathlib import Path
+
+from tests.unit.cli.documents import DiagnosisDocument
+from tests.unit.command_line import taskmanager
+
+
+def findings(database: Path, *arguments: str) -> dict[str, str]:
+    """The names and findings of what is not well."""
+    ran = taskmanager("doctor", "--db", database, "--json", *arguments)
+    document = ran.document(DiagnosisDocument)
+    bad = {check.name: check.found for check in document.checks if not check.ok}
+    assert document.findings == len(bad)
+    assert all(check.advice for check in document.checks if not check.ok)
+    assert ran.code == bool(bad)
+    return bad
+
+
+def test_doctor_finds_nothing_in_a_sound_file(copied: tuple[Path, dict[str, str]]) -> None:
+    """Ten looks, all well."""
+    assert findings(copied[0]) == {}
+    ran = taskmanager("doctor", "--db", copied[0])
+    assert (ran.code, ran.out.splitlines()[-1]) == (0, "no findings")
+
+
+def test_doctor_finds_a_file_that_others_can_read(copied: tuple[Path, dict[str, str]]) -> None:
+    """Arguments may be secrets of the application's users."""
+    copied[0].chmod(0o644)
+    assert findings(copied[0]) == {"permissions": "tasks.db has mode 0644"}
+
+
+def test_doctor_finds_a_disk_that_is_nearly_full(copied: tuple[Path, dict[str, str]]) -> None:
+    """The limit is what the caller says."""
+    assert "less than 999,999,999 MB" in findings(copied[0], "--min-free", "999999999")["disk"]
+
+
+def test_doctor_finds_a_clock_that_is_ahead(copied: tuple[Path, dict[str, str]]) -> None:
+    """A heartbeat from the future was sent by a host that keeps another time."""
+    with sqlite3.connect(copied[0]) as connection:
+        connection.execute(
+            "INSERT INTO taskmanager_heartbeats (sender_id, role, sent_at)"
+            " VALUES ('ahead', 'runner', 1000000 * CAST(strftime('%s', 'now', '+1 hour') AS INTEGER))"
+        )
+    connection.close()
+    assert findings(copied[0]) == {"clocks": "the newest stamp in the file lies 59m in the future"}
+
+
+def test_doctor_finds_damage(copied: tuple[Path, dict[str, str]]) -> None:
+    """A page that was written over; and then a file that is not even readable as a database."""
+    database = copied[0]
+    with sqlite3.connect(database) as connection:
+        (root,) = connection.execute(
+            "SELECT rootpage FROM sqlite_master WHERE name = 'taskmanager_tasks_sent_at'"
+        ).fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    connection.close()
+    with database.open("r+b") as file:
+        file.seek((root - 1) * size)
+        file.write(b"\xff" * size)
+    assert "integrity" in findings(database)
+    with database.open("r+b") as file:
+        file.write(b"\xff" * size)
+    assert "is not a database" in findings(database)["file"]

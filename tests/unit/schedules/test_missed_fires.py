@@ -1,0 +1,107 @@
+"""Fires that were missed while the application was down, the machine slept or the clock was set."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from taskmanager import TaskManager
+from taskmanager.testing import isolated
+from tests.unit.schedules.fires import Fires, away
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("catch_up", "made_up"), [("skip", []), ("latest", [10]), ("all", [2, 3, 4, 5, 6, 7, 8, 9, 10])]
+)
+async def test_fires_missed_while_the_application_was_down(
+    manager: TaskManager, fires: Fires, catch_up: Any, made_up: list[float]
+) -> None:
+    """None of them, the latest, or each one; and then the schedule goes on, on its old grid."""
+
+    @manager.schedule(every=60, catch_up=catch_up, name="tick")
+    async def tick() -> None:
+        await fires.run()
+
+    async with isolated(manager) as world:
+        await world.advance(60)
+        await away(world, 9.5)
+        await world.advance(1)
+        assert fires.minutes() == [1, *made_up]
+        await world.advance(60)
+    assert fires.minutes() == [1, *made_up, 11]
+
+
+@pytest.mark.parametrize("overlap", ["skip", "queue", "allow"])
+async def test_what_is_made_up_is_bounded_and_the_newest(manager: TaskManager, fires: Fires, overlap: Any) -> None:
+    """A week of downtime is no storm; one by one unless runs may overlap."""
+    most = running = 0
+
+    @manager.schedule(cron="*/10 * * * *", catch_up="all", max_catch_up_runs=5, overlap=overlap, name="tick")
+    async def tick() -> None:
+        nonlocal most, running
+        running += 1
+        most = max(most, running)
+        await fires.run()
+        await asyncio.sleep(20)
+        running -= 1
+
+    async with isolated(manager) as world:
+        await away(world, 7 * 24 * 60 + 5)
+        await world.advance(4 * 60)
+    assert sorted(fires.minutes()) == [7 * 24 * 60 - 10 * number for number in (4, 3, 2, 1, 0)]
+    assert most == (5 if overlap == "allow" else 1)
+
+
+async def test_a_clock_that_is_stepped_back_repeats_nothing(manager: TaskManager, fires: Fires) -> None:
+    """The next fire stays the next fire, and comes when the clock gets there."""
+
+    @manager.schedule(cron="* * * * *", name="tick")
+    async def tick() -> None:
+        await fires.run()
+
+    async with isolated(manager) as world:
+        await world.advance(150)
+        world.clock.step(-3600)
+        await world.advance(3600 - 30)
+        assert fires.minutes() == [1, 2]
+        await world.advance(120)
+    assert fires.minutes() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("catch_up", "made_up"), [("skip", []), ("latest", [62]), ("all", list(range(3, 63)))])
+async def test_a_clock_that_is_stepped_forward_is_time_that_was_missed(
+    manager: TaskManager, fires: Fires, catch_up: Any, made_up: list[float]
+) -> None:
+    """As if the application had been down; noticed within seconds."""
+
+    @manager.schedule(cron="* * * * *", catch_up=catch_up, name="tick")
+    async def tick() -> None:
+        await fires.run()
+
+    async with isolated(manager) as world:
+        await world.advance(150)
+        world.clock.step(3600)
+        await world.advance(6)
+        assert fires.minutes() == [1, 2, *made_up]
+        await world.advance(30)
+    assert fires.minutes() == [1, 2, *made_up, 63]
+
+
+@pytest.mark.parametrize(("catch_up", "made_up"), [("skip", []), ("latest", [62]), ("all", list(range(3, 63)))])
+async def test_time_in_which_the_machine_slept_is_time_that_was_missed(
+    manager: TaskManager, fires: Fires, catch_up: Any, made_up: list[float]
+) -> None:
+    """All clocks went on, so that no step tells of it: nobody has looked for a while."""
+
+    @manager.schedule(cron="* * * * *", catch_up=catch_up, name="tick")
+    async def tick() -> None:
+        await fires.run()
+
+    async with isolated(manager) as world:
+        await world.advance(150)
+        assert world.virtual is not None
+        world.virtual.elapsed_us += 3_600 * 1_000_000
+        await world.advance(6)
+        assert fires.minutes() == [1, 2, *made_up]
