@@ -15,7 +15,7 @@ from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.sqlite.queries import instances
-from taskmanager.store.sqlite.reading import open_read_only
+from taskmanager.store.sqlite.reading import READ_PATIENCE_S, open_read_only
 
 DEFAULT_DB: Final = "tasks.db"
 DB_VARIABLE: Final = "TASKMANAGER_DB"
@@ -51,14 +51,15 @@ def json_option(command: F) -> F:
 
 
 @contextmanager
-def read(db: Path) -> Iterator[sqlite3.Connection]:
-    """The file, opened only to look at it. Raises what becomes one line on stderr.
+def read(db: Path, *, patience_s: float = READ_PATIENCE_S) -> Iterator[sqlite3.Connection]:
+    """The file, opened only to look at it. Raises what becomes one line on stderr, after `patience_s` where another
+    program keeps the file to itself.
 
     A lock file that is missing is waited for: an instance that lives puts its own back, and must not look dead only
     because somebody has tidied up.
     """
     check_is_there(db)
-    with open_read_only(db) as connection:
+    with open_read_only(db, patience_s=patience_s) as connection:
         _wait_for_lock_files(db.absolute(), connection)
         yield connection
 

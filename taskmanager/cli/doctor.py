@@ -10,6 +10,7 @@ from taskmanager.cli.diagnosis import around_the_file, inside_the_file
 from taskmanager.cli.output import answer_json, draw
 from taskmanager.console.finding import Finding
 from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.store.sqlite.reading import GLANCE_PATIENCE_S, READ_PATIENCE_S
 
 EPILOG: Final = """
 \b
@@ -41,8 +42,10 @@ def doctor(min_free: int, db: Path, as_json: bool) -> int:
     if not db.is_file():
         raise StoreError(f"{db} is not a file; give the path of the database")
     findings = list(around_the_file(db, min_free))
+    # Of a lock that is known to be held for long nobody has to convince himself once more.
+    is_locked = any(each.name == "locks" and not each.is_well for each in findings)
     try:
-        with read(db) as connection:
+        with read(db, patience_s=GLANCE_PATIENCE_S if is_locked else READ_PATIENCE_S) as connection:
             findings += inside_the_file(connection, db)
     except StoreError as exc:
         if isinstance(exc, StoreUnavailable) and all(each.is_well for each in findings):

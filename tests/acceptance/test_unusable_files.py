@@ -91,38 +91,41 @@ from taskmanager import StoreUnavailable, TaskManager
 async def main(path):
     async with TaskManager(path):
         print("started")
-asyncio.run(main(sys.argv[2]))  # loads all there is to load, while it can be read
+asyncio.run(main(sys.argv[1]))  # loads all there is to load, while it can be read
 if os.getuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
-try:
-    asyncio.run(main(sys.argv[1]))
-except StoreUnavailable as exc:
-    print(exc)
+for path in sys.argv[2:]:
+    try:
+        asyncio.run(main(path))
+    except StoreUnavailable as exc:
+        print(exc)
 """
 
 
-@pytest.mark.parametrize("what", ["file", "directory", "closed directory"])
-async def test_a_place_that_may_not_be_written_is_refused_with_the_reason(tmp_path: Path, what: str) -> None:
-    """Permissions bind no superuser, so the start is made by somebody who is none."""
+async def test_a_place_that_may_not_be_written_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """A file, its directory, and one that cannot even be looked into. Permissions bind no superuser, so the starts are
+    made by somebody who is none.
+    """
     os.chmod(tmp_path, 0o777)  # noqa: PTH101  # a path of the test's own
     for parent in tmp_path.parents:
         if parent != Path("/") and "pytest" in str(parent):
             parent.chmod(0o755)
-    folder = tmp_path / "data"
-    folder.mkdir()
-    db = folder / "tasks.db"
-    if what == "file":
-        async with World(db).manager:
-            pass
-        db.chmod(0o444)
-        folder.chmod(0o777)
-    else:
-        folder.chmod(0o555 if what == "directory" else 0o600)
-    command = [sys.executable, "-c", _AS_NOBODY, str(db), str(tmp_path / "other.db")]
+    modes = {"file": 0o777, "directory": 0o555, "closed directory": 0o600}
+    places = [tmp_path / what / "tasks.db" for what in modes]
+    for db, mode in zip(places, modes.values(), strict=True):
+        db.parent.mkdir()
+        if db.parent.name == "file":
+            async with World(db).manager:
+                pass
+            db.chmod(0o444)
+        db.parent.chmod(mode)
+    command = [sys.executable, "-c", _AS_NOBODY, str(tmp_path / "other.db"), *map(str, places)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = await asyncio.to_thread(
         subprocess.run, command, capture_output=True, text=True, timeout=60, check=False, env=environment
     )
-    assert done.stdout.count("started") == 1, done.stdout + done.stderr
-    assert "writable" in done.stdout, done.stdout + done.stderr
-    assert str(db) in done.stdout
+    first, *refusals = done.stdout.splitlines()
+    assert (first, len(refusals)) == ("started", len(places)), done.stdout + done.stderr
+    for db, words in zip(places, refusals, strict=True):
+        assert "writable" in words
+        assert str(db) in words

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from taskmanager.cli import locks
+from taskmanager.cli import diagnosis, locks
 from taskmanager.cli.diagnosis import clocks, functions, judge_log, living, mount
 from taskmanager.store.protocol import FreeQueue, InstanceRow
 from taskmanager.store.sqlite.wal_index import Reader, WalState, read_wal_index
@@ -114,8 +114,10 @@ sys.stdin.read()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps to itself who holds a lock")
-def test_doctor_names_who_keeps_others_out(tmp_path: Path) -> None:
+def test_doctor_names_who_keeps_others_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An application that cannot write, and commands that cannot read, are told by whom: there is something to end."""
+    monkeypatch.setattr(locks, "LONG_S", 0.2)
+    monkeypatch.setattr(diagnosis, "PIN_LOOK_S", 0.2)
     database = tmp_path / "tasks.db"
     write_tasks(database)
     held_open = sqlite3.connect(database)  # so that there is a log, as beside a running application
