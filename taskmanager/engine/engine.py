@@ -26,11 +26,12 @@ from taskmanager.engine.lane_faults import LaneFaults
 from taskmanager.engine.live_task import Ending, LiveTask, Phase
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.memory_window import MemoryWindow
+from taskmanager.engine.outcome import Outcome
 from taskmanager.engine.progress import ProgressSaver
 from taskmanager.engine.receiver import Receiver
 from taskmanager.engine.row_codec import RowCodec
 from taskmanager.engine.settings import Settings
-from taskmanager.engine.settle import Outcome, Settlement
+from taskmanager.engine.settle import Settlement
 from taskmanager.engine.stall import StallWatch
 from taskmanager.engine.turn import Turn
 from taskmanager.engine.wall_clock import WatchedClock

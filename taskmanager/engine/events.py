@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
-from taskmanager.engine.settle import Next, Outcome, frames_of
+from taskmanager.engine.outcome import Outcome, frames_of
+from taskmanager.engine.settle import Next
 from taskmanager.model.logger import Block, Raised, logger
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted

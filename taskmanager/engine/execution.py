@@ -17,11 +17,10 @@ from taskmanager.engine.lanes import BrokenProcess, CannotStart, ProcessLane, Th
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.loops import let_loop_close
-from taskmanager.engine.mistakes import mistake_in
-from taskmanager.engine.settle import Outcome, failure_of
+from taskmanager.engine.outcome import Outcome, failure_of, outcome_of, timed_out
 from taskmanager.model.errors import ArgumentError, ManagerStopped, ManagerStopping, TaskNotCompleted
 from taskmanager.model.logger import logger
-from taskmanager.model.result import Snooze, TaskError, TaskResult, trusted_code
+from taskmanager.model.result import TaskError
 from taskmanager.model.states import BuiltInTaskCode
 
 STUBBORN_AFTER_S = 1.0
@@ -133,7 +132,7 @@ class Runner:
             _begin(attempt)
             args, kwargs = _arguments(live)
             _reach_code(attempt)
-            outcome = _returned(live, await drive(live.definition.fn(*args, **kwargs), attempt))
+            outcome = outcome_of(await drive(live.definition.fn(*args, **kwargs), attempt))
         except BaseException as exc:
             outcome = self._raised(attempt, exc)
         self._finish(attempt, outcome)
@@ -159,7 +158,7 @@ class Runner:
         task, has interrupted nothing, and a second attempt must not run beside the first one.
         """
         try:
-            outcome = _returned(attempt.live, await asyncio.shield(future))
+            outcome = outcome_of(await asyncio.shield(future))
         except BaseException as exc:
             if not future.done() and issubclass(type(exc), asyncio.CancelledError):
                 attempt.task = asyncio.Task(self._wait_for_thread(attempt, future), loop=future.get_loop())
@@ -185,7 +184,7 @@ class Runner:
                 error = TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, reply.lost)
                 outcome = Outcome("ok", error=error)
             else:
-                outcome = _returned(live, reply.value)
+                outcome = outcome_of(reply.value)
         except CannotStart as exc:
             outcome = Outcome("unstarted", reason=str(exc)) if attempt.stop_reason is None else self._stopped(attempt)
         except BrokenProcess as exc:
@@ -207,7 +206,7 @@ class Runner:
         if reason is None:
             return _failed(attempt, exc)
         if reason is StopReason.TIMEOUT:
-            return _timed_out(attempt.live)
+            return timed_out(attempt.live)
         return self._stopped(attempt)
 
     def _stopped(self, attempt: Attempt) -> Outcome:
@@ -275,7 +274,7 @@ class Runner:
         logger.warning("task %s (%s) timed out: %s", live.definition.name, live.task_id, what, extra=extra_of(live))
         self.abandon(attempt)
         was_cancelled = attempt.stop_reason is StopReason.CANCEL  # asked for before its time was up, and ignored
-        self._report(attempt, Outcome("stopped") if was_cancelled else _timed_out(live))
+        self._report(attempt, Outcome("stopped") if was_cancelled else timed_out(live))
 
 
 def _comes_from_stop(exc: BaseException) -> bool:
@@ -325,32 +324,6 @@ def _arguments(live: LiveTask) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return live.definition.arguments.decode(live.args_text or "[]", live.kwargs_text or "{}")
     except ArgumentError as exc:
         raise _Unfit(str(exc)) from None
-
-
-def _returned(live: LiveTask, value: Any) -> Outcome:
-    if isinstance(value, Snooze):
-        return Outcome("snoozed", delay_s=value.delay_s)
-    if isinstance(value, TaskResult):
-        if value.is_ok():
-            return Outcome("ok", value=value.ok_value)
-        return Outcome("failed", error=_error_of(value.err_value))
-    if mistake := mistake_in(value):
-        raise mistake
-    return Outcome("ok", value=value)
-
-
-def _error_of(error: object) -> TaskError:
-    """`TaskResult(err=...)` may hold an error type of the user's own; the record holds a `TaskError`."""
-    if isinstance(error, TaskError):
-        return error
-    code = str(getattr(error, "error_code", BuiltInTaskCode.UNHANDLED_EXCEPTION))
-    message = str(getattr(error, "message", error))
-    return TaskError(trusted_code(code), message, getattr(error, "data", None))
-
-
-def _timed_out(live: LiveTask) -> Outcome:
-    message = f"the attempt took longer than its timeout of {live.timeout_s:g} s"
-    return Outcome("failed", error=TaskError(BuiltInTaskCode.TASK_TIMEOUT, message), reason=message)
 
 
 def _child_call(attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ChildCall:

@@ -11,7 +11,7 @@ from typing import Final
 
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.lanes import ProcessLane
-from taskmanager.engine.settle import Outcome
+from taskmanager.engine.outcome import Outcome
 from taskmanager.model.logger import logger
 from taskmanager.model.states import Lane
 from taskmanager.rules.limits import Slots

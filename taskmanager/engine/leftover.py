@@ -12,7 +12,7 @@ from taskmanager.engine.engine import Engine
 from taskmanager.engine.live_task import Ending, Phase
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.loops import let_loop_close
-from taskmanager.engine.settle import Outcome
+from taskmanager.engine.outcome import Outcome
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus

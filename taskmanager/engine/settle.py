@@ -4,39 +4,21 @@ Nothing here awaits or touches the store; the caller hands the task to the write
 error is made by code of the application (a codec, an `__eq__`, a mapping), so whatever that raises ends here.
 """
 
-import traceback
 from collections import Counter
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from taskmanager.codec.safe import safe_text
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask, Phase
+from taskmanager.engine.outcome import Outcome
 from taskmanager.engine.row_codec import stored_error, stored_result
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.record import AttemptRow
 from taskmanager.model.result import TaskError, TaskResult, trusted_code
 from taskmanager.model.states import AttemptOutcome, BuiltInTaskCode, TaskStatus
 from taskmanager.rules.retry import with_retry_numbers
-
-MAX_REASON_CHARS = 20_000
-"""A traceback longer than this is cut in the middle, so that one failing recursion does not fill the file."""
-
-
-class Outcome(NamedTuple):
-    """What one attempt came to. `value` is set for "ok", `error` for "failed" and "crashed", `delay_s` for "snoozed".
-
-    A success with an error is one whose value nobody has. "unstarted": user code could not begin, for the `reason` that
-    its lane gives, or since the manager stops.
-    """
-
-    kind: Literal["ok", "failed", "snoozed", "stopped", "crashed", "unstarted"]
-    value: Any = None
-    error: TaskError | None = None
-    reason: str | None = None
-    delay_s: float = 0.0
 
 
 class Next(NamedTuple):
@@ -249,42 +231,3 @@ class Settlement:
 def _without_data(outcome: Outcome, error: TaskError, exc: BaseException) -> Outcome:
     message = f"{error.message} (its data cannot be read: {type(exc).__name__})"
     return outcome._replace(error=TaskError(trusted_code(error.error_code), message))
-
-
-def failure_of(live: LiveTask, exc: BaseException) -> Outcome:
-    """The outcome of an exception that user code raised."""
-    words = _words(exc)
-    message = f"{type(exc).__name__}: {words}" if words else type(exc).__name__
-    error = TaskError(trusted_code(live.definition.code_of(exc)), message)
-    return Outcome("failed", error=error, reason=describe(exc))
-
-
-def _words(exc: BaseException) -> str:
-    try:
-        return str(exc)
-    except Exception as broken:  # noqa: BLE001  # user code too
-        return f"<its text cannot be made: {type(broken).__name__}>"
-
-
-def describe(exc: BaseException) -> str:
-    """The traceback as text, without the engine's own frames, bounded in size."""
-    try:
-        text = _traceback_of(exc)
-    except Exception as broken:  # noqa: BLE001  # the attributes of an exception may be user code
-        return f"{type(exc).__name__}, <its traceback cannot be made: {type(broken).__name__}>"
-    if len(text) > MAX_REASON_CHARS:
-        half = MAX_REASON_CHARS // 2
-        text = f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
-    return text
-
-
-def _traceback_of(exc: BaseException) -> str:
-    return "".join(traceback.format_exception(type(exc), exc, frames_of(exc)))
-
-
-def frames_of(exc: BaseException) -> TracebackType | None:
-    """Where it was raised, without the engine's own frames, which come first."""
-    frames = exc.__traceback__
-    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("taskmanager.engine."):
-        frames = frames.tb_next
-    return frames

@@ -11,7 +11,8 @@ from taskmanager.engine.definition import Definition
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.live_task import LiveTask, Phase
-from taskmanager.engine.settle import MAX_REASON_CHARS, Next, Outcome, Settlement, describe, failure_of
+from taskmanager.engine.outcome import MAX_REASON_CHARS, Outcome, describe, failure_of
+from taskmanager.engine.settle import Next, Settlement
 from taskmanager.model.config import RetryPolicy
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import AttemptOutcome, BuiltInTaskCode, TaskStatus, can_move

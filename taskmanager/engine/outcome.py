@@ -1,0 +1,94 @@
+"""What one attempt came to: made of the value that user code returned, or of the exception that it raised."""
+
+import traceback
+from types import TracebackType
+from typing import Any, Literal, NamedTuple
+
+from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.mistakes import mistake_in
+from taskmanager.model.result import Snooze, TaskError, TaskResult, trusted_code
+from taskmanager.model.states import BuiltInTaskCode
+
+MAX_REASON_CHARS = 20_000
+"""A traceback longer than this is cut in the middle, so that one failing recursion does not fill the file."""
+
+
+class Outcome(NamedTuple):
+    """What one attempt came to. `value` is set for "ok", `error` for "failed" and "crashed", `delay_s` for "snoozed".
+
+    A success with an error is one whose value nobody has. "unstarted": user code could not begin, for the `reason` that
+    its lane gives, or since the manager stops.
+    """
+
+    kind: Literal["ok", "failed", "snoozed", "stopped", "crashed", "unstarted"]
+    value: Any = None
+    error: TaskError | None = None
+    reason: str | None = None
+    delay_s: float = 0.0
+
+
+def outcome_of(value: Any) -> Outcome:
+    """The outcome of a value that user code returned. Raises `TypeError` for one that is a mistake."""
+    if isinstance(value, Snooze):
+        return Outcome("snoozed", delay_s=value.delay_s)
+    if isinstance(value, TaskResult):
+        if value.is_ok():
+            return Outcome("ok", value=value.ok_value)
+        return Outcome("failed", error=_error_of(value.err_value))
+    if mistake := mistake_in(value):
+        raise mistake
+    return Outcome("ok", value=value)
+
+
+def _error_of(error: object) -> TaskError:
+    """`TaskResult(err=...)` may hold an error type of the user's own; the record holds a `TaskError`."""
+    if isinstance(error, TaskError):
+        return error
+    code = str(getattr(error, "error_code", BuiltInTaskCode.UNHANDLED_EXCEPTION))
+    message = str(getattr(error, "message", error))
+    return TaskError(trusted_code(code), message, getattr(error, "data", None))
+
+
+def timed_out(live: LiveTask) -> Outcome:
+    """The outcome of an attempt whose time is up."""
+    message = f"the attempt took longer than its timeout of {live.timeout_s:g} s"
+    return Outcome("failed", error=TaskError(BuiltInTaskCode.TASK_TIMEOUT, message), reason=message)
+
+
+def failure_of(live: LiveTask, exc: BaseException) -> Outcome:
+    """The outcome of an exception that user code raised."""
+    words = _words(exc)
+    message = f"{type(exc).__name__}: {words}" if words else type(exc).__name__
+    error = TaskError(trusted_code(live.definition.code_of(exc)), message)
+    return Outcome("failed", error=error, reason=describe(exc))
+
+
+def _words(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception as broken:  # noqa: BLE001  # user code too
+        return f"<its text cannot be made: {type(broken).__name__}>"
+
+
+def describe(exc: BaseException) -> str:
+    """The traceback as text, without the engine's own frames, bounded in size."""
+    try:
+        text = _traceback_of(exc)
+    except Exception as broken:  # noqa: BLE001  # the attributes of an exception may be user code
+        return f"{type(exc).__name__}, <its traceback cannot be made: {type(broken).__name__}>"
+    if len(text) > MAX_REASON_CHARS:
+        half = MAX_REASON_CHARS // 2
+        text = f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
+    return text
+
+
+def _traceback_of(exc: BaseException) -> str:
+    return "".join(traceback.format_exception(type(exc), exc, frames_of(exc)))
+
+
+def frames_of(exc: BaseException) -> TracebackType | None:
+    """Where it was raised, without the engine's own frames, which come first."""
+    frames = exc.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("taskmanager.engine."):
+        frames = frames.tb_next
+    return frames
