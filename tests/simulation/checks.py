@@ -267,7 +267,8 @@ class Checks:
 
     def _judge_outcome(self, attempt: AttemptRow) -> None:
         has_begun = self._world.loss_count or self._world.runs.starts[attempt.task_id, attempt.attempt]
-        if attempt.outcome in ("COMPLETED", "FAILED") and not has_begun:
+        is_too_late = attempt.error_code == "TASK_TIMEOUT"  # no child has come up for it within its time
+        if attempt.outcome in ("COMPLETED", "FAILED") and not has_begun and not is_too_late:
             self._world.fault(f"an attempt has ended, and its code never began: {attempt}")
         if attempt.outcome == "FAILED" and (attempt.error_message or "").startswith("CancelledError"):
             self._world.fault(f"an attempt that was interrupted is said to have failed: {attempt}")

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from tests.simulation.process import Process
     from tests.simulation.runs import Run
 
+COMES_UP = 0.3
+"""How often there is no idle child."""
+
 
 class SimulatedThreads:
     """The thread lane on virtual time: the function runs at once, and its outcome comes when its work is done."""
@@ -78,11 +81,14 @@ class SimulatedChildren:
     async def close(self, patience_s: float) -> None:
         """None comes up here."""
 
-    async def run(self, call: ChildCall) -> ChildReply:
-        """As `ProcessLane.run`: cancelling kills the child."""
+    async def run(self, call: ChildCall, on_child: Callable[[], None]) -> ChildReply:
+        """As `ProcessLane.run`: a child may be long in coming up, and cancelling kills it."""
         process = self._process
         process.gives_lane("child")
         world = process.world
+        if world.has_faults and world.chance.random() < COMES_UP:
+            await asyncio.sleep(world.chance.choice((0.01, 0.3, 2.0)))
+        on_child()
         label, plan = call.args
         run = world.runs.begin(process, call.task_name, call.task_id, call.attempt)
         child = Child(run, process.loop.create_future())

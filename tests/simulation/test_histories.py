@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from taskmanager.model.states import TERMINAL, TaskStatus
-from tests.simulation.faults import Weather
+from tests.simulation.faults import Fate, Weather
 from tests.simulation.process import Process
+from tests.simulation.promises import LOOKED_US
 from tests.simulation.timetable import Entry
 from tests.simulation.world import World, inhabited
 
@@ -67,6 +68,27 @@ def test_what_a_stop_could_not_write_is_taken_over_by_the_next_start_of_the_same
     assert world.run_until(lambda: world.checks.rows[handle.task_id].status in TERMINAL, 20.0)
     row = world.checks.rows[handle.task_id]
     assert (row.status, row.crash_count, row.start_count) == ("COMPLETED", 1, 2)
+    assert world.faults == []
+
+
+@pytest.mark.parametrize("late_s", [0.3, 3.0])
+def test_a_pause_that_counts_some_time_after_its_write_is_heard_though_the_log_looks_the_same(
+    world: World, late_s: float
+) -> None:
+    """The disk comes between the write, which moves the time of the log, and the commit, which does not."""
+    beats = {f"{what}_heartbeat_interval_ms": 20_000 for what in ("claimer", "runner")}  # or one would move it
+    thresholds = {f"{what}_stale_threshold_ms": 80_000 for what in ("claimed", "running", "finalizing")}
+    world.options["recovery"] = replace(world.options["recovery"], **beats, **thresholds)
+    first, second = started(world), started(world)
+    world.run_until(lambda: False, 4.0)
+    first.fate = lambda: Fate("ok", round(late_s * 1e6), 0)  # type: ignore[method-assign]
+    first.spawn(world.pauses.pause(first, "default"), "pause")
+    assert world.run_until(lambda: bool(world.pauses._pauses["default"]), 10.0)
+    first.blocked_until_us = world.now_us + 60_000_000  # nothing else of it moves the time of the log
+    world.run_until(lambda: False, (LOOKED_US + 100_000) / 1e6)
+    second.jobs["safe"].enqueue(world.next_label(), "sleep:0")
+    world.run_until(lambda: False, 5.0)
+    assert world.runs.total == 0
     assert world.faults == []
 
 
