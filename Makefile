@@ -17,7 +17,7 @@ PYTEST_FLAGS := -n $(WORKERS) --dist loadfile --max-worker-restart 0
 # The suite that proves the rules on every Python; crash, acceptance and slow tests run on the main one.
 PORTABLE := tests/unit tests/contract tests/properties
 # What those between the oldest and the newest run: they differ from both in little. `make others NARROW="$(PORTABLE)"` is all of it.
-NARROW := tests/contract tests/properties tests/unit/test_manager_define.py tests/unit/test_manager_enqueue.py tests/unit/test_manager_run.py tests/unit/test_manager_control.py tests/unit/test_manager_wait.py
+NARROW := tests/contract tests/properties tests/unit/test_manager_define.py tests/unit/test_manager_enqueue.py tests/unit/test_manager_keys.py tests/unit/test_manager_limits.py tests/unit/test_manager_run.py tests/unit/test_manager_control.py tests/unit/test_manager_wait.py
 
 # One heading per step.
 say = printf '\n=== %s\n' "$(1)"

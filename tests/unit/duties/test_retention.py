@@ -1,0 +1,92 @@
+"""Retention: what goes, what is kept, and what a clock that is ahead must not delete."""
+
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskmanager import RecoveryConfig
+from taskmanager.model.record import TaskRow
+from tests.contract.rows import attempt, task
+from tests.unit.duties.scene import HOUR_US, NOW_US, Scene
+
+pytestmark = pytest.mark.anyio
+
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "EXPIRED", "INTERRUPTED")
+
+
+def ended(task_id: str, status: str, at: int) -> TaskRow:
+    """A row that ended then; one column or another says so."""
+    row = task(task_id, status=status, sent_at=at, enqueued_at=at, created_at=at, updated_at=at)
+    if status == "COMPLETED":
+        return row._replace(completed_at=at)
+    return row._replace(failed_at=None if status == "INTERRUPTED" else at, error_code="X", claimed_by_worker_id=None)
+
+
+@pytest.mark.req(
+    "RC-54", "RC-55", "RC-56", "RC-57", "RC-58", "RC-s7", "HB-51", "DS-116", "DS-117", "DS-118", "DS-119", "DS-120",
+    "DS-123", "DS-s1", "RC-07",
+)  # fmt: skip
+async def test_what_is_older_than_its_hours_goes_in_batches_and_the_file_shrinks(stage: Any) -> None:
+    """Ended tasks of every kind with their attempts, heartbeats, worker states; live tasks never, however old."""
+    never = RecoveryConfig(
+        heartbeat_retention_hours=None, worker_state_retention_hours=None, terminal_record_retention_hours=None
+    )
+    scene = await stage(recovery=never)  # or the sweep of the start would come between
+    scene.engine.settings = replace(scene.engine.settings, recovery=RecoveryConfig(retention_delete_batch_size=50))
+    old, young = NOW_US - 721 * HOUR_US, NOW_US - 719 * HOUR_US
+    big = "x" * 20_000
+    rows = [ended(f"old {status} {number}", status, old)._replace(args=big) for status in ENDED for number in range(30)]
+    young_rows = [ended(f"young {status}", status, young) for status in ENDED]
+    live = task("live", sent_at=old, enqueued_at=old, updated_at=old)
+    await scene.put(*rows, *young_rows, live, attempts=(attempt("old FAILED 1"), attempt("young FAILED")))
+    for table, column, role, hours in (
+        ("taskmanager_heartbeats", "sent_at", "role, sender_id", 24),
+        ("taskmanager_worker_states", "snapshot_at", "worker_id, hostname", 168),
+    ):
+        for age in (hours - 1, hours + 1):
+            sql = f"INSERT INTO {table} ({column}, {role}) VALUES (?, 'runner', 'other')"
+            with closing(sqlite3.connect(scene.db)) as connection, connection:
+                connection.execute(sql, (NOW_US - age * HOUR_US,))
+    await scene.engine.store.upkeep(is_idle=True)
+    before = scene.db.stat().st_size
+    gone = await scene.duties._retention.run_once()
+    assert gone == {"heartbeats": 1, "worker states": 1, "ended tasks": 150}
+    assert set(scene.statuses()) == {"live", *(row.task_id for row in young_rows)}
+    assert scene.query("SELECT task_id FROM taskmanager_task_attempts") == [("young FAILED",)]
+    await scene.engine.store.upkeep(is_idle=True)
+    assert scene.db.stat().st_size < before - 150 * 20_000 / 2
+    assert scene.query("PRAGMA freelist_count") == [(0,)]
+
+
+async def test_a_start_whose_clock_is_ahead_deletes_no_history(stage: Any, tmp_path: Path) -> None:
+    """A container that boots with a wrong clock, or an application that was not used for long: a day tells which."""
+    scene = await stage()
+    await scene.put(ended("recent", "COMPLETED", NOW_US), ended("old", "COMPLETED", NOW_US - 720 * HOUR_US))
+    later = Scene(tmp_path)
+    later.clock.pass_s(40 * 86_400)
+    async with later.manager:
+        retention = later.duties._retention
+        await retention.run_once()
+        assert later.statuses() == {"recent": "COMPLETED"}, "old is what was so a day after the file was used last"
+        later.clock.pass_s(86_399)
+        assert (await retention.run_once())["ended tasks"] == 0
+        later.clock.pass_s(1)
+        assert (await retention.run_once())["ended tasks"] == 1
+
+
+@pytest.mark.req("RC-59", "DS-124", "RC-55")
+@pytest.mark.parametrize("kept", ["heartbeats", "worker states", "ended tasks"])
+async def test_none_keeps_one_kind_for_ever_and_trouble_with_one_stops_no_other(stage: Any, kept: str) -> None:
+    """The kinds are independent of each other, switched off or broken."""
+    names = {
+        "heartbeats": "heartbeat_retention_hours",
+        "worker states": "worker_state_retention_hours",
+        "ended tasks": "terminal_record_retention_hours",
+    }
+    scene = await stage(recovery=RecoveryConfig(**{names[kept]: None}))
+    gone = await scene.duties._retention.run_once()
+    assert set(gone) == set(names) - {kept}

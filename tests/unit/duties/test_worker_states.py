@@ -1,0 +1,59 @@
+"""What a worker state says of its instance."""
+
+import asyncio
+import json
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+import psutil
+import pytest
+
+from taskmanager import QueueConfig
+from tests.unit.duties.scene import NOW_US, until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.req(
+    "DS-073", "DS-074", "DS-075", "DS-076", "DS-077", "DS-078", "DS-079", "DS-080", "DS-081", "DS-082", "DS-083",
+    "DS-084", "DS-085", "DS-086", "DS-087", "DS-088", "DS-089", "DS-090", "DS-091", "DS-092", "DS-093",
+)  # fmt: skip
+async def test_a_worker_state_says_how_the_instance_is(stage: Any) -> None:
+    """One row per snapshot, appended: tasks, memory, processor, and the configuration as JSON."""
+    queue = QueueConfig("mail", priority=7, max_concurrency=3)
+    scene = await stage(queues=[queue], max_in_memory=500)
+    gate = asyncio.Event()
+
+    @scene.manager.task(persist=True)  # type: ignore[untyped-decorator]
+    async def work() -> None:
+        await gate.wait()
+
+    handle = work.enqueue()
+    await handle.saved()
+    await until(lambda: len(scene.engine.runner.running) == 1)
+    await scene.duties._worker_states.run_once()
+    scene.clock.pass_s(30)
+    await scene.duties._worker_states.run_once()
+    gate.set()
+    await handle
+    with closing(sqlite3.connect(scene.db)) as connection:
+        connection.row_factory = sqlite3.Row
+        first, second = (dict(row) for row in connection.execute("SELECT * FROM taskmanager_worker_states ORDER BY id"))
+    assert (first["id"], second["id"]) == (1, 2)
+    assert (first["snapshot_at"], second["snapshot_at"]) == (NOW_US, NOW_US + 30_000_000)
+    who = scene.engine.identity
+    assert (first["worker_id"], first["hostname"], first["pid"]) == (who.instance_id, who.hostname, who.pid)
+    assert first["worker_started_at"] == who.started_at
+    assert (first["processes"], first["tasks_running"], first["tasks_claimed"]) == (0, 1, 0)
+    assert set(json.loads(first["queues"])) == {"default", "mail"}
+    assert json.loads(first["queue_priorities"])["mail"] == 7
+    assert json.loads(first["queue_max_concurrency"])["mail"] == 3
+    assert json.loads(first["recovery_config"])["crash_budget"] == 3
+    resident_mb = psutil.Process().memory_info().rss / 2**20
+    assert 0.2 * resident_mb < first["memory_usage_mb"] < 5 * resident_mb
+    assert first["children_memory_mb"] >= 0
+    assert 0 < first["memory_percent"] < 100
+    assert second["cpu_percent"] >= 0
+    assert (first["max_claim_batch"], first["max_claim_per_worker"]) == (1_000, 500)
+    assert first["cluster_wide_cap"] is None
