@@ -11,7 +11,8 @@ from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
 try:
-    from fastapi import APIRouter, Depends, HTTPException, Query, Response, params
+    from fastapi import APIRouter, Depends, HTTPException, Query, Response, Security, params
+    from fastapi.security.base import SecurityBase
     from pydantic import BaseModel, ConfigDict, TypeAdapter, field_validator
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
@@ -205,11 +206,21 @@ def router(
 def _required(name: str, auth: Any) -> list[params.Depends]:
     if auth is None:
         return []
-    if isinstance(auth, params.Depends):
-        return [auth]
-    if not callable(auth):
+    required = auth if isinstance(auth, params.Depends) else Depends(auth)
+    dependency: Any = required.dependency
+    if not callable(dependency) or dependency in (Depends, Security):
         raise ConfigurationError(f"{name} must be a dependency (a function, or Depends(...)) or None, not {auth!r}")
-    return [Depends(auth)]
+    if isinstance(dependency, type) and issubclass(dependency, SecurityBase):
+        # The framework would make an object of it with each request, which looks at nothing.
+        raise ConfigurationError(
+            f"{name} is the class {dependency.__name__}, which lets everybody in; give it an object"
+        )
+    if isinstance(dependency, SecurityBase) and not getattr(dependency, "auto_error", True):
+        raise ConfigurationError(
+            f"{name} is {type(dependency).__name__}(auto_error=False), which lets everybody in; write a function that "
+            "depends on it and raises HTTPException"
+        )
+    return [required]
 
 
 def _says(text: str) -> dict[str, Any]:

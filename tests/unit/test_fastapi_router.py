@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import httpx
 import pytest
 from fastapi import Depends, FastAPI, HTTPException, Security
-from fastapi.security import HTTPBearer, SecurityScopes
+from fastapi.security import APIKeyHeader, HTTPBearer, SecurityScopes
 from fastapi.testclient import TestClient
 
 from taskmanager import ConfigurationError, TaskManager, current_task
@@ -111,6 +111,20 @@ def test_authentication_is_said_or_explicitly_not_wanted(manager: TaskManager) -
             router(manager, auth=wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="health_auth must be a dependency"):
         router(manager, auth=None, health_auth=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", [lambda each: each, Depends], ids=["as it is", "in Depends"])
+@pytest.mark.parametrize("open_to_all", [HTTPBearer, HTTPBearer(auto_error=False), APIKeyHeader, Depends, Security])
+def test_what_looks_like_authentication_and_lets_everybody_in_is_refused(
+    manager: TaskManager, open_to_all: Any, form: Any
+) -> None:
+    """A class of the framework in the place of an object, and a scheme that leaves the refusal to a function that is
+    not there: each route would answer, and nobody would notice.
+    """
+    with pytest.raises(ConfigurationError, match="auth"):
+        router(manager, auth=form(open_to_all))
+    with pytest.raises(ConfigurationError, match="health_auth"):
+        router(manager, auth=None, health_auth=form(open_to_all))
 
 
 def test_every_route_asks_the_dependency(manager: TaskManager) -> None:
