@@ -1,5 +1,6 @@
 """Puts together what a manager runs, from what it was configured with: the parts of one start, and its store."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from taskmanager.engine.records import Records
 from taskmanager.engine.schedule import Schedule
 from taskmanager.engine.settings import Settings
 from taskmanager.model.clock import Clock
+from taskmanager.model.errors import ConfigurationError
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Store
 
@@ -40,6 +42,16 @@ def store_of(settings: Settings) -> Store:
     return SqliteStore(settings.database, synchronous=settings.synchronous)
 
 
+def _check_loop() -> None:
+    """Trio runs coroutines too, and Python would only say that there is no running event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigurationError(
+            "the manager needs an event loop of asyncio, and there is none here; with anyio choose the backend asyncio"
+        ) from None
+
+
 def composed(
     settings: Settings,
     definitions: Mapping[str, Definition],
@@ -50,7 +62,11 @@ def composed(
     *,
     is_alone: bool,
 ) -> Running:
-    """The parts of a new start, none of them at work. `is_alone`: nobody else can see the store."""
+    """The parts of a new start, none of them at work. `is_alone`: nobody else can see the store.
+
+    Raises `ConfigurationError` outside of an event loop of asyncio.
+    """
+    _check_loop()
     identity = new_identity(settings.instance_name, clock.now_us())
     engine = Engine(settings, definitions, store, clock, identity, intake)
     crash_budget = settings.recovery.crash_budget

@@ -7,6 +7,7 @@ so that the host's pools and ours never starve each other.
 import asyncio
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from contextvars import Context
@@ -132,8 +133,9 @@ class ProcessLane:
         from taskmanager.engine import child
 
         packed = child.packed_call(call)
-        if not self._has_idle():
-            await self._come_up()
+        for _ in range(2):  # another task may have been faster to take the first child that came up
+            if not self._has_idle():
+                await self._come_up()
         on_child()
         self._busy_count += 1
         try:
@@ -196,8 +198,7 @@ class ProcessLane:
             if is_task:
                 raise BrokenProcess("the child process died while it ran the task") from exc
             if _is_of_main(exc.__cause__):
-                words = f"{type(exc.__cause__).__name__}: {exc.__cause__}"
-                raise BrokenProcess(f"the main module cannot be loaded in a child process: {words}") from exc
+                raise BrokenProcess(_why_main_failed(exc.__cause__)) from exc
             raise CannotStart(_why_none_came_up(exc.__cause__)) from exc
         except ProcessLookupError as exc:  # it was gone before it could be killed
             raise CannotStart(_why_none_came_up(exc)) from exc
@@ -209,6 +210,15 @@ def _why_none_came_up(cause: BaseException | None) -> str:
     return (
         f"a child process ended while it came up ({type(cause).__name__}): the main module of the program, which it "
         "reads, must not exit outside of `if __name__ == '__main__':`"
+    )
+
+
+def _why_main_failed(cause: BaseException | None) -> str:
+    path = getattr(sys.modules["__main__"], "__file__", "the main module of the program")
+    return (
+        f"{path} cannot be loaded in a child process ({type(cause).__name__}: {cause}): what the program does when it "
+        "is started must stand below `if __name__ == '__main__':` there. A server may have a command of its own, to be "
+        "used instead of `python -m ...`"
     )
 
 

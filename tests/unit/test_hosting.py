@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from taskmanager import TaskManager
+from taskmanager import ConfigurationError, TaskManager
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -134,3 +134,11 @@ TaskManager(None).run(lambda: main(False))
 os.kill(os.getpid(), signal.SIGTERM)
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGTERM
+
+
+def test_a_start_outside_of_an_event_loop_of_asyncio_says_what_it_needs() -> None:
+    """Trio runs coroutines too, and so does the test client of Starlette with that backend."""
+    manager = TaskManager(None)
+    with pytest.raises(ConfigurationError, match="needs an event loop of asyncio"):
+        manager.start().send(None)
+    assert manager.status().state == "held until start"
