@@ -210,16 +210,10 @@ def _required(name: str, auth: Any) -> list[params.Depends]:
     dependency: Any = required.dependency
     if not callable(dependency) or dependency in (Depends, Security):
         raise ConfigurationError(f"{name} must be a dependency (a function, or Depends(...)) or None, not {auth!r}")
-    if isinstance(dependency, type) and issubclass(dependency, SecurityBase):
-        # The framework would make an object of it with each request, which looks at nothing.
-        raise ConfigurationError(
-            f"{name} is the class {dependency.__name__}, which lets everybody in; give it an object"
-        )
-    if isinstance(dependency, SecurityBase) and not getattr(dependency, "auto_error", True):
-        raise ConfigurationError(
-            f"{name} is {type(dependency).__name__}(auto_error=False), which lets everybody in; write a function that "
-            "depends on it and raises HTTPException"
-        )
+    is_class = isinstance(dependency, type) and issubclass(dependency, SecurityBase)  # made anew with each request
+    if is_class or (isinstance(dependency, SecurityBase) and not getattr(dependency, "auto_error", True)):
+        advice = "give an object that raises errors itself, such as HTTPBearer(), or a function that does"
+        raise ConfigurationError(f"{name} is {dependency!r}, which lets everybody in; {advice}")
     return [required]
 
 
