@@ -132,7 +132,7 @@ class CurrentInstance:
             ending = cast("Ending", await wait_in(live.waiters_list()))
             engine.follower.saw(task_id, ending.status)
             return ending
-        unsaved = engine.writer.unsaved_ids.get(task_id)
+        unsaved = engine.writer.unsaved_ended.get(task_id)
         if unsaved is not None and unsaved.ending is not None:
             return unsaved.ending
         return await engine.follower.watch(task_id)

@@ -100,10 +100,10 @@ class SelfPortrait:
     def _lives(self) -> dict[str, LiveTask]:
         """The tasks in memory, with those that have ended and are not written yet."""
         engine = self._engine
-        return {live.task_id: live for live in {**engine.writer.unsaved_ids, **engine.live}.values()}
+        return {live.task_id: live for live in {**engine.writer.unsaved_ended, **engine.live}.values()}
 
     def _has_many(self) -> bool:
-        return len(self._engine.live) + len(self._engine.writer.unsaved_ids) > MAX_COUNTED
+        return len(self._engine.live) + len(self._engine.writer.unsaved_ended) > MAX_COUNTED
 
     def _take_mark(self) -> "_Mark":
         lives = {} if self._has_many() else self._lives()

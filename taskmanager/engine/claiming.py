@@ -128,7 +128,7 @@ class Claimer:
             after = rows[-1].task_id
             returned: list[TaskWrite] = []
             for row in rows:
-                is_here = row.task_id in engine.live or row.task_id in engine.writer.unsaved_ids
+                is_here = row.task_id in engine.live or row.task_id in engine.writer.unsaved_ended
                 if row.status != TaskStatus.CLAIMED or is_here or row.task_name not in engine.definitions:
                     continue
                 queue = engine.dispatcher.queue(row.queue_name)

@@ -375,7 +375,7 @@ class Engine:
         if live.idempotency_key is not None and live.status.is_terminal:
             self.intake.ended(live)
         if live.is_persisted and not live.is_saved and live.saving.rejection is None:
-            self.writer.unsaved_ids[live.task_id] = live  # its record is here until the store has it
+            self.writer.unsaved_ended[live.task_id] = live  # its record is here until the store has it
         self.drop(live)
 
     def drop(self, live: LiveTask) -> None:

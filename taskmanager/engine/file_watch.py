@@ -109,7 +109,7 @@ class FileWatch:
         # The list is made first, because what ends meanwhile has been written to the old file only. The writer is kept
         # waiting, or it would look in the new file for rows that it committed to the old one.
         async with engine.writer.quiet:
-            lives = {**engine.writer.unsaved_ids, **engine.live}.values()
+            lives = {**engine.writer.unsaved_ended, **engine.live}.values()
             await engine.store.close()
             await engine.store.open()
             # Before anything else can fail: the new file may hold another row where one is believed to be committed.

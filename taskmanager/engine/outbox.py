@@ -95,7 +95,8 @@ class Outbox:
         self._changed = Line()
         self._accepted: deque[LiveTask] = deque()
         self._history = Line()
-        self.unsaved_history: dict[str, LiveTask] = {}
+        self.unsaved_ended: dict[str, LiveTask] = {}
+        """History, and persisted tasks whose end was told before it could be written. By their ids."""
         self._dirty_count = 0
         """Of persisted tasks. Changed in `_make_dirty` and `_make_clean` only."""
         self.in_flight: Sequence[Sent] = ()
@@ -181,7 +182,7 @@ class Outbox:
             live.saving = Saving()
         live.saving.is_dirty = True
         self._history.entries.append(live)
-        self.unsaved_history[live.task_id] = live
+        self.unsaved_ended[live.task_id] = live
 
     def hurry_all(self) -> Places:
         """Nothing may wait any more. The places that are passed when all this is written."""
@@ -236,7 +237,7 @@ class Outbox:
             live = line.entries[0]
             if live.saving.is_dirty and live.is_elsewhere:  # given up since
                 self._make_clean(live)
-                self._forget_history(live)
+                self._forget_ended(live)
             if not live.saving.is_dirty:  # written already, from further ahead
                 line.pop()
                 continue
@@ -279,9 +280,9 @@ class Outbox:
     def settle(self) -> None:
         """The batch is written, except for what the store refuses."""
         batch = self._land()
-        if self.unsaved_history:
+        if self.unsaved_ended:
             for sent in batch:
-                self._forget_history(sent.live)
+                self._forget_ended(sent.live)
 
     def _land(self) -> Sequence[Sent]:
         """Nothing is in flight any more."""
@@ -290,9 +291,9 @@ class Outbox:
         self._in_flight_since_s = None
         return batch
 
-    def _forget_history(self, live: LiveTask) -> None:
-        if not live.saving.is_dirty and self.unsaved_history.get(live.task_id) is live:
-            del self.unsaved_history[live.task_id]
+    def _forget_ended(self, live: LiveTask) -> None:
+        if not live.saving.is_dirty and self.unsaved_ended.get(live.task_id) is live:
+            del self.unsaved_ended[live.task_id]
 
     def try_again(self, live: LiveTask, *, was_dirty: bool) -> Places:
         """A task that was just settled is to be written again: that is done with the next batch, as if put back.

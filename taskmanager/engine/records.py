@@ -37,7 +37,7 @@ class Records:
 
     def find_live(self, task_id: str) -> LiveTask | None:
         """The task in memory: running, waiting, or ended and not yet in the store."""
-        return self._engine.live.get(task_id) or self._engine.writer.unsaved_ids.get(task_id)
+        return self._engine.live.get(task_id) or self._engine.writer.unsaved_ended.get(task_id)
 
     async def get(self, task_id: str, *, include_attempts: bool) -> TaskInfo | None:
         """The newest state of one task, or None."""
@@ -116,7 +116,7 @@ class Records:
         return row.sent_at, task_id
 
     def _in_memory(self) -> dict[str, LiveTask]:
-        return {**self._engine.writer.unsaved_ids, **self._engine.live}
+        return {**self._engine.writer.unsaved_ended, **self._engine.live}
 
     async def counts(self) -> dict[TaskStatus, int]:
         """Tasks by status, zeros included. Taken while no commit is under way, so that each task counts once."""
@@ -166,7 +166,7 @@ class Records:
                 return accepted
             row = await engine.store.fetch(task_id)
             if row is None:
-                if task_id in engine.writer.unsaved_ids:
+                if task_id in engine.writer.unsaved_ended:
                     return False
                 raise unknown_task(task_id)
             if TaskStatus(row.status).is_terminal:
@@ -190,7 +190,7 @@ class Records:
         task = engine.loop.create_task(self.cancel(task_id))
         self._cancelling.add(task)
         task.add_done_callback(partial(self._has_cancelled, task_id))
-        ended = engine.writer.unsaved_ids.get(task_id)
+        ended = engine.writer.unsaved_ended.get(task_id)
         status = engine.follower.last_status.get(task_id) if ended is None else ended.status
         return status is None or not status.is_terminal
 

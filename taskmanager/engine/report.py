@@ -60,7 +60,7 @@ def live_document(engine: Engine) -> dict[str, Any]:
         "stuck_count": len(engine.runner.abandoned),
         "unsaved_count": engine.writer.unsaved_count if oldest_s > UNSAVED_SHOWN_S else 0,
         "unsaved_since": _tenth(engine.clock.now_us() - oldest_s * SECOND_US) if oldest_s > UNSAVED_SHOWN_S else None,
-        "unwritten_count": len(engine.writer.outbox.unsaved_history),
+        "unwritten_count": len(engine.writer.outbox.unsaved_ended),
         "degraded_since": engine.writer.degraded_since,
         "failing_duties": {name: why[:MAX_SHOWN_CHARS] for name, why in sorted(_failing(engine).items())},
         "tasks": [_task_document(each) for each in shown],
@@ -79,7 +79,7 @@ def facts_at_rest(engine: Engine) -> tuple[object, ...] | None:
         len(engine.definitions),
         tuple(slots.running for slots in engine.dispatcher.lanes.values()),
         tuple((queue.waiting, queue.slots.running) for queue in engine.dispatcher.queues.values()),
-        len(writer.outbox.unsaved_history),
+        len(writer.outbox.unsaved_ended),
         writer.degraded_since,
         tuple(sorted(engine.failing_duties.items())),
     )

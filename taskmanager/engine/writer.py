@@ -89,9 +89,9 @@ class Writer:
         return self.outbox.unsaved_count
 
     @property
-    def unsaved_ids(self) -> dict[str, LiveTask]:
-        """Ended memory-only tasks that are found nowhere but here."""
-        return self.outbox.unsaved_history
+    def unsaved_ended(self) -> dict[str, LiveTask]:
+        """Tasks whose end was told and is not in the store: they are found nowhere but here. By their ids."""
+        return self.outbox.unsaved_ended
 
     def oldest_unsaved_s(self) -> float | None:
         """How long the oldest change of a persisted task has been waiting for its commit."""

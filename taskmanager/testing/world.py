@@ -85,7 +85,7 @@ class World:
     def _status(self, live: LiveTask) -> TaskStatus:
         engine = self._engine
         if engine is not None:
-            newest = engine.live.get(live.task_id) or engine.writer.unsaved_ids.get(live.task_id)
+            newest = engine.live.get(live.task_id) or engine.writer.unsaved_ended.get(live.task_id)
             if newest is not None:
                 return newest.status
         return self.store.statuses.get(live.task_id, live.status)

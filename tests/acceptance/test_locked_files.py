@@ -50,7 +50,7 @@ async def test_a_file_locked_by_somebody_else_stops_nobody_and_loses_nothing(tmp
         await once[0].saved()
         assert (await safe[0].info()).saved
         assert manager._lifecycle is not None
-        assert not set(manager._lifecycle.engine.writer.unsaved_ids) & {each.task_id for each in safe}
+        assert not set(manager._lifecycle.engine.writer.unsaved_ended) & {each.task_id for each in safe}
     persisted = ["running", *(f"safe{n}" for n in range(20)), *(f"once{n}" for n in range(20))]
     statuses = world.statuses()
     assert {statuses[label] for label in persisted} == {"COMPLETED"}

@@ -378,7 +378,7 @@ async def test_records_that_waited_for_the_store_leave_memory_with_their_commit(
         store.is_down = False
         await manager.flush()
         engine = engine_of(manager)
-        assert not engine.writer.unsaved_ids
+        assert not engine.writer.unsaved_ended
         assert engine.receiver.unsaved_count() == 0
         assert (await handles[0].info()).saved
         assert_counters(engine)

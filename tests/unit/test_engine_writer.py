@@ -219,11 +219,11 @@ async def test_history_waits_for_its_interval_or_for_a_batch_of_it() -> None:
             writer.record(ended(new_live(LIGHT)))
         await quiescence()
         assert store.sizes == []
-        assert len(writer.unsaved_ids) == HISTORY_BATCH - 1
+        assert len(writer.unsaved_ended) == HISTORY_BATCH - 1
         writer.record(ended(new_live(LIGHT)))
         await until(lambda: store.sizes == [HISTORY_BATCH])
         await quiescence()
-        assert not writer.unsaved_ids
+        assert not writer.unsaved_ended
     store = Store()
     async with a_writer(store, snapshot_interval_s=0.0) as (writer, _):
         writer.record(ended(new_live(LIGHT)))
