@@ -1,4 +1,7 @@
-"""`taskmanager demo`, from outside: real processes, and plain `sqlite3` as the judge of what they left behind."""
+"""`taskmanager demo`, from outside: real processes, and plain `sqlite3` as the judge of what they left behind.
+
+What is refused before a process is started is asked for in this one.
+"""
 
 import json
 import os
@@ -15,6 +18,7 @@ from typing import Any, Final
 import pytest
 
 from taskmanager.cli.demo.program import encode_names
+from tests.unit.command_line import taskmanager
 
 DB: Final = "taskmanager-demo.db"
 PATIENCE_S: Final = 60.0
@@ -183,16 +187,16 @@ def test_a_demo_that_is_killed_takes_its_program_along(files: Path, tmp_path: Pa
 
 
 def test_an_earlier_demo_is_started_anew_after_saying_so(tmp_path: Path) -> None:
-    """Two demos in a row are two demos."""
-    (tmp_path / "files").mkdir()
-    (tmp_path / "files" / "one.txt").write_text("1\n")
-    assert run(tmp_path, "demo", "files").returncode == 0
-    first = query(tmp_path / DB, "SELECT created_at FROM taskmanager_tasks")
-    again = run(tmp_path, "demo", "files", "--json")
+    """Two demos in a row are two demos. `taskmanager demo .` must not hash what it writes, or what the first has."""
+    (tmp_path / "one.txt").write_text("1\n")
+    assert run(tmp_path, "demo", ".").returncode == 0
+    tasks = "SELECT idempotency_key, created_at FROM taskmanager_tasks"
+    ((first_key, first),) = query(tmp_path / DB, tasks)
+    again = run(tmp_path, "demo", ".", "--json")
     assert "started anew" in again.stderr
     assert json.loads(again.stdout)["completed"] == 1
-    second = query(tmp_path / DB, "SELECT created_at FROM taskmanager_tasks")
-    assert len(second) == 1
+    ((second_key, second),) = query(tmp_path / DB, tasks)
+    assert (first_key, second_key) == ("one.txt", "one.txt")
     assert second > first
 
 
@@ -203,42 +207,39 @@ def test_a_database_that_is_not_a_demos_is_left_alone(tmp_path: Path) -> None:
         connection.execute("CREATE TABLE precious (x)")
     before = foreign.read_bytes()
     for database in (foreign, Path(__file__)):
-        refused = run(tmp_path, "demo", tmp_path, "--db", database)
-        assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (1, "", 1)
+        refused = taskmanager("demo", tmp_path, "--db", database)
+        assert (refused.code, refused.out, len(refused.err.splitlines())) == (1, "", 1)
     assert foreign.read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["nothing", "file.txt"])
-def test_what_is_no_directory_is_a_usage_error_in_one_line(tmp_path: Path, name: str) -> None:
+def test_what_is_no_directory_is_a_usage_error_in_one_line(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is made, and the line says what is wrong."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "file.txt").write_text("x")
-    refused = run(tmp_path, "demo", name)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "is not a directory" in refused.stderr
-    assert len(refused.stderr.splitlines()) == 1
+    refused = taskmanager("demo", name)
+    assert (refused.code, refused.out) == (2, "")
+    assert "is not a directory" in refused.err
+    assert len(refused.err.splitlines()) == 1
     assert not (tmp_path / DB).exists()
 
 
-def test_an_empty_directory_is_done_at_once(tmp_path: Path) -> None:
+def test_an_empty_directory_is_done_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every one of no files is accounted for."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    ended = run(tmp_path, "demo", "empty")
-    assert ended.returncode == 0
-    assert "no files" in ended.stdout
+    ended = taskmanager("demo", "empty")
+    assert ended.code == 0
+    assert "no files" in ended.out
 
 
-def test_resume_without_a_database_says_so(tmp_path: Path) -> None:
+def test_resume_without_a_database_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nothing to go on with."""
-    refused = run(tmp_path, "demo", "--resume")
-    assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1)
-
-
-def test_the_database_itself_is_not_among_the_files(tmp_path: Path) -> None:
-    """`taskmanager demo .` must not hash what it writes."""
-    (tmp_path / "one.txt").write_text("1\n")
-    ended = run(tmp_path, "demo", ".")
-    assert ended.returncode == 0
-    assert query(tmp_path / DB, "SELECT idempotency_key FROM taskmanager_tasks") == [("one.txt",)]
+    monkeypatch.chdir(tmp_path)
+    refused = taskmanager("demo", "--resume")
+    assert (refused.code, len(refused.err.splitlines())) == (1, 1)
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="its file systems take text only")

@@ -23,6 +23,18 @@ def test_the_help_names_commands_that_exist() -> None:
         assert 10 < len(entry.line) <= 70
 
 
+def test_help_fits_eighty_columns() -> None:
+    """Where a terminal breaks a line, a list of examples is none any more."""
+    context = click.Context(cli)
+    assert isinstance(cli, click.Group)
+    for entry in (entry for entries in SECTIONS.values() for entry in entries):
+        command = cli.get_command(context, entry.name)
+        below = list(command.commands) if isinstance(command, click.Group) else []
+        for words in ([], [entry.name], *([entry.name, name] for name in below)):
+            shown = taskmanager(*words, "--help")
+            assert (shown.code, [line for line in shown.out.splitlines() if len(line) > 80]) == (0, []), words
+
+
 def test_every_command_on_a_file_takes_db_and_json() -> None:
     """Whoever knows one knows all."""
     context = click.Context(cli)
