@@ -450,6 +450,16 @@ async def test_a_writer_that_somebody_cancelled_is_replaced_by_the_close() -> No
 # Waiting for the writer.
 
 
+async def assert_waits_for_one_more(flush: asyncio.Task[None], store: Store, count: int) -> None:
+    """The commit under way ends, and the flush still waits: for the next, which is number `count`, and no longer."""
+    store.gate.set()
+    await until(lambda: len(store.sent) == count)
+    await quiescence()
+    assert not flush.done()
+    store.gate.set()
+    await until(flush.done)
+
+
 async def test_a_flush_waits_for_what_was_marked_before_it() -> None:
     """Later changes do not keep it waiting; history and accepted tasks do not make it wait for their interval."""
     store = Store("hold", "hold")
@@ -485,12 +495,7 @@ async def test_a_flush_survives_changes_put_back_and_merged() -> None:
         await until(lambda: store.is_held)
         start(live)
         writer.mark(live)
-        store.gate.set()
-        await until(lambda: len(store.sent) == 2)
-        await quiescence()
-        assert not flush.done()
-        store.gate.set()
-        await until(flush.done)
+        await assert_waits_for_one_more(flush, store, 2)
         assert writer.unsaved_count == 0
 
 
@@ -506,12 +511,7 @@ async def test_a_flush_waits_for_what_failed_and_changed_behind_many_others() ->
             writer.mark(new_live())
         start(live)
         writer.mark(live)
-        store.gate.set()
-        await until(lambda: len(store.sent) == 2)
-        await quiescence()
-        assert not flush.done()
-        store.gate.set()
-        await until(flush.done)
+        await assert_waits_for_one_more(flush, store, 2)
         assert await store.fetch("a") is not None
         await writer.flush()
         assert writer.unsaved_count == 0
@@ -534,12 +534,7 @@ async def test_a_flush_waits_for_the_second_try_of_what_was_marked_before_it() -
         writer.mark(new_live(task_id="good"))
         await until(lambda: store.is_held)
         assert store.sizes == [2]
-        store.gate.set()
-        await until(lambda: len(store.sent) == 2)
-        await quiescence()
-        assert not flush.done()
-        store.gate.set()
-        await until(flush.done)
+        await assert_waits_for_one_more(flush, store, 2)
         assert writer.unsaved_count == 0
 
 
@@ -559,13 +554,8 @@ async def test_a_flush_waits_for_the_second_try_of_what_has_changed_since() -> N
             writer.mark(new_live())
         start(live)
         writer.mark(live)
-        store.gate.set()
-        await until(lambda: len(store.sent) == 3)
-        await quiescence()
-        assert not flush.done()
+        await assert_waits_for_one_more(flush, store, 3)
         assert "a" in {write.task_id for write in store.sent[2]}
-        store.gate.set()
-        await until(flush.done)
         await writer.flush()
         assert writer.unsaved_count == 0
         assert await store.fetch_attempts("a")

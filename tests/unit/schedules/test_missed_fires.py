@@ -1,12 +1,13 @@
 """Fires that were missed while the application was down, the machine slept or the clock was set."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from taskmanager import TaskManager
-from taskmanager.testing import isolated
+from taskmanager.testing import World, isolated
 from tests.unit.schedules.fires import Fires, away
 
 pytestmark = pytest.mark.anyio
@@ -70,9 +71,21 @@ async def test_a_clock_that_is_stepped_back_repeats_nothing(manager: TaskManager
     assert fires.minutes() == [1, 2, 3, 4]
 
 
+def step_forward(world: World) -> None:
+    """Somebody sets the clock."""
+    world.clock.step(3_600)
+
+
+def sleep(world: World) -> None:
+    """The machine sleeps. All clocks go on, so that no step tells of it: nobody has looked for a while."""
+    assert world.virtual is not None
+    world.virtual.elapsed_us += 3_600 * 1_000_000
+
+
+@pytest.mark.parametrize("lose_an_hour", [step_forward, sleep])
 @pytest.mark.parametrize(("catch_up", "made_up"), [("skip", []), ("latest", [62]), ("all", list(range(3, 63)))])
-async def test_a_clock_that_is_stepped_forward_is_time_that_was_missed(
-    manager: TaskManager, fires: Fires, catch_up: Any, made_up: list[float]
+async def test_an_hour_that_nobody_saw_is_time_that_was_missed(
+    manager: TaskManager, fires: Fires, catch_up: Any, made_up: list[float], lose_an_hour: Callable[[World], None]
 ) -> None:
     """As if the application had been down; noticed within seconds."""
 
@@ -82,26 +95,8 @@ async def test_a_clock_that_is_stepped_forward_is_time_that_was_missed(
 
     async with isolated(manager) as world:
         await world.advance(150)
-        world.clock.step(3600)
+        lose_an_hour(world)
         await world.advance(6)
         assert fires.minutes() == [1, 2, *made_up]
         await world.advance(30)
     assert fires.minutes() == [1, 2, *made_up, 63]
-
-
-@pytest.mark.parametrize(("catch_up", "made_up"), [("skip", []), ("latest", [62]), ("all", list(range(3, 63)))])
-async def test_time_in_which_the_machine_slept_is_time_that_was_missed(
-    manager: TaskManager, fires: Fires, catch_up: Any, made_up: list[float]
-) -> None:
-    """All clocks went on, so that no step tells of it: nobody has looked for a while."""
-
-    @manager.schedule(cron="* * * * *", catch_up=catch_up, name="tick")
-    async def tick() -> None:
-        await fires.run()
-
-    async with isolated(manager) as world:
-        await world.advance(150)
-        assert world.virtual is not None
-        world.virtual.elapsed_us += 3_600 * 1_000_000
-        await world.advance(6)
-        assert fires.minutes() == [1, 2, *made_up]
