@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from taskmanager.codec.annotations import is_async
 from taskmanager.codec.safe import readable
 from taskmanager.engine.attempt import current
+from taskmanager.engine.copies import end_if_copy
 from taskmanager.engine.mistakes import mistake_in
 from taskmanager.model.clock import SystemClock, from_us
 from taskmanager.model.errors import ArgumentError, ConfigurationError
@@ -142,13 +143,15 @@ def run(parent_pid: int, packed: bytes) -> PackedReply:
     except BaseException as exc:
         return _packed_failure(exc)
     source = ChildSource(call)
-    token = current.set(source)
+    token, pid = current.set(source), os.getpid()
     try:
         fn = find_function(call.module, call.qualname)
         value = fn(*call.args, **call.kwargs)
+        end_if_copy(pid, None)
         mistake = mistake_in(value)
         reply = _packed_value(value) if mistake is None else _packed_failure(mistake)
     except BaseException as exc:
+        end_if_copy(pid, exc)
         reply = _packed_failure(exc)
     finally:
         current.reset(token)

@@ -14,6 +14,7 @@ from contextvars import Context
 from typing import Any, Final, NamedTuple
 
 from taskmanager.engine.child import ChildCall, ChildReply, PackedReply
+from taskmanager.engine.copies import end_if_copy
 from taskmanager.engine.loops import let_loop_close
 
 CLOSE_PATIENCE_S: Final = 0.5
@@ -84,10 +85,12 @@ def _run(job: _Job) -> bool:
     """Run it and deliver its outcome; False when its loop is closed and nobody can be told."""
     value: Any = None
     error: BaseException | None = None
+    pid = os.getpid()
     try:
         value = job.context.run(job.call)
     except BaseException as exc:  # SystemExit too: it ends the task, never the thread
         error = exc
+    end_if_copy(pid, error)
     try:
         job.loop.call_soon_threadsafe(_deliver, job.future, value, error)
     except RuntimeError:

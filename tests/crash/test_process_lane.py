@@ -51,7 +51,7 @@ def test_a_timeout_kills_the_child_and_the_pool_goes_on(tmp_path: Path) -> None:
 
 
 OF_MAIN = """
-import asyncio, dataclasses
+import asyncio, dataclasses, os
 from taskmanager import TaskManager
 
 manager = TaskManager(None, processes=1)
@@ -68,8 +68,18 @@ def measure(text: str) -> Size:
         raise Empty
     return Size(len(text))
 
+def fork() -> int:
+    pid = os.fork()
+    if not pid:
+        raise SystemExit(5)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+forks = [manager.task(name=lane, executor=lane)(fork) for lane in ("thread", "process")]
+
 async def main() -> None:
     async with manager:
+        for each in forks if hasattr(os, "fork") else ():
+            assert await each.enqueue() == 5
         print(await measure.enqueue("abc"), (await measure.enqueue("").result()).err_value.error_code)
 
 if __name__ == "__main__":
@@ -78,7 +88,10 @@ if __name__ == "__main__":
 
 
 def test_what_the_main_module_defines_comes_back_from_a_child(tmp_path: Path) -> None:
-    """In a child the module has another name than in the program, and it is the same module for all that."""
+    """In a child the module has another name than in the program, and it is the same module for all that.
+
+    And a copy that a task forks ends where the code of the task ends: it is no second worker, and answers nothing.
+    """
     (tmp_path / "app.py").write_text(OF_MAIN)
     done = subprocess.run(
         [sys.executable, "app.py"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=PATIENCE_S,
