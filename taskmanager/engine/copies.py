@@ -21,6 +21,6 @@ def end_if_copy(of_pid: int, error: BaseException | None) -> None:
     elif error is not None:
         traceback.print_exception(error)
     for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # there may be none, or it may be closed
+        with suppress(AttributeError, OSError, ValueError):  # there may be none, or it may be closed
             stream.flush()
     os._exit(status & 0xFF)
