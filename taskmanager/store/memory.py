@@ -9,7 +9,7 @@ from typing import Final
 
 from taskmanager.model.errors import StoreError
 from taskmanager.model.record import AttemptRow, StartWrite, SuccessWrite, TaskRow, TaskWrite, Write, due_at
-from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow, tags_of_runs
+from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow, busy_of
 from taskmanager.model.states import TERMINAL, WAITING, TaskStatus
 from taskmanager.store.constraints import encodable_write, is_memory_only, write_fault
 from taskmanager.store.memory_statistics import glance_at
@@ -354,8 +354,7 @@ class MemoryStore:
         return found if limit is None else found[:limit]
 
     async def busy_schedules(self, names: Collection[str]) -> frozenset[str]:
-        tags = {row.tags for row in self._live.values() if row.scheduled_for is not None}
-        return frozenset(name for name in names if tags_of_runs(name) in tags)
+        return busy_of(self._live.values(), self._schedules, names)
 
     async def set_schedule_paused(self, name: str, paused: bool, now: int) -> bool:
         row = self._schedules.get(name)

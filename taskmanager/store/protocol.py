@@ -314,7 +314,11 @@ class Store(Protocol):
         ...
 
     async def busy_schedules(self, names: Collection[str]) -> frozenset[str]:
-        """Those of them with a run that has not ended, wherever it is and whatever it waits for."""
+        """Those of them with a run that has not ended, wherever it is and whatever it waits for.
+
+        A free row of another task than the schedule runs now does not count: a release that renamed the task has left
+        it behind, and it may wait for ever for somebody who knows that.
+        """
         ...
 
     async def set_schedule_paused(self, name: str, paused: bool, now: int) -> bool:

@@ -237,3 +237,17 @@ async def test_a_schedule_is_busy_until_its_run_has_ended(store: Store, status: 
     assert await store.busy_schedules(asked) == {'a "hourly" one'} | ({"nightly"} if is_busy else set())
     assert await store.busy_schedules(["übrig"]) == {"übrig"}
     assert await store.busy_schedules([]) == frozenset()
+
+
+async def test_a_run_that_nobody_knows_any_more_holds_up_no_other(store: Store) -> None:
+    """The task of the schedule was renamed while a run waited: that would wait for ever, and the schedule with it."""
+    await begin(store, OLD)
+    await store.declare_schedules([declared(task_name=FREE_ROW.task_name)], OLD, 50)
+    await store.commit([TaskWrite(run_of(), None)])
+    assert await store.busy_schedules(["nightly"]) == {"nightly"}
+    await store.declare_schedules([declared(task_name="app:renamed", config_hash="hash-2")], NEW, 60)
+    assert await store.busy_schedules(["nightly"]) == frozenset()
+    assert not await store.fire_schedules([fire(task_id="run-2", expected_hash="hash-2", is_alone=True)])
+    claimed = run_of(status="CLAIMED", claimed_by_worker_id=OLD)
+    await store.commit([TaskWrite(claimed, expected_of(run_of()))])
+    assert await store.busy_schedules(["nightly"]) == {"nightly"}

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from taskmanager.model.record import TaskRow, TaskWrite
-from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow, tags_of_runs
+from taskmanager.model.schedule import SCHEDULE_TAG, ScheduleDeclaration, ScheduleFire, ScheduleRow, tags_of_runs
 from taskmanager.store.constraints import encodable_write
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.queries import fetch_ids
@@ -33,8 +33,12 @@ FROM json_each(?) AS v WHERE s.schedule_name = json_extract(v.value, '$[0]')
 """
 _BUSY: Final = f"""
 SELECT json_group_array(DISTINCT tags)
-FROM taskmanager_tasks INDEXED BY taskmanager_tasks_scheduled
+FROM taskmanager_tasks AS t INDEXED BY taskmanager_tasks_scheduled
 WHERE scheduled_for IS NOT NULL AND status IN ({LIVE_SQL}) AND tags IN (SELECT value FROM json_each(?))
+AND (status <> 'PENDING' OR claimed_by_worker_id IS NOT NULL OR task_name = coalesce(
+    (SELECT s.task_name FROM taskmanager_schedule_state AS s WHERE s.schedule_name = t.tags ->> '$.{SCHEDULE_TAG}'),
+    task_name
+))
 """
 
 
