@@ -232,7 +232,8 @@ def _places(owner: str, limit: int, **changes: Any) -> ClaimRequest:
 async def test_a_claim_counts_what_every_owner_holds_of_the_queue(store: Store) -> None:
     """The count and the claim are one: no two instances together take more than the limit."""
     await put(store, *(task(f"t{number}", queue_name="gpu") for number in range(6)))
-    await put(store, task("elsewhere", status="RUNNING"), task("waits", queue_name="gpu", claimed_by_worker_id=ME))
+    await put(store, task("elsewhere", status="RUNNING"), task("another", status="CLAIMED"))
+    await put(store, task("waits", queue_name="gpu", claimed_by_worker_id=ME))
     first = await store.claim(_places(ME, 3)._replace(limit=2))
     assert [row.task_id for row in first] == ["t0", "t1"]
     running = first[0]._replace(status="RUNNING", started_at=210, start_count=1)
@@ -260,3 +261,5 @@ async def test_a_task_that_waits_lends_its_place_to_its_own_instance(store: Stor
     done = parent._replace(status="COMPLETED", completed_at=220)
     assert await store.commit([TaskWrite(done, expected(parent))]) == ({}, {})
     assert await store.claim(_places(ME, 3, **lent)) == []
+    more = await store.claim(_places(ME, 4, **lent, borrowed=1))
+    assert [row.task_id for row in more] == ["d"], "what is borrowed is counted already"

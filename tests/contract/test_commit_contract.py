@@ -98,6 +98,28 @@ async def test_a_lean_write_loses_like_any_other(store: Store) -> None:
     assert (won.status, won.result) == ("COMPLETED", "caf\\udce9")
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (task(status="RUNNING"), task(status="PENDING", start_count=1)),
+        (task(status="RUNNING"), task(status="RUNNING", start_count=2)),
+        (task(status="RUNNING"), task(status="FAILED", start_count=2)),
+        (task(), task(status="CLAIMED")),
+        (task(start_count=1), task(status="FAILED", start_count=1)),
+        (task(), task(status="RUNNING", start_count=2)),
+        (task(), task(status="FAILED", start_count=1)),
+        (task(status="FAILED", start_count=1), task(status="RUNNING", start_count=2)),
+    ],
+    ids=lambda row: f"{row.status}-{row.start_count}",
+)
+async def test_changes_that_come_together_are_stored_whole(store: Store, before: TaskRow, after: TaskRow) -> None:
+    """One write may hold a retry and all that led to it and came after it; when a retry is due is a part of it."""
+    await put(store, before)
+    after = after._replace(enqueued_at=500, max_retries=7)
+    assert await store.commit([TaskWrite(after, expected(before))]) == ({}, {})
+    assert await store.fetch("t1") == after
+
+
 @pytest.mark.parametrize("actual", list(TaskStatus))
 @pytest.mark.parametrize("wanted", ["PENDING", "CLAIMED", "RUNNING", "FAILED"])
 async def test_a_wrong_source_state_loses_and_changes_nothing(store: Store, actual: TaskStatus, wanted: str) -> None:
@@ -180,7 +202,8 @@ async def test_an_ended_memory_only_task_replaces_its_predecessor(store: Store) 
     old_attempts = (attempt(number=1, outcome="FAILED"), attempt(number=2, outcome="FAILED"))
     await store.commit([TaskWrite(old, None, old_attempts)])
     new = task(status="COMPLETED", task_options=MEMORY_ONLY)
-    assert await store.commit([TaskWrite(new, None, (attempt(started_at=500),))]) == ({}, {})
+    beside = TaskWrite(task("t2", status="CANCELLED", task_options=MEMORY_ONLY), None)
+    assert await store.commit([beside, TaskWrite(new, None, (attempt(started_at=500),))]) == ({}, {})
     assert await store.fetch("t1") == new
     assert await store.fetch_attempts("t1") == [attempt(started_at=500)]
 
