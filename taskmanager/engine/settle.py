@@ -183,7 +183,8 @@ class Settlement:
         if live.phase in (Phase.READY, Phase.STARTING) or live.enqueued_at <= live.updated_at:
             live.enqueued_at = min(live.enqueued_at, now)
         live.status = TaskStatus.PENDING
-        live.owner = live.claimed_at = None
+        live.owner = live.claimed_at = live.started_at = None
+        live.worker_pid = live.worker_hostname = live.worker_process_name = None
         live.updated_at = now
         live.ending = GOES_ON
 

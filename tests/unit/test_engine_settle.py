@@ -214,16 +214,24 @@ def test_a_release_frees_the_row_and_says_that_it_goes_on() -> None:
     """Whoever waits is told so."""
     live = new_live()
     live.claimed_at = 4
-    Scene().settlement.release(live)
+    scene = Scene()
+    scene.settlement.begin(live)  # committed, but the manager stops, and user code does not begin
+    scene.settlement.release(live)
     row = live.row()
-    assert (row.status, row.claimed_by_worker_id, row.claimed_at) == ("PENDING", None, None)
+    assert (row.status, row.claimed_by_worker_id, row.claimed_at, row.started_at) == ("PENDING", None, None, None)
+    assert row.worker_pid is row.worker_hostname is row.worker_process_name is None
     assert ending_of(live).requeued
 
 
 @pytest.mark.parametrize(
     ("phase", "enqueued_at", "expected"),
-    [(Phase.READY, 9_000, 5_000), (Phase.DELAYED, 9_000, 9_000), (Phase.DELAYED, 7_000, 5_000)],
-    ids=["ready", "delayed", "due before the clock was set back"],
+    [
+        (Phase.READY, 9_000, 5_000),
+        (Phase.READY, 3_000, 3_000),
+        (Phase.DELAYED, 9_000, 9_000),
+        (Phase.DELAYED, 7_000, 5_000),
+    ],
+    ids=["ready", "ready for long, which keeps its place", "delayed", "due before the clock was set back"],
 )
 def test_what_is_due_stays_due_when_it_is_released(phase: Phase, enqueued_at: int, expected: int) -> None:
     """Also where the wall clock says by now that its moment is still to come; a real delay is kept."""

@@ -170,6 +170,28 @@ async def test_a_store_that_fails_in_the_last_moment_starts_no_user_code() -> No
         assert log in (["a"], [])
 
 
+async def test_a_start_that_is_committed_while_the_manager_stops_is_put_back_as_it_waited() -> None:
+    """User code does not begin any more, and the row says nothing of a run that never was."""
+    manager = manager_of()
+    log: list[str] = []
+    work = persisted(manager, log)
+    async with world_of(manager) as (world, store):
+        store.hold("commit")
+        handle = work.enqueue("a")
+        await store.until_held("commit")
+        stopping = asyncio.create_task(manager.stop(timeout=0))
+        await asyncio.sleep(0)
+        store.let_go()
+        await stopping
+        row = await store.memory.fetch(handle.task_id)
+        assert row is not None
+        assert (row.status, row.claimed_by_worker_id, row.started_at, row.worker_pid) == ("PENDING", None, None, None)
+        assert log == []
+        await world.start()
+        await world.drain()
+        assert log == ["a"]
+
+
 async def test_nobody_waits_for_a_commit_that_will_never_come() -> None:
     """`saved()` and `flush()` end with the manager, whether or not the store came back."""
     manager = manager_of()
