@@ -23,6 +23,18 @@ def test_no_limit_always_has_room() -> None:
     assert (slots.has_room, slots.free) == (True, sys.maxsize)
 
 
+@pytest.mark.parametrize("limit", [None, 3])
+def test_a_lower_cap_holds_for_as_long_as_it_is_set(limit: int | None) -> None:
+    """A lane that cannot start as many as it may starts no more than the cap says."""
+    slots = Slots(limit)
+    slots.cap = 1
+    assert (slots.has_room, slots.free) == (True, 1)
+    slots.take()
+    assert (slots.has_room, slots.free) == (False, 0)
+    slots.cap = None
+    assert slots.has_room
+
+
 def test_above_the_limit_nothing_is_free() -> None:
     """A parent that goes on after its children may be counted before a slot is given back."""
     slots = Slots(1)

@@ -96,3 +96,21 @@ def test_a_delayed_queue_discards_too() -> None:
     assert queue.discard_stale(lambda item: item % 2 == 0) == 2
     assert sorted(queue) == [1, 3]
     assert queue.pop_due(9) == [1, 3]
+
+
+HEAP = [1, 10, 2, 11, 12, 3, 4]
+"""In this order a heap holds them; without its first one the rest is none."""
+
+
+def test_what_is_left_of_a_heap_without_its_first_item_is_in_order_again() -> None:
+    """Of those that wait for a moment, and of those that have come too late for their row."""
+    delayed: DelayedQueue[int] = DelayedQueue()
+    ready: ReadyQueue[int] = ReadyQueue()
+    ready.push(1, 99, 99)
+    for item in HEAP:
+        delayed.push(item, item)
+        ready.push(1, item, item)
+    for queue in (delayed, ready):
+        assert queue.discard_stale(lambda item: item == 1) == 1
+    assert delayed.pop_due(99) == [2, 3, 4, 10, 11, 12]
+    assert [ready.pop() for _ in range(7)] == [2, 3, 4, 10, 11, 12, 99]

@@ -75,13 +75,18 @@ def test_a_crash_that_a_policy_covers_is_retried_after_its_delay() -> None:
 
 @pytest.mark.req("RC-27", "RC-29")
 @pytest.mark.parametrize(
-    ("rule", "retry_count"),
-    [(RetryRule.none(), 0), (RetryRule.shorthand(3, 1, 2), 0), (CRASH_RULE, 2)],
+    ("rule", "retry_count", "why"),
+    [
+        (RetryRule.none(), 0, "no policy retries a crash"),
+        (RetryRule.shorthand(3, 1, 2), 0, "no policy retries a crash"),
+        (CRASH_RULE, 2, "no retry is left"),
+    ],
 )
-def test_any_other_crash_is_a_failure(rule: RetryRule, retry_count: int) -> None:
+def test_any_other_crash_is_a_failure(rule: RetryRule, retry_count: int, why: str) -> None:
     verdict = judge(rule=rule, retry_count=retry_count)
     assert short(verdict) == (TaskStatus.FAILED, "WORKER_CRASHED", AttemptOutcome.WORKER_FAILURE)
     assert not verdict.spends_retry
+    assert verdict.reason.endswith(why)
 
 
 @pytest.mark.parametrize(

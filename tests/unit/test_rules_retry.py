@@ -190,7 +190,7 @@ def test_what_is_no_rule_is_no_retry(options: Any) -> None:
 
 
 @pytest.mark.req("RP-s4")
-@pytest.mark.parametrize("intervals", [None, [], "60", [60, "x"], [-1], [math.nan]])
+@pytest.mark.parametrize("intervals", [None, [], "60", 60, [60, "x"], [-1], [math.nan]])
 def test_corrupt_intervals_become_the_defaults(intervals: Any) -> None:
     rule = RetryRule.from_options({**FIXED.to_options(), "intervals": intervals})
     assert rule.intervals == DEFAULT_INTERVALS
@@ -272,3 +272,17 @@ def test_a_resolved_code_always_makes_an_error() -> None:
 
     assert TaskError(code_of(Leaf(), None, None, None, "UNHANDLED_EXCEPTION")).error_code == "UNHANDLED_EXCEPTION"
     assert TaskError(code_of(Leaf(), {Leaf: Own.CODE}, None, None, "NONE")).error_code == "OWN_CODE"
+
+
+@pytest.mark.parametrize("jitter", [True, False])
+def test_no_retry_of_a_policy_comes_sooner_than_in_a_second_before_jitter(jitter: bool) -> None:
+    """An interval of nothing would be a busy loop, whatever the stored rule says."""
+    rule = RetryRule.from_options({**FIXED.to_options(), "intervals": [0], "min_delay_s": 1.0, "jitter": jitter})
+    assert rule.delay_s(1, 0.5) == 1.0
+
+
+@pytest.mark.parametrize("cap", [math.inf, 10**400])
+def test_a_cap_that_nothing_reaches_is_none(cap: float) -> None:
+    """It could not be stored, and would cap nothing."""
+    policy = RetryPolicy.exponential(base_seconds=1, max_retries=3, auto_retry_for=["X"], max_delay_seconds=cap)
+    assert RetryRule.from_policy(policy).max_delay_s is None
