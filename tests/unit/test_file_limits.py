@@ -91,6 +91,35 @@ async def test_delays_keys_snoozes_and_retries_pass_through_the_file_and_keep_th
     assert meter.most == 1
 
 
+async def test_who_runs_lends_nothing_and_nobody_takes_a_lent_place_back_before_it_is_free() -> None:
+    """Else an instance would claim rows that it cannot start, and others could; or run more than the file has granted.
+
+    It is so after others have come and gone as well.
+    """
+    meter, store = Meter(), MemoryStore()
+    manager, task = gpu(Path("never-opened.db"), meter, limit=1)
+
+    @manager.task(persist=True, queue_name="gpu")
+    async def impatient() -> None:
+        child = task.enqueue("child", 5)
+        with contextlib.suppress(TimeoutError):
+            await child.result(timeout=1)
+        await meter.work("parent", 1)
+
+    async with isolated(manager, store=store):
+        assert [await task.enqueue(number) for number in range(3)] == [0, 1, 2]
+        await impatient.enqueue()
+        await manager.join()
+        assert meter.order == [0, 1, 2, "child", "parent"]
+        first, second = task.enqueue("a", 10), task.enqueue("b", 10)
+        with pytest.raises(TimeoutError):
+            await first.result(timeout=5)
+        waiting = await store.fetch(second.task_id)
+        assert waiting is not None
+        assert (waiting.status, waiting.claimed_by_worker_id) == ("PENDING", None)
+    assert meter.most == 1
+
+
 async def test_parents_that_wait_for_children_in_the_same_queue_do_not_block_it() -> None:
     """A parent lends its place to its own instance, and has it back before it goes on."""
     manager, meter = (
