@@ -97,7 +97,8 @@ class Process:
         self.calls: dict[asyncio.Task[Any], str] = {}
         """What the application waits for."""
         line = FaultyLine(self)
-        self.manager._clock = world.clock
+        self.clock = world.new_clock()
+        self.manager._clock = self.clock
         self.manager._make_store = line.as_store
         self.manager._intake = self.manager._new_intake()
 
@@ -217,6 +218,12 @@ class Process:
         if fate.kind != "ok" or fate.wait_us + fate.answer_us > SLOW_US:
             self.is_disturbed(fate.wait_us + fate.answer_us)
         return fate
+
+    def step(self, by_s: float) -> None:
+        """Its machine has another time from now on."""
+        self.world.log(self, "has its wall clock stepped by", by_s)
+        self.clock.step(by_s)
+        self.is_disturbed()
 
     def gives_lane(self, what: str) -> None:
         """Raises where there is none now."""

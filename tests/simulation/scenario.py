@@ -73,6 +73,7 @@ class _Scenario:
     def _heal(self) -> None:
         world = self._world
         world.has_faults = False
+        world.correct_clocks()
         for each in world.alive:
             for transaction in list(each.transactions):
                 transaction.cut()

@@ -267,6 +267,7 @@ class Timetable:
     def judge_progress(self) -> None:
         """Long after the faults: every schedule that somebody declares goes on."""
         world = self._world
+        self._note_busy()  # nobody may have written for a while
         for name in self.entries.keys() - self.rows.keys():
             world.fault(f"{name} is declared by nobody: {world.up()}")
         for name, row in self.rows.items():

@@ -7,6 +7,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -96,6 +97,8 @@ class World:
             *chance.choice(((0.0, 0), (0.2, 50_000), (0.2, 400_000), (0.9, 2_000), (0.9, 50_000), (0.03, 8_000_000))),
             chance.choice((0.0, 0.0, 0.2)),
         )
+        retention_hours = chance.choice((None, None, 1))
+        self.has_retention = retention_hours is not None
         self.options: dict[str, Any] = {
             "concurrency": self.concurrency,
             "threads": chance.choice((1, 2)),
@@ -115,7 +118,7 @@ class World:
                 runner_heartbeat_interval_ms=beat_ms,
                 claimer_heartbeat_interval_ms=beat_ms,
                 worker_state_snapshot_interval_ms=300_000,
-                terminal_record_retention_hours=chance.choice((None, None, 1)),
+                terminal_record_retention_hours=retention_hours,
                 retention_sweep_interval_s=SWEEP_S,
                 crash_budget=self.crash_budget,
             ),
@@ -137,8 +140,20 @@ class World:
         self._steps.append((self.now_us, self.clock.now_us()))
         self.clock.step(by_s)
         for each in self.processes:
+            each.clock.step(by_s)
             each.is_disturbed()
         self.log(None, "the wall clock is stepped by", by_s)
+
+    def new_clock(self) -> WallClock:
+        """The wall clock as a process sees it that starts now."""
+        clock = WallClock(self)
+        clock.step(timedelta(microseconds=self.clock.now_us() - clock.now_us()))
+        return clock
+
+    def correct_clocks(self) -> None:
+        """All show the same time again."""
+        for each in self.processes:
+            each.clock.step(timedelta(microseconds=self.clock.now_us() - each.clock.now_us()))
 
     def trusted_us(self, process: Process) -> int:
         """By what wall time a record may be old: a step that it has seen counts only after a sweep of the retention."""
