@@ -298,7 +298,7 @@ class TaskManager:
         if self._lifecycle is not None and not self._lifecycle.engine.loop.is_closed():
             raise ConfigurationError("the manager runs already; stop it before starting it again")
         await self.stop()
-        self._registry.warn_of_unkept()
+        self._registry.warn_at_start()
         self._intake.reopen_for_start()
         is_alone = self._is_isolated or self._settings.database is None
         known = self._registry.definitions, self._registry.schedules

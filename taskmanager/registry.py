@@ -12,6 +12,7 @@ from typing import Any, Final, get_args
 from taskmanager.codec.annotations import is_async
 from taskmanager.codec.arguments import ArgumentCodec
 from taskmanager.codec.results import ResultCodec
+from taskmanager.codec.unstorable import unstorable
 from taskmanager.codec.values import Codec
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.intake import Door
@@ -65,6 +66,8 @@ class Registry:
         self._scheduled: dict[str, tuple[Task[..., Any], ScheduleOptions]] = {}
         self._unkept: dict[str, tuple[str, int]] = {}
         """Tasks with `requeue_on_interrupt=True` that enqueueing does not persist, and where they are declared."""
+        self._looked_at: set[str] = set()
+        """Tasks whose parameters have been looked at."""
 
     def __repr__(self) -> str:
         return f"<Registry of {len(self.tasks)} tasks>"
@@ -113,8 +116,29 @@ class Registry:
         self._scheduled[name] = (task, options)
         return schedule
 
-    def warn_of_unkept(self) -> None:
-        """At a start, once for each: only then is it known that no schedule, whose runs are persisted, makes it."""
+    def warn_at_start(self) -> None:
+        """What can be seen of the tasks before one is enqueued, once for each."""
+        self._warn_of_unkept()
+        self._warn_of_unstorable()
+
+    def _warn_of_unstorable(self) -> None:
+        """A call that will be refused is found where it is declared, not by a user at night."""
+        new = [each for name, each in self.definitions.items() if each.is_persisted and name not in self._looked_at]
+        self._looked_at |= {each.name for each in new}
+        for definition in new:
+            for parameter, kind in unstorable(definition.fn, task_name=definition.name).items():
+                file, line = _place_of(definition)
+                warnings.warn_explicit(
+                    f"task {definition.name!r} is persisted, but its parameter {parameter!r} takes {kind}, which "
+                    "cannot be stored: every call will be refused. Pass an id, a path or data, and open the rest "
+                    "inside the task; or give the task persist=False, and it is lost at a restart",
+                    UserWarning,
+                    file,
+                    line,
+                )
+
+    def _warn_of_unkept(self) -> None:
+        """Only at a start is it known that no schedule, whose runs are persisted, makes it."""
         scheduled = {schedule.task_name for schedule in self.schedules.values()} if self.defaults.has_store else set()
         unkept, self._unkept = self._unkept, {}
         for name, (file, line) in unkept.items():
@@ -217,6 +241,12 @@ def define(task: Task[..., Any], defaults: Defaults) -> Definition:
         module=task.fn.__module__,
         qualname=task.fn.__qualname__,
     )
+
+
+def _place_of(definition: Definition) -> tuple[str, int]:
+    """Where its function stands; the module alone for what has no code of its own, such as a `partial`."""
+    code = getattr(inspect.unwrap(definition.fn), "__code__", None)
+    return (definition.module, 1) if code is None else (code.co_filename, code.co_firstlineno)
 
 
 def _users_line() -> tuple[str, int]:

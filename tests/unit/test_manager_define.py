@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -9,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -581,3 +582,29 @@ def test_main_is_replaced_by_the_name_others_import_it_by(tmp_path: Path, how: s
     command = ["program.py"] if how == "script" else ["-m", "program"]
     run = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "program:job"
+
+
+@pytest.mark.anyio
+async def test_a_parameter_that_can_never_be_stored_is_said_at_the_start(tmp_path: Path) -> None:
+    """Not by the first user whose call is refused. What may still be passed, and memory-only tasks, are left alone."""
+    manager = TaskManager(tmp_path / "tasks.db", requeue_pending=True)
+
+    @manager.task(name="wrong")
+    async def wrong(files: list[TextIO], connection: sqlite3.Connection) -> None: ...
+
+    @manager.task(name="right")
+    async def right(path: Path, text: str | None, value: object, log: TextIO | None = None) -> None: ...
+
+    @manager.task(name="memory", persist=False)
+    async def memory(connection: sqlite3.Connection) -> None: ...
+
+    with pytest.warns(UserWarning, match="can") as said:
+        async with manager:
+            pass
+    assert [str(each.message).partition(", which")[0] for each in said] == [
+        "task 'wrong' is persisted, but its parameter 'files' takes TextIO",
+        "task 'wrong' is persisted, but its parameter 'connection' takes Connection",
+    ]
+    assert {each.filename for each in said} == {__file__}
+    async with manager:  # once is enough
+        pass
