@@ -78,6 +78,11 @@ class ScheduleOptions:
             jitter_s = seconds_of(self.jitter, "jitter")
             if jitter_s and self.every is not None and jitter_s >= seconds_of(self.every, "every"):
                 return "jitter must be shorter than every"
+            # Else fires would overtake each other, and those that come due together be dropped but for the newest.
+            if jitter_s and not self._timing_faults() and self.cron is not None:
+                if jitter_s < cron_of(self.cron, self.timezone).shortest_gap_s():
+                    return None
+                return f"jitter must be shorter than the time between two fires of {self.cron!r}, not {self.jitter!r}"
         except ConfigurationError as exc:
             return str(exc)
         return None

@@ -13,6 +13,7 @@ comes every few decades.
 """
 
 import calendar
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
@@ -43,6 +44,7 @@ _FIELDS: Final = (
 )
 HORIZON_YEARS: Final = 50
 """How far ahead a match is looked for; the longest wait of a real one is 40 years (a weekday on 29 February)."""
+GAPS_CHECKED: Final = 32
 MAX_GAPS: Final = 64
 """So many matches in a row that do not exist in local time are taken for never."""
 _CHECKED_FROM: Final = datetime(2024, 1, 1)  # noqa: DTZ001  # local time of whatever zone, which is naive
@@ -83,6 +85,16 @@ class Cron:
             answer_us = None if found is None else to_us(found)
             self._known = (instant_us, answer_us)
         return answer_us
+
+    def shortest_gap_s(self) -> float:
+        """Seconds between two fires that follow each other, the least among the first `GAPS_CHECKED`."""
+        shortest, fire = math.inf, self.after(to_us(_CHECKED_FROM.replace(tzinfo=UTC)))
+        for _ in range(GAPS_CHECKED):
+            following = None if fire is None else self.after(fire)
+            if fire is None or following is None:
+                break
+            shortest, fire = min(shortest, (following - fire) / SECOND_US), following
+        return shortest
 
     def _local(self, instant: datetime) -> datetime:
         return instant.astimezone(self._zone).replace(tzinfo=None)

@@ -110,6 +110,8 @@ async def test_a_schedule_that_nobody_declares_any_more_is_kept_and_shown(
         ({"every": 0}, "at least 0.01"),
         ({"every": "5 minutes"}, "every must be seconds"),
         ({"every": 5, "jitter": 5}, "jitter must be shorter"),
+        ({"cron": "* * * * *", "jitter": 60}, "jitter must be shorter than the time between two fires"),
+        ({"cron": "0,10 9 * * MON", "jitter": 600}, "jitter must be shorter than the time between two fires"),
         ({"every": 5, "catch_up": "some"}, "catch_up"),
         ({"every": 5, "overlap": "maybe"}, "overlap"),
         ({"every": 5, "max_catch_up_runs": 0}, "max_catch_up_runs"),
