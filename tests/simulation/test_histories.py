@@ -20,6 +20,7 @@ TWO_HOURS_S = 7_200
 def world(tmp_path: Path) -> Iterator[World]:
     """A store without faults; one death makes nobody guilty, and an end is recorded soon."""
     made = World(3, tmp_path)
+    made.timetable.entries.clear()
     made.weather, made.kinds, made.crash_budget = Weather(), ("safe", "memory", "thread_safe"), 3
     made.options |= {"snapshot_interval": 0.5, "concurrency": 3}
     with inhabited(made):

@@ -17,6 +17,7 @@ HOUR_US = 3_600_000_000
 def world(tmp_path: Path) -> Iterator[World]:
     """Two processes on one store, without faults."""
     made = World(3, tmp_path)
+    made.timetable.entries.clear()
     made.weather, made.kinds = Weather(), ("once", "timed")
     with inhabited(made):
         for _ in range(2):
@@ -78,6 +79,7 @@ def test_a_file_that_was_locked_between_two_sweeps_takes_nobody_for_dead(tmp_pat
     beats that the silence of the other one says nothing.
     """
     world = World(3, tmp_path)
+    world.timetable.entries.clear()
     world.weather, world.kinds, world.stale_us = Weather(), ("safe",), 4_000_000
     recovery = {f"{what}_stale_threshold_ms": 4_000 for what in ("claimed", "running", "finalizing")}
     recovery |= {f"{what}_heartbeat_interval_ms": 1_000 for what in ("claimer", "runner")}
