@@ -40,13 +40,15 @@ NETWORK_TYPES: Final = frozenset(
     | {f"fuse.{name}" for name in ("ceph-fuse", "gcsfuse", "glusterfs", "rclone", "s3fs", "sshfs")}
 )
 _SHOWN: Final = 3
+MIN_FILES: Final = 10
+"""Of log, index and lock files; a volume with so little room for more is about to refuse a start."""
 
 
 def around_the_file(db: Path, min_free_mb: int) -> Iterator[Finding]:
     """What can be said without opening it. Must run while this process has no connection to it."""
     yield permissions(db)
     yield mount(db.resolve(), _mounts(), is_read_only=_is_read_only(db))
-    yield disk(db, shutil.disk_usage(db.resolve().parent).free, min_free_mb)
+    yield disk(db, shutil.disk_usage(db.resolve().parent).free, min_free_mb, files_left(db.resolve().parent))
     yield log(db)
     yield locks(db)
 
@@ -105,9 +107,22 @@ def mount(file: Path, mounts: Sequence[tuple[str, str, str]], *, is_read_only: b
     return Finding("file system", True, f"{kind} at {point}")
 
 
-def disk(db: Path, free_bytes: int, min_free_mb: int) -> Finding:
-    """A full disk keeps tasks from being saved."""
+def files_left(folder: Path) -> int | None:
+    """How many files can still be made there; None where nothing but the space limits them."""
+    if not hasattr(os, "statvfs"):
+        return None
+    volume = os.statvfs(folder)
+    return volume.f_favail if volume.f_files else None
+
+
+def disk(db: Path, free_bytes: int, min_free_mb: int, more_files: int | None = None) -> Finding:
+    """A full disk keeps tasks from being saved. One without inodes has no room for the log and the lock files."""
     found = f"{free_bytes / MB:,.0f} MB free"
+    if more_files is not None and more_files < MIN_FILES:
+        return Finding(
+            "disk", False, f"{found}, but room for {counted(more_files, 'more file')} only (`df -i`)",
+            f"delete files that are not needed on the volume of {db}: each start makes three",
+        )  # fmt: skip
     if free_bytes < min_free_mb * MB:
         return Finding(
             "disk", False, f"{found}, less than {min_free_mb:,} MB",

@@ -38,7 +38,8 @@ _TRANSIENT: Final = {
     sqlite3.SQLITE_FULL: "the disk is full; free some space and the store goes on",
     sqlite3.SQLITE_READONLY: "it is read-only; make the file and its directory writable for this user",
     sqlite3.SQLITE_IOERR: "the disk reports an error; check the volume",
-    sqlite3.SQLITE_CANTOPEN: "it cannot be opened; check that the path exists and that this user may read and write it",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened; check that the path exists, that this user may read and write it, "
+    "and that there is room for more files beside it (`df -i`)",
     sqlite3.SQLITE_PERM: "access is denied; make the file readable and writable for this user",
     sqlite3.SQLITE_NOMEM: "memory ran out; free some and try again",
     sqlite3.SQLITE_PROTOCOL: "its lock protocol is contended; try again",

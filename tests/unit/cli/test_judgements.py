@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from taskmanager.cli import diagnosis, locks
-from taskmanager.cli.diagnosis import clocks, functions, judge_log, living, mount
+from taskmanager.cli.diagnosis import clocks, disk, files_left, functions, judge_log, living, mount
 from taskmanager.store.protocol import FreeQueue, InstanceRow
 from taskmanager.store.sqlite.wal_index import Reader, WalState, read_wal_index
 from tests.unit.command_line import taskmanager, write_tasks
@@ -80,6 +80,18 @@ def test_a_file_system_that_has_shut_itself_after_an_error_is_a_finding() -> Non
     found = mount(Path("/srv/tasks.db"), mounts)
     assert (found.is_well, found.found) == (False, "the system has made /srv read-only after an error")
     assert mount(Path("/var/tasks.db"), mounts).is_well
+
+
+def test_a_volume_that_has_bytes_but_no_inodes_is_full(tmp_path: Path) -> None:
+    """SQLite says only that it cannot open the file: the log, its index and the lock file cannot be made."""
+    plenty = 1 << 40
+    finding = disk(tmp_path / "tasks.db", plenty, 200, 2)
+    assert not finding.is_well
+    assert "room for 2 more files only" in finding.found
+    assert disk(tmp_path / "tasks.db", plenty, 200, 1_000).is_well
+    assert disk(tmp_path / "tasks.db", plenty, 200, None).is_well, "some file systems have no such limit"
+    left = files_left(tmp_path)
+    assert left is None or left > 0
 
 
 def test_a_log_is_a_finding_when_it_is_large_or_pinned_while_it_grows() -> None:
