@@ -96,6 +96,16 @@ async def test_a_migration_that_fails_leaves_no_trace(path: Path, monkeypatch: p
     assert shape(path) == []
 
 
+async def test_an_installation_without_the_files_of_the_schema_says_so(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever freezes a program into an executable takes the modules along, and easily forgets what is no module."""
+    monkeypatch.setattr("importlib.resources.files", lambda _: path.parent)
+    schema.migrations.cache_clear()
+    with pytest.raises(StoreError, match="not installed: there is no .*migrations.*--collect-data taskmanager"):
+        await created(path)
+
+
 async def test_a_newer_file_is_refused(path: Path) -> None:
     """An old program must not write into a schema it does not know."""
     await created(path)

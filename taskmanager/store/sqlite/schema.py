@@ -37,6 +37,11 @@ class Migration(NamedTuple):
 def migrations() -> list[Migration]:
     """All steps this version of the library knows, in order."""
     folder = resources.files("taskmanager.store.sqlite") / "migrations"
+    if not folder.is_dir():
+        raise StoreError(
+            f"the files of the schema are not installed: there is no {folder}; a program that is frozen into an "
+            "executable needs them too (`pyinstaller --collect-data taskmanager`)"
+        )
     found = []
     for file in folder.iterdir():
         number, _, name = file.name.removesuffix(".sql").partition("_")
