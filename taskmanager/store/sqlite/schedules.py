@@ -36,7 +36,8 @@ SELECT json_group_array(DISTINCT tags)
 FROM taskmanager_tasks AS t INDEXED BY taskmanager_tasks_scheduled
 WHERE scheduled_for IS NOT NULL AND status IN ({LIVE_SQL}) AND tags IN (SELECT value FROM json_each(?))
 AND (status <> 'PENDING' OR claimed_by_worker_id IS NOT NULL OR task_name = coalesce(
-    (SELECT s.task_name FROM taskmanager_schedule_state AS s WHERE s.schedule_name = t.tags ->> '$.{SCHEDULE_TAG}'),
+    (SELECT s.task_name FROM taskmanager_schedule_state AS s
+        WHERE s.schedule_name = json_extract(t.tags, '$.{SCHEDULE_TAG}')),
     task_name
 ))
 """
