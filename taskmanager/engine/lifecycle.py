@@ -35,7 +35,7 @@ from taskmanager.model.wording import counted, remedy
 CANCEL_GRACE_S: Final = 1.0
 """How long cancelled work may take to end at a stop."""
 FINAL_COMMIT_S: Final = 0.8
-"""How long the final batches may take; with the grace this is the "+ 2 s" of a stop."""
+"""How long the final batches may take when they do not get through; with the grace this is the "+ 2 s" of a stop."""
 DRAIN_STEP_S: Final = 0.25
 START_PATIENCE_S: Final = 10.0
 """How long a start waits for a file that is locked by somebody else, at each of its steps."""
@@ -174,9 +174,10 @@ class Lifecycle:
         await shielded(self._stopped.wait())
 
     async def stop(self, drain_timeout_s: float) -> None:
-        """Stop in order, within `drain_timeout_s` + 2 seconds. Raises `StoreUnavailable` when not all could be
-        written. A stop that is asked for during the start waits for its end first. It goes on to its end whatever
-        happens to who waits for it, who must not leave the file open and every handle hanging.
+        """Stop in order, within `drain_timeout_s` + 2 seconds; longer only to write what is left, while batches get
+        through. Raises `StoreUnavailable` when not all could be written. A stop that is asked for during the start
+        waits for its end first. It goes on to its end whatever happens to who waits for it, who must not leave the file
+        open and every handle hanging.
         """
         await shielded(self._stop_once(drain_timeout_s))
 

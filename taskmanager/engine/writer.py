@@ -38,6 +38,8 @@ MAX_BATCH: Final = 512
 FIRST_RETRY_S: Final = 0.05
 LAST_RETRY_S: Final = 1.0
 SLOW_COMMIT_S: Final = 0.05
+STUCK_S: Final = 1.0
+"""Who has written nothing for so long does not get through: a stop waits no longer for what is left."""
 LONGEST_TURN_S: Final = 0.1
 """How long the file is left to others after a slow commit, at most: SQLite asks for its lock about that often."""
 
@@ -79,6 +81,8 @@ class Writer:
         self._degraded_since_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._begun_s = 0.0
+        self._written_s = float("-inf")
+        """When a batch was last written, by the clock of the loop."""
 
     def __repr__(self) -> str:
         return f"<Writer {self.outbox!r}, {'degraded' if self.degraded_since is not None else 'healthy'}>"
@@ -158,16 +162,25 @@ class Writer:
         return self._begun_s > began_s or self._task is None or self._task.done() or self._task.cancelling() > 0
 
     async def close(self, patience_s: float) -> int:
-        """Write what is left and end; returns how many records could not be written within `patience_s`."""
+        """Write what is left and end; returns how many records could not be written.
+
+        That takes `patience_s`, and longer only as long as batches get through: no more come, and to end now would lose
+        what a slow machine writes in a moment.
+        """
         self._is_closing = True
         self._hurry.set()
         self.outbox.hurry_all()
         self._history_due.hurry()
         self.wake()
         if self._task is not None:
+            loop = asyncio.get_running_loop()
             if self._task.done():  # cancelled by somebody who cancels every task; what is left is written anyway
-                self._task = asyncio.get_running_loop().create_task(self._run(), name="taskmanager-writer")
+                self._task = loop.create_task(self._run(), name="taskmanager-writer")
             await asyncio.wait([self._task], timeout=patience_s)
+            unsaved = self.unsaved_count + 1
+            # Fewer each time, since a thread that cannot be ended may go on and report its progress for ever.
+            while not self._task.done() and unsaved > (unsaved := self.unsaved_count):
+                await asyncio.wait([self._task], timeout=max(0.0, self._written_s + STUCK_S - loop.time()))
             if not self._task.done():
                 self._task.cancel()
                 await asyncio.wait([self._task])
@@ -247,6 +260,7 @@ class Writer:
         except BaseException:  # cancelled, or an exception for the interpreter
             self._put_back(batch)
             raise
+        self._written_s = asyncio.get_running_loop().time()
         self._note_restored()
         self._absorb(batch, report)
         return True

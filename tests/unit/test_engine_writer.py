@@ -651,6 +651,53 @@ async def test_a_close_says_how_much_could_not_be_written_and_tells_who_waits() 
         await writer.flush()
 
 
+async def test_a_close_goes_on_as_long_as_batches_get_through() -> None:
+    """Nothing more comes; to end when the time is up would lose what a slow machine writes in a moment."""
+    store = Store("", "hold", "hold")
+    writer = Writer(store, Ticks())
+    writer.start(Listener())
+    for _ in range(2 * MAX_BATCH + 1):
+        writer.mark(new_live())
+    await until(lambda: store.is_held)
+    closing = asyncio.create_task(writer.close(0.0))
+    for batch in range(2):
+        await until(lambda: store.is_held)
+        assert not closing.done(), f"batch {batch}"
+        store.gate.set()
+        await until(lambda: not store.is_held)
+    assert await closing == 0
+    assert store.sizes == [MAX_BATCH, MAX_BATCH, 1]
+
+
+async def test_a_close_waits_no_longer_for_batches_that_do_not_get_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One was written, and the next hangs: on a lock, or on a disk that does not answer."""
+    monkeypatch.setattr(writer_module, "STUCK_S", 0.05)
+    store = Store("", "hold")
+    writer = Writer(store, Ticks())
+    writer.start(Listener())
+    for _ in range(MAX_BATCH + 2):
+        writer.mark(new_live())
+    await until(lambda: store.is_held)
+    assert await writer.close(0.0) == 2
+
+
+async def test_a_close_ends_though_something_changes_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that nobody can end may report its progress as long as it likes."""
+    store, live = Store(), new_live()
+    writer = Writer(store, Ticks())
+
+    class Restless(Listener):
+        def written(self) -> None:
+            live.progress_text = f"{len(store.sent)}"
+            writer.mark(live)
+
+    writer.start(Restless())
+    writer.mark(live)
+    await until(lambda: len(store.sent) > 1)
+    monkeypatch.setattr(writer_module, "STUCK_S", 0.05)
+    assert await writer.close(0.0) == 1
+
+
 async def test_a_close_writes_everything_first() -> None:
     """Intervals are not waited for."""
     store = Store()
