@@ -38,8 +38,10 @@ MAX_BATCH: Final = 512
 FIRST_RETRY_S: Final = 0.05
 LAST_RETRY_S: Final = 1.0
 SLOW_COMMIT_S: Final = 0.05
-STUCK_S: Final = 1.0
-"""Who has written nothing for so long does not get through: a stop waits no longer for what is left."""
+STUCK_S: Final = 3.0
+"""Who has written nothing for so long does not get through: a stop waits no longer for what is left. A machine without
+time to spare needs more than a second for one batch.
+"""
 LONGEST_TURN_S: Final = 0.1
 """How long the file is left to others after a slow commit, at most: SQLite asks for its lock about that often."""
 
@@ -179,7 +181,7 @@ class Writer:
             await asyncio.wait([self._task], timeout=patience_s)
             unsaved = self.unsaved_count + 1
             # Fewer each time, since a thread that cannot be ended may go on and report its progress for ever.
-            while not self._task.done() and unsaved > (unsaved := self.unsaved_count):
+            while not self._task.done() and unsaved > (unsaved := self.unsaved_count) and self.degraded_since is None:
                 await asyncio.wait([self._task], timeout=max(0.0, self._written_s + STUCK_S - loop.time()))
             if not self._task.done():
                 self._task.cancel()
