@@ -243,7 +243,10 @@ class Claimer:
             live = LiveTask.from_row(row, definition, timeout_of(row.task_options))
             live.context = Context()
         else:
+            asked_at = live.cancel_requested_at
             live.adopt(row)
+            # Its row may have been claimed before the request came to it.
+            live.cancel_requested_at = live.cancel_requested_at or asked_at
         if here is None:
             engine.live[live.task_id] = live
             engine.dispatcher.entered_waiting(live)

@@ -161,7 +161,8 @@ class Engine:
             dispatcher.watch_expiry(live)
             self.alarm.set()
         if live.due:
-            if live.is_persisted and dispatcher.queue(live.queue_name).stored_waiting > self.window.most:
+            is_full = live.is_persisted and dispatcher.queue(live.queue_name).stored_waiting > self.window.most
+            if is_full and live.saving.rejection is None:  # else it would be refused again, for ever
                 self.spill(live)  # retries too must leave memory to what can start
                 return
             dispatcher.add_delayed(live, live.due)

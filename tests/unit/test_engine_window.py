@@ -7,6 +7,9 @@ from datetime import timedelta
 import pytest
 
 from taskmanager import ManagerStopped, QueueFull, Snooze, TaskCancelled, TaskInterrupted, TaskStatus, current_task
+from taskmanager.engine.after_write import AfterWrite
+from taskmanager.engine.claiming import Claimer
+from taskmanager.engine.neighbours import Neighbours
 from taskmanager.model.record import TaskWrite, expected_of
 from tests.unit.engine_worlds import assert_counters, engine_of, manager_of, persisted, turns_until, world_of
 
@@ -285,6 +288,79 @@ async def test_a_spilled_task_that_cannot_be_stored_runs_from_memory() -> None:
             for each in handles:
                 await each
         assert sorted(log) == list("abcd")
+
+
+async def test_a_delayed_task_that_cannot_be_stored_waits_in_memory_though_that_is_full() -> None:
+    """It is refused once; to send it to the store again and again would keep the writer busy until it is due."""
+    manager = manager_of(max_in_memory=1, concurrency=1)
+    log: list[str] = []
+    work = persisted(manager, log)
+    async with world_of(manager) as (world, store):
+        handles = [work.with_options(delay=60).enqueue(label) for label in "abcd"]
+        spilled = [live for live in engine_of(manager).live.values() if live.is_spilling]
+        assert spilled
+        for live in spilled:
+            live.crash_count = -1  # no store takes that
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert store.calls.count("commit") < 10
+        assert not any(live.is_awaiting_store for live in spilled)
+        assert_counters(engine_of(manager))
+        await world.advance(60)
+        async with asyncio.timeout(5):
+            for each in handles:
+                await each
+        assert sorted(log) == list("abcd")
+
+
+async def test_a_rejection_of_a_task_that_went_elsewhere_meanwhile_brings_nothing_of_it_back() -> None:
+    """Another instance has it, or it is free in the store: it does not wait here for a slot as well."""
+    manager = manager_of()
+    log: list[str] = []
+    work = persisted(manager, log)
+    async with world_of(manager) as (_, _store):
+        handle = work.with_options(delay=3600).enqueue("a")
+        await handle.saved()
+        live = engine_of(manager).live[handle.task_id]
+        after_write = engine_of(manager).writer._listener
+        assert isinstance(after_write, AfterWrite)
+        after_write.give_up(live)
+        after_write.rejected(live, "too big")
+        assert live.is_elsewhere
+        assert handle.task_id not in engine_of(manager).live
+        assert_counters(engine_of(manager))
+
+
+async def test_a_cancel_is_kept_when_the_row_of_its_key_is_claimed_in_the_same_moment() -> None:
+    """The call was told that it will be cancelled; the row, which was written before, knows nothing of that."""
+    manager = manager_of()
+    log: list[str] = []
+    work = persisted(manager, log)
+    async with world_of(manager) as (_, store):
+        first = work.with_options(idempotency_key="k", delay=3600).enqueue("a")
+        await first.saved()
+        engine = engine_of(manager)
+        engine.spill(engine.live[first.task_id])
+        await manager.flush()
+        row = await store.memory.fetch(first.task_id)
+        assert row is not None
+        assert row.claimed_by_worker_id is None
+        store.hold("commit")
+        again = work.with_options(idempotency_key="k").enqueue("a")
+        engine_of(manager)
+        await store.until_held("commit")
+        assert engine.live[again.task_id].is_unconfirmed
+        assert again.cancel()
+        claimed = row._replace(status="CLAIMED", claimed_by_worker_id=engine.identity.instance_id)
+        await store.memory.commit([TaskWrite(claimed, expected_of(row))])
+        after_write = engine.writer._listener
+        assert isinstance(after_write, AfterWrite)
+        Claimer(engine, Neighbours(None, engine.identity.instance_id), after_write.give_up)._take(claimed)
+        store.let_go()
+        with pytest.raises(TaskCancelled):
+            await again
+        assert log == []
+        assert_counters(engine_of(manager))
 
 
 async def test_a_stop_tells_its_waiters_when_a_release_of_unknown_fate_had_arrived() -> None:
