@@ -7,6 +7,7 @@ a file that was locked for minutes or a disk that is slow makes nobody silent.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 from taskmanager.duties.heartbeat import Heartbeat
 from taskmanager.duties.recovery import PAGE, Recovery
@@ -18,14 +19,25 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
 
 
-class Observation:
-    """The last value seen of one heartbeat, with what else shows life, and since when both have been the same."""
+WELL_TIMES: Final = 3
+"""An observer with troubles now and then calls somebody silent after this many thresholds of time without any."""
 
-    __slots__ = ("since_s", "value")
+
+class Observation:
+    """The last value seen of one heartbeat, with what else shows life; since when both have been the same, without a
+    trouble of the observer; and how long in all, where the time up to a trouble does not count.
+    """
+
+    __slots__ = ("since_s", "value", "well_s")
 
     def __init__(self, value: tuple[int, int | None], since_s: float) -> None:
         self.value = value
         self.since_s = since_s
+        self.well_s = 0.0
+
+    def silent_s(self, now_s: float) -> float:
+        """For how long it counts as silent. Troubles must not keep the dead for ever, however often they come."""
+        return max(now_s - self.since_s, self.well_s / WELL_TIMES)
 
 
 class Reaper:
@@ -37,6 +49,7 @@ class Reaper:
         self._heartbeat = heartbeat
         self._seen: dict[tuple[str, str], Observation] = {}
         self._troubles_seen = 0
+        self._swept_s = 0.0
 
     async def run_once(self) -> int:
         """One sweep: the dead first, then the silent; how many tasks were moved."""
@@ -76,8 +89,7 @@ class Reaper:
         # Time in which this observer was stopped too says nothing: whoever stopped it has stopped the others as well.
         now_s = engine.stall.running_s()
         beats = await engine.store.heartbeats()
-        if self._had_trouble() or engine.writer.degraded_since is not None:
-            self._seen.clear()  # nothing can be said of others by one who cannot write himself
+        self._count_time(now_s, is_well=not self._had_trouble() and engine.writer.degraded_since is None)
         thresholds_s = {
             "claimer": config.claimed_stale_threshold_ms / 1000,
             "runner": config.running_stale_threshold_ms / 1000,
@@ -91,10 +103,19 @@ class Reaper:
             seen = self._seen.get((sender, role))
             if seen is None or seen.value != value:
                 self._seen[sender, role] = Observation(value, now_s)
-            elif now_s - seen.since_s > thresholds_s[role]:
-                silent[role][sender] = now_s - seen.since_s
+            elif seen.silent_s(now_s) > thresholds_s[role]:
+                silent[role][sender] = seen.silent_s(now_s)
         self._forget({(sender, role) for sender, role, _ in beats})
         return silent["claimer"], silent["runner"]
+
+    def _count_time(self, now_s: float, *, is_well: bool) -> None:
+        """Nothing can be said of others by one who cannot write himself: such time is no silence of theirs."""
+        for seen in self._seen.values():
+            if is_well:
+                seen.well_s += now_s - max(seen.since_s, self._swept_s)
+            else:
+                seen.since_s = now_s
+        self._swept_s = now_s
 
     def _had_trouble(self) -> bool:
         """Whether its own beats do not get through, or did not for a while since the last sweep: the file may have been

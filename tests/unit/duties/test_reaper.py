@@ -189,6 +189,24 @@ async def test_who_could_not_write_between_two_sweeps_calls_nobody_silent(stage:
     assert await scene.sweep() == {"claimed": "PENDING"}, "nobody is in its way any more"
 
 
+async def test_troubles_now_and_then_do_not_keep_the_dead_for_ever(stage: Any) -> None:
+    """Each starts the patience anew, but time in which the observer got through adds up: three thresholds are enough."""
+    scene = await stage()
+    await scene.other("quiet", task("claimed", status="CLAIMED"))
+    scene.beat("quiet", "claimer")
+    await scene.sweep()
+    heartbeat = scene.duties._heartbeat
+    heartbeat.stop()
+    for _ in range(4):
+        scene.clock.pass_s(90)
+        assert await scene.sweep() == {"claimed": "CLAIMED"}
+        heartbeat.trouble_count += 1
+        scene.clock.pass_s(90)
+        assert await scene.sweep() == {"claimed": "CLAIMED"}, "this time counts for nothing"
+    scene.clock.pass_s(1)
+    assert await scene.sweep() == {"claimed": "PENDING"}
+
+
 @pytest.mark.req("RC-62", "RC-63", "RC-64", "HB-50", "RC-65", "RC-66", "RC-67", "RC-68", "RC-69", "RC-s5", "RC-s4")
 async def test_switched_off_stuck_tasks_stay_until_somebody_acts(stage: Any) -> None:
     """Then a person decides, by wall time; before a first beat, the claim or the start counts as the last sign."""
