@@ -95,7 +95,8 @@ def test_the_phases_that_wait(phase: Phase) -> None:
     """A task that has its slot, its end or another owner does not."""
     live = new_live()
     live.phase = phase
-    assert live.is_waiting == (phase in (Phase.ACCEPTED, Phase.DELAYED, Phase.READY))
+    assert live.is_awaiting_store == (phase in (Phase.UNCONFIRMED, Phase.SPILLING))
+    assert live.is_waiting == (live.is_awaiting_store or phase in (Phase.ACCEPTED, Phase.DELAYED, Phase.READY))
     assert live.is_elsewhere == (phase is Phase.ELSEWHERE)
 
 
