@@ -18,7 +18,6 @@ from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
 
-
 WELL_TIMES: Final = 3
 """An observer with troubles now and then calls somebody silent after this many thresholds of time without any."""
 

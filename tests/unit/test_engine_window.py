@@ -6,7 +6,16 @@ from datetime import timedelta
 
 import pytest
 
-from taskmanager import ManagerStopped, QueueFull, Snooze, TaskCancelled, TaskInterrupted, TaskStatus, current_task
+from taskmanager import (
+    ManagerStopped,
+    QueueConfig,
+    QueueFull,
+    Snooze,
+    TaskCancelled,
+    TaskInterrupted,
+    TaskStatus,
+    current_task,
+)
 from taskmanager.engine.after_write import AfterWrite
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.neighbours import Neighbours
@@ -329,6 +338,48 @@ async def test_a_rejection_of_a_task_that_went_elsewhere_meanwhile_brings_nothin
         assert live.is_elsewhere
         assert handle.task_id not in engine_of(manager).live
         assert_counters(engine_of(manager))
+
+
+async def test_a_spilled_task_that_its_limited_queue_cannot_hold_is_cancelled_and_its_caller_told() -> None:
+    """Such a queue runs only what stands in the file, so what cannot stand there has ended."""
+    manager = manager_of(queues=[QueueConfig("gpu", max_concurrency=1, scope="file")])
+    log: list[str] = []
+    work = persisted(manager, log, queue_name="gpu")
+    async with world_of(manager):
+        handle = work.enqueue("a")
+        live = engine_of(manager).live[handle.task_id]
+        assert live.is_spilling
+        live.crash_count = -1  # no store takes that
+        with pytest.raises(TaskCancelled, match="cannot be stored"):
+            await handle
+        await manager.flush()
+        assert log == []
+        assert_counters(engine_of(manager))
+
+
+async def test_a_keyed_call_that_was_cancelled_so_is_answered_by_the_task_that_has_its_key() -> None:
+    """That its record was refused says nothing of the key: where the store has a task of it, that one is meant."""
+    manager = manager_of(queues=[QueueConfig("gpu", max_concurrency=1, scope="file")])
+    log: list[str] = []
+    work = persisted(manager, log, queue_name="gpu").with_options(idempotency_key="k")
+    async with world_of(manager) as (_, store):
+        assert await work.enqueue("a") == "a"
+        await manager.flush()
+        store.hold("commit")
+        again = work.enqueue("b")
+        engine = engine_of(manager)
+        live = engine.live[again.task_id]
+        assert live.is_unconfirmed
+        await store.until_held("commit")
+        after_write = engine.writer._listener
+        assert isinstance(after_write, AfterWrite)
+        waiter = asyncio.ensure_future(again.result())
+        await asyncio.sleep(0)
+        after_write.rejected(live, "too big")
+        store.let_go()
+        assert (await waiter).ok_value == "a"
+        assert log == ["a"]
+        assert_counters(engine)
 
 
 async def test_a_cancel_is_kept_when_the_row_of_its_key_is_claimed_in_the_same_moment() -> None:

@@ -190,7 +190,7 @@ async def test_who_could_not_write_between_two_sweeps_calls_nobody_silent(stage:
 
 
 async def test_troubles_now_and_then_do_not_keep_the_dead_for_ever(stage: Any) -> None:
-    """Each starts the patience anew, but time in which the observer got through adds up: three thresholds are enough."""
+    """Each starts the patience anew, but time in which the observer got through adds up: three thresholds suffice."""
     scene = await stage()
     await scene.other("quiet", task("claimed", status="CLAIMED"))
     scene.beat("quiet", "claimer")
