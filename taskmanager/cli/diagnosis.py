@@ -41,7 +41,7 @@ NETWORK_TYPES: Final = frozenset(
 )
 _SHOWN: Final = 3
 MIN_FILES: Final = 10
-"""Of log, index and lock files; a volume with so little room for more is about to refuse a start."""
+"""Files that a volume must have room for: with fewer, a start may find none for its log, index and lock file."""
 
 
 def around_the_file(db: Path, min_free_mb: int) -> Iterator[Finding]:

@@ -42,7 +42,7 @@ def doctor(min_free: int, db: Path, as_json: bool) -> int:
     if not db.is_file():
         raise StoreError(f"{db} is not a file; give the path of the database")
     findings = list(around_the_file(db, min_free))
-    # Of a lock that is known to be held for long nobody has to convince himself once more.
+    # A lock that was just seen to be held for long would only be waited for a second time.
     is_locked = any(each.name == "locks" and not each.is_well for each in findings)
     try:
         with read(db, patience_s=GLANCE_PATIENCE_S if is_locked else READ_PATIENCE_S) as connection:
