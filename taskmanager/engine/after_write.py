@@ -210,7 +210,7 @@ class AfterWrite:
         self._tell_savers(live, StoreError(f"task {live.task_id} cannot be stored: {reason}"))
         self._engine.receiver.end_is_settled(live)
         if live.phase is Phase.ENDED:
-            self._engine.publish(live)
+            self._end_in_memory(live)
         elif live.phase is Phase.STARTING:
             self._start(live)
         elif live.is_awaiting_store and self._engine.dispatcher.needs_place(live):
@@ -218,6 +218,15 @@ class AfterWrite:
             self._engine.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, words)
         elif live.is_awaiting_store:
             self._enter(live)
+
+    def _end_in_memory(self, live: LiveTask) -> None:
+        """Nobody is promised that a task goes on at the next start of which no row stands in the file."""
+        is_lost = live.ending is not None and live.ending.requeued and live.saving.committed is None
+        if is_lost and not live.is_published:
+            words = "the manager stopped, and the record of the task could not be stored"
+            error = TaskError(BuiltInTaskCode.MANAGER_STOPPED, words)
+            self._engine.settlement.end_with_error(live, TaskStatus.CANCELLED, error, None)
+        self._engine.publish(live)
 
     def degraded(self, exc: StoreError) -> None:
         """The store cannot be written: what may go on goes on, what must not waits."""

@@ -322,6 +322,20 @@ async def test_a_delayed_task_that_cannot_be_stored_waits_in_memory_though_that_
         assert sorted(log) == list("abcd")
 
 
+async def test_a_stop_does_not_promise_that_a_task_goes_on_which_could_not_be_stored() -> None:
+    """It waited in memory only, and ends with it, as a memory-only task does."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager):
+        handle = work.with_options(delay=3600).enqueue("a")
+        engine_of(manager).live[handle.task_id].crash_count = -1  # no store takes that
+        await manager.flush()
+        await manager.stop()
+        result = await handle.result()
+        assert result.err_value.error_code == "MANAGER_STOPPED"
+        assert "could not be stored" in result.err_value.message
+
+
 async def test_a_rejection_of_a_task_that_went_elsewhere_meanwhile_brings_nothing_of_it_back() -> None:
     """Another instance has it, or it is free in the store: it does not wait here for a slot as well."""
     manager = manager_of()
