@@ -75,7 +75,7 @@ class TaskManager:
     """
 
     _lifecycle: Lifecycle | None = None
-    """Of the start that is under way, runs, or stops; `_current` has it while it runs, with all that can be asked."""
+    """From `start` to the end of `stop`; while tasks can run, `_current` has it too, with what answers calls."""
     _current: Running | None = None
     _is_isolated = False
 

@@ -63,5 +63,5 @@ def _retried(row: TaskRow, reason: str | None, has_won: bool, now_us: int) -> An
     reason = reason or "it has changed meanwhile; look at it again"
     if row.status == TaskStatus.PENDING and row.enqueued_at > now_us:
         end = row.task_id[-8:]
-        reason += f"; it runs {relative(row.enqueued_at, now_us)}; at once: taskmanager cancel {end}, then retry it"
+        reason += f"; it runs {relative(row.enqueued_at, now_us)}; to run it now: taskmanager cancel {end}, then retry"
     return Answer(row.task_id, False, "refused", reason)

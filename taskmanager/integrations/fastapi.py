@@ -210,7 +210,8 @@ def _required(name: str, auth: Any) -> list[params.Depends]:
     dependency: Any = required.dependency
     if not callable(dependency) or dependency in (Depends, Security):
         raise ConfigurationError(f"{name} must be a dependency (a function, or Depends(...)) or None, not {auth!r}")
-    is_class = isinstance(dependency, type) and issubclass(dependency, SecurityBase)  # made anew with each request
+    # A class is called with each request, which makes an object and checks nothing.
+    is_class = isinstance(dependency, type) and issubclass(dependency, SecurityBase)
     if is_class or (isinstance(dependency, SecurityBase) and not getattr(dependency, "auto_error", True)):
         advice = "give an object that raises errors itself, such as HTTPBearer(), or a function that does"
         raise ConfigurationError(f"{name} is {dependency!r}, which lets everybody in; {advice}")
