@@ -63,11 +63,17 @@ class Retention:
             intake.forget_ended_keys(intake.ended_keys(None, cutoff))
         return count
 
+    def _was_stepped(self) -> bool:
+        """Whether the clock by which this sweep judges is not the one that stamps records now."""
+        clock = self._engine.wall_clock
+        clock.now_us()  # it looks
+        return clock.step_count != self._steps_seen
+
     async def _sweep(self, step: Callable[[], Awaitable[int]]) -> int:
         """Repeat a step until it finds nothing more to do; the sum of what it did."""
         engine = self._engine
         total, spent_s = 0, 0.0
-        while spent_s < BUDGET_S and not engine.is_stopping:
+        while spent_s < BUDGET_S and not engine.is_stopping and not self._was_stepped():
             began_s = engine.loop.time()
             count = await step()
             if not count:

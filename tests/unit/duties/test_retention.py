@@ -90,3 +90,24 @@ async def test_none_keeps_one_kind_for_ever_and_trouble_with_one_stops_no_other(
     scene = await stage(recovery=RecoveryConfig(**{names[kept]: None}))
     gone = await scene.duties._retention.run_once()
     assert set(gone) == set(names) - {kept}
+
+
+async def test_a_sweep_ends_when_the_clock_is_stepped_under_it(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its limit is of a clock that was ahead: what ends now, by one that was corrected, would be old by it at once."""
+    scene = await stage(recovery=RecoveryConfig(retention_delete_batch_size=50))
+    old = NOW_US - 721 * HOUR_US
+    await scene.put(*(ended(f"old {number}", "COMPLETED", old) for number in range(51)))
+    purge = scene.engine.store.purge
+
+    async def purge_and_correct(*args: Any) -> int:
+        count: int = await purge(*args)
+        scene.clock.wall_us -= 1_000 * HOUR_US
+        await scene.put(ended("ended now", "COMPLETED", scene.clock.wall_us))
+        return count
+
+    monkeypatch.setattr(scene.engine.store, "purge", purge_and_correct)
+    await scene.duties._retention.run_once()
+    monkeypatch.undo()
+    assert len(scene.statuses()) == 2
+    assert await scene.duties._retention.run_once() == {}
+    assert "ended now" in scene.statuses()
