@@ -144,6 +144,7 @@ class Heartbeat:
                 logger.critical("the %s failed unexpectedly, and tries again", NAME, exc_info=True)
             self._engine.failing_duties[NAME] = f"{type(exc).__name__}: {exc}"
             self.failed_count += 1
+            self.trouble_count += 1
             return True
         self._engine.failing_duties.pop(NAME, None)
         return is_open

@@ -186,7 +186,9 @@ class Runner:
             else:
                 outcome = outcome_of(reply.value)
         except CannotStart as exc:
-            outcome = Outcome("unstarted", reason=str(exc)) if attempt.stop_reason is None else self._stopped(attempt)
+            outcome = (
+                Outcome("unstarted", reason=str(exc)) if attempt.stop_reason is None else self._raised(attempt, exc)
+            )
         except BrokenProcess as exc:
             outcome = self._raised(attempt, exc)
             if outcome.kind == "failed":

@@ -204,6 +204,8 @@ class ProcessLane:
                 raise BrokenProcess(_why_main_failed(exc.__cause__)) from exc
             raise CannotStart(_why_none_came_up(exc.__cause__)) from exc
         except ProcessLookupError as exc:  # it was gone before it could be killed
+            if is_task:
+                raise BrokenProcess("the child process died while it ran the task") from exc
             raise CannotStart(_why_none_came_up(exc)) from exc
         except (OSError, RuntimeError) as exc:  # what user code raises comes as a reply
             raise CannotStart(f"no child process can be started: {_words(exc)}") from exc

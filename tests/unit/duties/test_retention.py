@@ -94,7 +94,8 @@ async def test_none_keeps_one_kind_for_ever_and_trouble_with_one_stops_no_other(
 
 async def test_a_sweep_ends_when_the_clock_is_stepped_under_it(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its limit is of a clock that was ahead: what ends now, by one that was corrected, would be old by it at once."""
-    scene = await stage(recovery=RecoveryConfig(retention_delete_batch_size=50))
+    scene = await stage(recovery=RecoveryConfig(terminal_record_retention_hours=None))
+    scene.engine.settings = replace(scene.engine.settings, recovery=RecoveryConfig(retention_delete_batch_size=50))
     old = NOW_US - 721 * HOUR_US
     await scene.put(*(ended(f"old {number}", "COMPLETED", old) for number in range(51)))
     purge = scene.engine.store.purge
