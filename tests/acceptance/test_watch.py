@@ -177,7 +177,7 @@ def test_watch_shows_progress_follows_the_size_and_leaves_on_q(application: Appl
         assert "reports:build" in text
         assert "75%" in text
         assert "page 3 of 4" in text
-        assert "UNHANDLED_EXCEPTION" in text
+        assert "ConnectionError: r" in text
         assert "schema" not in text
         window.resize(40, 130)
         assert "ConnectionError: refused" in window.read_until(b"schema").decode()

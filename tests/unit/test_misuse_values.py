@@ -77,7 +77,7 @@ def a_call(**options: Any) -> object:
 
 
 def a_cron(**options: Any) -> object:
-    return TaskManager("never-opened.db").schedule(**{"cron": "0 3 * * *", **options})(work)
+    return TaskManager("never-opened.db").schedule(**{"cron": "0 3 1 * *", **options})(work)
 
 
 def an_interval(**options: Any) -> object:
