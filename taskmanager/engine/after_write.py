@@ -113,9 +113,9 @@ class AfterWrite:
             else "the work here is given up",
             extra=extra_of(live),
         )
-        self.give_up(live)
         gone = StoreError(f"task {live.task_id} is not in the store any more, its record was deleted; enqueue it again")
         self._tell_savers(live, gone if row is None else None)
+        self.give_up(live)
 
     def _tell_savers(self, live: LiveTask, exc: StoreError | None) -> None:
         waiters, live.save_waiters = live.save_waiters, None
@@ -127,6 +127,7 @@ class AfterWrite:
 
     def give_up(self, live: LiveTask) -> None:
         """The task is another's, or free in the store: nothing of it goes on here, and its waiters follow the store."""
+        self._tell_savers(live, None)  # no write of ours will: the store is where others have it from
         self._engine.receiver.end_is_settled(live)
         if live.is_waiting:
             self._engine.dispatcher.left_waiting(live)

@@ -354,6 +354,25 @@ async def test_a_rejection_of_a_task_that_went_elsewhere_meanwhile_brings_nothin
         assert_counters(engine_of(manager))
 
 
+async def test_who_waits_for_a_record_is_answered_when_its_task_goes_elsewhere_before_the_next_try() -> None:
+    """It was found in the store, and no write of it is made here any more that would answer."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager):
+        handle = work.with_options(delay=3600).enqueue("a")
+        engine = engine_of(manager)
+        engine.turn.empty_inbox()
+        after_write = engine.writer._listener
+        assert isinstance(after_write, AfterWrite)
+        async with asyncio.timeout(10):
+            async with engine.writer.quiet:  # no commit begins
+                waiting = asyncio.create_task(handle.saved())
+                while not engine.live[handle.task_id].save_waiters:  # noqa: ASYNC110  # a turn or two
+                    await asyncio.sleep(0)
+                after_write.give_up(engine.live[handle.task_id])
+            await waiting
+
+
 async def test_a_spilled_task_that_its_limited_queue_cannot_hold_is_cancelled_and_its_caller_told() -> None:
     """Such a queue runs only what stands in the file, so what cannot stand there has ended."""
     manager = manager_of(queues=[QueueConfig("gpu", max_concurrency=1, scope="file")])
