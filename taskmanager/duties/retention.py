@@ -34,7 +34,7 @@ class Retention:
         """
         config, store = self._engine.settings.recovery, self._engine.store
         now_us = self._engine.wall_clock.now_for_ages_us()
-        if self._steps_seen != self._engine.wall_clock.step_count:
+        if self._was_stepped():
             self._steps_seen = self._engine.wall_clock.step_count
             return {}
         categories: list[tuple[str, int | None, Callable[[int, int], Awaitable[int]]]] = [

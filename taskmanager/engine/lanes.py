@@ -197,16 +197,14 @@ class ProcessLane:
             self._limiter = CapacityLimiter(self._limit)
         try:
             return await to_process.run_sync(call, *args, cancellable=is_task, limiter=self._limiter)
-        except BrokenWorkerProcess as exc:
+        except (BrokenWorkerProcess, ProcessLookupError) as exc:
             if is_task:
                 raise BrokenProcess("the child process died while it ran the task") from exc
-            if _is_of_main(exc.__cause__):
-                raise BrokenProcess(_why_main_failed(exc.__cause__)) from exc
-            raise CannotStart(_why_none_came_up(exc.__cause__)) from exc
-        except ProcessLookupError as exc:  # it was gone before it could be killed
-            if is_task:
-                raise BrokenProcess("the child process died while it ran the task") from exc
-            raise CannotStart(_why_none_came_up(exc)) from exc
+            # It was gone before it could be killed, or anyio says what ended it.
+            cause = exc if isinstance(exc, ProcessLookupError) else exc.__cause__
+            if _is_of_main(cause):
+                raise BrokenProcess(_why_main_failed(cause)) from exc
+            raise CannotStart(_why_none_came_up(cause)) from exc
         except (OSError, RuntimeError) as exc:  # what user code raises comes as a reply
             raise CannotStart(f"no child process can be started: {_words(exc)}") from exc
 

@@ -175,14 +175,10 @@ class Writer:
         self._history_due.hurry()
         self.wake()
         if self._task is not None:
-            loop = asyncio.get_running_loop()
             if self._task.done():  # cancelled by somebody who cancels every task; what is left is written anyway
-                self._task = loop.create_task(self._run(), name="taskmanager-writer")
+                self._task = asyncio.get_running_loop().create_task(self._run(), name="taskmanager-writer")
             await asyncio.wait([self._task], timeout=patience_s)
-            unsaved = self.unsaved_count + 1
-            # Fewer each time, since a thread that cannot be ended may go on and report its progress for ever.
-            while not self._task.done() and unsaved > (unsaved := self.unsaved_count) and self.degraded_since is None:
-                await asyncio.wait([self._task], timeout=max(0.0, self._written_s + STUCK_S - loop.time()))
+            await self._wait_while_batches_get_through(self._task)
             if not self._task.done():
                 self._task.cancel()
                 await asyncio.wait([self._task])
@@ -190,6 +186,15 @@ class Writer:
         self._history_due.close()
         self._give_up_waiters()
         return self.unsaved_count
+
+    async def _wait_while_batches_get_through(self, task: "asyncio.Task[None]") -> None:
+        """Each wait must leave fewer: a thread that cannot be ended may go on and report its progress for ever."""
+        while not task.done() and self.degraded_since is None:
+            unsaved = self.unsaved_count
+            left_s = self._written_s + STUCK_S - asyncio.get_running_loop().time()
+            await asyncio.wait([task], timeout=max(0.0, left_s))
+            if self.unsaved_count >= unsaved:
+                return
 
     def _give_up_waiters(self) -> None:
         """Nobody will write any more, so nobody may wait for it."""

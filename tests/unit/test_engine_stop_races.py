@@ -3,10 +3,19 @@
 import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from taskmanager import StoreUnavailable, TaskFailed, TaskInterrupted, TaskManager, TaskStatus
+from taskmanager import (
+    StoreUnavailable,
+    Task,
+    TaskFailed,
+    TaskHandle,
+    TaskInterrupted,
+    TaskManager,
+    TaskStatus,
+)
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.instance import InstanceLock, is_dead, lock_path, remove_stray_lock_files
 from taskmanager.testing import Fault, FaultyStore
@@ -144,17 +153,25 @@ async def test_a_parent_gets_its_slot_back_during_the_drain() -> None:
         await stopping
 
 
+async def stopped_under_a_start(
+    manager: TaskManager, work: Task[..., Any], store: FaultyStore
+) -> tuple[TaskHandle[Any], "asyncio.Task[None]"]:
+    """A task whose start is being committed, and the stop that has begun meanwhile."""
+    store.hold("commit")
+    handle = work.enqueue("a")
+    await store.until_held("commit")
+    stopping = asyncio.create_task(manager.stop(timeout=0))
+    await asyncio.sleep(0)
+    return handle, stopping
+
+
 async def test_a_store_that_fails_in_the_last_moment_starts_no_user_code() -> None:
     """A start in flight when the manager stops is taken back, not carried out."""
     manager = manager_of()
     log: list[str] = []
     work = persisted(manager, log, requeue_on_interrupt=True)
     async with world_of(manager) as (world, store):
-        store.hold("commit")
-        handle = work.enqueue("a")
-        await store.until_held("commit")
-        stopping = asyncio.create_task(manager.stop(timeout=0))
-        await asyncio.sleep(0)
+        handle, stopping = await stopped_under_a_start(manager, work, store)
         store.fail("commit")
         store.is_down = True
         store.let_go()
@@ -176,11 +193,7 @@ async def test_a_start_that_is_committed_while_the_manager_stops_is_put_back_as_
     log: list[str] = []
     work = persisted(manager, log)
     async with world_of(manager) as (world, store):
-        store.hold("commit")
-        handle = work.enqueue("a")
-        await store.until_held("commit")
-        stopping = asyncio.create_task(manager.stop(timeout=0))
-        await asyncio.sleep(0)
+        handle, stopping = await stopped_under_a_start(manager, work, store)
         store.let_go()
         await stopping
         row = await store.memory.fetch(handle.task_id)
