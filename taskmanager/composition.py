@@ -18,7 +18,7 @@ from taskmanager.engine.records import Records
 from taskmanager.engine.schedule import Schedule
 from taskmanager.engine.settings import Settings
 from taskmanager.model.clock import Clock
-from taskmanager.model.errors import ConfigurationError
+from taskmanager.model.errors import ConfigurationError, WrongProcess
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Store
 
@@ -40,6 +40,19 @@ def store_of(settings: Settings) -> Store:
     from taskmanager.store.sqlite import SqliteStore
 
     return SqliteStore(settings.database, synchronous=settings.synchronous)
+
+
+def check_process(settings: Settings, intake: Intake) -> None:
+    """Raise `WrongProcess` in a child that was forked while its parent had the file open."""
+    if settings.database is None:
+        return
+    from taskmanager.store.sqlite import open_files
+
+    try:
+        open_files.check_process(settings.database)
+    except WrongProcess:
+        intake.is_forked = True  # what is enqueued from now on would be held for a start that cannot come
+        raise
 
 
 def _check_loop() -> None:

@@ -30,10 +30,12 @@ T = TypeVar("T")
 def check_loop(lifecycle: Lifecycle) -> None:
     """A manager belongs to the loop it was started in; from others it can be enqueued to, and its handles awaited."""
     engine = lifecycle.engine
+    if engine.intake.is_forked:
+        raise WrongProcess(
+            "the manager runs in the process that this one was forked from; return the work to that process"
+        )
     if asyncio.get_running_loop() is engine.loop:
         return
-    if engine.intake.is_forked:
-        raise WrongProcess("this process was forked from one whose manager runs there; await manager.stop() first")
     if engine.loop.is_closed():
         raise ManagerStopped(
             "the event loop that the manager was started in is closed; await manager.stop() to forget that start, and "

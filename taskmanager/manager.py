@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overlo
 
 from taskmanager.background import Background
 from taskmanager.codec.values import Codec
-from taskmanager.composition import Running, composed, store_of
+from taskmanager.composition import Running, check_process, composed, store_of
 from taskmanager.current_instance import CurrentInstance, check_stop
 from taskmanager.engine.definition import CallOptions, Definition
 from taskmanager.engine.engine import Engine
@@ -246,9 +246,7 @@ class TaskManager:
     # Enqueueing.
 
     def enqueue(self, name: str, /, *args: object, **kwargs: object) -> TaskHandle[Any]:
-        """Enqueue by name, for callers that cannot import the function; raises `UnknownTask` and what `enqueue`
-        raises.
-        """
+        """Enqueue by name, for callers that cannot import the function; raises `UnknownTask` as well."""
         return self._registry.get(name).enqueue(*args, **kwargs)
 
     def enqueue_call(
@@ -292,9 +290,10 @@ class TaskManager:
     async def start(self) -> None:
         """Open the file, recover what dead instances left, reclaim, and run. Raises `StoreError` when it cannot.
 
-        A manager that runs already raises `ConfigurationError`; a stopped one may be started again, on another
-        loop too.
+        A manager that runs already raises `ConfigurationError`, a child that was forked while the file was open
+        `WrongProcess`. A stopped one may be started again, on another loop too.
         """
+        check_process(self._settings, self._intake)
         if self._lifecycle is not None and not self._lifecycle.engine.loop.is_closed():
             raise ConfigurationError("the manager runs already; stop it before starting it again")
         await self.stop()

@@ -51,6 +51,9 @@ class Submission:
             raise ConfigurationError(
                 f"task {definition.name!r} is memory-only and cannot be written in a transaction; give it persist=True"
             )
+        from taskmanager.store.sqlite.open_files import check_process
+
+        check_process(self._database)
         live = self._intake.make(definition, options, args, kwargs)
         self._expect(live.task_id)
         return live

@@ -14,6 +14,7 @@ from taskmanager.engine.instance import has_lock_file
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.store.sqlite import SqliteStore
+from taskmanager.store.sqlite.open_files import check_process
 from taskmanager.store.sqlite.queries import instances
 from taskmanager.store.sqlite.reading import READ_PATIENCE_S, open_read_only
 
@@ -105,6 +106,7 @@ async def patiently(step: Callable[[], Awaitable[R]]) -> R:
 
 def check_is_there(db: Path) -> None:
     """Raises `StoreUnavailable`. A missing file is mostly a forgotten option, so that is what the line says."""
+    check_process(db)
     try:
         db.stat()
     except (FileNotFoundError, NotADirectoryError, ValueError) as exc:

@@ -117,8 +117,8 @@ class Intake:
             )
         if self.is_forked:
             raise WrongProcess(
-                "this process was forked and its manager is not started here; start it, or return the work to the "
-                "parent and enqueue it there"
+                "this process was forked and its manager is not started here; start it, which can be done unless the "
+                "parent had the file open at the fork, or return the work to the parent and enqueue it there"
             )
 
     def _make(

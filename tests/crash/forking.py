@@ -1,7 +1,8 @@
-"""A program that forks. While its manager runs, the child may do nothing with it, and must harm nothing by ending;
-before it was started, as under a server that loads the application first, each child may start it for itself.
+"""A program that forks. A child of a running manager may do nothing with it, nor with its file, and must harm nothing
+by ending; before the start and after the stop, as under a server that loads the application first, each child may
+start the manager for itself.
 
-python -m tests.crash.forking '{"db": ..., "is_child_lasting": false, "is_preloaded": false}'
+python -m tests.crash.forking '{"db": ..., "is_child_lasting": false, "is_preloaded": false, "is_storm": false}'
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import json
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,6 +18,10 @@ from typing import Any, NoReturn
 from taskmanager import TaskManager, WrongProcess
 from tests.crash.child import make_manager
 from tests.crash.jobs import note
+
+ROUNDS = 3
+FORKS_PAUSE_S = 0.01
+PATIENCE_S = 30.0
 
 
 def in_the_child(manager: TaskManager) -> None:
@@ -26,11 +32,19 @@ def in_the_child(manager: TaskManager) -> None:
         note(type(exc).__name__)
 
 
-async def stop_and_start(manager: TaskManager) -> None:
-    """What a forked child may do instead: leave the start of the parent alone, and make one of its own."""
+async def try_to_start(manager: TaskManager, database: Path) -> None:
+    """Whatever a child does about the start of its parent, and by whatever manager: the file is not opened."""
+    for label, each in ("its own", manager), ("a new one", TaskManager(database)):
+        try:
+            await each.start()
+        except WrongProcess:
+            note("start refused", label)
     await manager.stop()
     note("stopped in the child")
-    await serve(manager, "by the child itself")
+    try:
+        await manager.start()
+    except WrongProcess:
+        note("start refused", "after a stop")
 
 
 def live_on() -> NoReturn:
@@ -40,13 +54,13 @@ def live_on() -> NoReturn:
     os._exit(0)
 
 
-def fork_and_wait(manager: TaskManager) -> None:
+def fork_and_wait(manager: TaskManager, database: Path) -> None:
     """Fork, and note how the child ended: once at once, once with all that Python does at the end of a process."""
     pid = os.fork()
     if pid == 0:
         in_the_child(manager)
         asyncio._set_running_loop(None)  # else the child would take the loop of the parent for its own
-        asyncio.run(stop_and_start(manager))
+        asyncio.run(try_to_start(manager, database))
         os._exit(0)
     _, status = os.waitpid(pid, 0)
     note(f"child ended {os.waitstatus_to_exitcode(status)}")
@@ -64,7 +78,7 @@ async def serve(manager: TaskManager, label: str) -> None:
 
 
 def preload(manager: TaskManager, database: Path) -> None:
-    """Hold a task, fork twice, and start the manager in each of the three processes."""
+    """Hold a task, fork twice, and start the manager in each of the three processes; then fork after the stop."""
     manager.get_task("once").enqueue("held by the parent", 0)
     assert not database.exists(), "the constructor must open nothing"
     children = []
@@ -76,9 +90,62 @@ def preload(manager: TaskManager, database: Path) -> None:
             os._exit(0)
         children.append(pid)
     asyncio.run(serve(manager, "parent"))
-    for pid in children:
-        _, status = os.waitpid(pid, 0)
+    pid = os.fork()
+    if pid == 0:
+        in_the_child(manager)
+        asyncio.run(serve(manager, "child after the stop"))
+        os._exit(0)
+    for each in [*children, pid]:
+        _, status = os.waitpid(each, 0)
         note(f"child ended {os.waitstatus_to_exitcode(status)}")
+
+
+async def _first_of_a_child(database: Path) -> None:
+    manager = TaskManager(database)
+    try:
+        await manager.start()
+    except WrongProcess:
+        note("refused")
+    else:
+        note("served")
+        await manager.stop()
+
+
+def fork_all_the_time(database: Path, is_over: threading.Event) -> None:
+    """Fork in a thread, whatever the others do at that moment, and let each child try to start a manager of its own."""
+    while not is_over.wait(FORKS_PAUSE_S):
+        pid = os.fork()
+        if pid == 0:
+            asyncio.run(_first_of_a_child(database))
+            os._exit(0)
+        end = time.monotonic() + PATIENCE_S
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() > end:
+                note("hangs")
+                return
+            time.sleep(FORKS_PAUSE_S)
+
+
+async def work(manager: TaskManager, label: str) -> None:
+    """Start, have tasks acknowledged, and stop."""
+    async with manager:
+        for number in range(200):
+            await manager.get_task("safe").enqueue(f"{label} {number}", 0).saved()
+            note("saved", f"{label} {number}")
+
+
+def storm(manager: TaskManager, database: Path) -> None:
+    """Start, work and stop, while another thread forks."""
+    asyncio.run(serve(manager, "first"))  # all is imported: a fork in the middle of an import leaves it half done
+    is_over = threading.Event()
+    thread = threading.Thread(target=fork_all_the_time, args=(database, is_over))
+    thread.start()
+    try:
+        for number in range(ROUNDS):
+            asyncio.run(work(manager, f"round {number}"))
+    finally:
+        is_over.set()
+        thread.join()
 
 
 async def main(manager: TaskManager, config: dict[str, Any]) -> None:
@@ -91,7 +158,7 @@ async def main(manager: TaskManager, config: dict[str, Any]) -> None:
                 live_on()
             await asyncio.Event().wait()
         await manager.get_task("once").enqueue("before", 0)
-        fork_and_wait(manager)
+        fork_and_wait(manager, Path(config["db"]))
         await manager.get_task("once").enqueue("after", 0)
 
 
@@ -99,5 +166,7 @@ if __name__ == "__main__":
     given = json.loads(sys.argv[1])
     if given.get("is_preloaded"):
         preload(make_manager(given), Path(given["db"]))
+    elif given.get("is_storm"):
+        storm(make_manager(given), Path(given["db"]))
     else:
         asyncio.run(main(make_manager(given), given))

@@ -655,7 +655,7 @@ asyncio.run(afterwards())
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_neither_uses_nor_closes_what_it_inherited(path: Path) -> None:
-    """The parent goes on as if nothing had happened; the child is told to open its own."""
+    """The parent goes on as if nothing had happened; the child is told that the file is not for it."""
     ended = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED, str(path)],
         timeout=30,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from taskmanager.console.views import Progress
+from taskmanager.store.sqlite.open_files import open_existing
 
 TASK_NAMES: Final = ("demo.hash_file", "demo.parse_python")
 BUSY_TIMEOUT_S: Final = 1.0
@@ -80,8 +81,7 @@ class Judge:
         try:
             if self._connection is None:
                 # Not mode=ro: a reader that cannot write leaves the log files of the last one lying about.
-                uri = f"{self._database.absolute().as_uri()}?mode=rw"
-                self._connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+                self._connection = open_existing(str(self._database), "mode=rw", timeout=BUSY_TIMEOUT_S)
                 self._connection.execute("PRAGMA query_only = ON")
             return self._connection.execute(query).fetchall()
         except sqlite3.OperationalError:
@@ -156,7 +156,7 @@ def contents_of(database: Path) -> Literal["nothing", "demo", "foreign"]:
     if database.stat().st_size == 0:
         return "nothing"
     try:
-        with contextlib.closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True)) as connection:
+        with contextlib.closing(open_existing(str(database), "mode=rw")) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if "taskmanager_tasks" not in tables or any(not t.startswith(("taskmanager_", "sqlite_")) for t in tables):
                 return "foreign"

@@ -8,6 +8,7 @@ from typing import Final
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.store.protocol import Beat, WorkerState
 from taskmanager.store.sqlite.connection import BUSY_TIMEOUT_S, primary_code, transaction, translate
+from taskmanager.store.sqlite.open_files import open_existing
 
 _STATE: Final = ", ".join(WorkerState._fields)
 
@@ -51,8 +52,7 @@ class SqliteBeater:
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
-            uri = f"file:{self._path.replace('%', '%25').replace('?', '%3f').replace('#', '%23')}?mode=rw"
-            self._connection = sqlite3.connect(uri, timeout=BUSY_TIMEOUT_S, isolation_level=None, uri=True)
+            self._connection = open_existing(self._path, "mode=rw", timeout=BUSY_TIMEOUT_S)
         return self._connection
 
     def let_go(self) -> None:

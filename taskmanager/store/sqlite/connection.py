@@ -1,8 +1,4 @@
-"""One SQLite connection in its aiosqlite thread: how it is opened, used in one hop, and left alone after a fork.
-
-A forked child must neither use nor close what it inherited: closing rolls back locks and may checkpoint a log that the
-parent still writes. So in the child every inherited connection is referenced for ever and refuses work.
-"""
+"""One SQLite connection in its aiosqlite thread: how it is opened, used in one hop, and left alone after a fork."""
 
 import asyncio
 import os
@@ -14,8 +10,9 @@ from typing import Any, Final, Literal, NoReturn, TypeVar, TypeVarTuple
 
 import aiosqlite
 
-from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.model.errors import StoreError, StoreUnavailable, TaskManagerError
 from taskmanager.model.wording import MORE_THREADS, remedy
+from taskmanager.store.sqlite.open_files import IS_FORKED, FileConnection, factory_for
 
 Synchronous = Literal["full", "normal"]
 R = TypeVar("R")
@@ -96,21 +93,21 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 class Connection:
     """One aiosqlite connection, used by whole functions only."""
 
-    __slots__ = ("_inner", "_path", "is_inherited")
+    __slots__ = ("_inner", "_path", "_raw")
 
-    def __init__(self, path: str, inner: aiosqlite.Connection) -> None:
+    def __init__(self, path: str, inner: aiosqlite.Connection, raw: FileConnection) -> None:
         self._path = path
         self._inner = inner
-        self.is_inherited = False
-        _open_connections.add(self)
+        self._raw = raw
+        raw.kept_with = self
 
     def __repr__(self) -> str:
-        return f"<Connection {self._path} {'inherited' if self.is_inherited else 'open'}>"
+        return f"<Connection {self._path} {'inherited' if self._raw.is_inherited else 'open'}>"
 
     async def hop(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
         """Run `work(connection, *args)` in the connection's thread, to its end even when the caller is cancelled."""
-        if self.is_inherited:
-            raise StoreError(f"{self._path} was opened by the parent process; open a new store in this one")
+        if self._raw.is_inherited:
+            raise StoreError(f"{self._path} {IS_FORKED}; return the work to the parent process")
         try:
             return await _in_one_hop(self._inner, work, *args)
         except sqlite3.Error as error:
@@ -120,10 +117,9 @@ class Connection:
 
     async def close(self) -> None:
         """Close it and end its thread. An inherited connection is only forgotten."""
-        if self in _open_connections:
-            _open_connections.discard(self)
-            if not self.is_inherited:
-                await self._inner.close()
+        if self._raw.kept_with is self and not self._raw.is_inherited:
+            self._raw.kept_with = None
+            await self._inner.close()
 
 
 async def _in_one_hop(inner: aiosqlite.Connection, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
@@ -135,27 +131,6 @@ async def _in_one_hop(inner: aiosqlite.Connection, work: Callable[[sqlite3.Conne
     raw = inner._conn  # noqa: SLF001  # see above
     result: R = await inner._execute(work, raw, *args)  # type: ignore[no-untyped-call]  # noqa: SLF001  # see above
     return result
-
-
-_open_connections: Final[set[Connection]] = set()
-
-
-def _disown_after_fork() -> None:
-    for connection in _open_connections:
-        connection.is_inherited = True
-        keep_open(connection)
-
-
-def keep_open(connection: Connection) -> None:
-    """Close it never, not even at the end of the interpreter."""
-    import ctypes  # only a forked child with open connections, or who lost a volume, pays for it
-
-    # A list would be emptied when the interpreter ends, and the connections closed: one reference is leaked.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_disown_after_fork)
 
 
 def create_private(path: Path) -> None:
@@ -222,6 +197,7 @@ async def _connect_once(path: str, configure: Callable[[sqlite3.Connection], Non
         isolation_level=None,
         cached_statements=CACHED_STATEMENTS,
         check_same_thread=False,
+        factory=factory_for(path),
     )
     # Up to 0.21 the connection was the thread. A store that nobody closed must not hold up the interpreter's exit:
     # non-daemon threads are joined before any exit hook could end them.
@@ -229,15 +205,20 @@ async def _connect_once(path: str, configure: Callable[[sqlite3.Connection], Non
     thread.daemon = True
     try:
         inner = await connecting
-    except sqlite3.Error:
+    except (sqlite3.Error, TaskManagerError):
         thread.join(THREAD_ENDS_S)  # it has only its end to tell, which fails, loudly, in a loop that is closed by then
         raise
     try:
-        await _in_one_hop(inner, configure)
+        raw: FileConnection = await _in_one_hop(inner, _configured, configure)
     except BaseException:
         await inner.close()
         raise
-    return Connection(path, inner)
+    return Connection(path, inner, raw)
+
+
+def _configured(raw: sqlite3.Connection, configure: Callable[[sqlite3.Connection], None]) -> Any:
+    configure(raw)
+    return raw
 
 
 def configure_writer(connection: sqlite3.Connection, synchronous: Synchronous) -> None:

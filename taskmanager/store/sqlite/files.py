@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from taskmanager.model.errors import StoreUnavailable
 
-_FileId = tuple[int, int]
+FileId = tuple[int, int]
 
 
 class Files(NamedTuple):
@@ -23,9 +23,9 @@ class Files(NamedTuple):
     volume: int | None
     log_path: str
     log_index_path: str
-    database: _FileId | None
-    log: _FileId | None
-    log_index: _FileId | None
+    database: FileId | None
+    log: FileId | None
+    log_index: FileId | None
 
     @classmethod
     def of(cls, path: str) -> "Files":
@@ -39,7 +39,7 @@ class Files(NamedTuple):
             _device_of(folder_path),
             log_path,
             log_index_path,
-            *map(_id_at, (path, log_path, log_index_path)),
+            *map(id_at, (path, log_path, log_index_path)),
         )
 
     def is_database_there(self) -> bool:
@@ -63,7 +63,7 @@ class Files(NamedTuple):
         one for its own, and delete its log with all it holds: so one must stay open.
         """
         with contextlib.suppress(StoreUnavailable):
-            found = _id_at(self.path)
+            found = id_at(self.path)
             return (
                 found is not None
                 and self.database is not None
@@ -74,8 +74,8 @@ class Files(NamedTuple):
 
     def is_log_there(self) -> bool:
         """Whether whoever opens the database finds this log and this index."""
-        return (self.log is None or _id_at(self.log_path) == self.log) and (
-            self.log_index is None or _id_at(self.log_index_path) == self.log_index
+        return (self.log is None or id_at(self.log_path) == self.log) and (
+            self.log_index is None or id_at(self.log_index_path) == self.log_index
         )
 
     def is_log_used_here(self) -> bool:
@@ -107,7 +107,8 @@ def _stat(name: str) -> os.stat_result | None:
         raise StoreUnavailable(f"{name} cannot be looked at ({error.strerror})") from error
 
 
-def _id_at(name: str) -> _FileId | None:
+def id_at(name: str) -> FileId | None:
+    """The file that the name leads to, or None; `StoreUnavailable` where that cannot be looked at."""
     found = _stat(name)
     return None if found is None else _id(found)
 
@@ -117,23 +118,29 @@ def _device_of(folder_path: str) -> int | None:
     return None if found is None else found.st_dev
 
 
-def _id(found: os.stat_result) -> _FileId:
+def _id(found: os.stat_result) -> FileId:
     return found.st_dev, found.st_ino
 
 
-def _is_open_here(wanted: _FileId) -> bool:
+def _is_open_here(wanted: FileId) -> bool:
+    found = ids_of_descriptors()
+    return found is None or wanted in found
+
+
+def ids_of_descriptors() -> frozenset[FileId] | None:
+    """The files that this process has open, by whichever code; None where the system does not say."""
     try:
         descriptors = list(Path("/proc/self/fd").iterdir())
     except OSError:
-        return True  # elsewhere than on Linux nobody says
+        return None  # elsewhere than on Linux nobody says
+    found = set()
     for each in descriptors:
         with contextlib.suppress(OSError):
-            if _id(each.stat()) == wanted:
-                return True
-    return False
+            found.add(_id(os.fstat(int(each.name))))
+    return frozenset(found)
 
 
-def _remove(name: str, mine: _FileId | None) -> None:
-    if mine is not None and _id_at(name) == mine:
+def _remove(name: str, mine: FileId | None) -> None:
+    if mine is not None and id_at(name) == mine:
         with contextlib.suppress(OSError):
             Path(name).unlink()

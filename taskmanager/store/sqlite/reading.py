@@ -14,6 +14,7 @@ from typing import Final
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.store.sqlite.connection import check_sqlite_version, primary_code, translate
+from taskmanager.store.sqlite.open_files import check_process, open_existing
 from taskmanager.store.sqlite.schema import check_version
 
 READ_PATIENCE_S: Final = 5.0
@@ -38,6 +39,7 @@ def open_read_only(
     holds no tasks of this library, has another schema or is damaged. Errors of the driver in the block are translated.
     """
     check_sqlite_version()
+    check_process(path)
     target = Path(path)
     _check_file(target)
     try:
@@ -76,18 +78,18 @@ def _check_file(path: Path) -> None:
 def _connect(path: Path, patience_s: float) -> sqlite3.Connection:
     """Connected and read from once: only then does SQLite look at the file, and need its side files."""
     try:
-        return _open(f"{path.absolute().as_uri()}?mode=ro", patience_s)
+        return _open(path, "mode=ro", patience_s)
     except sqlite3.OperationalError as error:
         # A directory where the side files can neither be made nor written. Without a log nobody is connected, so the
         # file alone is the truth; with one it is not.
         if primary_code(error) not in _NO_SIDE_FILES or _log_size(path):
             raise
-        return _open(f"{path.absolute().as_uri()}?mode=ro&immutable=1", patience_s)
+        return _open(path, "mode=ro&immutable=1", patience_s)
 
 
-def _open(uri: str, patience_s: float) -> sqlite3.Connection:
+def _open(path: Path, mode: str, patience_s: float) -> sqlite3.Connection:
     for left in reversed(range(max(1, round(patience_s / _SLICE_S)))):
-        connection = sqlite3.connect(uri, uri=True, timeout=_SLICE_S, isolation_level=None)
+        connection = open_existing(str(path), mode, timeout=_SLICE_S)
         try:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             connection.execute(f"PRAGMA busy_timeout = {round(patience_s * 1000)}")

@@ -24,10 +24,10 @@ from taskmanager.store.sqlite.connection import (
     connect,
     create_private,
     has_no_room,
-    keep_open,
     raise_not_open,
 )
 from taskmanager.store.sqlite.files import Files
+from taskmanager.store.sqlite.open_files import check_process, keep_open
 from taskmanager.store.sqlite.pruning import BatchSize
 from taskmanager.store.sqlite.reading import GLANCE_PATIENCE_S, open_read_only, snapshot
 from taskmanager.store.sqlite.schema import migrate
@@ -75,6 +75,7 @@ class SqliteStore:
         if self._writer is not None:
             return
         check_sqlite_version()
+        check_process(self.path)
         create_private(Path(self.path))
         self._stamp = LogStamp(self.path)
         self._writer = await connect(self.path, self._prepare)

@@ -6,7 +6,7 @@ the number of frames, then how many are moved, then the marks of up to five read
 A writer locks a byte of the index. A connection that keeps the whole file to itself (`locking_mode=EXCLUSIVE`) locks
 bytes of the file (https://sqlite.org/lockingv3.html).
 
-Call it only in a process that has no connection to the file: closing the index drops this process's locks on it.
+Nothing is read in a process that has a connection to the file: closing the index would drop its locks on it.
 """
 
 import os
@@ -14,6 +14,8 @@ import struct
 import sys
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from taskmanager.store.sqlite.open_files import check_process, is_open_here
 
 try:
     import fcntl
@@ -61,10 +63,13 @@ class WalState(NamedTuple):
 def read_wal_index(path: Path) -> WalState:
     """The log of a database file; an empty one where there is none."""
     real = path.resolve()
+    check_process(real)
     try:
         size = real.with_name(real.name + "-wal").stat().st_size
     except FileNotFoundError:
         return WalState(0)
+    if is_open_here(real):
+        return WalState(size)
     try:
         fd = os.open(real.with_name(real.name + "-shm"), os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except OSError:
@@ -85,6 +90,9 @@ def read_wal_index(path: Path) -> WalState:
 
 def only_user_of(path: Path) -> int | None:
     """The process that keeps the whole file to itself, so that nobody else can even read; None when nobody does."""
+    check_process(path)
+    if is_open_here(path):
+        return None
     try:
         fd = os.open(path.resolve(), os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except OSError:
