@@ -2,8 +2,8 @@
 
 The modules by what they are about. Each knows only modules that stand before it.
 
-    The words:              definition row_codec saving live_task attempt context log_fields instance settings schedule
     Time, and loops:        due_time stall wall_clock loops
+    The words:              definition row_codec saving live_task attempt context log_fields instance settings schedule
     What starts next:       shared_limit dispatch memory_window alarm
     What runs:              mistakes copies outcome child lanes settle execution lane_faults
     Who is told:            events follow waiting

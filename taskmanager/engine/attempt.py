@@ -16,10 +16,15 @@ from typing import Any, Protocol
 from taskmanager.codec.safe import dumps_safe, readable
 from taskmanager.codec.values import loads
 from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.loops import outlast
 from taskmanager.model.clock import Clock, SystemClock, from_us
 
 MAX_LOG_ENTRIES = 1_000
 """Lines of `ctx.log` kept per task; the oldest go first."""
+
+OLD_WAIT_TURNS = 4
+"""Turns of the loop in which waits from before the coroutine went on may end, since it has cancelled what waits. To
+lend the slot for those would be to wait for it once more."""
 
 
 class StopReason(Enum):
@@ -53,6 +58,8 @@ class Attempt:
     awaiting = 0
     awaited: "dict[asyncio.Task[Any] | None, str] | None" = None
     """Which tasks its coroutines wait for without a time limit."""
+    has_new_wait = False
+    """Whether a wait has begun since its own coroutine last went on."""
     held_up_by: object = None
     """The future for which its own coroutine is suspended."""
     began_s = 0.0
@@ -152,17 +159,24 @@ class Attempt:
         takes.
         """
         self.awaiting += 1
+        self.has_new_wait = True
         if waiter is not None and task_id is not None:
             self.awaited = self.awaited or {}
             self.awaited[waiter] = task_id
-        if self.is_suspended and self.has_slot:
-            self.keeper.lend(self)
+        self.lend()
 
     def end_wait(self, waiter: "asyncio.Task[Any] | None" = None) -> None:
         """It got its answer, or was cancelled."""
         self.awaiting -= 1
         if self.awaited:
             self.awaited.pop(waiter, None)
+
+    def lend(self, turns: int = 0) -> None:
+        """Give up the slot, if a handle is still awaited after so many turns of the loop."""
+        if turns:
+            asyncio.get_running_loop().call_soon(self.lend, turns - 1)
+        elif self.awaiting and self.is_suspended and self.has_slot and not self.is_over:
+            self.keeper.lend(self)
 
     def is_held_up_by(self, waiter: "asyncio.Task[Any] | None") -> bool:
         """Whether the attempt cannot go on before this coroutine does: its own one, or one that it gathers."""
@@ -182,30 +196,36 @@ def drive(coro: Coroutine[Any, Any, Any], attempt: Attempt) -> Generator[Any, An
     """Like `await coro`, but with the slot given up while the coroutine waits for a handle, and taken back
     before it goes on.
     """
-    step: Callable[[Any], Any] = coro.send
     value: Any = None
+    thrown: BaseException | None = None
     while True:
+        attempt.has_new_wait = False
         try:
-            waited = step(value)
+            waited = coro.send(value) if thrown is None else coro.throw(thrown)
         except StopIteration as stop:
             return stop.value
+        finally:
+            value = thrown = None  # an exception that leaves this frame must not be held by it
         attempt.is_suspended, attempt.held_up_by = True, waited
         if attempt.awaiting and attempt.has_slot:
-            attempt.keeper.lend(attempt)
-        is_thrown = False
+            attempt.lend(0 if attempt.has_new_wait else OLD_WAIT_TURNS)
         try:
             value = yield waited
         except BaseException as exc:
-            value, is_thrown = exc, True
+            thrown = exc
         while not attempt.has_slot:
             # What the engine has asked to end must see that at once, and clean up. A time limit of user code, or a
             # cancellation by it, lets the task go on, which it does within the limits.
-            if is_thrown and (attempt.stop_reason is not None or isinstance(value, GeneratorExit)):
+            if thrown is not None and (attempt.stop_reason is not None or isinstance(thrown, GeneratorExit)):
                 attempt.keeper.take_back_now(attempt)
                 break
+            slot = attempt.keeper.take_back(attempt)
             try:
-                yield from attempt.keeper.take_back(attempt).__await__()
+                if thrown is None:
+                    yield from slot.__await__()
+                else:
+                    thrown = yield from outlast(slot, thrown, is_hurried=lambda: attempt.is_cancelled).__await__()
             except BaseException as exc:
-                value, is_thrown = exc, True
-        step = coro.throw if is_thrown else coro.send
+                thrown = exc
+            slot.cancel()  # where it is not done: this attempt does not wait for it any more
         attempt.is_suspended, attempt.held_up_by = False, None

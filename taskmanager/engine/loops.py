@@ -5,7 +5,8 @@ ours. Without its writer, its claimer or its reaper an instance would go on and 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -74,15 +75,44 @@ class Loops:
 async def shielded(work: Coroutine[Any, Any, object]) -> None:
     """Let `work` end whatever happens to the waiter, then let the cancellation through."""
     task = asyncio.get_running_loop().create_task(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as exc:
-            cancelled = exc
+    cancelled = await outlast(task)
     task.result()
     if cancelled is not None:
         raise cancelled
+
+
+async def outlast(
+    awaited: "asyncio.Future[Any]",
+    cancelled: BaseException | None = None,
+    *,
+    is_hurried: Callable[[], bool] = lambda: False,
+) -> BaseException | None:
+    """Wait until `awaited` is done, or a cancelled waiter `is_hurried`; return the last cancellation.
+
+    anyio cancels a task again in each turn of the loop until the task leaves the cancelled scope. From the first
+    cancellation on, the wait goes on in a shielded scope, where only a `Task.cancel()` reaches it: one cancellation
+    instead of 100,000 a second.
+    """
+    while not awaited.done() and not (cancelled is not None and is_hurried()):
+        try:
+            with contextlib.nullcontext() if cancelled is None else _shield():
+                await asyncio.wait([awaited])
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    return cancelled
+
+
+@contextlib.contextmanager
+def _shield() -> Iterator[None]:
+    from anyio import CancelScope
+
+    scope = CancelScope(shield=True)
+    scope.__enter__()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(RuntimeError):  # collected with its loop: it runs in no task that could leave a scope
+            scope.__exit__(None, None, None)
 
 
 def let_loop_close(task: "asyncio.Task[None]") -> None:
