@@ -20,8 +20,7 @@ from taskmanager.engine.instance import (
     Identity,
     has_lock_file,
     is_dead,
-    remove_lock_files,
-    remove_stray_lock_files,
+    remove_leftover_locks,
 )
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.logger import logger
@@ -101,19 +100,21 @@ class Recovery:
             left_count += len(rows) - len(orphans)
             moved_count += await self.recover(orphans, crashes)
         if not left_count and (dead or not self._has_swept):
-            await self._clear_away(dead, known)
+            await self._clear_away(dead)
         if moved_count or dead:
             logger.info("recovered %s of %s", counted(moved_count, "task"), counted(len(dead), "dead instance"))
         return moved_count
 
-    async def _clear_away(self, dead: set[str], known: set[str]) -> None:
+    async def _clear_away(self, dead: set[str]) -> None:
         """Nothing of the dead is left but their rows and lock files."""
-        self._has_swept = True
-        # The rows first: a file without a row is a stray, a row without its file a doubt.
+        # The rows first: a file without a row is a leftover, a row without its file a doubt.
         await self._store.forget_instances(dead)
         if self._database is not None:
-            remove_lock_files(self._database, dead)
-            remove_stray_lock_files(self._database, known)
+            await remove_leftover_locks(self._database, self._is_registered)
+        self._has_swept = True
+
+    async def _is_registered(self, instance_id: str) -> bool:
+        return any(each.instance_id == instance_id for each in await self._store.instances())
 
     async def free_waiting(self, owner: str) -> int:
         """Free what waited in the memory of this instance, and may still run; how many rows."""

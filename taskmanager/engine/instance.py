@@ -11,15 +11,17 @@ with every lock on it: then nothing is known of anybody, and nothing is put into
 
 import contextlib
 import os
+import re
 import socket
+import stat
 import sys
 import threading
 import weakref
-from collections.abc import Container, Iterable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from taskmanager.model.ids import new_instance_id
+from taskmanager.model.ids import INSTANCE_ID, new_instance_id
 from taskmanager.store.protocol import InstanceRow
 
 try:
@@ -27,6 +29,8 @@ try:
 except ImportError:  # Windows has none; there an instance counts as alive until its row goes stale
     fcntl = None  # type: ignore[assignment]  # asked for before each use
 
+# No link is followed, and a pipe that somebody has put there is not waited for.
+_SAFELY: Final = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 PUT_BACK_S: Final = 2.0
 """Time in which a living instance has noticed that its lock file is gone: several rounds of its heartbeat's thread."""
 
@@ -97,17 +101,14 @@ class InstanceLock:
         """Create the lock file and lock it. `OSError` when the directory cannot be written."""
         new = self.path.with_name(f"{self.path.name.removesuffix('.lock')}-new.lock")
         while self._fd is None:
-            # Locked under another name first: nobody may find the file of a living instance unlocked.
-            fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # Locked under another name first: nobody may find the file of a living instance unlocked. Both names are
+            # this instance's own. What is left of the other one is not waited for: a sweep may hold it in this loop.
+            new.unlink(missing_ok=True)
+            fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | _SAFELY, 0o600)
             try:
-                if fcntl is not None:
-                    # At most a sweep holds it, for as long as it takes to remove the file.
-                    fcntl.flock(fd, fcntl.LOCK_EX)
-                with contextlib.suppress(FileNotFoundError):
-                    new.replace(self.path)
-                is_in_place = _is_at(fd, self.path)
+                is_in_place = self._is_locked_as(fd, new)
             except BaseException:
-                os.close(fd)  # or the next try would wait for this lock, and nobody would ever let go of it
+                os.close(fd)
                 raise
             if is_in_place:
                 self._fd = fd
@@ -115,6 +116,17 @@ class InstanceLock:
             else:
                 os.close(fd)
         _held[self._instance_id] = self
+
+    def _is_locked_as(self, fd: int, new: Path) -> bool:
+        """Lock the new file, and give it its name. False: a sweep came between, and has it or has removed it."""
+        if fcntl is not None:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        with contextlib.suppress(FileNotFoundError):
+            new.replace(self.path)
+        return _is_at(fd, self.path)
 
     def put_back(self) -> bool:
         """Make the file anew if somebody has removed or replaced it; whether that was so. `OSError` as for `take`."""
@@ -200,57 +212,77 @@ def is_dead(database: Path, instance_id: str) -> bool:
     A shared lock is tried: two who ask at once do not take each other for the owner, and to ask it needs no permission
     to write.
     """
-    if fcntl is None:
-        return not has_lock_file(database, instance_id) and database.exists()
-    try:
-        fd = os.open(lock_path(database, instance_id), os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return database.exists()
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
+    if fcntl is not None:
+        with _opened(lock_path(database, instance_id), os.O_RDONLY) as fd:
+            if fd is not None:
+                return _is_locked(fd, fcntl.LOCK_SH)
+    return not has_lock_file(database, instance_id) and database.exists()
 
 
 def has_lock_file(database: Path, instance_id: str) -> bool:
-    """Whether its lock file is there, whoever holds it or not."""
-    return lock_path(database, instance_id).exists()
+    """Whether its lock file is there, whoever holds it or not. A link or a directory in its place is not."""
+    try:
+        return stat.S_ISREG(lock_path(database, instance_id).lstat().st_mode)
+    except FileNotFoundError:
+        return False
+    except OSError:  # nothing is known of it
+        return True
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int | None]:
+    """A descriptor of this file, or None where there is no such file, or a link, or it cannot be opened."""
+    try:
+        fd = os.open(path, flags | _SAFELY)
+    except OSError:
+        yield None
+        return
+    try:
+        yield fd if stat.S_ISREG(os.fstat(fd).st_mode) else None
+    finally:
+        os.close(fd)
+
+
+def _is_locked(fd: int, how: int) -> bool:
+    """Whether it could be locked, now; closing the descriptor lets go."""
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _is_at(fd: int, path: Path) -> bool:
-    """Whether the path still leads to the open file."""
+    """Whether the open file is the one of this name."""
     try:
-        return os.path.samestat(os.fstat(fd), path.stat())
+        return os.path.samestat(os.fstat(fd), path.lstat())
     except FileNotFoundError:
         return False
 
 
-def remove_stray_lock_files(database: Path, known: Container[str]) -> None:
-    """Remove the files of instances that died before they were registered: nobody else will ever ask for them."""
+def lock_files(database: Path) -> Iterator[tuple[Path, str]]:
+    """The lock files beside the database that are ours by their names, each with the id of its instance."""
+    file = database.resolve()
+    ours = re.compile(rf"{re.escape(file.name)}\.({INSTANCE_ID})(-new)?\.lock")
+    with contextlib.suppress(OSError):  # a folder that may not be listed
+        for path in file.parent.iterdir():
+            if found := ours.fullmatch(path.name):
+                yield path, found[1]
+
+
+async def remove_leftover_locks(database: Path, is_registered: Callable[[str], Awaitable[bool]]) -> None:
+    """Remove the lock files that dead instances have left: those that nobody holds, and whose id the store does not
+    have.
+
+    Each is held while the store is asked for its id. A list of instances that was read before may be out of date:
+    somebody may have registered since.
+    """
     if fcntl is None:
         return
-    file = database.resolve()
-    prefix = f"{file.name}."
-    for path in file.parent.glob("*.lock"):
-        instance_id = path.name.removeprefix(prefix).removesuffix(".lock")
-        if not path.name.startswith(prefix) or instance_id in known:
-            continue
-        with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-            finally:
-                os.close(fd)
-
-
-def remove_lock_files(database: Path, instance_ids: Iterable[str]) -> None:
-    """Remove what dead instances left behind."""
-    for instance_id in instance_ids:
-        with contextlib.suppress(OSError):
-            lock_path(database, instance_id).unlink()
+    for path, instance_id in list(lock_files(database)):
+        with _opened(path, os.O_RDWR) as fd:
+            if fd is None or not _is_locked(fd, fcntl.LOCK_EX) or await is_registered(instance_id):
+                continue
+            if _is_at(fd, path):
+                with contextlib.suppress(OSError):
+                    path.unlink()

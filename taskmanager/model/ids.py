@@ -8,6 +8,7 @@ import hashlib
 import os
 import time
 from threading import RLock
+from typing import Final
 
 
 class _Sequence:
@@ -50,6 +51,10 @@ def keyed_task_id(task_name: str, key: str) -> str:
     number = (number & ~(0x3 << 62)) | (0x2 << 62)
     digits = f"{number:032x}"
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+INSTANCE_ID: Final = "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+"""A regular expression that matches ids of instances, and little else that may stand in the name of a file."""
 
 
 def new_instance_id() -> str:

@@ -306,7 +306,7 @@ class _Ids:
         self._count = count(1)
 
     def next(self) -> str:
-        return f"id-{next(self._count):06d}"
+        return f"00000000-0000-7000-8000-{next(self._count):012d}"
 
 
 class _ToLines(logging.Handler):

@@ -18,7 +18,6 @@ from taskmanager.engine.instance import (
     lock_path,
     new_identity,
     put_back_lock,
-    remove_lock_files,
 )
 
 needs_flock = pytest.mark.skipif(sys.platform == "win32", reason="no flock on this platform")
@@ -80,8 +79,6 @@ def test_looking_at_a_dead_instance_does_not_revive_it(database: Path) -> None:
     assert lock.path.exists()
     for _ in range(2):
         assert is_dead(database, "i1")
-    remove_lock_files(database, ["i1", "never there"])
-    assert not lock.path.exists()
 
 
 def test_a_lock_file_is_private(database: Path) -> None:

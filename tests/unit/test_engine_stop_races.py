@@ -17,7 +17,7 @@ from taskmanager import (
     TaskStatus,
 )
 from taskmanager.engine.attempt import Attempt
-from taskmanager.engine.instance import InstanceLock, is_dead, lock_path, remove_stray_lock_files
+from taskmanager.engine.instance import InstanceLock, is_dead, lock_path
 from taskmanager.testing import Fault, FaultyStore
 from tests.unit.engine_worlds import assert_counters, engine_of, happens, manager_of, persisted, turns_until, world_of
 
@@ -391,19 +391,6 @@ async def test_a_stop_that_still_writes_is_not_dead_when_its_last_thread_ends(tm
         assert is_dead(database, engine.identity.instance_id)
     finally:
         gate.set()
-
-
-def test_a_lock_file_of_an_instance_that_never_registered_is_swept(tmp_path: Path) -> None:
-    """It died between its lock and its row; files of the living, and of other databases, stay."""
-    database = tmp_path / "tasks.db"
-    living = InstanceLock(database, "living")
-    living.take()
-    stray, known, other = lock_path(database, "stray"), lock_path(database, "known"), tmp_path / "other.db.x.lock"
-    for path in (stray, known, other):
-        path.touch()
-    remove_stray_lock_files(database, {"known"})
-    assert sorted(tmp_path.iterdir()) == sorted([living.path, known, other])
-    living.drop()
 
 
 def test_a_lock_whose_file_was_swept_meanwhile_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ import click
 
 from taskmanager.cli.database import json_option
 from taskmanager.cli.demo.files import Listing, list_files
-from taskmanager.cli.demo.judge import Judge, contents_of, lock_files, side_files
-from taskmanager.engine.instance import is_dead
+from taskmanager.cli.demo.judge import Judge, contents_of, side_files
+from taskmanager.engine.instance import is_dead, lock_files
 from taskmanager.model.escaping import escaped
 
 DEFAULT_DB: Final = "taskmanager-demo.db"
@@ -102,10 +102,8 @@ def _check_database(database: Path, resume: bool) -> None:
         return
     if contents_of(database) == "foreign":
         raise click.ClickException(f"{name} is not a demo's database and is left alone; give another --db PATH")
-    prefix = len(database.name) + 1
-    for lock in lock_files(database.absolute()):
-        if not is_dead(database.absolute(), lock.name[prefix : -len(lock.suffix)]):
-            raise click.ClickException(f"another program is running on {name}; stop it, or give another --db PATH")
+    if not all(is_dead(database.absolute(), instance_id) for _, instance_id in lock_files(database.absolute())):
+        raise click.ClickException(f"another program is running on {name}; stop it, or give another --db PATH")
 
 
 def _start_anew(database: Path) -> bool:

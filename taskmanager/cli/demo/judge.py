@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from taskmanager.console.views import Progress
+from taskmanager.engine.instance import lock_files
 from taskmanager.store.sqlite.open_files import open_existing
 
 TASK_NAMES: Final = ("demo.hash_file", "demo.parse_python")
@@ -172,13 +173,4 @@ def side_files(database: Path) -> Iterator[Path]:
     """What SQLite, the library and the demo keep beside the database."""
     for ending in ("-wal", "-shm", "-journal", ".log"):
         yield database.with_name(database.name + ending)
-    yield from lock_files(database)
-
-
-def lock_files(database: Path) -> Iterator[Path]:
-    """One per start of the program that has not ended in order."""
-    prefix = f"{database.name}."
-    if database.parent.is_dir():
-        for path in database.parent.iterdir():
-            if path.name.startswith(prefix) and path.suffix == ".lock":
-                yield path
+    yield from (path for path, _ in lock_files(database))
