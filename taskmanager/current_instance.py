@@ -1,19 +1,24 @@
 """The instance of a manager that runs now, if one does: what handles and the methods of the manager ask of it."""
 
 import asyncio
+import weakref
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from taskmanager.composition import Running
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.events import wait_in
+from taskmanager.engine.intake import HOW_TO_START as HOW
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
 from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.waiting import refuse_inside
 from taskmanager.model.checks import check_tags, check_timeout
+from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import ConfigurationError, ManagerStopped, WrongProcess, unknown_task
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskInfo
@@ -21,29 +26,37 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
 
 _STOP_OUTSIDE: Final = "set an event that the code around the manager waits for, or raise SIGTERM under run()"
-HINT_AFTER_S: Final = 5.0
-"""So long a start may take; only then is it worth a word."""
+HINT_AFTER_S: Final = 3.0
+"""A wait so long is worth a word when nobody has started the manager."""
+_clock: Final = SystemClock()
 
 T = TypeVar("T")
 
 
 def check_loop(lifecycle: Lifecycle) -> None:
     """A manager belongs to the loop it was started in; from others it can be enqueued to, and its handles awaited."""
+    if not _is_here(lifecycle):
+        raise ConfigurationError(
+            "the manager runs in another event loop; from here use "
+            "asyncio.run_coroutine_threadsafe(manager.method(), loop)"
+        )
+
+
+def _is_here(lifecycle: Lifecycle) -> bool:
+    """Whether the manager runs in the loop that asks. Raises where nothing of it will ever run in this process."""
     engine = lifecycle.engine
     if engine.intake.is_forked:
         raise WrongProcess(
             "the manager runs in the process that this one was forked from; return the work to that process"
         )
-    if asyncio.get_running_loop() is engine.loop:
-        return
+    if _running_loop() is engine.loop:
+        return True
     if engine.loop.is_closed():
         raise ManagerStopped(
             "the event loop that the manager was started in is closed; await manager.stop() to forget that start, and "
             "use `async with manager:` or manager.run(main)"
         )
-    raise ConfigurationError(
-        "the manager runs in another event loop; from here use asyncio.run_coroutine_threadsafe(manager.method(), loop)"
-    )
+    return False
 
 
 def check_stop(lifecycle: Lifecycle) -> None:
@@ -55,17 +68,57 @@ def check_stop(lifecycle: Lifecycle) -> None:
         refuse_inside(lifecycle.engine.dispatcher, "stop()", _STOP_OUTSIDE)
 
 
-def _say_no_start(live: LiveTask) -> None:
-    text = "task %s (%s) is waited for, but its manager is not started; use `async with manager:` or manager.run(main)"
-    logger.warning(text, live.definition.name, live.task_id, extra=extra_of(live))
+class _Hint:
+    """A timer that ends with the wait it was made for. When that takes too long, `say` says why, if there is a reason.
+
+    Time must really have passed: on the loop of a test it may jump.
+    """
+
+    def __init__(self, say: Callable[[], bool]) -> None:
+        self._say = say
+        self._begin()
+
+    def _begin(self) -> None:
+        self._began_s = _clock.elapsed_s()
+        self._timer = asyncio.get_running_loop().call_later(HINT_AFTER_S, self._look)
+
+    def _look(self) -> None:
+        is_real = _clock.elapsed_s() - self._began_s >= HINT_AFTER_S / 2
+        if is_real and not self._say():
+            self._begin()
+
+    def cancel(self) -> None:
+        """The wait has ended."""
+        self._timer.cancel()
+
+
+def _say_no_loop(loop: asyncio.AbstractEventLoop) -> bool:
+    if not loop.is_running():
+        logger.warning("a task is waited for, and the event loop that its manager was started in does not run")
+    return True
+
+
+_instances: "weakref.WeakSet[CurrentInstance]" = weakref.WeakSet()
 
 
 class CurrentInstance:
-    """One per manager, over all its starts: `running` gives the present one, `intake` takes calls between them, too."""
+    """One per manager, over all its starts: `running` gives the present one, `intake` takes calls between them, too.
 
-    def __init__(self, running: Callable[[], Running | None], intake: Callable[[], Intake]) -> None:
+    `starting` gives the lifecycle from the moment in which a start begins.
+    """
+
+    def __init__(
+        self,
+        running: Callable[[], Running | None],
+        starting: Callable[[], Lifecycle | None],
+        intake: Callable[[], Intake],
+        database: Path | None,
+    ) -> None:
         self._running = running
+        self._starting = starting
         self._intake = intake
+        self._database = database
+        _instances.add(self)
 
     def needed(self) -> Running:
         """The start that runs now; raises `ManagerStopped` when there is none, `ConfigurationError` elsewhere than in
@@ -78,25 +131,56 @@ class CurrentInstance:
         running.lifecycle.engine.turn.catch_up()
         return running
 
-    def hint_of_no_start(self, live: LiveTask) -> asyncio.TimerHandle | None:
+    def hint_of_no_start(self, live: LiveTask) -> _Hint | None:
         """A start that was forgotten, or not awaited, looks like a task that hangs; so it is said after a while."""
-        if self._running() is not None:
+        if self._running() is not None or self._intake().has_warned:
             return None
-        return asyncio.get_running_loop().call_later(HINT_AFTER_S, _say_no_start, live)
+        return _Hint(partial(self._say_no_start, live))
+
+    def _say_no_start(self, live: LiveTask) -> bool:
+        """Once per manager; False when it is to be asked again, as a start is under way."""
+        if self._running() is not None or self._intake().has_warned:
+            return True
+        if self._starting() is not None:  # it may wait for a locked file, and fail
+            return False
+        self._intake().has_warned = True
+        of, extra = (live.definition.name, live.task_id), extra_of(live)
+        if any(each is not self and each.is_started_on(self._database) for each in list(_instances)):
+            logger.warning(
+                "task %s (%s) is waited for, and its manager was never started, while another one on the same file, "
+                "%s, runs in this process: was the module imported twice, as __main__ and by its name? Make the "
+                "manager in a module of its own, and import it from there",
+                *of, self._database, extra=extra,
+            )  # fmt: skip
+        else:
+            logger.warning("task %s (%s) is waited for, and its manager was never started; %s", *of, HOW, extra=extra)
+        return True
+
+    def is_started_on(self, database: Path | None) -> bool:
+        """Whether this manager runs, or comes up, on that file."""
+        if self._starting() is None or self._database is None or database is None:
+            return False
+        try:
+            return self._database.samefile(database)
+        except OSError:  # it is not there yet
+            return self._database.resolve() == database.resolve()
 
     def is_of_another_loop(self) -> bool:
-        """Whether the manager runs, and not in the loop that asks. Nobody runs in one that is closed."""
+        """Whether the manager runs, and not in the loop that asks. Raises where its loop never will run again."""
         running = self._running()
-        if running is None:
-            return False
-        loop = running.lifecycle.engine.loop
-        return not loop.is_closed() and _running_loop() is not loop
+        return running is not None and not _is_here(running.lifecycle)
 
     async def in_its_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Let `work` run in the loop of the manager, and wait for it here."""
         running = self._running()
         assert running is not None, "asked without a look at is_of_another_loop()"
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, running.lifecycle.engine.loop))
+        loop = running.lifecycle.engine.loop
+        hint = None if loop.is_running() else _Hint(partial(_say_no_loop, loop))
+        try:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+        finally:
+            if hint is not None:
+                hint.cancel()
 
     async def join(self, tags: Mapping[str, str] | None, timeout: float | None) -> None:
         """Wait until nothing accepted or claimed here is unfinished."""

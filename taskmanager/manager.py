@@ -104,7 +104,7 @@ class TaskManager:
     ) -> None:
         check_collections(queues, exception_mapper, default_unhandled_error_code)
         self._settings = Settings(
-            database=database_of(snapshot_db), synchronous=synchronous, snapshot_interval_s=snapshot_interval,
+            database=(file := database_of(snapshot_db)), synchronous=synchronous, snapshot_interval_s=snapshot_interval,
             commit_interval_s=commit_interval, store_poll_s=store_poll, drain_timeout_s=drain_timeout,
             concurrency=concurrency, threads=default_threads() if threads is None else threads,
             processes=default_processes() if processes is None else processes, queues=tuple(queues),
@@ -117,7 +117,7 @@ class TaskManager:
         self._clock: Clock = SystemClock()
         self._make_store: Callable[[], Store] = lambda: store_of(self._settings)
         self._intake = self._new_intake()
-        self._instance = CurrentInstance(lambda: self._current, lambda: self._intake)
+        self._instance = CurrentInstance(lambda: self._current, lambda: self._lifecycle, lambda: self._intake, file)
 
     def _new_intake(self) -> Intake:
         return Intake(self._clock, max_pending=self._settings.max_pending, queues=self._settings.queues)

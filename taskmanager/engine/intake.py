@@ -43,6 +43,10 @@ KEYED_WINDOW: Final = 10_000
 """Ended memory-only tasks with an idempotency key that are remembered, so that their key still finds them."""
 HELD_PATIENCE_S: Final = 10
 """A call that comes so long after the first one that waits for a start says so: nobody may be going to start it."""
+HOW_TO_START: Final = (
+    "start it with lifespan=manager.lifespan on the outermost application, with `async with manager:` or with "
+    "manager.run(main)"
+)
 
 
 class Door(Enum):
@@ -72,7 +76,8 @@ class Intake:
         self._queue_limits = {each.name: each.max_pending for each in queues if each.max_pending is not None}
         self._limited_in_file = frozenset(each.name for each in queues if each.is_limited_in_file)
         self._lock = threading.RLock()
-        self._has_warned = False
+        self.has_warned = False
+        """Whether it was said that nobody has started the manager."""
         self.is_forked = False
         _intakes.add(self)
 
@@ -234,15 +239,14 @@ class Intake:
 
     def _warn_of_no_start(self, live: LiveTask) -> None:
         """A server whose application has another lifespan, or none, goes on without an error: this line is the hint."""
-        if self._has_warned or live.sent_at - self.held[0].sent_at < HELD_PATIENCE_S * SECOND_US:
+        if self.has_warned or live.sent_at - self.held[0].sent_at < HELD_PATIENCE_S * SECOND_US:
             return
-        self._has_warned = True
+        self.has_warned = True
         logger.warning(
             "%s was enqueued more than %d s after %s, and their manager has not started yet: %s wait in memory, and "
-            "are lost with this process; start it with lifespan=manager.lifespan on the outermost application, with "
-            "`async with manager:` or with manager.run(main)",
+            "are lost with this process; %s",
             live.definition.name, HELD_PATIENCE_S, self.held[0].definition.name, counted(len(self.held), "task"),
-            extra=extra_of(live),
+            HOW_TO_START, extra=extra_of(live),
         )  # fmt: skip
 
     @staticmethod
@@ -310,7 +314,7 @@ class Intake:
                 'so start the manager there under `if __name__ == "__main__":`'
             )
         with self._lock:
-            self.is_forked = self._has_warned = False
+            self.is_forked = False
             self.door = Door.HELD
 
     def forked(self) -> None:
