@@ -87,6 +87,10 @@ class Supervisor:
         """Threads of this instance go on after its loop, so its heart beats on."""
         self._heartbeat.outlives_loop = True
 
+    def leave_loop(self) -> None:
+        """The loop of the duties will not run again."""
+        self._loops.leave_loop()
+
     def stop_heartbeat(self) -> None:
         """The last thing that ends."""
         self._heartbeat.stop()

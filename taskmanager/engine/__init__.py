@@ -13,7 +13,7 @@ The modules by what they are about. Each knows only modules that stand before it
     What becomes of writes: after_write
     The store, and others:  neighbours fairness claiming polling
     What people ask for:    stored_tasks records queues report joiner
-    From start to stop:     file_watch takeover leftover lifecycle
+    From start to stop:     file_watch takeover leftover releasing unstopped lifecycle
 
 What stands before `engine` does not know it, and tells it what has happened by calling what it was given: the runner
 reports outcomes, the writer what became of its writes (`WriterListener`, which is `after_write`), the turn and the

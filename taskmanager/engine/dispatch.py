@@ -329,6 +329,10 @@ class Dispatcher:
                 if not waiter.done():
                     waiter.set_result(None)
 
+    def leave_loop(self) -> None:
+        """Nobody waits for room any more in a loop that will not run again."""
+        self._room_waiters = []
+
     async def room_changed(self) -> None:
         """Return when some task has left the waiting."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()

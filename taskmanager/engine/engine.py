@@ -257,6 +257,16 @@ class Engine:
             self._expire(live)
         self.kick()
 
+    def leave_loop(self) -> None:
+        """The loop will not run again: nothing rings there any more, and what is left is done in the running one."""
+        self.close_timers()
+        self.loop = asyncio.get_running_loop()
+        self.is_stopping = self.runner.is_stopping = True
+        self.wants_claim = asyncio.Event()
+        self.turn.leave_loop()
+        self.dispatcher.leave_loop()
+        self.writer.leave_loop()
+
     def close_timers(self) -> None:
         """No more wake-ups."""
         self.alarm.close()
@@ -276,6 +286,11 @@ class Engine:
             if not attempt.is_abandoned:
                 self._free_slot(attempt)
             self.lane_faults.note(attempt.live.definition.lane, outcome)
+
+    def interrupt(self, attempt: Attempt) -> None:
+        """Its coroutine will never go on: settle it as a stop does what it has cancelled."""
+        outcome = self.runner.cut_off(attempt)
+        self._settle(attempt, outcome)
 
     def _settle(self, attempt: Attempt, outcome: Outcome) -> None:
         live = attempt.live

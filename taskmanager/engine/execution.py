@@ -104,6 +104,15 @@ class Runner:
         self.abandoned.add(attempt)
         self.running.pop(attempt.live.task_id, None)
 
+    def cut_off(self, attempt: Attempt) -> Outcome:
+        """The outcome of a coroutine whose loop will not run again; what it says when it is collected is discarded."""
+        attempt.is_abandoned = True
+        self.running.pop(attempt.live.task_id, None)
+        attempt.stop_reason = attempt.stop_reason or StopReason.SHUTDOWN
+        if attempt.task is not None:
+            let_loop_close(attempt.task)
+        return self._raised(attempt, asyncio.CancelledError())
+
     def is_still_executing(self, task_id: str) -> bool:
         """Whether code of an earlier attempt that was given up still runs."""
         return any(attempt.live.task_id == task_id for attempt in self.abandoned)

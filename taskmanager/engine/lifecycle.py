@@ -20,16 +20,17 @@ from taskmanager.engine.file_watch import FileWatch
 from taskmanager.engine.instance import InstanceLock
 from taskmanager.engine.joiner import Joiner
 from taskmanager.engine.leftover import Leftover
-from taskmanager.engine.live_task import GOES_ON, LiveTask, Phase
+from taskmanager.engine.live_task import Phase
 from taskmanager.engine.loops import Loops, shielded
 from taskmanager.engine.neighbours import Neighbours
 from taskmanager.engine.polling import NAME as CLAIMER
 from taskmanager.engine.polling import Poller
+from taskmanager.engine.releasing import cancel_memory_only, release_waiting, tell_everybody
 from taskmanager.engine.takeover import Takeover
+from taskmanager.engine.unstopped import Unstopped
 from taskmanager.engine.writer import NAME as WRITER
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
-from taskmanager.model.states import BuiltInTaskCode
 from taskmanager.model.wording import counted, remedy
 
 CANCEL_GRACE_S: Final = 1.0
@@ -51,6 +52,7 @@ class Duties(Protocol):
     async def stop(self) -> None: ...
     def stop_heartbeat(self) -> None: ...
     def outlive_loop(self) -> None: ...
+    def leave_loop(self) -> None: ...
     async def made_anew(self) -> None: ...
 
 
@@ -80,6 +82,7 @@ class Lifecycle:
         self.is_stopping = False
         """True from the moment a stop was asked for."""
         self._leftover = Leftover(engine, self._let_go)
+        self._unstopped = Unstopped(engine, self._after_write, self._leftover, self)
 
     async def start(self) -> None:
         """Bring the engine up; on an error everything that was opened is closed again."""
@@ -107,6 +110,7 @@ class Lifecycle:
         for live in engine.intake.open(engine.receiver):
             engine.accept(live)
         engine.is_up = True
+        self._unstopped.begin()
         engine.kick()
         self._begin("takeover", self._takeover.run)
         self._begin(CLAIMER, self._poller.run)
@@ -187,15 +191,20 @@ class Lifecycle:
             # All of it is the parent's, and the parent goes on. Kept, because collecting it would close and cancel.
             _left_to_parents.append(self)
             self.engine.intake.close()
+            self._unstopped.end()
             return
         if self.engine.loop.is_closed():
-            self.give_up()
+            await self._unstopped.write()
+            self._leftover.may_let_go = True
+            if not self._leftover:
+                self._let_go()
             return
         try:
             await self._came_up.wait()
             if not self._has_failed:
                 await self._stop_or_abort(drain_timeout_s)
         finally:
+            self._unstopped.end()
             self._stopped.set()
             self._leftover.may_let_go = True  # a stop that still writes lets go by itself
 
@@ -211,23 +220,20 @@ class Lifecycle:
                     self.engine.accept(live)
                 for attempt in list(self.engine.runner.running.values()):
                     self.engine.runner.stop(attempt, StopReason.SHUTDOWN)
-                self._tell_everybody()
+                tell_everybody(self.engine)
                 await self._abort()
             raise
 
-    def give_up(self) -> None:
-        """The loop was closed without a stop. What is in the file is recovered by the next start, as after a kill."""
-        lost = counted(len(self.engine.intake.close()), "task")
-        logger.error("the event loop of the manager was closed before stop(); %s lost that came after that", lost)
-        if self._lock is not None:
-            self._lock.close_descriptor()  # as above
+    async def stop_now(self) -> None:
+        """Stop without a drain, or wait for the stop that is under way."""
+        await (self.wait_stopped() if self.is_stopping else self.stop(0.0))
 
     async def _stop(self, drain_timeout_s: float) -> None:
         engine = self.engine
         engine.intake.drain()
         engine.turn.empty_inbox()  # what came in before the stop is counted with what waits
         engine.is_stopping = engine.runner.is_stopping = True
-        count = self._cancel_memory_only("the task started")
+        count = cancel_memory_only(engine, "the task started")
         if count:
             logger.error("%s waiting at the stop, recorded as cancelled", counted(count, "memory-only task"))
         # Time that the drain does not need is left for the last batches.
@@ -242,20 +248,13 @@ class Lifecycle:
         if self._leftover.thread_count:
             self._duties.outlive_loop()
         unsaved = await self._final_batches()
-        self._tell_everybody()
+        tell_everybody(engine)
         await self._close_store(unsaved)
         if unsaved:
             raise StoreUnavailable(
                 f"{unsaved} records could not be written at the stop ({engine.settings.database}); "
                 "their last committed state is recovered at the next start"
             )
-
-    def _cancel_memory_only(self, before_what: str) -> int:
-        engine = self.engine
-        waiting = [live for live in engine.live.values() if live.is_waiting and not live.is_persisted]
-        for live in waiting:
-            engine.cancel_waiting(live, BuiltInTaskCode.MANAGER_STOPPED, f"the manager stopped before {before_what}")
-        return len(waiting)
 
     async def _drain(self, drain_timeout_s: float) -> None:
         """Wait for running tasks and for starts in flight; a second signal ends the wait."""
@@ -293,43 +292,15 @@ class Lifecycle:
         engine = self.engine
         deadline = max(self._commit_deadline, engine.loop.time() + FINAL_COMMIT_S / 2)
         await self._file_watch.look_for_good(deadline)
-        self._release_waiting()
+        release_waiting(engine)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 await engine.writer.flush()
         for live in engine.intake.close():
             engine.accept(live)
-        self._cancel_memory_only("the next retry")  # of those that failed during the drain
-        self._release_waiting()
+        cancel_memory_only(engine, "the next retry")  # of those that failed during the drain
+        release_waiting(engine)
         return await engine.writer.close(max(0.1, deadline - engine.loop.time()))
-
-    def _release_waiting(self) -> None:
-        engine = self.engine
-        for live in [each for each in engine.live.values() if each.is_persisted]:
-            if engine.runner.is_still_executing(live.task_id):
-                continue  # nobody may run it beside its old thread; it is recovered when that has ended
-            if live.is_waiting and not live.is_awaiting_store:
-                engine.dispatcher.left_waiting(live)
-                self._release(live)
-            elif live.phase is Phase.STARTING and live.saving.committed is None:
-                engine.settlement.unbegin(live)
-                self._release(live)
-
-    def _release(self, live: LiveTask) -> None:
-        self.engine.settlement.release(live)
-        live.phase = Phase.ENDED
-        self.engine.writer.mark(live)
-
-    def _tell_everybody(self) -> None:
-        """No handle stays open: what did not end here goes on at the next start."""
-        engine = self.engine
-        while engine.live:  # again, when a task of a key is followed by another one
-            live = next(iter(engine.live.values()))
-            if live.ending is None:
-                live.ending = GOES_ON
-            engine.publish(live)
-            engine.drop(live)
-        engine.follower.end_all(GOES_ON)
 
     async def _close_store(self, unsaved: int) -> None:
         engine = self.engine
@@ -337,6 +308,23 @@ class Lifecycle:
         await self._file_watch.close()
         engine.runner.threads.close()
         await engine.runner.processes.close(max(0.0, self._commit_deadline - engine.loop.time()))
+        await self.unregister(unsaved)
+        self._has_closed = True
+        try:
+            await engine.store.close()
+        finally:
+            if not self._leftover:
+                self._let_go()
+
+    def leave_loop(self) -> None:
+        """The loop will not run again; what is left is done in the running one."""
+        self._loops.leave_loop()
+        self._duties.leave_loop()
+        self.engine.leave_loop()
+
+    async def unregister(self, unsaved: int) -> None:
+        """Take this instance out of the store, where nothing is left that names it."""
+        engine = self.engine
         if not self._leftover:
             self._duties.stop_heartbeat()
         try:
@@ -348,12 +336,6 @@ class Lifecycle:
                     self._lock.drop()  # the row first: one without its file looks as if somebody had removed that
         except StoreError as exc:
             logger.warning("the instance row could not be removed: %s", exc)
-        self._has_closed = True
-        try:
-            await engine.store.close()
-        finally:
-            if not self._leftover:
-                self._let_go()
 
     # What the manager asks in between.
 

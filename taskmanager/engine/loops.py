@@ -45,6 +45,13 @@ class Loops:
         self._begins.pop(name, None)
         self._tasks.pop(name, None)
 
+    def leave_loop(self) -> None:
+        """The loop of their tasks will not run again: forget them, without a word when they are collected."""
+        self._begins.clear()
+        for task in self._tasks.values():
+            let_loop_close(task)
+        self._tasks.clear()
+
     async def stop(self) -> None:
         """End all of them."""
         self._begins.clear()

@@ -56,6 +56,10 @@ class Turn:
             self._is_due = True
             self._loop.call_soon(self._run)
 
+    def leave_loop(self) -> None:
+        """The loop will not run again: no turn is ever due any more."""
+        self._is_due = True
+
     def _run(self) -> None:
         try:
             self.empty_inbox()

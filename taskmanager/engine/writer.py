@@ -156,6 +156,14 @@ class Writer:
         self._task = loop.create_task(self._run(), name="taskmanager-writer")
         return self._task
 
+    def leave_loop(self) -> None:
+        """The loop will not run again: take back what is on its way, and be ready to be started in another one."""
+        self.outbox.put_back()
+        self._accepted_due.close()
+        self._history_due.close()
+        self._wake = None
+        self._hurry, self.quiet = asyncio.Event(), asyncio.Lock()
+
     def was_cancelled_since(self, began_s: float) -> bool:
         """Whether a stranger has cancelled the writer since that `loop.time()`.
 
@@ -369,7 +377,8 @@ class Writer:
             self.degraded_since = self._clock.now_us()
             self._degraded_since_s = self._clock.elapsed_s()
             kind = "unavailable" if isinstance(exc, StoreUnavailable) else "failing"
-            logger.error("the store is %s; work goes on in memory and is written when it is back: %s", kind, exc)
+            hope = "" if self._is_closing else "; work goes on in memory and is written when it is back"
+            logger.error("the store is %s%s: %s", kind, hope, exc)
         self._listener.degraded(exc)
 
     def _note_restored(self) -> None:

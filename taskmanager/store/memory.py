@@ -278,6 +278,8 @@ class MemoryStore:
         for instance_id in instance_ids:
             self._instances.pop(instance_id, None)
 
+    def work_inline(self) -> None: ...
+
     def open_beater(self) -> None:
         return None
 

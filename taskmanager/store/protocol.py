@@ -154,6 +154,13 @@ class Store(Protocol):
         """Release everything; calling it twice is fine."""
         ...
 
+    def work_inline(self) -> None:
+        """From here on work in the calling thread: the loop that awaited this store is gone. Only what a stop needs
+        works: `commit`, `release`, `forget_instances` and `close`. Raises `StoreUnavailable` when the file that was
+        opened is not there any more.
+        """
+        ...
+
     async def commit(self, writes: Sequence[Write]) -> CommitReport:
         """All `writes` in one transaction, each with its precondition; a row that cannot be stored spoils no other.
 

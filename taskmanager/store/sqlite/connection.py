@@ -12,7 +12,7 @@ import aiosqlite
 
 from taskmanager.model.errors import StoreError, StoreUnavailable, TaskManagerError
 from taskmanager.model.wording import MORE_THREADS, remedy
-from taskmanager.store.sqlite.open_files import IS_FORKED, FileConnection, factory_for
+from taskmanager.store.sqlite.open_files import IS_FORKED, FileConnection, factory_for, open_existing
 
 Synchronous = Literal["full", "normal"]
 R = TypeVar("R")
@@ -20,6 +20,8 @@ Ts = TypeVarTuple("Ts")
 
 MINIMUM_SQLITE: Final = (3, 37, 0)
 BUSY_TIMEOUT_S: Final = 1.0
+INLINE_TIMEOUT_S: Final = 0.5
+"""The same where a program waits with it to end."""
 OPEN_PATIENCE_S: Final = 30.0
 _OPEN_PAUSE_S: Final = 0.05
 THREAD_ENDS_S: Final = 1.0
@@ -91,11 +93,11 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 class Connection:
-    """One aiosqlite connection, used by whole functions only."""
+    """One connection, used by whole functions only: in the thread of aiosqlite, or, of a plain one, in the caller's."""
 
     __slots__ = ("_inner", "_path", "_raw")
 
-    def __init__(self, path: str, inner: aiosqlite.Connection, raw: FileConnection) -> None:
+    def __init__(self, path: str, inner: aiosqlite.Connection | None, raw: FileConnection) -> None:
         self._path = path
         self._inner = inner
         self._raw = raw
@@ -109,6 +111,8 @@ class Connection:
         if self._raw.is_inherited:
             raise StoreError(f"{self._path} {IS_FORKED}; return the work to the parent process")
         try:
+            if self._inner is None:
+                return work(self._raw, *args)
             return await _in_one_hop(self._inner, work, *args)
         except sqlite3.Error as error:
             raise translate(self._path, error, was_well=True) from error
@@ -119,7 +123,10 @@ class Connection:
         """Close it and end its thread. An inherited connection is only forgotten."""
         if self._raw.kept_with is self and not self._raw.is_inherited:
             self._raw.kept_with = None
-            await self._inner.close()
+            if self._inner is None:
+                self._raw.close()
+            else:
+                await self._inner.close()
 
 
 async def _in_one_hop(inner: aiosqlite.Connection, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
@@ -219,6 +226,20 @@ async def _connect_once(path: str, configure: Callable[[sqlite3.Connection], Non
 def _configured(raw: sqlite3.Connection, configure: Callable[[sqlite3.Connection], None]) -> Any:
     configure(raw)
     return raw
+
+
+def connect_inline(path: str, synchronous: Synchronous) -> Connection:
+    """A plain connection to a file that is there, for the calling thread."""
+    try:
+        raw = open_existing(path, "mode=rw", timeout=INLINE_TIMEOUT_S, cached_statements=CACHED_STATEMENTS)
+        try:
+            configure_writer(raw, synchronous)
+        except sqlite3.Error:
+            raw.close()
+            raise
+    except sqlite3.Error as error:
+        raise translate(path, error, was_well=True) from error
+    return Connection(path, None, raw)
 
 
 def configure_writer(connection: sqlite3.Connection, synchronous: Synchronous) -> None:

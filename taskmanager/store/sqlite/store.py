@@ -22,6 +22,7 @@ from taskmanager.store.sqlite.connection import (
     configure_reader,
     configure_writer,
     connect,
+    connect_inline,
     create_private,
     has_no_room,
     raise_not_open,
@@ -91,6 +92,14 @@ class SqliteStore:
         self._moves_after = self._wal.pages_to_move()
         upkeep.move_after(connection, self._moves_after)
         migrate(connection, self.path)
+
+    def work_inline(self) -> None:
+        files = self._files
+        if files is None:
+            raise_not_open(self.path)
+        if not (files.is_database_there() and files.is_log_there()):
+            raise StoreUnavailable(f"{self.path} or its log was deleted or replaced")
+        self._reader, self._writer = None, connect_inline(self.path, self._synchronous)
 
     async def close(self) -> None:
         reader, self._reader = self._reader, None
