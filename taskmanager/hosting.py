@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from taskmanager.engine.lifecycle import CANCEL_GRACE_S
 from taskmanager.engine.loops import let_loop_close
-from taskmanager.model.errors import ConfigurationError, StoreUnavailable
+from taskmanager.model.errors import ConfigurationError, StoreUnavailable, TaskManagerError, error_line
 from taskmanager.model.logger import logger
 
 Main = Callable[[], Coroutine[Any, Any, Any]]
@@ -73,6 +73,10 @@ async def host(
             if has_started or not signalled.is_set():
                 raise
             return None  # the second signal came while the start waited for the file
+        except TaskManagerError as exc:
+            if has_started:
+                raise
+            raise SystemExit(error_line(exc)) from exc  # the line alone: the frames of a start say nothing to its user
 
 
 async def _cancel(

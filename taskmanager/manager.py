@@ -32,6 +32,7 @@ from taskmanager.model.checks import check_task_id, check_timeout
 from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.config import ExceptionMapper, QueueConfig, RecoveryConfig, RetryPolicy
 from taskmanager.model.errors import ConfigurationError
+from taskmanager.model.known_words import known_words, shows_options, with_known_words
 from taskmanager.model.record import TaskInfo
 from taskmanager.model.result import Seconds
 from taskmanager.model.states import Lane, TaskStatus
@@ -60,6 +61,7 @@ T = TypeVar("T")
 _DEFAULT_RECOVERY = RecoveryConfig()
 
 
+@with_known_words("TaskManager()")
 class TaskManager:
     """Runs tasks inside your asyncio application, and keeps the promise of them in one SQLite file.
 
@@ -169,6 +171,7 @@ class TaskManager:
         timeout: Seconds | None = None,
         executor: Lane | None = None,
     ) -> TaskDecorator: ...
+    @shows_options(TaskOptions)
     def task(self, *args: Any, **options: Any) -> Any:
         """Make a task of a function, bare or with options, and bind it to this manager.
 
@@ -189,6 +192,7 @@ class TaskManager:
             self._lifecycle.look_again()
 
     @in_brackets
+    @known_words("schedule()")
     def schedule(
         self,
         *,

@@ -19,11 +19,11 @@ from taskmanager.engine.intake import Door
 from taskmanager.engine.schedule import Schedule, ScheduleOptions, make_schedule
 from taskmanager.model.config import ExceptionMapper, RetryPolicy, raise_faults
 from taskmanager.model.errors import ConfigurationError, UnknownTask
+from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.result import seconds_of
 from taskmanager.model.states import Lane
 from taskmanager.model.status import ManagerStatus
 from taskmanager.model.wording import counted
-from taskmanager.rules.nearest import did_you_mean
 from taskmanager.rules.retry import RetryRule
 from taskmanager.sameness import is_same_code
 from taskmanager.task import Binding, Submitter, Task

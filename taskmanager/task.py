@@ -3,7 +3,7 @@
 import inspect
 import sys
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial, wraps
 from pathlib import Path
@@ -29,10 +29,10 @@ from taskmanager.model.config import (
     raise_faults,
 )
 from taskmanager.model.errors import ConfigurationError
+from taskmanager.model.known_words import known_words, shows_options, with_known_words
 from taskmanager.model.result import Seconds, Snooze, TaskResult, seconds_fault, seconds_of
 from taskmanager.model.states import Lane
 from taskmanager.model.status import ManagerStatus
-from taskmanager.rules.nearest import did_you_mean
 from taskmanager.rules.retry import shorthand_faults
 
 P = ParamSpec("P")
@@ -43,6 +43,7 @@ C_co = TypeVar("C_co", covariant=True)
 DEFAULT_QUEUE: Final = "default"
 
 
+@with_known_words("task()")
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
     """What a decorator declared, checked as far as it can be without a manager."""
@@ -97,18 +98,9 @@ class TaskOptions:
 _DEFAULTS: Final = TaskOptions()
 
 
-def options_of(given: Mapping[str, Any]) -> TaskOptions:
-    """The options of a decorator. Raises `TypeError` for one that does not exist, and names the one that was meant."""
-    known = [field.name for field in fields(TaskOptions)]
-    for name in given.keys() - set(known):
-        advice = did_you_mean(name, known) or f"; there are {', '.join(known)}"
-        raise TypeError(f"task() has no option {name!r}{advice}")
-    return TaskOptions(**given)
-
-
 def decorate(make: Callable[[Any, TaskOptions], Any], args: tuple[Any, ...], given: Mapping[str, Any]) -> Any:
     """`@task` bare, which makes the task at once, or with options, which gives the decorator that will."""
-    options = options_of(given)
+    options = TaskOptions(**given)
     if len(args) > 1:
         raise TypeError(f"a task is made from one function, not from {len(args)} arguments; options are keywords")
     return make(args[0], options) if args else TaskDecorator(lambda fn: make(fn, options))
@@ -256,6 +248,7 @@ class Task(TaskCall[P, C_co]):
             return cast("C_co", await_detached(coro, self._name, self.fn.__qualname__))
         return cast("C_co", call_detached(self.fn, self._name, args, kwargs))
 
+    @known_words("with_options()")
     def with_options(
         self,
         *,
@@ -361,6 +354,7 @@ def task(
     timeout: Seconds | None = None,
     executor: Lane | None = None,
 ) -> TaskDecorator: ...
+@shows_options(TaskOptions)
 def task(*args: Any, **options: Any) -> Any:
     """Declare a task without a manager, for a library; `manager.register` or `manager.discover` binds it later."""
     return decorate(partial(Task, is_free=True), args, options)

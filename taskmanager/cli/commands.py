@@ -13,9 +13,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from taskmanager import __version__
-from taskmanager.model.errors import TaskManagerError
+from taskmanager.model.errors import TaskManagerError, error_line
 from taskmanager.model.escaping import escaped
-from taskmanager.rules.nearest import did_you_mean
+from taskmanager.model.nearest import did_you_mean
 
 USAGE_EXIT: Final = 2
 CTRL_C_EXIT: Final = 130
@@ -140,7 +140,7 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(CTRL_C_EXIT)
     except TaskManagerError as exc:
-        sys.exit(_complain(str(exc), 1))
+        sys.exit(_print(error_line(exc), 1))
     except BrokenPipeError:  # whoever read has seen enough (`| head`)
         _give_up_stdout()
         sys.exit(1)
@@ -166,6 +166,10 @@ def _give_up_stdout() -> None:
 
 
 def _complain(message: str, code: int) -> int:
+    return _print(f"taskmanager: {escaped(' '.join(message.split()))}", code)
+
+
+def _print(line: str, code: int) -> int:
     with contextlib.suppress(OSError):  # the exit code still says it
-        click.echo(f"taskmanager: {escaped(' '.join(message.split()))}", err=True)
+        click.echo(line, err=True)
     return code

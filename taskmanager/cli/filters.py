@@ -10,8 +10,8 @@ from click.shell_completion import CompletionItem
 
 from taskmanager.model.clock import DAY_US, HOUR_US, MINUTE_US, SECOND_US, SystemClock
 from taskmanager.model.escaping import escaped
+from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.states import TaskStatus
-from taskmanager.rules.nearest import did_you_mean
 from taskmanager.store.sqlite.search import Search, is_pattern, queue_names, task_names
 
 F = TypeVar("F", bound=Callable[..., Any])

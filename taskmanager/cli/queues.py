@@ -11,7 +11,7 @@ from taskmanager.cli.output import answer_json
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import StoreError
 from taskmanager.model.escaping import escaped
-from taskmanager.rules.nearest import did_you_mean
+from taskmanager.model.nearest import did_you_mean
 from taskmanager.store.sqlite.search import queue_names
 
 EPILOG: Final = """

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from taskmanager.cli.records import iso
 from taskmanager.engine.engine import Engine
 from taskmanager.manager import TaskManager
 from taskmanager.model.clock import SECOND_US, SystemClock
-from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.model.errors import StoreError, StoreUnavailable, TaskManagerError, error_line
 from taskmanager.model.states import TERMINAL, TaskStatus
 from taskmanager.store.sqlite.queries import counts
 
@@ -73,8 +74,7 @@ def run(target: str, log_level: str, as_json: bool) -> int:
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     log = logging.getLogger("taskmanager")
     file = manager._settings.database or "no file"  # noqa: SLF001  # the command is a part of the package
-    log.info("running %s on %s; Ctrl-C stops it", target, file)
-    ended = host(manager)
+    ended = host(manager, lambda: log.info("running %s on %s; Ctrl-C stops it", target, file))
     log.info("%s has stopped%s", target, f" after {ended.signals[0].name}" if ended.signals else "")
     if stdout is not None and ended.engine is not None:
         with os.fdopen(stdout, "wb") as answer:
@@ -148,8 +148,25 @@ def _import(name: str) -> ModuleType:
         _print_own_frames(exc)
         raise click.ClickException(f"{name} needs the module {exc.name!r}, which is not installed") from exc
     except Exception as exc:
+        if _is_ours(exc):
+            raise SystemExit(f"{error_line(exc)} ({_place_of(exc)})") from exc
         _print_own_frames(exc)
         raise click.ClickException(f"importing {name} failed: {type(exc).__name__}: {exc}") from exc
+
+
+def _is_ours(exc: Exception) -> bool:
+    """Whether the library refused a declaration of the module: the line that it stands in says all."""
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(exc.__traceback__)]
+    return isinstance(exc, TaskManagerError | TypeError) and frames[-1].startswith("taskmanager.")
+
+
+def _place_of(exc: Exception) -> str:
+    """The last line of the user's that led to it."""
+    frames = traceback.walk_tb(exc.__traceback__)
+    *_, (frame, line) = (
+        each for each in frames if not each[0].f_globals.get("__name__", "").startswith("taskmanager.")
+    )
+    return f"{frame.f_code.co_filename}, line {line}"
 
 
 def _print_own_frames(exc: Exception) -> None:
@@ -168,8 +185,8 @@ def _suggestion(module_name: str) -> str:
     return f"; did you mean {module_name}:{managers[0]}?" if managers else ""
 
 
-def host(manager: TaskManager) -> Ended:
-    """Run until a signal asks to stop."""
+def host(manager: TaskManager, has_started: Callable[[], None]) -> Ended:
+    """Run until a signal asks to stop. A start that fails is its one line, so nothing is said before it."""
     seen: list[signal.Signals] = []
     engines: list[Engine | None] = []
 
@@ -178,6 +195,7 @@ def host(manager: TaskManager) -> Ended:
 
     async def wait() -> None:
         engines.append(manager._engine())  # noqa: SLF001  # the command is a part of the package
+        has_started()
         if sys.platform != "win32":
             # The loop hears of signals through its wake-up descriptor, whatever the handler is: this only listens in.
             signal.signal(signal.SIGINT, note)
@@ -190,7 +208,7 @@ def host(manager: TaskManager) -> Ended:
     except KeyboardInterrupt:  # on Windows
         seen.append(signal.SIGINT)
     except SystemExit as exc:
-        if not isinstance(exc.__cause__, StoreUnavailable):
-            raise  # of the user's code
+        if exc.code != 1 or not isinstance(exc.__cause__, StoreUnavailable):
+            raise  # of the user's code, or the line of a start that failed
         is_saved = False
     return Ended(seen, engines[0] if engines else None, is_saved)

@@ -12,7 +12,7 @@ from taskmanager.engine.waiting import lent_slot
 from taskmanager.model.checks import check_queue_name
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.logger import logger
-from taskmanager.rules.nearest import did_you_mean
+from taskmanager.model.nearest import did_you_mean
 
 _OF_EVERYBODY: Final = "default"
 """The queue of functions that name none."""

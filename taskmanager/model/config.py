@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, Self
 
 from taskmanager.model.errors import ConfigurationError
+from taskmanager.model.known_words import known_words, with_known_words
 from taskmanager.model.result import RESERVED_CODES, Subclasses, plain_text
 from taskmanager.model.states import BuiltInTaskCode
 
@@ -85,6 +86,7 @@ def _range_fault(name: str, value: object, low: int, high: int, unit: str = "") 
     return None
 
 
+@with_known_words("RetryPolicy()")
 @dataclass(frozen=True, slots=True, kw_only=True, init=False)
 class RetryPolicy:
     """When a failed task runs again: only for the codes in `auto_retry_for`, `max_retries` times.
@@ -154,6 +156,7 @@ class RetryPolicy:
         return None
 
     @classmethod
+    @known_words("RetryPolicy.fixed()")
     def fixed(
         cls, intervals: Sequence[int], /, *, auto_retry_for: Sequence[str | BuiltInTaskCode], jitter: bool = True
     ) -> Self:
@@ -163,6 +166,7 @@ class RetryPolicy:
         return cls(auto_retry_for=auto_retry_for, max_retries=len(intervals), intervals=intervals, jitter=jitter)
 
     @classmethod
+    @known_words("RetryPolicy.exponential()")
     def exponential(
         cls,
         *,
@@ -185,6 +189,7 @@ class RetryPolicy:
         )
 
 
+@with_known_words("QueueConfig()")
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
     """One named queue: tasks of the queue with the smallest `priority` (1 to 100) start first.
@@ -276,6 +281,7 @@ _TWICE: Final = (
 )
 
 
+@with_known_words("RecoveryConfig()")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryConfig:
     """When work counts as stuck, what is done about it, and how long history is kept.

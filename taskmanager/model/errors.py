@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from taskmanager.model.escaping import escaped
+
 if TYPE_CHECKING:
     from taskmanager.model.result import TaskError
     from taskmanager.model.states import TaskStatus
@@ -97,3 +99,17 @@ class TaskInterrupted(TaskNotCompleted):
         super().__init__(task_id, status, error)
         self.args = (task_id, status, error, requeued)
         self.requeued = requeued
+
+
+def error_line(exc: BaseException) -> str:
+    """Return `TYPE: message` in one line, as the last line of a traceback has it."""
+    kind = type(exc)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return f"{name}: {escaped(' '.join(str(exc).splitlines()))}"
+
+
+for _public in [each for each in globals().values() if isinstance(each, type) and issubclass(each, TaskManagerError)]:
+    # A traceback says the name that people import. The name is complete before anybody can pickle by it.
+    _public.__module__ = "taskmanager"
+    if "__firstlineno__" in vars(_public):  # of this file, not of that one: no source is better than a wrong one
+        del _public.__firstlineno__  # type: ignore[attr-defined]  # from Python 3.13 on

@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from taskmanager.model.clock import SECOND_US, from_us, to_us
 from taskmanager.model.errors import ConfigurationError
+from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.wording import counted
-from taskmanager.rules.nearest import did_you_mean
 
 NICKNAMES: Final = {
     "@yearly": "0 0 1 1 *",

@@ -210,6 +210,24 @@ def test_run_shows_where_the_module_failed(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("m = TaskManager('jobs.db', max_workers=3)", "TypeError: TaskManager() has no option 'max_workers'; did you "),
+        ("m = TaskManager('jobs.db', threads=0)", "taskmanager.ConfigurationError: TaskManager: threads must be "),
+        ("m = TaskManager('no/jobs.db')", "taskmanager.StoreUnavailable: {folder}/no/jobs.db cannot be opened: "),
+    ],
+)
+def test_run_says_in_one_line_why_it_cannot_start(tmp_path: Path, text: str, line: str) -> None:
+    """TYPE: what, where, what to do: a refused declaration names its line of the module, a refused file its path."""
+    (tmp_path / "jobs.py").write_text(f"from taskmanager import TaskManager\n{text}\n")
+    refused = run(tmp_path, "run", "jobs:m")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith(line.format(folder=tmp_path))
+    assert refused.stderr.count("\n") == 1
+    assert "jobs.db" in refused.stderr or refused.stderr.endswith("jobs.py, line 2)\n")
+
+
 @pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["demo", "--no-such-option"], ["run"]])
 def test_wrong_usage_ends_with_2(arguments: list[str]) -> None:
     """Nothing is written to stdout, which may be a pipe into another program."""

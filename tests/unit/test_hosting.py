@@ -142,3 +142,39 @@ def test_a_start_outside_of_an_event_loop_of_asyncio_says_what_it_needs() -> Non
     with pytest.raises(ConfigurationError, match="needs an event loop of asyncio"):
         manager.start().send(None)
     assert manager.status().state == "held until start"
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        (".", "taskmanager.StoreError: {folder} is a directory; give the path of a file in it"),
+        ("text.db", "taskmanager.StoreError: {folder}/text.db cannot be used (file is not a database): "),
+        ("no/such.db", "taskmanager.StoreUnavailable: {folder}/no/such.db cannot be opened: the directory "),
+        ("a\nb/c.db", "taskmanager.StoreUnavailable: {folder}/a b/c.db cannot be opened: the directory "),
+    ],
+)
+@pytest.mark.parametrize("logs", ["", "import logging; logging.basicConfig()"])
+def test_a_run_that_cannot_start_says_one_line(tmp_path: Path, place: str, line: str, logs: str) -> None:
+    """TYPE: what, where, what to do. Frames of a start say nothing to whoever reads the log of a service."""
+    (tmp_path / "text.db").write_text("this is a text, and longer than a hundred bytes " * 5)
+    program = f"""
+from taskmanager import TaskManager
+{logs}
+async def main() -> None: print("started")
+TaskManager({place!r}).run(main)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.startswith(line.format(folder=tmp_path))
+    assert ran.stderr.count("\n") == 1
+
+
+def test_an_error_of_main_keeps_its_traceback() -> None:
+    """The one line is for a start that failed; of the program itself the frames are what its author needs."""
+    manager = TaskManager(None)
+
+    async def main() -> None:
+        raise ConfigurationError("of main")
+
+    with pytest.raises(ConfigurationError, match="of main"):
+        manager.run(main)
