@@ -64,6 +64,7 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
     ),
     "Operate": (
         Entry("doctor", "doctor:doctor", "Check the file and its surroundings, and say what to do."),
+        Entry("backup", "backup:backup", "Copy the file into a new one, also while it is in use."),
         Entry("recover", "recover:recover", "Give back the tasks of instances that have died."),
         Entry("purge", "purge:purge", "Delete the records of tasks that have ended."),
     ),

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import sqlite3
 import time
 from collections import Counter
@@ -9,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from taskmanager.cli.locks import WriterWatch, process_name
+from taskmanager.cli.locks import WriterWatch, process_name, without_lock
 from taskmanager.cli.records import parsed
 from taskmanager.console.durations import relative, short
 from taskmanager.console.finding import Finding
@@ -197,9 +198,27 @@ def inside_the_file(connection: sqlite3.Connection, db: Path) -> Iterator[Findin
     database = db.absolute()
     alive = [each for each in known if not is_dead(database, each.instance_id)]
     yield claims([each for each in has if is_dead(database, each.owner)])
+    yield sharing(db, connection, alive)
     yield living(alive, {sender: at for sender, _, at in sorted(beats, key=lambda beat: beat[2])}, now)
     yield functions(free, alive)
     yield clocks(newest, now)
+
+
+def sharing(db: Path, connection: sqlite3.Connection, alive: Sequence[InstanceRow]) -> Finding:
+    """Instances that have lost SQLite's lock on the file, because their process has read it as bytes."""
+    if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):  # without a log, nobody holds one all the time
+        return Finding("sharing", True, "the file has no log that could be deleted in use")
+    unlocked = without_lock(db, {each.pid for each in alive if each.hostname == socket.gethostname()})
+    if unlocked is None:
+        return Finding("sharing", True, "this system does not say who has locked the file")
+    if unlocked:
+        return Finding(
+            "sharing", False,
+            f"{', '.join(map(process_name, sorted(unlocked)))} has the file open without SQLite's lock on it",
+            "code in that process has read the file as bytes (copied, hashed or served it), which drops the lock, and "
+            "another program may delete the log in use; restart it, and copy the file with `taskmanager backup`",
+        )  # fmt: skip
+    return Finding("sharing", True, "every instance holds SQLite's lock on the file")
 
 
 def claims(stale: Sequence[Owned]) -> Finding:

@@ -1,10 +1,17 @@
-"""Who keeps everybody else from writing: seen from outside, by looking more than once at the lock of the log.
+"""Locks on the file, seen from outside by looking more than once: who keeps everybody else from writing, and who has
+the file open without a lock.
 
 An application commits within milliseconds, so either its lock or the log changes from look to look. Another program may
 leave a transaction open; then nothing can be saved, and the application cannot write that into the file.
+
+A process that reads the file as bytes drops SQLite's locks on it by that (`close` of any descriptor does). It does not
+notice, but whichever process closes the database next takes itself for the last one, and deletes the log.
 """
 
+import contextlib
+import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +49,38 @@ class WriterWatch:
             time.sleep(PAUSE_S)
             found = self.look()
         return found
+
+
+def without_lock(database: Path, pids: Collection[int]) -> set[int] | None:
+    """Those of these processes that have the file open and hold no lock on it, at two looks; None where the system does
+    not say. A connection to a file with a log holds one from its first read to its end.
+    """
+    found = _without_lock(database, pids)
+    if found:
+        time.sleep(LONG_S)  # one that has just opened it is no finding
+        found &= _without_lock(database, found) or set()
+    return found
+
+
+def _without_lock(database: Path, pids: Collection[int]) -> set[int] | None:
+    file = database.stat()
+    openers = {pid for pid in pids if _has_open(pid, file)}
+    try:
+        lines = Path("/proc/locks").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    # `4: POSIX  ADVISORY  READ 29296 00:1b:14915 1073741826 1073742335`; the device is not that of `stat` everywhere.
+    words = [line.split() for line in lines if " POSIX " in line and "->" not in line]
+    return openers - {int(each[4]) for each in words if each[5].rpartition(":")[2] == str(file.st_ino)}
+
+
+def _has_open(pid: int, file: os.stat_result) -> bool:
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        for each in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if os.path.samestat(each.stat(), file):
+                    return True
+    return False
 
 
 def problem_of(writer_pid: int) -> Problem:

@@ -15,7 +15,7 @@ from typing import Final
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.store.sqlite.connection import check_sqlite_version, primary_code, translate
 from taskmanager.store.sqlite.open_files import check_process, open_existing
-from taskmanager.store.sqlite.schema import check_version
+from taskmanager.store.sqlite.schema import check_is_ours, check_version
 
 READ_PATIENCE_S: Final = 5.0
 """How long a read waits for another connection that replays the log; readers never wait for writers."""
@@ -29,7 +29,7 @@ _NO_SIDE_FILES: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READO
 
 @contextmanager
 def open_read_only(
-    path: str | os.PathLike[str], *, patience_s: float = READ_PATIENCE_S
+    path: str | os.PathLike[str], *, patience_s: float = READ_PATIENCE_S, is_any_version: bool = False
 ) -> Iterator[sqlite3.Connection]:
     """A connection that cannot write, in autocommit mode, for the `with` block.
 
@@ -44,7 +44,7 @@ def open_read_only(
     _check_file(target)
     try:
         with closing(_connect(target, patience_s)) as connection:
-            check_version(connection, str(target))
+            (check_is_ours if is_any_version else check_version)(connection, str(target))
             yield connection
     except sqlite3.Error as error:
         raise _explained(target, error) from error

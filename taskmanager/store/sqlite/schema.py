@@ -92,12 +92,23 @@ def check_version(connection: sqlite3.Connection, path: str) -> None:
     current, newest = version(connection), migrations()[-1].version
     _refuse_newer(current, newest, path)
     if current == 0:
-        raise StoreError(f"{path} is a database without tasks; give the path of the file that the application writes")
+        raise _not_ours(path)
     if current < newest:
         raise StoreError(
             f"{path} has schema version {current}, this version of taskmanager needs {newest}; "
             "start the application with this version once, it migrates the file"
         )
+
+
+def check_is_ours(connection: sqlite3.Connection, path: str) -> None:
+    """`StoreError` unless there is anything of this library in the file, of whatever version."""
+    ours = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name GLOB 'taskmanager_*'"
+    if connection.execute(ours).fetchone() is None:
+        raise _not_ours(path)
+
+
+def _not_ours(path: str) -> StoreError:
+    return StoreError(f"{path} is a database without tasks; give the path of the file that the application writes")
 
 
 def _apply(connection: sqlite3.Connection, step: Migration) -> None:

@@ -121,3 +121,11 @@ class RecoveryDocument(msgspec.Struct, forbid_unknown_fields=True):
     dead_instances: int
     recovered: int
     tasks: list[dict[str, str | None]]
+
+
+class BackupDocument(msgspec.Struct, forbid_unknown_fields=True):
+    """What `backup` made."""
+
+    db: str
+    file: str
+    size_bytes: int

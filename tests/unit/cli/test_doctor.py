@@ -3,6 +3,9 @@
 import sqlite3
 from pathlib import Path
 
+import pytest
+
+from taskmanager import TaskManager
 from tests.unit.cli.documents import DiagnosisDocument
 from tests.unit.command_line import taskmanager
 
@@ -19,7 +22,7 @@ def findings(database: Path, *arguments: str) -> dict[str, str]:
 
 
 def test_doctor_finds_nothing_in_a_sound_file(copied: tuple[Path, dict[str, str]]) -> None:
-    """Ten looks, all well."""
+    """Eleven looks, all well."""
     assert findings(copied[0]) == {}
     ran = taskmanager("doctor", "--db", copied[0])
     assert (ran.code, ran.out.splitlines()[-1]) == (0, "no findings")
@@ -63,3 +66,14 @@ def test_doctor_finds_damage(copied: tuple[Path, dict[str, str]]) -> None:
     with database.open("r+b") as file:
         file.write(b"\xff" * size)
     assert "is not a database" in findings(database)["file"]
+
+
+@pytest.mark.anyio
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="reads /proc")
+async def test_doctor_finds_a_process_that_has_read_the_file_as_bytes(tmp_path: Path) -> None:
+    """That drops SQLite's lock in silence, and whichever other program closes the file next deletes the log in use."""
+    database = tmp_path / "tasks.db"
+    async with TaskManager(database):
+        assert findings(database) == {}
+        assert len(database.read_bytes()) > 0
+        assert "has the file open without SQLite's lock on it" in findings(database)["sharing"]

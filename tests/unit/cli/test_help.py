@@ -7,7 +7,14 @@ import click
 import pytest
 
 from taskmanager.cli.commands import SECTIONS, cli
-from tests.unit.cli.documents import AnswerDocument, CheckDocument, DiagnosisDocument, RecordDocument, RecoveryDocument
+from tests.unit.cli.documents import (
+    AnswerDocument,
+    BackupDocument,
+    CheckDocument,
+    DiagnosisDocument,
+    RecordDocument,
+    RecoveryDocument,
+)
 from tests.unit.command_line import taskmanager
 
 
@@ -67,7 +74,7 @@ def test_the_page_of_the_command_line_names_every_command_and_its_documents() ->
     for entries in SECTIONS.values():
         for entry in entries:
             assert re.search(rf"`{entry.name}\b", page), entry.name
-    for document in (AnswerDocument, CheckDocument, DiagnosisDocument, RecoveryDocument):
+    for document in (AnswerDocument, BackupDocument, CheckDocument, DiagnosisDocument, RecoveryDocument):
         for field in document.__struct_fields__:
             assert f"`{field}`" in page, f"{document.__name__}.{field}"
 
