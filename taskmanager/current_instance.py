@@ -205,6 +205,16 @@ class CurrentInstance:
         running.lifecycle.engine.turn.catch_up()
         return running.records.find_live(task_id)
 
+    def newest(self, ended: LiveTask) -> LiveTask | None:
+        """What a handle of a task that has ended means by now: the same, or its run after a retry; None where only the
+        store knows that one.
+        """
+        if not self._intake().has_run_again(ended):
+            # Of a key that was enqueued anew the store may not have said yet that this is a retry.
+            return self._intake().by_key.get(ended.task_id, ended)
+        live = self.find_live(ended.task_id)
+        return None if live is ended else live
+
     async def wait_for(self, task_id: str, *, was_accepted: bool) -> Ending:
         """The ending of a task that is not in this instance's memory.
 

@@ -27,7 +27,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class TaskHandle(Generic[R_co]):
-    """One accepted task. Keep it or drop it: the task does not care."""
+    """One accepted task. Keep it or drop it: the task does not care. After a retry it stands for the new run."""
 
     __slots__ = ("_found", "_instance", "_live", "_seen", "_task_id")
 
@@ -46,7 +46,7 @@ class TaskHandle(Generic[R_co]):
     @property
     def status(self) -> TaskStatus:
         """The last status known here; for a task of another instance, the last one seen in the store."""
-        live = self._live
+        live = self._newest()
         if live is not None and not live.is_elsewhere:
             return live.status
         self._seen = self._instance.last_status(self._task_id) or self._seen
@@ -58,6 +58,10 @@ class TaskHandle(Generic[R_co]):
         if self._found:
             return True
         return None if self._live is None else self._live.duplicate_answer()
+
+    def _newest(self) -> LiveTask | None:
+        live = self._live
+        return live if live is None or not live.status.is_terminal else self._instance.newest(live)
 
     def __await__(self) -> Generator[Any, None, R_co]:
         """The task's value; raises `TaskFailed`, `TaskCancelled`, `TaskExpired` or `TaskInterrupted` when it has none.
@@ -86,7 +90,7 @@ class TaskHandle(Generic[R_co]):
             raise TimeoutError(f"task {self._task_id} has not ended after {timeout:g} s; it is {self.status}") from None
 
     async def _ending(self, *, is_bounded: bool = False) -> Ending:
-        live = self._live
+        live = self._newest()
         if live is not None and live.ending is not None and live.is_published:
             return live.ending
         if self._instance.is_of_another_loop():
@@ -116,7 +120,7 @@ class TaskHandle(Generic[R_co]):
         `StoreError` when the record cannot be stored at all, and `UnknownTask` for an id that does not exist.
         """
         check_timeout(timeout)
-        live = self._live
+        live = self._newest()
         if self._instance.is_of_another_loop():
             await self._instance.in_its_loop(self.saved(timeout=timeout))
             return
@@ -153,12 +157,12 @@ class TaskHandle(Generic[R_co]):
         return await self._instance.info_of(self._task_id, include_attempts)
 
     def cancel(self) -> bool:
-        """Ask for the task to be cancelled, at once; False when it is known to have ended already.
+        """Ask for the task to be cancelled, at once. True means asked, False that the task is known to have ended.
 
-        Of a task that is not in the memory of this instance only the file knows more, even whether there is one: there
-        the answer is True when it will be asked, and `await manager.cancel(task_id)` waits for what comes of that.
+        One that was asked may still end otherwise; and of a task that is not in the memory of this instance only the
+        file knows even whether there is one. `await manager.cancel(task_id)` knows what became of it.
         """
-        return self._instance.cancel_now(self._task_id, self._live)
+        return self._instance.cancel_now(self._task_id, self._newest())
 
     def __repr__(self) -> str:
         return f"<TaskHandle {self._task_id} {self.status}>"

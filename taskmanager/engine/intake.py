@@ -41,6 +41,8 @@ from taskmanager.model.wording import counted
 
 KEYED_WINDOW: Final = 10_000
 """Ended memory-only tasks with an idempotency key that are remembered, so that their key still finds them."""
+AGAIN_WINDOW: Final = 100_000
+"""Tasks that run again for which that is remembered: the handles of others give their earlier end."""
 HELD_PATIENCE_S: Final = 10
 """A call that comes so long after the first one that waits for a start says so: nobody may be going to start it."""
 HOW_TO_START: Final = (
@@ -71,6 +73,7 @@ class Intake:
         self.inbox: deque[LiveTask] = deque()
         self.receiver: Receiver | None = None
         self.by_key: dict[str, LiveTask] = {}
+        self._again: dict[str, int] = {}
         self._keyed_ended: OrderedDict[str, LiveTask] = OrderedDict()
         self._max_pending = max_pending
         self._queue_limits = {each.name: each.max_pending for each in queues if each.max_pending is not None}
@@ -104,6 +107,8 @@ class Intake:
                     return existing, True
             self._admit(live)
             if live.idempotency_key is not None and not live.is_elsewhere:
+                if live.task_id in self.by_key:  # one that has ended badly, or it would have been found
+                    self.runs_again(live.task_id, live.start_count)
                 self.by_key[live.task_id] = live
         return live, False
 
@@ -330,6 +335,8 @@ class Intake:
 
     def claimed(self, live: LiveTask) -> None:
         """A row was claimed: from now on its key is found here."""
+        if live.start_count or live.enqueued_at > live.sent_at:  # else it was never put back
+            self.runs_again(live.task_id, live.start_count)
         if live.idempotency_key is not None:
             with self._lock:
                 self.by_key.setdefault(live.task_id, live)
@@ -380,11 +387,24 @@ class Intake:
         live.waiters = live.save_waiters = None
         return True
 
-    def forget_key(self, task_id: str) -> None:
+    def put_back(self, task_id: str, start_count: int) -> None:
         """The task was put back through the store, which answers for its key from now on."""
+        self.runs_again(task_id, start_count)
         with self._lock:
             if self._keyed_ended.pop(task_id, None) is not None:
                 self.by_key.pop(task_id, None)
+
+    def runs_again(self, task_id: str, start_count: int) -> None:
+        """What handles hold of the first so many starts of a task is not its end any more."""
+        again = self._again
+        again.pop(task_id, None)
+        again[task_id] = start_count
+        while len(again) > AGAIN_WINDOW:
+            del again[next(iter(again))]
+
+    def has_run_again(self, live: LiveTask) -> bool:
+        """Whether an ended task was put back since, here or where this instance has heard of it."""
+        return self._again.get(live.task_id, -1) >= live.start_count
 
     def ended_keys(self, status: TaskStatus | None, cutoff: int | None) -> list[LiveTask]:
         """Memory-only tasks that hold a key, and whose records a purge with this status and this cutoff deletes."""

@@ -218,7 +218,7 @@ class Records:
         if not await retry_stored(engine.store, [row], engine.clock.now_us()):
             return False
         engine.follower.saw(task_id, TaskStatus.PENDING)
-        engine.intake.forget_key(task_id)
+        engine.intake.put_back(task_id, row.start_count)
         engine.dispatcher.queue(row.queue_name).leave(row.priority)
         engine.wants_claim.set()
         return True
