@@ -7,10 +7,9 @@ systems, so the table below says what each of them is called here.
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import wraps
 from typing import Any, Final, ParamSpec, TypeVar
-
-from taskmanager.model.nearest import did_you_mean
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -19,6 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _FILE: Final = "snapshot_db, the first argument"
 _POLICY: Final = "retry_policy=RetryPolicy(...), or retries= of a task"
+_RATE: Final = "the recipe for a rate, docs/recipes.md#at-most-five-per-second"
 _EXPONENTIAL: Final = "intervals=, or RetryPolicy.exponential(base_seconds=...)"
 
 _NEIGHBOURS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -62,6 +62,7 @@ _NEIGHBOURS: Final[Mapping[str, Mapping[str, str]]] = {
         "max_pending": "backlog capacity max_backlog max_length max_queue_size max_queued max_size maxlen maxsize"
         " queue_size",
         "manager.pause(queue_name)": "paused",
+        _RATE: "max_rate rate rate_limit",
     },
     "RecoveryConfig()": {
         "terminal_record_retention_hours": "history_retention keep_result max_age prune_after result_expires result_ttl"
@@ -77,7 +78,7 @@ _NEIGHBOURS: Final[Mapping[str, Mapping[str, str]]] = {
         "max_retries": "attempts limit max_attempts max_tries retries retry retry_count stop total tries",
         _EXPONENTIAL: "backoff_base backoff_factor base base_delay base_seconds countdown default_retry_delay delay"
         " delay_seconds exponential_wait factor initial_delay interval interval_seconds linear_wait min_backoff"
-        " retry_backoff retry_delay wait wait_initial",
+        " multiplier retry_backoff retry_delay wait wait_initial",
         "backoff_strategy": "backoff kind retry_strategy strategy",
         "max_delay_seconds": "cap max_backoff max_delay max_interval max_wait retry_backoff_max wait_max",
         "jitter": "retry_jitter wait_jitter",
@@ -106,6 +107,7 @@ _NEIGHBOURS: Final[Mapping[str, Mapping[str, str]]] = {
         "QueueConfig(max_concurrency=...) for its queue": "concurrency concurrency_limit limit max_concurrency"
         " max_concurrent max_instances max_workers",
         '@manager.schedule(cron="...") above @manager.task': "crontab periodic schedule",
+        _RATE: "max_rate rate rate_limit throttle",
         "current_task() inside the function": "bind context pass_context",
     },
     "with_options()": {
@@ -141,6 +143,8 @@ _PLACES: Final = {
     "with_options()": "task.with_options({}=...)",
     "schedule()": "@manager.schedule({}=...)",
 }
+_NEARNESS: Final = 0.8
+"""Below it are words that only look alike, as `retention` and `recovery`."""
 _options: Final[dict[str, frozenset[str]]] = {}
 """What each of these takes, as it was declared."""
 
@@ -204,15 +208,25 @@ def _said_of(unknown: Iterable[str], known: Sequence[str], subject: str) -> str:
 
 def _meant(word: str, known: Sequence[str], subject: str) -> str:
     """Return `; did you mean ...?`, or nothing where nobody can know."""
-    plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", word).lower().strip("_")
-    if plain in known:
-        return f"; did you mean {plain!r}?"
+    advice, spelled = _advice(known, subject), _spelled(word)
+    near = [spelled] if spelled in advice else get_close_matches(spelled, advice, n=1, cutoff=_NEARNESS)
+    return f"; did you mean {advice[near[0]]}?" if near else ""
+
+
+def _advice(known: Sequence[str], subject: str) -> dict[str, str]:
+    """Return what to write here for each word: an option of the call, a word of others, an option of another call."""
     place = re.sub(r"\.\w+", "", subject)  # RetryPolicy.fixed has the words of RetryPolicy
+    found = {_spelled(name): repr(name) for name in known}
     for ours, theirs in _NEIGHBOURS.get(place, {}).items():
-        if plain in theirs.split():
-            form = repr(ours) if ours in known else _PLACES[place] if ours in _options[place] else ours
-            return f"; did you mean {form.format(ours)}?"
+        form = repr(ours) if ours in known else _PLACES[place] if ours in _options[place] else ours
+        for word in theirs.split():
+            found.setdefault(_spelled(word), form.format(ours))
     for other, form in _PLACES.items():
-        if plain in _options.get(other, ()):
-            return f"; did you mean {form.format(plain)}?"
-    return did_you_mean(plain, known)
+        for name in _options.get(other, ()):
+            found.setdefault(_spelled(name), form.format(name))
+    return found
+
+
+def _spelled(word: str) -> str:
+    """The same for max_workers, maxWorkers and MAXWORKERS."""
+    return word.replace("_", "").lower()
