@@ -5,43 +5,33 @@ from typing import Final
 
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import BuiltInTaskCode
+from taskmanager.model.wording import why
 
 MAX_CHARS: Final = 200
 """No screen has room for more of a message."""
 
 
 def cause(code: str, message: str | None) -> str:
-    """`SMTP_DOWN  server is away`. An exception without a code of its own is named by its type, which says more:
-    `ValueError: no such invoice`.
-    """
-    first = _first_line(message)
-    if code == BuiltInTaskCode.UNHANDLED_EXCEPTION and first:
-        return first
-    return f"{code}  {first}" if first else code
+    """Return the reason in the few words for which a column has room."""
+    return why(code, message, max_chars=MAX_CHARS, is_short=True)
 
 
 def kind(code: str, message: str | None) -> str:
     """The same without what differs from one failure to the next: `SMTP_DOWN`, or `ValueError`."""
-    is_unhandled = code == BuiltInTaskCode.UNHANDLED_EXCEPTION
-    return cause(code, _first_line(message).partition(":")[0] if is_unhandled else None)
+    return cause(code, (message or "").partition(":")[0]) if code == BuiltInTaskCode.UNHANDLED_EXCEPTION else code
 
 
 def cause_of(row: TaskRow) -> str:
     """Why this task ended as it did; empty where it has no error. Of a sealed result there is only the code."""
-    return "" if row.error_code is None else cause(row.error_code, _message(row.result))
+    return "" if row.error_code is None else cause(row.error_code, message_of(row))
 
 
-def _message(result: str | None) -> str | None:
-    """The message in a stored result, of which anything may be left."""
+def message_of(row: TaskRow) -> str | None:
+    """The message in the stored result, of which anything may be left."""
     try:
-        found = json.loads(result or "null")
+        found = json.loads(row.result or "null")
     except ValueError:
         return None
     error = found.get("err") if isinstance(found, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
     return message if isinstance(message, str) else None
-
-
-def _first_line(message: str | None) -> str:
-    lines = (message or "").strip().splitlines()
-    return lines[0][:MAX_CHARS] if lines else ""

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from taskmanager.codec.values import loads
+from taskmanager.console.cause import MAX_CHARS, message_of
 from taskmanager.console.cut import cut
 from taskmanager.console.document import number
 from taskmanager.console.durations import clock, exact, precise, relative
@@ -23,6 +24,7 @@ from taskmanager.model.errors import ArgumentError
 from taskmanager.model.escaping import escaped, escaped_lines
 from taskmanager.model.record import AttemptRow, TaskRow
 from taskmanager.model.states import AttemptOutcome, TaskStatus
+from taskmanager.model.wording import why
 from taskmanager.store.protocol import InstanceRow
 
 MAX_VALUE_CHARS: Final = 1_000
@@ -69,7 +71,7 @@ def _headline(row: TaskRow) -> Text:
     status = TaskStatus(row.status)
     line = Text.assemble((escaped(row.task_name), "bold"), "  ", (row.status, STATUS_STYLES[status]))
     if row.error_code:
-        line.append(f"  {escaped(row.error_code)}", STATUS_STYLES[status])
+        line.append(f"  {why(row.error_code, message_of(row), max_chars=MAX_CHARS)}", STATUS_STYLES[status])
     return line.append(f"\n{escaped(row.task_id)}")
 
 
@@ -205,8 +207,11 @@ def _attempts(attempts: Sequence[AttemptRow]) -> Iterator[RenderableType]:
     for row in attempts:
         yield _attempt_line(row)
         reason = row.failed_reason
-        if row.error_message and not (reason and "\n" in reason.strip()):
-            yield Padding(Text(cut(escaped_lines(row.error_message), MAX_VALUE_CHARS)), (0, 0, 0, 4))
+        message = (row.error_message or "").strip()
+        if row.error_code:
+            yield Padding(Text(why(row.error_code, message)), (0, 0, 0, 4))
+        if "\n" in message and not (reason and "\n" in reason.strip()):  # above it has lost its lines
+            yield Padding(Text(cut(escaped_lines(message), MAX_VALUE_CHARS)), (0, 0, 0, 4))
         if reason is None or "\n" not in reason.strip():
             continue
         if reason in seen:
@@ -230,8 +235,6 @@ def _attempt_line(row: AttemptRow) -> Text:
     line = Text(f"{row.attempt:>3}  {clock(row.started_at)}  ")
     line.append(row.outcome, _OUTCOME_STYLES[AttemptOutcome(row.outcome)])
     line.append(f" after {exact(row.finished_at - row.started_at)}")
-    if row.error_code:
-        line.append(f"  {escaped(row.error_code)}")
     return line.append(", retried") if row.will_retry else line
 
 

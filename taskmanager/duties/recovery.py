@@ -27,7 +27,7 @@ from taskmanager.model.logger import logger
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, due_at, expected_of
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
-from taskmanager.model.wording import counted
+from taskmanager.model.wording import counted, why
 from taskmanager.rules.recovery import Orphan, Verdict, judge_orphan
 from taskmanager.store.protocol import InstanceRow, Store
 
@@ -52,8 +52,8 @@ def log_failed(row: TaskRow) -> None:
     """One ERROR for a task that recovery fails for good, as where the failure is seen to happen."""
     if row.status == TaskStatus.FAILED:
         about = {"task_id": row.task_id, "task_name": row.task_name, "error_code": row.error_code}
-        text = "task %s (%s) failed with %s: %s"
-        logger.error(text, row.task_name, row.task_id, row.error_code, row.failed_reason, extra=about)
+        text = "task %s (%s) failed with %s"
+        logger.error(text, row.task_name, row.task_id, why(str(row.error_code), row.failed_reason), extra=about)
 
 
 class Recovery:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from typing import Any, Final
+from typing import Any
 
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
@@ -10,10 +10,7 @@ from taskmanager.engine.outcome import Outcome, frames_of
 from taskmanager.engine.settle import Next
 from taskmanager.model.logger import Block, Raised, logger
 from taskmanager.model.states import TaskStatus
-from taskmanager.model.wording import counted
-
-MAX_MESSAGE_CHARS: Final = 1_000
-"""Of the message of an error in the first line of a record; the whole of it is in the file."""
+from taskmanager.model.wording import counted, why
 
 
 async def wait_in(waiters: "list[asyncio.Future[Any]]") -> Any:
@@ -69,12 +66,11 @@ def log_end(live: LiveTask, exc: BaseException | None) -> None:
     name, extra = live.definition.name, extra_of(live)
     if live.status is TaskStatus.FAILED:
         logger.error(
-            "task %s (%s) failed with %s after %s%s",
+            "task %s (%s) failed after %s with %s",
             name,
             live.task_id,
-            live.error_code,
             counted(live.start_count, "attempt"),
-            _why(live),
+            why(str(live.error_code), live.ending.result.err_value.message if live.ending is not None else None),
             extra={**extra, "error_code": live.error_code},
             raised=_raised(live, exc),
         )
@@ -95,14 +91,6 @@ def _raised(live: LiveTask, exc: BaseException | None) -> Raised | None:
         return None
 
 
-def _why(live: LiveTask) -> str:
-    """Its message, for those who read only the first line."""
-    message = str(live.ending.result.err_value.message) if live.ending is not None else ""
-    if len(message) > MAX_MESSAGE_CHARS:
-        message = f"{message[:MAX_MESSAGE_CHARS]} ..."
-    return f": {message}" if message else ""
-
-
 def log_again(live: LiveTask, step: Next, outcome: Outcome) -> None:
     """A task failed and runs again."""
     if not step.is_retry:
@@ -111,7 +99,7 @@ def log_again(live: LiveTask, step: Next, outcome: Outcome) -> None:
         "task %s (%s) failed with %s; retry %d of %d in %.1f s",
         live.definition.name,
         live.task_id,
-        outcome.error.error_code if outcome.error else "UNKNOWN",
+        why(outcome.error.error_code, outcome.error.message) if outcome.error else "UNKNOWN",
         live.retry_count,
         live.definition.retry.max_retries,
         step.delay_s or 0.0,

@@ -1,14 +1,34 @@
-"""Words that messages and screens share: numbers with their nouns, and what to do about an error of the system."""
+"""Words that messages and screens share: numbers with their nouns, why something failed, and what to do about it."""
 
 import errno
 from typing import Final
 
+from taskmanager.model.escaping import escaped
+from taskmanager.model.states import BuiltInTaskCode
+
 MORE_THREADS: Final = "the limit on processes and threads is reached; raise it (`ulimit -u`, `pids.max` of a container)"
+
+MAX_WHY_CHARS: Final = 1_000
+"""Of the message of an error in a line of a log or a screen; the whole of it is in the file."""
 
 
 def counted(number: int, one: str) -> str:
     """`1 task`, `1,200 tasks`."""
     return f"1 {one}" if number == 1 else f"{number:,} {one}s"
+
+
+def why(code: str, message: str | None, *, max_chars: int = MAX_WHY_CHARS, is_short: bool = False) -> str:
+    """Return why something failed, in one line: `SMTP_DOWN: ConnectionError: refused`.
+
+    The message of an exception begins with its type. `is_short` is for a column of a table, where the code of an
+    exception that no mapper knows gives way to that type: `ValueError: no such invoice`.
+    """
+    text = " ".join((message or "")[: 2 * max_chars].split())
+    if len(text) > max_chars:
+        text = f"{text[:max_chars]} ..."
+    if is_short and text and code == BuiltInTaskCode.UNHANDLED_EXCEPTION:
+        return escaped(text)
+    return escaped(f"{code}: {text}" if text else str(code))
 
 
 def remedy(error: OSError, otherwise: str) -> str:

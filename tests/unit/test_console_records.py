@@ -143,7 +143,7 @@ def test_a_list_shows_an_id_to_copy_and_what_the_width_allows(width: int) -> Non
 @pytest.mark.parametrize(
     ("code", "message", "words", "of_all"),
     [
-        ("SMTP_DOWN", "the server is away\ntry later", "SMTP_DOWN  the server is away", "SMTP_DOWN"),
+        ("SMTP_DOWN", "the server is away\ntry later", "SMTP_DOWN: the server is away try later", "SMTP_DOWN"),
         ("SMTP_DOWN", None, "SMTP_DOWN", "SMTP_DOWN"),
         ("UNHANDLED_EXCEPTION", "KeyError: 'a: b'", "KeyError: 'a: b'", "KeyError"),
         ("UNHANDLED_EXCEPTION", "", "UNHANDLED_EXCEPTION", "UNHANDLED_EXCEPTION"),

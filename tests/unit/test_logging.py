@@ -151,7 +151,7 @@ async def test_a_final_failure_carries_its_exception(
         ("TOO_SLOW", None, None),
         ("UNHANDLED_EXCEPTION", FileNotFoundError, None),
     ]
-    assert collected[2].getMessage().endswith("failed with TOO_SLOW after 1 attempt: come back tomorrow")
+    assert collected[2].getMessage().endswith("failed after 1 attempt with TOO_SLOW: come back tomorrow")
     assert formatted.getvalue().count("Traceback") == 3
     assert "in child_fails" in formatted.getvalue()
 
