@@ -215,7 +215,7 @@ class CurrentInstance:
         live = self.find_live(ended.task_id)
         return None if live is ended else live
 
-    async def wait_for(self, task_id: str, *, was_accepted: bool) -> Ending:
+    async def wait_for(self, task_id: str, hold: Callable[[LiveTask], None], *, was_accepted: bool) -> Ending:
         """The ending of a task that is not in this instance's memory.
 
         After a stop nobody reads the store: who was accepted here is told what the stop told everybody else.
@@ -225,13 +225,14 @@ class CurrentInstance:
         engine = self.needed().lifecycle.engine
         live = engine.live.get(task_id)
         if live is not None:
+            hold(live)
             ending = cast("Ending", await wait_in(live.waiters_list()))
             engine.follower.saw(task_id, ending.status)
             return ending
         unsaved = engine.writer.unsaved_ended.get(task_id)
         if unsaved is not None and unsaved.ending is not None:
             return unsaved.ending
-        return await engine.follower.watch(task_id)
+        return await engine.follower.watch(task_id, hold)
 
     async def info_of(self, task_id: str, include_attempts: bool) -> TaskInfo:
         """The record behind a handle; raises `UnknownTask` when there is none."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Generator
 from typing import Any, Generic, TypeVar, cast
+from weakref import ref
 
 from taskmanager.current_instance import CurrentInstance
 from taskmanager.engine.events import wait_in
@@ -29,7 +30,7 @@ R_co = TypeVar("R_co", covariant=True)
 class TaskHandle(Generic[R_co]):
     """One accepted task. Keep it or drop it: the task does not care. After a retry it stands for the new run."""
 
-    __slots__ = ("_found", "_instance", "_live", "_seen", "_task_id")
+    __slots__ = ("__weakref__", "_cause", "_first", "_found", "_instance", "_live", "_seen", "_task_id")
 
     def __init__(self, instance: CurrentInstance, task_id: str, live: LiveTask | None, found: bool = False) -> None:
         self._instance = instance
@@ -37,6 +38,17 @@ class TaskHandle(Generic[R_co]):
         self._live = live
         self._found = found
         self._seen: TaskStatus | None = None
+        self._first: TaskHandle[R_co] | None = None
+        self._cause: tuple[Ending, BaseException] | None = None
+        if live is not None:
+            self._hold(live)
+
+    def _hold(self, live: LiveTask) -> None:
+        """Be told what the task raises, or keep the handle that is."""
+        first = None if live.holder is None else cast("TaskHandle[R_co] | None", live.holder())
+        if first is None:
+            live.holder = ref(self)
+        self._first = None if first is self else first
 
     @property
     def task_id(self) -> str:
@@ -74,7 +86,14 @@ class TaskHandle(Generic[R_co]):
         ending = await self._ending()
         if ending.status is TaskStatus.COMPLETED and ending.result.is_ok():
             return cast("R_co", ending.result.ok_value)
-        raise _not_completed(self._task_id, ending)
+        raise _not_completed(self._task_id, ending) from self._cause_of(ending)
+
+    def _cause_of(self, ending: Ending) -> BaseException | None:
+        """What the task raised in this process, if it failed with that."""
+        if self._first is not None:
+            return self._first._cause_of(ending)  # noqa: SLF001  # of another handle
+        found = self._cause
+        return found[1] if found is not None and found[0] is ending and ending.status is TaskStatus.FAILED else None
 
     async def result(self, *, timeout: float | None = None) -> TaskResult[R_co]:
         """The task's `TaskResult`, value or error, without raising for a failure. `TimeoutError` after `timeout`
@@ -98,11 +117,12 @@ class TaskHandle(Generic[R_co]):
             return await self._instance.in_its_loop(self._ending(is_bounded=is_bounded))
         async with lent_slot(self._task_id, self._instance.running_attempts(), is_bounded=is_bounded):
             if live is None or live.is_elsewhere:
-                ending = await self._instance.wait_for(self._task_id, was_accepted=live is not None)
+                ending = await self._instance.wait_for(self._task_id, self._hold, was_accepted=live is not None)
                 if live is not None and live.is_elsewhere:
                     live.status = ending.status
                 self._seen = self._seen if ending.requeued else ending.status
                 return ending
+            self._hold(live)
             return cast("Ending", await self._wait(live, live.waiters_list()))
 
     async def _wait(self, live: LiveTask, waiters: "list[asyncio.Future[Any]]") -> Any:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from taskmanager.codec.safe import dumps_safe, readable
 from taskmanager.codec.values import loads
-from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.live_task import LiveTask, tags_of
 from taskmanager.engine.loops import outlast
 from taskmanager.model.clock import Clock, SystemClock, from_us
 
@@ -100,8 +100,7 @@ class Attempt:
 
     @property
     def tags(self) -> dict[str, str]:
-        text = self.live.tags_text
-        return loads(text) if text else {}
+        return tags_of(self.live.tags_text)
 
     @property
     def deadline(self) -> datetime | None:

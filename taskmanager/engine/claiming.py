@@ -255,6 +255,7 @@ class Claimer:
         live.phase = Phase.ACCEPTED
         live.due = 0.0
         engine.intake.claimed(live)
+        engine.follower.came_here(live)
         if live.cancel_requested_at is not None and not engine.is_stopping:
             engine.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
         else:

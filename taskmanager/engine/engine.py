@@ -26,7 +26,7 @@ from taskmanager.engine.lane_faults import LaneFaults
 from taskmanager.engine.live_task import Ending, LiveTask, Phase
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.memory_window import MemoryWindow
-from taskmanager.engine.outcome import Outcome
+from taskmanager.engine.outcome import Outcome, as_cause
 from taskmanager.engine.progress import ProgressSaver
 from taskmanager.engine.receiver import Receiver
 from taskmanager.engine.row_codec import RowCodec
@@ -303,6 +303,8 @@ class Engine:
         live.attempt = None
         if step.delay_s is None:
             log_end(live, attempt.raised)
+            if attempt.raised is not None and live.holder is not None:
+                live.tell_cause(as_cause(attempt.raised))
             self.finish(live)
             return
         log_again(live, step, outcome)

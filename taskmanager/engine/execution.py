@@ -174,6 +174,7 @@ class Runner:
                 let_loop_close(attempt.task)
                 return
             outcome = self._raised(attempt, exc)
+        del future  # its exception has this frame among its own, and would be held by that
         self._finish(attempt, outcome)
 
     async def _run_process(self, attempt: Attempt) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Final
 
 from taskmanager.engine.events import resolve, resolve_error
-from taskmanager.engine.live_task import Ending
+from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.loops import AGAIN_AFTER_S
 from taskmanager.model.errors import StoreUnavailable, unknown_task
 from taskmanager.model.logger import logger
@@ -27,6 +27,7 @@ class Follower:
         self._store = store
         self._decode = decode
         self._waiting: dict[str, list[asyncio.Future[Ending]]] = {}
+        self._listening: dict[str, list[Callable[[LiveTask], None]]] = {}
         self.last_status: dict[str, TaskStatus] = {}
         """As it was last seen, whoever looked and whatever for; the latest look stands last."""
         self._over: Ending | None = None
@@ -39,15 +40,17 @@ class Follower:
     def __repr__(self) -> str:
         return f"<Follower of {len(self._waiting)} tasks>"
 
-    async def watch(self, task_id: str) -> Ending:
+    async def watch(self, task_id: str, came_here: Callable[[LiveTask], None] | None = None) -> Ending:
         """The ending of a task, whoever runs it; a store that cannot be read is waited for.
 
-        Raises `UnknownTask` when there is no such record.
+        `came_here` is called when this instance claims it. Raises `UnknownTask` when there is no such record.
         """
         if self._over is not None:  # who comes in the last turns of a stop would wait for ever
             return self._over
         future: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(task_id, []).append(future)
+        if came_here is not None:
+            self._listening.setdefault(task_id, []).append(came_here)
         try:
             try:
                 await self.look([task_id])
@@ -57,6 +60,10 @@ class Follower:
             return await future
         finally:
             self._leave(task_id, future)
+            if came_here is not None and task_id in self._listening:
+                self._listening[task_id].remove(came_here)
+                if not self._listening[task_id]:
+                    del self._listening[task_id]
 
     def follow(self, task_id: str, waiters: "list[asyncio.Future[Any]]") -> None:
         """Watch it for those who wait for it already, and are told."""
@@ -80,6 +87,11 @@ class Follower:
             futures.remove(future)
             if not futures:
                 del self._waiting[task_id]
+
+    def came_here(self, live: LiveTask) -> None:
+        """A row was claimed."""
+        for listener in self._listening.get(live.task_id, ()):
+            listener(live)
 
     def saw(self, task_id: str, status: TaskStatus) -> None:
         """What its handles tell from now on, where the task is not in memory."""

@@ -95,6 +95,8 @@ def _run(job: _Job) -> bool:
         job.loop.call_soon_threadsafe(_deliver, job.future, value, error)
     except RuntimeError:
         return False  # the manager has stopped and recorded this attempt as interrupted
+    finally:
+        del error, job  # the exception has this frame among its own, and would be held by that
     return True
 
 

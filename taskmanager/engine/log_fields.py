@@ -7,16 +7,24 @@ import logging
 from typing import Final
 
 from taskmanager.engine.attempt import current
-from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.live_task import LiveTask, tags_of
+from taskmanager.model.errors import ArgumentError
 from taskmanager.model.logger import plain
 
-FIELDS: Final = ("task_id", "task_name", "error_code")
+FIELDS: Final = ("task_id", "task_name", "tags", "error_code")
 """`error_code` is that of a task which has failed for good."""
 
 
-def extra_of(live: LiveTask) -> dict[str, str]:
+def extra_of(live: LiveTask) -> dict[str, object]:
     """The fields of a record about a task."""
-    return {"task_id": live.task_id, "task_name": live.definition.name}
+    return {"task_id": live.task_id, "task_name": live.definition.name, "tags": _tags(live)}
+
+
+def _tags(task: object) -> object:
+    try:
+        return tags_of(task.tags_text) if isinstance(task, LiveTask) else getattr(task, "tags", None)
+    except ArgumentError:  # another program has written them
+        return {}
 
 
 class TaskFields(logging.Filter):
@@ -27,7 +35,8 @@ class TaskFields(logging.Filter):
         running = current.get(None)
         for field in FIELDS:
             if not hasattr(record, field):
-                setattr(record, field, plain(getattr(running, field, None)))
+                value = _tags(running) if field == "tags" else getattr(running, field, None)
+                setattr(record, field, plain(value))
         return True
 
 

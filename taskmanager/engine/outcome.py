@@ -92,3 +92,11 @@ def frames_of(exc: BaseException) -> TracebackType | None:
     while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("taskmanager.engine."):
         frames = frames.tb_next
     return frames
+
+
+def as_cause(exc: BaseException) -> BaseException:
+    """The exception as users get it: without the engine's own frames, where it lets itself be touched."""
+    try:
+        return BaseException.with_traceback(exc, frames_of(exc))
+    except Exception:  # noqa: BLE001  # its attributes may be user code
+        return exc

@@ -1,15 +1,22 @@
-"""Handles: what they stand for when their task runs again."""
+"""Handles: what they stand for when their task runs again, and what they keep of a failure."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import gc
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from logging import CRITICAL
+from traceback import extract_tb
 from typing import Any
+from weakref import ref
 
 import pytest
 
-from taskmanager import TaskCancelled, TaskFailed, TaskHandle, TaskManager, TaskStatus
+from taskmanager import TaskCancelled, TaskError, TaskFailed, TaskHandle, TaskManager, TaskResult, TaskStatus
 from taskmanager.engine.stored_tasks import retry_stored
+from taskmanager.model.record import TaskWrite, expected_of
 from taskmanager.testing import World
-from tests.unit.engine_worlds import Store, engine_of, manager_of, world_of
+from tests.unit.engine_worlds import Store, engine_of, happens, manager_of, world_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 
@@ -137,3 +144,156 @@ async def test_the_memory_of_retries_is_bounded(monkeypatch: pytest.MonkeyPatch)
             await by_the_manager(world, store, flaky, handle)
         assert [(await handle.result()).is_ok() for handle in handles] == [False, True, True]
         assert len(engine_of(manager).intake._again) == 2
+
+
+# Why it failed.
+
+
+class Big:
+    """What a frame of user code may hold."""
+
+
+def failing(manager: TaskManager, lane: str, **options: Any) -> tuple[Any, list[BaseException], list[ref[Big]]]:
+    """A task that fails; what it raised, if `keeps` is passed; and what its frames held."""
+    raised: list[BaseException] = []
+    held: list[ref[Big]] = []
+
+    def fails(keeps: bool) -> None:
+        big = Big()
+        held.append(ref(big))
+        exc = LookupError(f"raised {len(held)}")
+        if keeps:
+            raised.append(exc)
+        try:
+            raise exc
+        finally:
+            del exc
+
+    async def fails_on_the_loop(keeps: bool) -> None:
+        await asyncio.sleep(0)
+        fails(keeps)
+
+    return manager.task(name="fails", **options)(fails if lane == "thread" else fails_on_the_loop), raised, held
+
+
+KINDS: list[dict[str, Any]] = [{"persist": False}, {"persist": True}]
+
+
+@pytest.mark.parametrize("options", KINDS)
+@pytest.mark.parametrize("lane", ["async", "thread"])
+async def test_the_cause_of_a_failure_is_the_exception_itself(lane: str, options: dict[str, Any]) -> None:
+    """For whoever waits, however and whenever, as long as some handle was held; with the frames of user code only."""
+    manager = manager_of()
+    job, raised, _ = failing(manager, lane, **options)
+    async with world_of(manager) as (world, _):
+        first, second = (job.with_options(idempotency_key="key").enqueue(True) for _ in range(2))
+        by_id = manager.handle(first.task_id)
+        waiting = [asyncio.ensure_future(plainly(handle)) for handle in (first, second, by_id)]
+        del first
+        await world.drain()
+        for each in (*waiting, plainly(second), plainly(by_id)):
+            with pytest.raises(TaskFailed, match="raised 1") as caught:
+                await each
+            assert caught.value.__cause__ is raised[0]
+    names = [frame.name for frame, _ in zip(extract_tb(raised[0].__traceback__), range(2), strict=False)]
+    assert names[0] in ("fails", "fails_on_the_loop")
+
+
+async def plainly(handle: TaskHandle[Any]) -> Any:
+    return await handle
+
+
+async def test_the_cause_is_that_of_the_last_attempt() -> None:
+    """With retries, and of the run after a retry by hand."""
+    manager = manager_of()
+    job, raised, _ = failing(manager, "async", persist=True, retries=2, retry_delay=1)
+    async with world_of(manager):
+        handle = job.enqueue(True)
+        for attempts in (3, 6, 9):
+            with pytest.raises(TaskFailed) as caught:
+                await handle
+            assert len(raised) == attempts
+            assert caught.value.__cause__ is raised[-1]
+            assert await manager.retry(handle.task_id)
+
+
+async def test_another_end_than_the_one_of_the_cause_has_none() -> None:
+    """A later run failed elsewhere, and only its words are known."""
+    manager = manager_of()
+    job, _, _ = failing(manager, "async", persist=True)
+    async with world_of(manager) as (_, store):
+        handle = job.enqueue(True)
+        assert (await handle.result()).is_err()
+        await manager.flush()
+        row = await store.memory.fetch(handle.task_id)
+        assert row is not None
+        again = row._replace(start_count=2)
+        await store.memory.commit([TaskWrite(again, expected_of(row))])
+        engine_of(manager).intake.runs_again(handle.task_id, 1)
+        with pytest.raises(TaskFailed) as caught:
+            await handle
+        assert caught.value.__cause__ is None
+
+
+async def test_what_failed_without_an_exception_has_no_cause() -> None:
+    manager = manager_of()
+
+    @manager.task
+    async def says_so() -> TaskResult[int]:
+        return TaskResult(err=TaskError("NO", "said"))
+
+    @manager.task(timeout=1)
+    async def too_long() -> None:
+        await asyncio.Event().wait()
+
+    async with world_of(manager):
+        for job in (says_so, too_long):
+            with pytest.raises(TaskFailed) as caught:
+                await job.enqueue()
+            assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("options", KINDS)
+@pytest.mark.parametrize("lane", ["async", "thread"])
+async def test_an_exception_is_kept_for_handles_only(
+    lane: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its frames hold what user code held. Nobody who has dropped the handle pays for them: neither the history that is
+    not written yet, nor the memory of keys, nor a cycle that waits for the garbage collector."""
+    manager = manager_of()
+    job, _, held = failing(manager, lane, **options)
+
+    def is_held(number: int) -> bool:
+        return held[number]() is not None
+
+    caplog.set_level(CRITICAL + 1, "taskmanager")  # records hold the exception too
+    async with world_of(manager) as (world, _):
+        with without_collector():
+            for call in (
+                job,
+                job.with_options(idempotency_key="key"),
+                job.with_options(good_until=world.now + timedelta(days=9)),
+            ):
+                held.clear()
+                call.enqueue(False)
+                await world.drain()
+                await happens(lambda: not is_held(0))
+                handles = [call.enqueue(False)]
+                handles += [manager.handle(handles[0].task_id)]
+                await world.drain()
+                assert is_held(1)
+                with pytest.raises(TaskFailed):
+                    await handles[1]
+                handles.pop(0)
+                assert is_held(1)
+                handles.clear()
+                await happens(lambda: not is_held(1))
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

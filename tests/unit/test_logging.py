@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from taskmanager import TaskError, TaskManager, TaskResult, current_task
+from taskmanager.engine.definition import Definition
+from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.log_fields import extra_of
 from taskmanager.model.logger import logger
 
 pytestmark = pytest.mark.anyio
@@ -62,6 +65,50 @@ async def test_every_record_says_which_task_it_is_about(tmp_path: Path, formatte
     assert [level for level, *_ in records].count("ERROR") == 1
     assert lines.count("  ValueError: no") == 1
     assert all(task_id == "None" for _, name, task_id, _ in records if name == "None")
+
+
+async def test_every_record_of_a_task_carries_its_tags(caplog: pytest.LogCaptureFixture) -> None:
+    """Those about it, and those that come up while its code runs. Whoever groups by tenant finds the tenant there."""
+    manager = TaskManager(None, drain_timeout=0.0)
+    began = asyncio.Event()
+
+    @manager.task(name="fails", retries=1, retry_delay=0.0)
+    async def fails() -> None:
+        logger.info("inside")
+        raise ValueError("no")
+
+    @manager.task(name="waits")
+    async def waits() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    caplog.set_level("DEBUG", "taskmanager")
+    tags = {"tenant": "a\nb", "user": "1"}
+    async with manager:
+        failed = fails.with_options(tags=tags).enqueue()
+        waits.with_options(tags=tags).enqueue()
+        untagged = waits.enqueue()
+        assert (await failed.result()).is_err()
+        await began.wait()
+    found = {(each.levelname, vars(each)["task_id"]): vars(each)["tags"] for each in caplog.records}
+    about = [value for (_, task_id), value in found.items() if task_id not in (None, untagged.task_id)]
+    assert len(about) == 4
+    assert all(value == tags for value in about)
+    assert found["WARNING", untagged.task_id] == {}
+    assert all(value is None for (_, task_id), value in found.items() if task_id is None)
+
+
+async def test_tags_that_cannot_be_read_keep_no_record_back() -> None:
+    """Another program has written them."""
+    live = LiveTask(engine_definition(), "id", 0, "{}", "default", 50)
+    live.tags_text = "{not json"
+    assert extra_of(live) == {"task_id": "id", "task_name": "odd", "tags": {}}
+
+
+def engine_definition() -> Definition:
+    binding = TaskManager(None).task(name="odd")(asyncio.sleep).binding
+    assert binding is not None
+    return binding.definition
 
 
 async def test_no_text_of_others_begins_a_line_of_the_log(tmp_path: Path, formatted: io.StringIO) -> None:
@@ -203,6 +250,9 @@ def test_no_handler_is_installed_and_nothing_is_printed(tmp_path: Path) -> None:
     program = """
 import asyncio, logging
 from taskmanager import TaskManager, current_task
+from taskmanager.engine.definition import Definition
+from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.log_fields import extra_of
 from taskmanager.model.logger import logger
 manager = TaskManager("tasks.db")
 
