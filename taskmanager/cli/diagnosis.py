@@ -25,7 +25,7 @@ from taskmanager.store.sqlite.connection import WAL_LIMIT_BYTES
 from taskmanager.store.sqlite.health import Owned, faults, newest_stamp, owned
 from taskmanager.store.sqlite.queries import instances
 from taskmanager.store.sqlite.reading import snapshot
-from taskmanager.store.sqlite.schema import version
+from taskmanager.store.sqlite.schema import missing_views, version
 from taskmanager.store.sqlite.wal_index import Reader, WalState, only_user_of, read_wal_index
 
 MB: Final = 1_000_000
@@ -181,7 +181,7 @@ def judge_log(now: WalState, pinning: Collection[Reader]) -> Finding:
 
 def inside_the_file(connection: sqlite3.Connection, db: Path) -> Iterator[Finding]:
     """What its pages and rows say."""
-    yield Finding("schema", True, f"version {version(connection)}")
+    yield schema(connection)
     broken = faults(connection)
     if broken:
         yield Finding(
@@ -202,6 +202,17 @@ def inside_the_file(connection: sqlite3.Connection, db: Path) -> Iterator[Findin
     yield living(alive, {sender: at for sender, _, at in sorted(beats, key=lambda beat: beat[2])}, now)
     yield functions(free, alive)
     yield clocks(newest, now)
+
+
+def schema(connection: sqlite3.Connection) -> Finding:
+    """Its version. Without its tables and indexes the file was refused; its views are for people only."""
+    found = f"version {version(connection)}"
+    if views := missing_views(connection):
+        return Finding(
+            "schema", False, f"{found} without {', '.join(views)}",
+            "another program has dropped that; start the application once, it makes that anew",
+        )  # fmt: skip
+    return Finding("schema", True, found)
 
 
 def sharing(db: Path, connection: sqlite3.Connection, alive: Sequence[InstanceRow]) -> Finding:

@@ -1,15 +1,21 @@
 """The schema as numbered migrations: `migrations/NNNN_name.sql`, each applied in one transaction with its version row.
 
 Several processes may start at once: the version is read again under the write lock, so each migration runs once.
+
+Other programs drop what they do not know, in a file that they share: alembic's autogenerate drops our tables and keeps
+our views. So a start compares what the file has with what its version must have, and makes anew what is missing. What
+only reads says what is missing, and that a start makes it anew.
 """
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import cache
 from importlib import resources
 from typing import Final, NamedTuple
 
 from taskmanager.model.errors import StoreError
+from taskmanager.model.logger import logger
 from taskmanager.store.sqlite.connection import transaction
 
 _CREATE_VERSIONS: Final = """
@@ -20,7 +26,7 @@ CREATE TABLE IF NOT EXISTS taskmanager_schema (
 ) STRICT
 """
 _ADD_VERSION: Final = """
-INSERT INTO taskmanager_schema (version, name, applied_at)
+INSERT OR IGNORE INTO taskmanager_schema (version, name, applied_at)
 VALUES (?, ?, CAST(strftime('%s', 'now') AS INTEGER) * 1000000)
 """
 
@@ -31,6 +37,16 @@ class Migration(NamedTuple):
     version: int
     name: str
     script: str
+
+
+class Part(NamedTuple):
+    """A table, an index or a view, as SQLite lists it; the columns are those of a table."""
+
+    kind: str
+    name: str
+    table: str
+    sql: str
+    columns: frozenset[str]
 
 
 @cache
@@ -72,43 +88,65 @@ def version(connection: sqlite3.Connection) -> int:
 
 
 def migrate(connection: sqlite3.Connection, path: str) -> None:
-    """Bring the file to the newest schema; `StoreError` when a newer version of the library wrote it."""
+    """Bring the file to the newest schema, and make anew what it has lost of it.
+
+    `StoreError` when a newer version of the library wrote it, or another program has changed what is ours.
+    """
     steps = migrations()
     newest = steps[-1].version
     # Without a lock first: a file that needs nothing opens while somebody else is writing.
-    _refuse_newer(version(connection), newest, path)
-    if version(connection) == newest:
+    if _version_known(connection, newest, path) == newest and not _missing(connection, steps, path):
         return
+    with transaction(connection):
+        _make_whole(connection, path)
     for step in steps:
         with transaction(connection):
-            current = version(connection)
-            _refuse_newer(current, newest, path)
-            if current < step.version:
+            if _version_known(connection, newest, path) < step.version:
                 _apply(connection, step)
 
 
 def check_version(connection: sqlite3.Connection, path: str) -> None:
-    """`StoreError` unless the file has exactly the schema that this version knows: who only looks migrates nothing."""
-    current, newest = version(connection), migrations()[-1].version
-    _refuse_newer(current, newest, path)
-    if current == 0:
-        raise _not_ours(path)
-    if current < newest:
+    """`StoreError` unless the file has the schema that this version knows, whole but for its views: who only looks
+    makes nothing.
+    """
+    steps = migrations()
+    newest = steps[-1].version
+    current = _version_known(connection, newest, path)
+    check_is_ours(connection, path)
+    if current < newest and _real_version(connection, current, path) < newest:
         raise StoreError(
             f"{path} has schema version {current}, this version of taskmanager needs {newest}; "
             "start the application with this version once, it migrates the file"
         )
+    lost = [part.name for part in _missing(connection, steps, path) if part.kind != "view"]
+    if current < newest:
+        lost.append("taskmanager_schema" if current == 0 else f"the rows of taskmanager_schema above {current}")
+    if lost:
+        raise StoreError(
+            f"{path} has lost {_listed(lost)}: another program has dropped that; start the application once, it makes "
+            "that anew (what a dropped table held is gone, a backup has it)"
+        )
+
+
+def missing_views(connection: sqlite3.Connection) -> list[str]:
+    """The views that the file has lost; `check_version` has passed, so that it lacks nothing else."""
+    return [part.name for part in _missing(connection, migrations(), "the file")]
 
 
 def check_is_ours(connection: sqlite3.Connection, path: str) -> None:
     """`StoreError` unless there is anything of this library in the file, of whatever version."""
-    ours = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name GLOB 'taskmanager_*'"
-    if connection.execute(ours).fetchone() is None:
-        raise _not_ours(path)
+    if not _found(connection):
+        raise StoreError(f"{path} is a database without tasks; give the path of the file that the application writes")
 
 
-def _not_ours(path: str) -> StoreError:
-    return StoreError(f"{path} is a database without tasks; give the path of the file that the application writes")
+def _version_known(connection: sqlite3.Connection, newest: int, path: str) -> int:
+    current = version(connection)
+    if current > newest:
+        raise StoreError(
+            f"{path} has schema version {current}, this version of taskmanager knows {newest}; "
+            "upgrade taskmanager, or use another file"
+        )
+    return current
 
 
 def _apply(connection: sqlite3.Connection, step: Migration) -> None:
@@ -118,9 +156,111 @@ def _apply(connection: sqlite3.Connection, step: Migration) -> None:
     connection.execute(_ADD_VERSION, (step.version, step.name))
 
 
-def _refuse_newer(current: int, newest: int, path: str) -> None:
-    if current > newest:
-        raise StoreError(
-            f"{path} has schema version {current}, this version of taskmanager knows {newest}; "
-            "upgrade taskmanager, or use another file"
+# What another program has dropped.
+
+
+def _make_whole(connection: sqlite3.Connection, path: str) -> None:
+    """Make anew what the file lacks of its version. A file without anything of ours has no version."""
+    if not _found(connection):
+        return
+    real = _real_version(connection, _version_known(connection, migrations()[-1].version, path), path)
+    steps = [step for step in migrations() if step.version <= real]
+    missing = _missing(connection, steps, path)
+    connection.execute(_CREATE_VERSIONS)
+    for step in steps:
+        connection.execute(_ADD_VERSION, (step.version, step.name))
+    for part in missing:
+        connection.execute(part.sql)
+    if any(part.name == "taskmanager_tasks" for part in missing):  # attempts go with their tasks
+        connection.execute("DELETE FROM taskmanager_task_attempts")
+    if tables := [part.name for part in missing if part.kind == "table"]:
+        logger.error(
+            "%s had lost %s, which another program has dropped: made anew, and empty. A backup has what was in it; "
+            "the page on storage says how to keep alembic from dropping it",
+            path,
+            _listed(tables),
         )
+    elif missing:
+        logger.warning("%s had lost %s: made anew", path, _listed([part.name for part in missing]))
+
+
+def _real_version(connection: sqlite3.Connection, current: int, path: str) -> int:
+    """The version of which the file is, whatever `taskmanager_schema` has lost: the last one that explains something
+    that is there and does not belong to `current`, and whose columns are there.
+    """
+    found = _found(connection)
+    steps = migrations()
+    explained = {part.name for part in _parts(steps, current)}
+    for step in reversed(steps):
+        if step.version > current:
+            parts = _parts(steps, step.version)
+            if any(part.name in found.keys() - explained for part in parts) and not _changed(connection, parts):
+                return step.version
+    _refuse_changed(connection, _parts(steps, current or steps[-1].version), path)
+    return current
+
+
+def _missing(connection: sqlite3.Connection, steps: Sequence[Migration], path: str) -> list[Part]:
+    """What the file lacks of these steps, in the order in which it can be made. Raises `StoreError` where another
+    program has changed what is there, so that it cannot be made.
+    """
+    parts = _parts(steps, steps[-1].version) if steps else []
+    _refuse_changed(connection, parts, path)
+    found = _found(connection)
+    return [part for part in parts if part.name not in found]
+
+
+def _refuse_changed(connection: sqlite3.Connection, parts: Sequence[Part], path: str) -> None:
+    if changed := _changed(connection, parts):
+        raise StoreError(
+            f"{path} cannot be used: another program has changed what belongs to taskmanager, {'; '.join(changed)}. "
+            "Restore a backup; or rename or drop that, and the next start makes it anew, without what it held"
+        )
+
+
+def _changed(connection: sqlite3.Connection, parts: Sequence[Part]) -> list[str]:
+    """What has our name and is something else, and tables that lack columns of ours."""
+    changed, found = [], _found(connection)
+    for part in parts:
+        there = found.get(part.name)
+        if there is None:
+            continue
+        if there != (part.kind, part.table):
+            changed.append(f"{part.name} is not the {part.kind} that it was")
+        elif part.columns and (lost := part.columns - _columns(connection, part.name)):
+            changed.append(f"{part.name} lacks {_listed(sorted(lost))}")
+    return changed
+
+
+def _found(connection: sqlite3.Connection) -> dict[str, tuple[str, str]]:
+    """What is in the file under names of ours: its kind, and its table."""
+    rows = connection.execute("SELECT name, type, tbl_name FROM sqlite_master WHERE name GLOB 'taskmanager_*'")
+    return {name: (kind, table) for name, kind, table in rows.fetchall()}
+
+
+def _parts(steps: Sequence[Migration], number: int) -> Sequence[Part]:
+    return _parts_of(tuple(step for step in steps if step.version <= number))
+
+
+@cache
+def _parts_of(steps: tuple[Migration, ...]) -> list[Part]:
+    """What a file has after these steps: found out by taking them."""
+    with closing(sqlite3.Connection(":memory:", isolation_level=None)) as connection:
+        for step in steps:
+            _apply(connection, step)
+        rows = connection.execute(
+            "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name <> 'taskmanager_schema'"
+            " ORDER BY CASE type WHEN 'table' THEN 1 WHEN 'index' THEN 2 ELSE 3 END"
+        ).fetchall()
+        return [
+            Part(kind, name, table, sql, _columns(connection, name) if kind == "table" else frozenset())
+            for kind, name, table, sql in rows
+        ]
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> frozenset[str]:
+    return frozenset(name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,)))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names)

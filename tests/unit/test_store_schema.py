@@ -1,0 +1,175 @@
+"""What another program has dropped of our tables, views and indexes is made anew, or named with its cure."""
+
+import logging
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from taskmanager import TaskManager
+from taskmanager.model.errors import StoreError
+from taskmanager.store.sqlite.schema import check_version, migrate
+from tests.unit.cli.documents import DiagnosisDocument
+from tests.unit.command_line import taskmanager
+
+Parts = dict[str, str]
+
+
+def whole() -> sqlite3.Connection:
+    """A fresh database in memory, with a task and its attempt, and what another program keeps there."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    migrate(connection, "tasks.db")
+    connection.execute("CREATE TABLE users (id INTEGER PRIMARY KEY)")
+    fill(connection)
+    return connection
+
+
+def fill(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        "INSERT INTO taskmanager_tasks (id, task_name, queue_name, priority, status, sent_at, enqueued_at, created_at,"
+        " updated_at) VALUES ('t', 'job', 'default', 50, 'PENDING', 1, 1, 1, 1)"
+    )
+    connection.execute(
+        "INSERT INTO taskmanager_task_attempts (task_id, attempt, outcome, will_retry, started_at, finished_at,"
+        " created_at) VALUES ('t', 1, 'FAILED', 1, 1, 1, 1)"
+    )
+
+
+def parts(connection: sqlite3.Connection) -> dict[str, tuple[str, str]]:
+    """Kind and definition of all that was made by a statement, by name."""
+    rows = connection.execute("SELECT name, type, sql FROM sqlite_master WHERE sql IS NOT NULL")
+    return {name: (kind, " ".join(sql.replace("IF NOT EXISTS ", "").split())) for name, kind, sql in rows}
+
+
+def drop(connection: sqlite3.Connection, kind: str, name: str) -> None:
+    """As another program does it: foreign keys are off, unless somebody has asked for them."""
+    connection.execute(f"DROP {kind} IF EXISTS {name}")
+
+
+with closing(whole()) as _connection:
+    WHOLE = parts(_connection)
+OURS = {name: kind for name, (kind, _) in WHOLE.items() if name != "users"}
+
+
+def subsets() -> Iterator[tuple[str, ...]]:
+    """All of one and of two parts, all of one kind, and the complements of those."""
+    for size in (1, 2):
+        yield from combinations(OURS, size)
+    for kind in ("table", "index", "view"):
+        yield tuple(name for name in OURS if OURS[name] == kind)
+    for name in OURS:
+        yield tuple(other for other in OURS if other != name)
+    yield tuple(OURS)
+
+
+def test_whatever_is_dropped_is_made_anew_and_the_rest_is_kept() -> None:
+    """A file that lacks something is the same as a fresh one after a start. What a table held stays with it, and
+    attempts go with their tasks.
+    """
+    for names in subsets():
+        with closing(whole()) as connection:
+            for name in names:
+                drop(connection, OURS[name], name)
+            migrate(connection, "tasks.db")
+            assert parts(connection) == WHOLE, names
+            check_version(connection, "tasks.db")
+            assert connection.execute("PRAGMA foreign_key_check").fetchall() == [], names
+            has_tasks = "taskmanager_tasks" not in names
+            has_attempts = has_tasks and "taskmanager_task_attempts" not in names
+            assert connection.execute("SELECT count(*) FROM taskmanager_tasks").fetchone() == (has_tasks,), names
+            assert connection.execute("SELECT count(*) FROM taskmanager_task_attempts").fetchone() == (has_attempts,)
+            if not has_tasks:
+                fill(connection)
+
+
+def test_lost_rows_of_the_versions_are_found_out_from_what_is_there() -> None:
+    """The version is what the tables and views say, not only what the rows say."""
+    for condition in ("version = 1", "version = 2", "version > 0"):
+        with closing(whole()) as connection:
+            connection.execute(f"DELETE FROM taskmanager_schema WHERE {condition}")
+            migrate(connection, "tasks.db")
+            assert parts(connection) == WHOLE
+            assert connection.execute("SELECT max(version) FROM taskmanager_schema").fetchall() == [(2,)]
+            assert connection.execute("SELECT count(*) FROM taskmanager_tasks").fetchone() == (1,)
+
+
+CHANGES = {
+    "ALTER TABLE taskmanager_tasks RENAME COLUMN log TO notes": "taskmanager_tasks lacks log",
+    "DROP VIEW taskmanager_pending; CREATE TABLE taskmanager_pending (x)": "taskmanager_pending is not the view",
+    "DROP TABLE taskmanager_queues; CREATE VIEW taskmanager_queues AS SELECT 1": "taskmanager_queues is not the table",
+    "DROP INDEX taskmanager_tasks_free; CREATE INDEX taskmanager_tasks_free ON users (id)": "is not the index",
+    "DROP TABLE taskmanager_schema; ALTER TABLE taskmanager_queues DROP COLUMN paused_at": "lacks paused_at",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_changed_is_refused_by_name_and_doctor_finds_it(tmp_path: Path, change: str) -> None:
+    """Nothing of another shape is taken for ours, or dropped by us. Start and doctor say the same."""
+    database = tmp_path / "tasks.db"
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        migrate(connection, str(database))
+        connection.execute("CREATE TABLE users (id INTEGER PRIMARY KEY)")
+        connection.executescript(change)
+        before = parts(connection)
+        with pytest.raises(StoreError, match=CHANGES[change]) as refused:
+            migrate(connection, str(database))
+        assert parts(connection) == before
+    database.chmod(0o600)
+    document = taskmanager("doctor", "--db", database, "--json").document(DiagnosisDocument)
+    assert [check.found for check in document.checks if not check.ok] == [str(refused.value)]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_doctor_names_what_is_missing_and_a_start_mends_it(tmp_path: Path, name: str) -> None:
+    """Whoever is sent to doctor by a command learns there what to do, and it helps."""
+    database = tmp_path / "tasks.db"
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        migrate(connection, str(database))
+        drop(connection, OURS[name], name)
+        database.chmod(0o600)
+        document = taskmanager("doctor", "--db", database, "--json").document(DiagnosisDocument)
+        (bad,) = (check for check in document.checks if not check.ok)
+        assert name in bad.found
+        assert "start the application once" in f"{bad.found} {bad.advice}"
+        migrate(connection, str(database))
+    assert taskmanager("doctor", "--db", database).code == 0
+
+
+@pytest.mark.anyio
+async def test_tables_dropped_and_views_kept_is_no_end_of_all_starts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So does alembic's autogenerate in a database that is shared. What is lost is said, with a way not to lose it."""
+    database = tmp_path / "app.db"
+
+    async def job() -> int:
+        return 1
+
+    async with TaskManager(database) as first:
+        await first.task(persist=True, name="job")(job).enqueue()
+    with closing(sqlite3.connect(database)) as connection, connection:
+        for name in (each for each in OURS if OURS[each] == "table"):
+            drop(connection, "TABLE", name)
+    manager = TaskManager(database)
+    again = manager.task(persist=True, name="job")(job)
+    with caplog.at_level(logging.WARNING, "taskmanager"):
+        async with manager:
+            assert await again.enqueue() == 1
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(said) == 1
+    assert "had lost taskmanager_tasks, " in said[0]
+    assert "alembic" in said[0]
+
+
+def test_a_file_without_anything_of_ours_is_not_blamed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A new file, or one that only the application has used so far."""
+    with closing(sqlite3.connect(tmp_path / "app.db", isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE users (id INTEGER PRIMARY KEY)")
+        with pytest.raises(StoreError, match="without tasks"):
+            check_version(connection, "app.db")
+        migrate(connection, "app.db")
+        assert parts(connection) == WHOLE
+    assert caplog.records == []
