@@ -1,48 +1,93 @@
-"""Hosting a manager: signals while `run` has the process, and a stop that ends whatever happens to its waiter."""
+"""Hosting a manager: signals while `run` has the process, and a stop that ends whatever happens to its waiter.
+
+A program that was asked to end must not pass for one that has done its work: `python crawl.py && publish`. So when
+`run(main)` has stopped in order, the signal does what it would have done without us, and shells, systemd and containers
+read that rightly. A worker, which only waits to be asked, has done its work when it has stopped in order.
+"""
 
 import asyncio
 import contextlib
 import signal
+import sys
+import threading
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from taskmanager.engine.lifecycle import CANCEL_GRACE_S
 from taskmanager.engine.loops import let_loop_close
-from taskmanager.model.errors import ConfigurationError, StoreUnavailable, TaskManagerError, error_line
+from taskmanager.engine.settings import Settings
+from taskmanager.model.errors import ConfigurationError, StoreError, StoreUnavailable, TaskManagerError, error_line
 from taskmanager.model.logger import logger
+from taskmanager.model.states import TaskStatus
+from taskmanager.model.wording import counted
 
 Main = Callable[[], Coroutine[Any, Any, Any]]
+Asked = list[signal.Signals]
+"""The signals that have come so far. The first one says how the program ends."""
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+ENDED_BY: Final = 128
+"""With the number of a signal, the exit status of a program that this signal has ended."""
+CTRL_C_EXIT: Final = ENDED_BY + signal.SIGINT
 
 
 def run_hosted(
     started: AbstractAsyncContextManager[object],
     cut_short: Callable[[], None],
     mains: tuple[Main, ...],
-    patience_s: float,
+    settings: Settings,
 ) -> Any:
     """`manager.run`. Raises `TypeError` for what is no function, and `ConfigurationError` where a loop runs already."""
     if len(mains) > 1 or not all(callable(main) for main in mains):
         given = ", ".join(repr(main) for main in mains)
-        for main in mains:
-            if asyncio.iscoroutine(main):
-                main.close()  # or Python would warn that nobody awaited it
+        for each in mains:
+            if asyncio.iscoroutine(each):
+                each.close()  # or Python would warn that nobody awaited it
         raise TypeError(f"run takes one async function, not called: manager.run(main), not {given}")
     if _running_loop() is not None:
         raise ConfigurationError("run() has an event loop of its own; where one runs use `async with manager:`")
+    asked: Asked = []
+    main: Main | None = mains[0] if mains else None
     try:
-        return asyncio.run(host(started, cut_short, *(mains or (None,)), patience_s=patience_s))
+        answer = hosted(started, cut_short, main, asked, settings.drain_timeout_s, is_worker=main is None)
     except StoreUnavailable as exc:
         logger.error("%s", exc)
         raise SystemExit(1) from exc
+    if asked:
+        _say_what_waits(asked[0], waiting_in(settings.database))
+        _end(asked[0], is_worker=main is None)
+    return answer
+
+
+def hosted(
+    started: AbstractAsyncContextManager[object],
+    cut_short: Callable[[], None],
+    main: Main | None,
+    asked: Asked,
+    patience_s: float,
+    *,
+    is_worker: bool,
+) -> Any:
+    """Run `main`, or wait, in a loop of its own, until the stop has ended. The signals that come are added to `asked`.
+
+    The handlers are those of before then, except that a further SIGTERM, where it would kill, does not change how the
+    program ends.
+    """
+    with _handlers_kept(asked) as handlers:
+        answer = asyncio.run(host(started, cut_short, main, asked, patience_s=patience_s))
+        if asked and (is_worker or asked[0] == signal.SIGINT) and handlers.get(signal.SIGTERM) == signal.SIG_DFL:
+            handlers[signal.SIGTERM] = _Again(asked[0], is_worker=is_worker)
+    return answer
 
 
 async def host(
     started: AbstractAsyncContextManager[object],
     cut_short: Callable[[], None],
     main: Main | None,
+    asked: Asked,
     *,
     patience_s: float,
 ) -> Any:
@@ -53,14 +98,17 @@ async def host(
     loop = asyncio.get_running_loop()
     signalled, hurried = asyncio.Event(), asyncio.Event()
 
-    def on_signal() -> None:
+    def on_signal(number: signal.Signals) -> None:
+        asked.append(number)
         if signalled.is_set():
             hurried.set()
             cut_short()
         signalled.set()
 
     has_started = False
-    with _signals(loop, on_signal, signalled):
+    with _signals(loop, on_signal):
+        if asked:  # it came before the loop could hear it
+            signalled.set()
         try:
             async with started:
                 has_started = True
@@ -130,35 +178,47 @@ async def _run(main: Main) -> Any:
 
 
 @contextlib.contextmanager
-def _signals(
-    loop: asyncio.AbstractEventLoop, on_signal: Callable[[], None], was_asked: asyncio.Event
-) -> Iterator[None]:
-    """SIGTERM and SIGINT call `on_signal` while the block runs; the host's handlers come back afterwards.
-
-    Who was asked to end, and has stopped in order, is not killed by being asked again on the way out of the process: a
-    supervisor would read that as a failure.
+def _handlers_kept(asked: Asked) -> Iterator[dict[signal.Signals, Any]]:
+    """Before and after the loop hears signals, they are only added to `asked`. In the end the yielded handlers are
+    installed, which are those of before.
     """
+    before: dict[signal.Signals, Any] = {}
+    if sys.platform != "win32" and threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            handler = signal.getsignal(number)
+            if handler is None:  # it was not installed from Python, and could not be put back
+                continue
+            # One that was left by an earlier run is true of that one only.
+            before[number] = signal.SIG_DFL if isinstance(handler, _Again) else handler
+            signal.signal(number, lambda number, frame: asked.append(signal.Signals(number)))
+    try:
+        yield before
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT call `on_signal` while the block runs; the handlers of before come back afterwards."""
     installed: list[tuple[signal.Signals, Any]] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in SIGNALS:
+        before = signal.getsignal(number)
+        if before is None:  # as above
+            continue
         try:
-            before = signal.getsignal(number)
-            if before is _exit_in_order:  # left by an earlier run, and true of that one only
-                before = signal.SIG_DFL
-            loop.add_signal_handler(number, on_signal)
+            loop.add_signal_handler(number, on_signal, number)
             installed.append((number, before))
         except (NotImplementedError, RuntimeError, ValueError):
             # Windows, or not the main thread: the host's own way of stopping is left as it is.
             continue
-    is_in_order = False
     try:
         yield
-        is_in_order = was_asked.is_set()
     finally:
         with _held_back([number for number, _ in installed]):  # in between they have the default, which kills
             for number, before in installed:
                 loop.remove_signal_handler(number)
-                ends = is_in_order and number == signal.SIGTERM and before == signal.SIG_DFL
-                signal.signal(number, _exit_in_order if ends else before)
+                signal.signal(number, before)
 
 
 @contextlib.contextmanager
@@ -174,5 +234,59 @@ def _held_back(numbers: list[signal.Signals]) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _exit_in_order(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(0)
+# How the program ends.
+
+
+def _end(number: signal.Signals, *, is_worker: bool) -> None:
+    """End the program as the signal says that came first. Only a worker that was ended by SIGTERM goes on."""
+    if is_worker:
+        if number == signal.SIGINT:
+            raise SystemExit(CTRL_C_EXIT)
+        return
+    if number == signal.SIGINT:
+        if signal.getsignal(number) not in (signal.default_int_handler, signal.SIG_DFL):
+            signal.raise_signal(number)
+        raise KeyboardInterrupt
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads it any more, or None
+        sys.stdout.flush()
+    signal.raise_signal(number)
+    raise SystemExit(ENDED_BY + number)  # the first process of a container, or one that ignores the signal, lives on
+
+
+class _Again:
+    """The handler of SIGTERM on the way out: whoever repeats its signal does not change how the program ends.
+
+    A supervisor would read it as a failure that a worker, which has stopped in order, was killed by the second one.
+    """
+
+    def __init__(self, first: signal.Signals, *, is_worker: bool) -> None:
+        self._first = first
+        self._is_worker = is_worker
+
+    def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
+        if self._is_worker:
+            raise SystemExit(CTRL_C_EXIT if self._first == signal.SIGINT else 0)
+        raise KeyboardInterrupt
+
+
+def waiting_in(database: Path | None) -> int | None:
+    """How many tasks the file holds that wait; None where it cannot be read."""
+    if database is None:
+        return 0
+    from taskmanager.store.sqlite.queries import counts
+    from taskmanager.store.sqlite.reading import GLANCE_PATIENCE_S, open_read_only
+
+    try:
+        with open_read_only(database, patience_s=GLANCE_PATIENCE_S) as connection:
+            by_status = counts(connection)
+    except StoreError:
+        return None
+    return by_status[TaskStatus.PENDING] + by_status[TaskStatus.CLAIMED]
+
+
+def _say_what_waits(number: signal.Signals, waiting: int | None) -> None:
+    if waiting:
+        wait = "waits" if waiting == 1 else "wait"
+        logger.warning("stopped after %s; %s %s for the next start", number.name, counted(waiting, "task"), wait)
+    else:
+        logger.info("stopped after %s; %s", number.name, "nothing waits" if waiting == 0 else "the file cannot be read")

@@ -364,10 +364,10 @@ class TaskManager:
     def run(self, *mains: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Run `main` (or wait for a signal) with the manager started, and stop gracefully.
 
-        SIGTERM and SIGINT cancel `main` and stop the manager; a second one cuts the drain short. Exits with
-        status 1 when the store could not be written at the stop.
+        SIGTERM and SIGINT cancel `main` and stop the manager; a second one cuts the drain short. With `main` the signal
+        then ends the program, as `KeyboardInterrupt` or by SIGTERM. Exits with 1 when the store could not be written.
         """
-        return run_hosted(self, self._cut_short, mains, self._settings.drain_timeout_s)
+        return run_hosted(self, self._cut_short, mains, self._settings)
 
     def _cut_short(self) -> None:
         if self._lifecycle is not None:

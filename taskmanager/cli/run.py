@@ -9,22 +9,21 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import click
 
-from taskmanager.cli.database import json_option, read
+from taskmanager.cli.database import json_option
 from taskmanager.cli.output import as_document
 from taskmanager.cli.records import iso
 from taskmanager.engine.engine import Engine
+from taskmanager.hosting import CTRL_C_EXIT, hosted, waiting_in
 from taskmanager.manager import TaskManager
 from taskmanager.model.clock import SECOND_US, SystemClock
-from taskmanager.model.errors import StoreError, StoreUnavailable, TaskManagerError, error_line
+from taskmanager.model.errors import StoreUnavailable, TaskManagerError, error_line
 from taskmanager.model.states import TERMINAL, TaskStatus
-from taskmanager.store.sqlite.queries import counts
-
-CTRL_C_EXIT = 130
+from taskmanager.model.wording import counted
 
 EPILOG = """
 \b
@@ -75,7 +74,11 @@ def run(target: str, log_level: str, as_json: bool) -> int:
     log = logging.getLogger("taskmanager")
     file = manager._settings.database or "no file"  # noqa: SLF001  # the command is a part of the package
     ended = host(manager, lambda: log.info("running %s on %s; Ctrl-C stops it", target, file))
-    log.info("%s has stopped%s", target, f" after {ended.signals[0].name}" if ended.signals else "")
+    after = f" after {ended.signals[0].name}" if ended.signals else ""
+    waiting = waiting_in(manager._settings.database)  # noqa: SLF001  # as above
+    log.info(
+        "%s has stopped%s%s", target, after, f"; {counted(waiting, 'task')} left for the next start" if waiting else ""
+    )
     if stdout is not None and ended.engine is not None:
         with os.fdopen(stdout, "wb") as answer:
             answer.write(as_document(_account(ended, ended.engine)))
@@ -102,21 +105,9 @@ def _account(ended: Ended, engine: Engine) -> dict[str, Any]:
         "retry_count": tally["retry"],
         "requeued_count": tally["requeued"],
         "still_running_count": len(engine.runner.abandoned),
-        "waiting_count": _waiting_in(engine.settings.database),
+        "waiting_count": waiting_in(engine.settings.database),
         "is_saved": ended.is_saved,
     }
-
-
-def _waiting_in(database: Path | None) -> int | None:
-    """What is left for the next start, and for the other instances; None where that cannot be read."""
-    if database is None:
-        return 0
-    try:
-        with read(database) as connection:
-            by_status = counts(connection)
-    except StoreError:
-        return None
-    return by_status[TaskStatus.PENDING] + by_status[TaskStatus.CLAIMED]
 
 
 def load_manager(target: str) -> TaskManager:
@@ -190,25 +181,18 @@ def host(manager: TaskManager, has_started: Callable[[], None]) -> Ended:
     seen: list[signal.Signals] = []
     engines: list[Engine | None] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
-        seen.append(signal.Signals(number))
-
     async def wait() -> None:
         engines.append(manager._engine())  # noqa: SLF001  # the command is a part of the package
         has_started()
-        if sys.platform != "win32":
-            # The loop hears of signals through its wake-up descriptor, whatever the handler is: this only listens in.
-            signal.signal(signal.SIGINT, note)
-            signal.signal(signal.SIGTERM, note)
         await asyncio.Event().wait()
 
     is_saved = True
+    patience_s = manager._settings.drain_timeout_s  # noqa: SLF001  # as above
     try:
-        manager.run(wait)
+        hosted(manager, manager._cut_short, wait, seen, patience_s, is_worker=True)  # noqa: SLF001  # as above
     except KeyboardInterrupt:  # on Windows
         seen.append(signal.SIGINT)
-    except SystemExit as exc:
-        if exc.code != 1 or not isinstance(exc.__cause__, StoreUnavailable):
-            raise  # of the user's code, or the line of a start that failed
+    except StoreUnavailable as exc:
+        logging.getLogger("taskmanager").error("%s", exc)
         is_saved = False
     return Ended(seen, engines[0] if engines else None, is_saved)

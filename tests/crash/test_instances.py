@@ -33,7 +33,7 @@ def test_two_instances_stop_and_a_third_goes_on_with_the_work_of_both(tmp_path: 
             if not at_once:
                 child.wait()
         for child in pair:
-            assert child.wait() == 0, child.errors()
+            assert child.wait() == -signal.SIGTERM, child.errors()
     everything = [*labels["a"], *labels["b"]]
     assert site.statuses() == dict.fromkeys(everything, "PENDING")
     third = site.finish()

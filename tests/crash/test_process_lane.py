@@ -127,7 +127,7 @@ def test_signals_to_all_processes_of_a_program_are_the_parents_business(tmp_path
         os.kill(line.pid, signal.SIGINT)
         os.kill(line.pid, signal.SIGTERM)
         parent.stop(signal.SIGTERM)
-    assert parent.code == 0, parent.errors()
+    assert parent.code == -signal.SIGTERM, parent.errors()
     assert site.statuses() == {"a": "COMPLETED"}
 
 

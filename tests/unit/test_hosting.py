@@ -1,4 +1,7 @@
-"""`manager.run(main)`: whatever `main` does with a signal, or without one, the manager stops in order and in time."""
+"""`manager.run(main)`: whatever `main` does with a signal, or without one, the manager stops in order and in time.
+
+A signal that asks a program to end ends it, after the stop; tests in this process ignore SIGTERM to live on.
+"""
 
 import asyncio
 import os
@@ -6,7 +9,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -18,6 +23,16 @@ pytestmark = [
 ]
 
 
+@pytest.fixture
+def _ignores_sigterm() -> Iterator[None]:
+    """Whoever is sent SIGTERM in this process lives on."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    yield
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("_ignores_sigterm")
 @pytest.mark.parametrize("drain_timeout", [0.0, 600.0])
 def test_a_main_that_swallows_its_cancellation_holds_up_nobody(drain_timeout: float) -> None:
     """It has the drain time, or until the second signal; else a server could be ended by SIGKILL only."""
@@ -35,28 +50,33 @@ def test_a_main_that_swallows_its_cancellation_holds_up_nobody(drain_timeout: fl
                 if drain_timeout:
                     os.kill(os.getpid(), signal.SIGTERM)
 
-    assert manager.run(main) is None
+    with pytest.raises(SystemExit) as ended:
+        manager.run(main)
+    assert ended.value.code == 128 + signal.SIGTERM
     assert cancels == 1
     assert manager.status().state == "stopped"
 
 
+@pytest.mark.usefixtures("_ignores_sigterm")
 def test_a_main_may_clean_up_with_tasks_of_its_manager() -> None:
-    """The manager runs until `main` has ended, and what it returns then is returned."""
+    """The manager runs until `main` has ended."""
     manager = TaskManager(None)
+    tidied: list[str] = []
 
     @manager.task
     async def tidy(label: str) -> str:
         return label
 
-    async def main() -> str:
+    async def main() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            return await tidy.enqueue("tidied")
-        return ""
+            tidied.append(await tidy.enqueue("tidied"))
 
-    assert manager.run(main) == "tidied"
+    with pytest.raises(SystemExit):
+        manager.run(main)
+    assert tidied == ["tidied"]
 
 
 def test_a_main_that_was_cancelled_by_itself_does_not_pass_for_one_that_ended() -> None:
@@ -96,44 +116,156 @@ def test_a_main_that_ends_the_process_interrupts_what_runs(tmp_path: Path, exc: 
     connection.close()
 
 
-@pytest.mark.parametrize(("is_asked_before", "status"), [(True, 0), (False, -signal.SIGTERM)])
-def test_who_has_stopped_in_order_is_not_killed_by_being_asked_again(*, is_asked_before: bool, status: int) -> None:
-    """A supervisor may send its signal to all processes of a service, and repeat it: exit status 0 says all is saved.
-
-    A program that nobody has asked to end, and that goes on after `run`, has its signals as it had them before.
-    """
-    program = f"""
-import asyncio, os, signal
+_PROGRAM: Final = """
+import asyncio, os, signal, sqlite3, sys, time
 from taskmanager import TaskManager
 
-async def main() -> None:
-    if {is_asked_before}:
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.Event().wait()
+manager = TaskManager("t.db", drain_timeout=0.0)
+number = getattr(signal, sys.argv[1])
 
-TaskManager(None).run(main)
-os.kill(os.getpid(), signal.SIGTERM)
-raise SystemExit(7)
+@manager.task(persist=True, requeue_on_interrupt=True)
+async def page(n):
+    await asyncio.Event().wait()
+
+def ask(which=number):
+    os.kill(os.getpid(), which)
+
+async def asked():
+    for n in range(12):
+        page.enqueue(n)
+    await manager.flush()
+    print("half a crawl", end="")
+    ask()
+    await asyncio.Event().wait()
+
+async def value():
+    try:
+        await asked()
+    except asyncio.CancelledError:
+        return "a value"
+
+async def left():
+    try:
+        await asked()
+    except asyncio.CancelledError:
+        sys.exit(7)
+
+async def broken():
+    try:
+        await asked()
+    except asyncio.CancelledError:
+        raise ValueError("of main")
+
+async def twice():
+    asyncio.get_running_loop().call_soon(lambda: (ask(), ask(signal.SIGTERM), ask(signal.SIGINT)))
+    await asyncio.Event().wait()
+
+async def locked():
+    global other
+    try:
+        await asked()
+    finally:
+        other = sqlite3.connect("t.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
 """
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == status
 
 
-def test_only_the_last_run_of_a_process_says_how_it_is_ended_afterwards() -> None:
-    """One that was asked to end and stopped in order says nothing of the one after it."""
-    program = """
-import asyncio, os, signal
-from taskmanager import TaskManager
+def _ends(folder: Path, number: str, way: str) -> tuple[str, str]:
+    """What the shell says of `python crawl.py && echo published`, and what the program wrote to stderr."""
+    (folder / "crawl.py").write_text(f"{_PROGRAM}\n{way}\n")
+    line = f"'{sys.executable}' crawl.py {number} && echo ' published' || echo \" $?\""
+    done = subprocess.run(["/bin/sh", "-c", line], cwd=folder, capture_output=True, text=True, check=True, timeout=40)
+    return done.stdout, done.stderr
 
-async def main(is_asked: bool) -> None:
-    if is_asked:
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.Event().wait()
 
-TaskManager(None).run(lambda: main(True))
-TaskManager(None).run(lambda: main(False))
-os.kill(os.getpid(), signal.SIGTERM)
+@pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize("main", ["asked", "value", "twice"])
+def test_a_program_that_was_asked_to_end_ends_by_its_first_signal(
+    tmp_path: Path, number: str, status: int, main: str
+) -> None:
+    """Whatever `main` returned, and whatever comes after the first signal: half a crawl is not published."""
+    out, errors = _ends(tmp_path, number, f"manager.run({main}); print('goes on')")
+    assert out == ("" if main == "twice" else "half a crawl") + f" {status}\n", errors
+    if main != "twice":
+        assert f"stopped after {number}; 12 tasks wait for the next start" in errors
+    assert ("KeyboardInterrupt" in errors) == (number == "SIGINT")
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(("main", "status"), [("left", 7), ("broken", 1), ("locked", 1)])
+def test_an_exception_of_main_and_a_file_not_written_come_before_the_signal(
+    tmp_path: Path, number: str, main: str, status: int
+) -> None:
+    """What went wrong is news; that the program was asked to end is not."""
+    out, errors = _ends(tmp_path, number, f"manager.run({main}); print('goes on')")
+    assert out == f"half a crawl {status}\n", errors
+    assert "KeyboardInterrupt" not in errors
+
+
+@pytest.mark.parametrize("handler", ["signal.SIG_IGN", "lambda *_: print(' mine', end='')"])
+def test_a_program_that_lives_through_its_signal_exits_with_its_number(tmp_path: Path, handler: str) -> None:
+    """The handlers of before have the signal first; the first process of a container has none, and lives on."""
+    out, errors = _ends(tmp_path, "SIGTERM", f"signal.signal(number, {handler}); manager.run(asked)")
+    assert out == ("half a crawl mine 143\n" if "mine" in handler else "half a crawl 143\n"), errors
+
+
+@pytest.mark.parametrize(
+    ("number", "then", "out"),
+    [
+        ("SIGINT", "SIGTERM", "half a crawl out 130\n"),
+        ("SIGINT", "SIGINT", "half a crawl out 130\n"),
+    ],
+)
+def test_a_further_signal_on_the_way_out_does_not_change_how_it_ends(
+    tmp_path: Path, number: str, then: str, out: str
+) -> None:
+    """A supervisor may send its signal to all processes of a service, and repeat it."""
+    way = f"try:\n    manager.run(asked)\nfinally:\n    print(' out', end='', flush=True); ask(signal.{then})"
+    assert _ends(tmp_path, number, way)[0] == out
+
+
+@pytest.mark.parametrize(
+    ("number", "then", "out"),
+    [
+        ("SIGTERM", "None", "goes on published\n"),
+        ("SIGINT", "None", " 130\n"),
+        ("SIGTERM", "signal.SIGTERM", " published\n"),
+        ("SIGINT", "signal.SIGTERM", " 130\n"),
+    ],
+)
+def test_a_worker_that_stopped_in_order_has_done_its_work(tmp_path: Path, number: str, then: str, out: str) -> None:
+    """`run()` waits to be asked: 0 after SIGTERM, 130 after Ctrl-C, also when the signal is repeated on the way out."""
+    way = f"""
+@manager.task(persist=True)
+async def stop():
+    ask()
+stop.enqueue()
+try:
+    manager.run()
+finally:
+    if {then} is not None:
+        ask({then})
+print("goes on", end="")
 """
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGTERM
+    stdout, errors = _ends(tmp_path, number, way)
+    assert stdout == out, errors
+    assert "Traceback" not in errors
+
+
+def test_a_program_that_nobody_asked_to_end_has_its_signals_as_before(tmp_path: Path) -> None:
+    """Each run says only of itself how the program ends."""
+    way = """
+async def nothing():
+    return "nothing"
+import threading
+signal.signal(signal.SIGINT, signal.default_int_handler)
+threading.Timer(0.5, ask, [signal.SIGTERM]).start()
+manager.run()
+assert manager.run(nothing) == "nothing"
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+ask(signal.SIGTERM)
+"""
+    assert _ends(tmp_path, "SIGTERM", way)[0] == " 143\n"
 
 
 def test_a_start_outside_of_an_event_loop_of_asyncio_says_what_it_needs() -> None:
