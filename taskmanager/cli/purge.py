@@ -57,6 +57,5 @@ def purge(status: TaskStatus | None, older_than: int | None, yes: bool, db: Path
 
 async def _in_pages(store: Store, status: TaskStatus | None, cutoff: int | None) -> int:
     gone = await repeated(lambda: patiently(lambda: store.purge(status, cutoff, PURGE_PAGE)))
-    if gone:
-        await repeated(lambda: patiently(store.shrink))
+    await repeated(lambda: patiently(store.shrink))  # also what an earlier one has left that was cut short
     return gone

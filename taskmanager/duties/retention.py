@@ -2,6 +2,9 @@
 
 Small batches, one transaction each, with a pause between them, so that no writer waits long, here or in another
 process; each category on its own, so that one that fails or is switched off does not hold up the others.
+
+The space of deleted rows is given back as long as the file has any, whoever has deleted them and when: a sweep that a
+stop or a kill cut short is taken up by the next one.
 """
 
 import asyncio
@@ -27,7 +30,16 @@ class Retention:
         self._steps_seen = 0
 
     async def run_once(self) -> dict[str, int]:
-        """Delete what is too old; how many rows of each category went.
+        """Delete what is too old, and give free space back; how many rows of each category went."""
+        gone = await self._delete_old()
+        try:
+            await self._sweep(self._engine.store.shrink)
+        except StoreError as exc:
+            logger.warning("the free space of the file could not be given back now: %s", exc)
+        return gone
+
+    async def _delete_old(self) -> dict[str, int]:
+        """Delete it, category by category.
 
         Nothing goes in the first sweep after a step of the wall clock: what a jump made old is young again when
         somebody corrects the clock. So is what a start finds old whose clock was ahead already, for a day.
@@ -52,7 +64,6 @@ class Retention:
             except StoreError as exc:
                 logger.warning("old %s could not be deleted now: %s", name, exc)
         if any(gone.values()):
-            await self._sweep(store.shrink)
             logger.info("deleted what was kept long enough: %s", gone)
         return gone
 

@@ -185,3 +185,16 @@ def test_a_lock_file_that_is_put_back_in_a_moment_was_never_missing(copied: tupl
         putting_back.join()
         assert "dead" not in ran.out.replace("no task is held by a dead instance", ""), arguments
     lock.drop()
+
+
+def test_purge_gives_back_what_an_earlier_one_has_left(copied: tuple[Path, dict[str, str]]) -> None:
+    """One that was cut short by Ctrl-C between its two parts: the file decides, not what this one has deleted."""
+    with closing(sqlite3.connect(copied[0])) as connection, connection:
+        connection.execute(
+            "INSERT INTO taskmanager_heartbeats (sender_id, role, sent_at) VALUES (?, 'runner', 1)", ("x" * 400_000,)
+        )
+        connection.execute("DELETE FROM taskmanager_heartbeats")
+    with closing(sqlite3.connect(copied[0])) as connection:
+        assert connection.execute("PRAGMA freelist_count").fetchone()[0] > 90
+        assert taskmanager("purge", "--older-than", "1000d", "--db", copied[0]).out == "0 records deleted\n"
+        assert connection.execute("PRAGMA freelist_count").fetchone() == (0,)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from taskmanager import RecoveryConfig
+from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.record import TaskRow
 from tests.contract.rows import attempt, task
 from tests.unit.duties.scene import HOUR_US, NOW_US, Scene
@@ -112,3 +113,51 @@ async def test_a_sweep_ends_when_the_clock_is_stepped_under_it(stage: Any, monke
     assert len(scene.statuses()) == 2
     assert await scene.duties._retention.run_once() == {}
     assert "ended now" in scene.statuses()
+
+
+async def leave_free_pages(scene: Scene) -> None:
+    """What a sweep has deleted that a stop cut short before it gave the space back."""
+    await scene.put(*(ended(f"gone {number}", "COMPLETED", NOW_US)._replace(args="x" * 20_000) for number in range(50)))
+    while await scene.engine.store.purge(None, None, 500):
+        pass
+    ((pages,),) = scene.query("PRAGMA freelist_count")
+    assert pages > 200
+
+
+@pytest.mark.parametrize("clock", ["steady", "stepped"])
+async def test_free_space_is_given_back_whoever_has_deleted_the_rows(stage: Any, clock: str) -> None:
+    """The state of the file decides, not what this sweep has deleted, which may be nothing, nor what time it is."""
+    never = RecoveryConfig(
+        heartbeat_retention_hours=None, worker_state_retention_hours=None, terminal_record_retention_hours=None
+    )
+    scene = await stage(recovery=never)
+    await leave_free_pages(scene)
+    if clock == "stepped":
+        scene.clock.wall_us += 1_000 * HOUR_US
+    await scene.duties._retention.run_once()
+    assert scene.query("PRAGMA freelist_count") == [(0,)]
+
+
+async def test_a_shrink_that_a_stop_cut_short_is_taken_up_by_the_next_start(stage: Any, tmp_path: Path) -> None:
+    """The first sweep of a start finds it."""
+    scene = await stage()
+    await leave_free_pages(scene)
+    await scene.manager.stop()
+    later = Scene(tmp_path)
+    async with later.manager:
+        await later.duties._retention.run_once()
+        assert later.query("PRAGMA freelist_count") == [(0,)]
+
+
+async def test_a_file_that_cannot_be_shrunk_now_fails_no_sweep(
+    stage: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said, and tried again by the next one."""
+    scene = await stage()
+
+    async def fails() -> bool:
+        raise StoreUnavailable("locked")
+
+    monkeypatch.setattr(scene.engine.store, "shrink", fails)
+    assert set(await scene.duties._retention.run_once()) == {"heartbeats", "worker states", "ended tasks"}
+    assert "could not be given back now: locked" in caplog.text
