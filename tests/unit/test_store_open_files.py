@@ -1,16 +1,21 @@
 """The record of files that are open, and what a forked child is refused because of it."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 import textwrap
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from taskmanager import TaskManager
 from taskmanager.store.sqlite import SqliteStore
-from taskmanager.store.sqlite.open_files import is_open_here
+from taskmanager.store.sqlite import connection as connection_module
+from taskmanager.store.sqlite.open_files import Factory, FileConnection, is_open_here
 from taskmanager.store.sqlite.reading import open_read_only
 from taskmanager.store.sqlite.wal_index import only_user_of, read_wal_index
 
@@ -243,3 +248,49 @@ def held_locks(path: Path) -> str:
         [sys.executable, "-c", textwrap.dedent(program), str(path)], capture_output=True, text=True, check=True
     )
     return ended.stdout
+
+
+@pytest.mark.parametrize("is_made_before", [False, True])
+async def test_a_connection_is_closed_though_who_opens_it_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_made_before: bool
+) -> None:
+    """Its thread makes it all the same, and nobody else has it to close it: not if it is made late, either."""
+    path = str(tmp_path / "tasks.db")
+    going, may_go = threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
+    make = Factory.__call__
+
+    def made(self: Factory, *args: object, **options: object) -> FileConnection:
+        threads.append(threading.current_thread())
+        found = make(self, *args, **options) if is_made_before else None
+        going.set()
+        may_go.wait(10)
+        return found or make(self, *args, **options)
+
+    monkeypatch.setattr(Factory, "__call__", made)
+    monkeypatch.setattr(connection_module, "THREAD_ENDS_S", 0.0)
+    opening = asyncio.ensure_future(SqliteStore(path).open())
+    await asyncio.to_thread(going.wait, 10)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    may_go.set()
+    await asyncio.to_thread(threads[0].join, 10)
+    assert not is_open_here(path)
+
+
+async def test_a_start_that_is_cancelled_anywhere_leaves_no_open_file(tmp_path: Path) -> None:
+    """After each number of turns of the loop, until a start gets through."""
+    path, turns, is_up = tmp_path / "tasks.db", 0, False
+    while not is_up:
+        manager = TaskManager(path)
+        starting = asyncio.ensure_future(manager.start())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        starting.cancel()
+        with suppress(asyncio.CancelledError):
+            await starting
+            is_up = True
+        await manager.stop()
+        assert not is_open_here(path), turns
+        turns = turns * 2 + 1

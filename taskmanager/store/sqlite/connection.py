@@ -10,9 +10,9 @@ from typing import Any, Final, Literal, NoReturn, TypeVar, TypeVarTuple
 
 import aiosqlite
 
-from taskmanager.model.errors import StoreError, StoreUnavailable, TaskManagerError
+from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.wording import MORE_THREADS, remedy
-from taskmanager.store.sqlite.open_files import IS_FORKED, FileConnection, factory_for, open_existing
+from taskmanager.store.sqlite.open_files import IS_FORKED, Factory, FileConnection, open_existing
 
 Synchronous = Literal["full", "normal"]
 R = TypeVar("R")
@@ -198,13 +198,14 @@ async def connect(path: str, configure: Callable[[sqlite3.Connection], None]) ->
 
 
 async def _connect_once(path: str, configure: Callable[[sqlite3.Connection], None]) -> Connection:
+    factory = Factory(path)
     connecting = aiosqlite.connect(
         path,
         timeout=BUSY_TIMEOUT_S,
         isolation_level=None,
         cached_statements=CACHED_STATEMENTS,
         check_same_thread=False,
-        factory=factory_for(path),
+        factory=factory,
     )
     # Up to 0.21 the connection was the thread. A store that nobody closed must not hold up the interpreter's exit:
     # non-daemon threads are joined before any exit hook could end them.
@@ -212,8 +213,10 @@ async def _connect_once(path: str, configure: Callable[[sqlite3.Connection], Non
     thread.daemon = True
     try:
         inner = await connecting
-    except (sqlite3.Error, TaskManagerError):
-        thread.join(THREAD_ENDS_S)  # it has only its end to tell, which fails, loudly, in a loop that is closed by then
+    except BaseException:  # cancelled, too
+        if thread.is_alive():  # it has only its end to tell, which fails, loudly, in a loop that is closed by then
+            thread.join(THREAD_ENDS_S)
+        factory.forget()
         raise
     try:
         raw: FileConnection = await _in_one_hop(inner, _configured, configure)

@@ -9,9 +9,8 @@ What the child inherits is neither used nor closed there: closing rolls back, an
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,9 +51,27 @@ class FileConnection(sqlite3.Connection):
             _open.discard(self)
 
 
-def factory_for(path: str) -> Callable[..., FileConnection]:
-    """The `factory` of a connection to this file, for `sqlite3.connect` and `aiosqlite.connect`."""
-    return partial(FileConnection, path)
+class Factory:
+    """The `factory` of one connection to this file. Who waits for the connection may be cancelled while another thread
+    makes it: nobody has it then, and nobody else would ever close it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._made: FileConnection | None = None
+        self._is_wanted = True
+
+    def __call__(self, *args: Any, **options: Any) -> FileConnection:
+        self._made = made = FileConnection(self._path, *args, **options)
+        if not self._is_wanted:
+            made.close()
+        return made
+
+    def forget(self) -> None:
+        """Close what it has made, or makes from here on."""
+        self._is_wanted = False
+        if self._made is not None:
+            self._made.close()
 
 
 def open_existing(path: str, mode: str, **options: Any) -> FileConnection:
