@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final, get_args
 
-from taskmanager.codec.annotations import is_async
+from taskmanager.codec.annotations import annotated_function, is_async
 from taskmanager.codec.arguments import ArgumentCodec
 from taskmanager.codec.results import ResultCodec
 from taskmanager.codec.unstorable import unstorable
@@ -190,13 +190,13 @@ def _check_stands_for_one(known: Task[..., Any], task: Task[..., Any]) -> None:
         )
     if not _is_same_function(known, task) and not _is_typed_anew(known, task):
         raise ConfigurationError(
-            f"there is a task {task.name!r} already (from {known.fn.__module__}); give one of them another name="
+            f"there is a task {task.name!r} already (from {vars(known)['__module__']}); give one of them another name="
         )
 
 
 def _is_typed_anew(known: Task[..., Any], task: Task[..., Any]) -> bool:
     """In a notebook and at the prompt a function is changed and defined again, in the place of the one before."""
-    before, now = inspect.unwrap(known.fn), inspect.unwrap(task.fn)
+    before, now = annotated_function(known.fn), annotated_function(task.fn)
     return (
         not hasattr(sys.modules.get("__main__"), "__file__")
         and before.__module__ == now.__module__ == "__main__"
@@ -238,8 +238,8 @@ def define(task: Task[..., Any], defaults: Defaults) -> Definition:
         global_default_code=defaults.default_code,
         arguments=ArgumentCodec(task.fn, task_name=task.name, codec=codec),
         results=ResultCodec(task.fn, task_name=task.name, codec=codec),
-        module=task.fn.__module__,
-        qualname=task.fn.__qualname__,
+        module=vars(task)["__module__"] or "",
+        qualname=vars(task)["__qualname__"],
     )
 
 
@@ -285,14 +285,18 @@ def lane_of(task: Task[..., Any]) -> Lane:
 
 
 def _check_importable(task: Task[..., Any]) -> None:
-    fn: Any = task.fn
-    qualname = fn.__qualname__
+    qualname: str = vars(task)["__qualname__"]
     if getattr(sys, "frozen", False):  # each child would be the whole program again, with children of its own
         raise ConfigurationError(
             f"task {task.name!r} cannot run in the process lane: a program that was frozen into an executable has no "
             "interpreter to start a child process with. Use executor='thread'"
         )
-    if inspect.ismethod(fn) or "<locals>" in qualname or "<lambda>" in qualname:
+    if not inspect.isfunction(task.fn) and not inspect.isbuiltin(task.fn):
+        raise ConfigurationError(
+            f"task {task.name!r} cannot run in the process lane: a child process imports a function by its name, and "
+            f"{qualname} is there without what {task.fn!r} is bound to. Define a function at the top level of a module"
+        )
+    if "<locals>" in qualname or "<lambda>" in qualname:
         raise ConfigurationError(
             f"task {task.name!r} cannot run in the process lane: {qualname} cannot be imported by a child process. "
             "Define it at the top level of a module"

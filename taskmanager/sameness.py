@@ -1,5 +1,6 @@
 """Whether two function objects are one function of the source, defined twice, or two that only share their text."""
 
+from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any, Final
 
@@ -18,13 +19,24 @@ def is_same_code(a: Any, b: Any, depth: int = 0) -> bool:
         return True
     if isinstance(a, MethodType) and isinstance(b, MethodType):
         return a.__self__ is b.__self__ and is_same_code(a.__func__, b.__func__, depth)
+    if isinstance(a, partial) and isinstance(b, partial):
+        is_bound_alike = _is_same_value((a.args, a.keywords), (b.args, b.keywords), depth)
+        return is_bound_alike and is_same_code(a.func, b.func, depth)
     if not isinstance(a, FunctionType) or not isinstance(b, FunctionType):
-        return bool(getattr(a, "__qualname__", a) == getattr(b, "__qualname__", b))
+        return _is_same_object(a, b, depth)
     if (a.__module__, a.__qualname__, a.__code__) != (b.__module__, b.__qualname__, b.__code__):
         return False
     if "<locals>" not in a.__qualname__:
         return True
     return all(_is_same_value(x, y, depth) for x, y in zip(_surroundings(a), _surroundings(b), strict=True))
+
+
+def _is_same_object(a: Any, b: Any, depth: int) -> bool:
+    """A function written in C is known by its name, a callable object by its class and by what it holds."""
+    if hasattr(a, "__qualname__") or hasattr(b, "__qualname__"):
+        return bool(getattr(a, "__qualname__", a) == getattr(b, "__qualname__", b))
+    kinds = [(type(each).__module__, type(each).__qualname__) for each in (a, b)]
+    return kinds[0] == kinds[1] and _is_same_value(getattr(a, "__dict__", a), getattr(b, "__dict__", b), depth)
 
 
 def _surroundings(fn: FunctionType) -> list[Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, TypeVar, cast, final, get_args, overload
 
 from taskmanager.calling import by_caller
-from taskmanager.codec.annotations import is_async, signature_of
+from taskmanager.codec.annotations import is_async, named_function, signature_of
 from taskmanager.codec.values import dumps
 from taskmanager.engine.context import await_detached, call_detached
 from taskmanager.engine.definition import NO_OPTIONS, CallOptions, Definition
@@ -220,16 +220,17 @@ class Task(TaskCall[P, C_co]):
         self.binding: Binding | None = None
         self.is_free = is_free
         """Declared without a manager: it may go from one that does not run to another."""
-        named = getattr(plain, "__qualname__", None)
-        subject = f"task {named!r}" if isinstance(named, str) and callable(plain) else "task"
-        raise_faults(subject, [*options.faults(), *_function_faults(plain)])
+        own_name = getattr(plain, "__qualname__", None)
+        subject = f"task {own_name!r}" if isinstance(own_name, str) and callable(plain) else "task"
+        raise_faults(subject, [*options.faults(), *_function_faults(plain, options.name)])
+        named = named_function(plain)
         self._name = options.name or default_name(plain)
         if len(self._name) > MAX_NAME_LENGTH:
             raise ConfigurationError(f"task name {self._name!r} is longer than {MAX_NAME_LENGTH}; give a shorter name=")
-        if not is_static and _looks_like_method(plain):
+        if not is_static and _looks_like_method(plain, named.__qualname__):
             raise self._refused_method()
         for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
-            self.__dict__[attribute] = getattr(plain, attribute, None)
+            self.__dict__[attribute] = getattr(named, attribute, None)
         self.__dict__["__wrapped__"] = plain
 
     @property
@@ -245,7 +246,7 @@ class Task(TaskCall[P, C_co]):
         """
         if is_async(self.fn):
             coro = cast("Coroutine[Any, Any, Any]", self.fn(*args, **kwargs))
-            return cast("C_co", await_detached(coro, self._name, self.fn.__qualname__))
+            return cast("C_co", await_detached(coro, self._name, self.__dict__["__qualname__"]))
         return cast("C_co", call_detached(self.fn, self._name, args, kwargs))
 
     @known_words("with_options()")
@@ -377,8 +378,8 @@ def import_name(module: str) -> str:
     return Path(path).stem if path else module
 
 
-def _function_faults(fn: Any) -> list[str]:
-    if isinstance(fn, Task):
+def _function_faults(fn: Any, name: str | None) -> list[str]:
+    if isinstance(fn, Task) or (isinstance(fn, partial) and isinstance(fn.func, Task)):
         return [
             f"a task is made from a function, not from {fn!r}; @manager.schedule(...) stands above @manager.task(...)"
         ]
@@ -388,11 +389,13 @@ def _function_faults(fn: Any) -> list[str]:
         return ["a class method is not a task; its class could not be stored. Make it a static method"]
     if not callable(fn):
         return [f"a task is made from a function, not from {fn!r}"]
-    if not isinstance(getattr(fn, "__qualname__", None), str) or not isinstance(getattr(fn, "__module__", None), str):
-        return [f"{fn!r} has no name to be known by; wrap it in a function"]
-    if inspect.isclass(fn):
+    is_named = isinstance(getattr(fn, "__qualname__", None), str) and isinstance(getattr(fn, "__module__", None), str)
+    if not is_named and name is None:
+        return [f"{fn!r} has no name to be known by; give it name=..., or wrap it in a function"]
+    behind = named_function(fn)
+    if inspect.isclass(behind):
         return ["a class is not a task; wrap it in a function"]
-    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+    if inspect.isgeneratorfunction(behind) or inspect.isasyncgenfunction(behind):
         return ["a generator function is not a task; return the values instead"]
     return _signature_faults(fn)
 
@@ -407,17 +410,17 @@ def _signature_faults(fn: Callable[..., Any]) -> list[str]:
 
 def _takes_self(fn: Callable[..., Any]) -> bool:
     try:
-        first = next(iter(inspect.signature(fn).parameters), None)
+        first = next(iter(signature_of(fn).parameters), None)
     except (TypeError, ValueError):
         return False
     return first in ("self", "cls")
 
 
-def _looks_like_method(fn: Callable[..., Any]) -> bool:
+def _looks_like_method(fn: Callable[..., Any], qualname: str) -> bool:
     """A function defined in a class body, taking self or cls. (Errors of `__set_name__` reach users wrapped
     before 3.12.)
     """
-    container, _, _ = fn.__qualname__.rpartition(".")
+    container, _, _ = qualname.rpartition(".")
     return bool(container) and not container.endswith("<locals>") and _takes_self(fn)
 
 

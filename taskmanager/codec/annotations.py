@@ -19,6 +19,8 @@ SCALARS: Final[frozenset[type[Any]]] = frozenset({int, str, bool, float, NoneTyp
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
     """The signature a caller sees; annotations are left alone, they may name what does not exist yet."""
+    if isinstance(fn, functools.partial):  # without the `__wrapped__` of update_wrapper, which hides what is bound
+        fn = functools.partial(fn.func, *fn.args, **fn.keywords)
     if sys.version_info >= (3, 14):
         import annotationlib
 
@@ -55,6 +57,11 @@ def annotated_function(fn: Callable[..., Any]) -> Any:
     if not inspect.isroutine(target) and not isinstance(target, type):
         target = getattr(type(target), "__call__", target)  # noqa: B004  # its annotations are wanted, not a test
     return target
+
+
+def named_function(fn: Any) -> Any:
+    """`fn`, or the function behind a `partial` or a callable object, which have no name of their own."""
+    return fn if isinstance(getattr(fn, "__qualname__", None), str) else annotated_function(fn)
 
 
 def _resolve_one(target: Any, name: str, task_name: str) -> Any:

@@ -21,13 +21,15 @@ _BUILT_IN: Final = (str, bytes, bytearray, int, float, list, tuple, dict, set, f
 _VALUE_PACKAGES: Final = frozenset({"ipaddress", "pydantic", "pydantic_core"})
 """Where small immutable values such as addresses and URLs come from, whose `==` compares all there is to them."""
 _MISSING: Final = object()
+_MAX_SEARCH: Final = 20
+"""So deep nobody looks for the part that is to blame."""
 
 
 def difference(sent: Any, back: Any, place: str = "it") -> str | None:
     """What `back` differs from `sent` in, for people, or None when they are equal in value and type."""
     kind = type(sent)
     if kind is not type(back):
-        return f"{place} would come back as {type_name(back)}, not {type_name(sent)}"
+        return f"{place} would come back as {_types_apart(back, sent)}"
     if kind in _PLAIN:
         return None if sent == back else _changed(sent, back, place)
     compare = _COMPARISONS.get(kind)
@@ -50,8 +52,40 @@ def short_repr(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def _types_apart(back: object, sent: object) -> str:
+    """`dict, not Order`; two classes of one name are told apart by their modules."""
+    names = type_name(back), type_name(sent)
+    if names[0] == names[1]:
+        names = f"{type(back).__module__}.{names[0]}", f"{type(sent).__module__}.{names[1]}"
+    if names[0] == names[1]:
+        return f"another class {names[0]}, defined by a second run of its module; make it anew after the reload"
+    return f"{names[0]}, not {names[1]}"
+
+
+def not_in_json(value: Any, place: str = "it", depth: int = 0) -> str | None:
+    """Why JSON cannot hold a part of this value, a float such as nan, or None where none is found."""
+    if type(value) is float:
+        if math.isfinite(value):
+            return None
+        return f"{place} is {value!r}, for which JSON has no form; pass None or a text in its place"
+    if depth > _MAX_SEARCH or isinstance(value, str | bytes | bytearray):
+        return None
+    if isinstance(value, dict):
+        parts = ((f"{place}[{short_repr(key)}]", each) for key, each in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts = ((f"{place}[{index}]", each) for index, each in enumerate(value))
+    else:
+        kind: Any = type(value)
+        parts = ((f"{place}.{name}", getattr(value, name, None)) for name in _field_names(kind) or ())
+    return next((found for where, each in parts if (found := not_in_json(each, where, depth + 1))), None)
+
+
 def _changed(sent: Any, back: Any, place: str) -> str:
-    return f"{place} would come back as {short_repr(back)}, not {short_repr(sent)}"
+    """What has changed, in words that differ."""
+    ours, theirs = short_repr(sent), short_repr(back)
+    if ours != theirs:
+        return f"{place} would come back as {theirs}, not {ours}"
+    return f"{place} would come back as another {type_name(sent)} that looks the same, {ours}, and is not equal to it"
 
 
 def _compare_float(sent: float, back: float, place: str) -> str | None:
@@ -61,8 +95,9 @@ def _compare_float(sent: float, back: float, place: str) -> str | None:
 
 def _compare_decimal(sent: Decimal, back: Decimal, place: str) -> str | None:
     # 1.0 and 1.00 are equal but not the same amount of precision; a signalling NaN raises when compared.
-    is_same = not sent.is_nan() and sent.as_tuple() == back.as_tuple()
-    return None if is_same else _changed(sent, back, place)
+    if sent.is_nan():
+        return f"{place} is {sent!r}, which equals nothing, not even itself; pass None or a text in its place"
+    return None if sent.as_tuple() == back.as_tuple() else _changed(sent, back, place)
 
 
 def _compare_datetime(sent: datetime, back: datetime, place: str) -> str | None:

@@ -2,16 +2,18 @@
 
 import base64
 import binascii
-from collections.abc import Callable
+from collections import abc
+from collections.abc import Callable, Iterable
 from enum import Enum
-from math import isfinite
+from itertools import repeat
 from pathlib import PurePath
-from typing import Any, Final, NamedTuple, Protocol, get_args
+from types import GenericAlias, NoneType
+from typing import Annotated, Any, Final, NamedTuple, Protocol, get_args, get_origin
 
 import msgspec
 
 from taskmanager.codec.annotations import is_union, scalar_types, widen
-from taskmanager.codec.equality import difference, type_name
+from taskmanager.codec.equality import difference, not_in_json, type_name
 from taskmanager.model.errors import ArgumentError
 
 MAX_ENCODED_BYTES: Final = 16 * 1024 * 1024
@@ -22,6 +24,7 @@ INT64_MAX: Final = 2**63 - 1
 
 _UNION_TYPE, _UNION_VALUE = "$type", "value"
 _MODEL_VALUE, _MODEL_SET = "$model", "$set"
+_SAME: Final = object()
 
 
 class Codec(Protocol):
@@ -55,7 +58,7 @@ def _to_json(value: Any) -> Any:
 
 
 def _model_to_json(model: Any) -> msgspec.Raw:
-    text = model.model_dump_json(by_alias=True)
+    text = model.model_dump_json(by_alias=True, round_trip=True)  # without computed fields, which nobody can set
     was_set: set[str] = model.model_fields_set
     if was_set >= set(type(model).model_fields):
         return msgspec.Raw(text.encode())
@@ -95,13 +98,13 @@ plain_decoder: Final = msgspec.json.Decoder()
 class StoredType:
     """How values of one annotation are stored; decoders are built at first use, when forward references exist."""
 
-    __slots__ = ("_annotation", "_decode", "_members", "scalars")
+    __slots__ = ("_annotation", "_decode", "_parts", "scalars")
 
     def __init__(self, annotation: Any) -> None:
         self._annotation = widen(annotation)
         self.scalars: frozenset[type[Any]] = scalar_types(self._annotation)
         self._decode: Callable[[Any], Any] | None = None
-        self._members: dict[str, StoredType] | None = None
+        self._parts: _Union | _Many | None = None
 
     @property
     def is_untyped(self) -> bool:
@@ -121,15 +124,13 @@ class StoredType:
         """The JSON of `value`, proven to come back equal in value and type, or why there is none."""
         if self.is_safe(value):
             return _encode(value)
-        if type(value) is float and not isfinite(value):
-            return Refusal(f"JSON has no {value!r}; pass None or a text in its place")
+        if type(value) is float and (lacking := not_in_json(value)):
+            return Refusal(lacking)
         try:
             decode = self._decode or self.prepare()
         except Exception as error:  # msgspec gives TypeError, evaluating the annotations of fields anything
-            return Refusal(f"its annotation {self._annotation} cannot be stored: {error}")
-        if self._members is not None and value is not None:
-            return self._encode_member(value)
-        return _proven(value, decode)
+            return Refusal(f"its annotation {self._annotation} cannot be stored: {error}{_way_out(error)}")
+        return _proven(value, decode) if self._parts is None else self._parts.encode(value)
 
     def decode(self, data: Any) -> Any:
         """The value of JSON text or bytes. Raises whatever the types involved raise; the caller names the parameter."""
@@ -143,39 +144,154 @@ class StoredType:
         try:
             self._decode = msgspec.json.Decoder(self._annotation, dec_hook=_from_json).decode
         except TypeError:
-            if not is_union(self._annotation):
+            self._parts = _parts_of(self._annotation)
+            if self._parts is None:
                 raise
-            # JSON alone cannot tell str | Path apart, so each value of such a union is stored with its member's name.
-            members = {_label(member): StoredType(member) for member in get_args(self._annotation)}
-            for member in members.values():
-                member.prepare()
-            self._members = members
-            self._decode = self._decode_member
+            self._decode = self._parts.decode
         return self._decode
 
-    def _encode_member(self, value: Any) -> bytes | Refusal:
-        last = Refusal(f"it is none of {self._annotation}")
-        for label, member in (self._members or {}).items():
-            data = member.encode(value)
+
+def _parts_of(annotation: Any) -> "_Union | _Many | None":
+    """Return how to store what msgspec does not take as a whole, from types that it takes; None where there is no way.
+
+    Raises what the types of the parts raise.
+    """
+    plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    if is_union(plain):
+        return _Union(get_args(plain))
+    maker, arguments = _MAKERS.get(get_origin(plain)), get_args(plain)
+    if maker is None or not arguments:
+        return None
+    return _Many(maker, arguments)
+
+
+class _Union:
+    """A union whose members JSON alone cannot tell apart, such as `str | Path`, or two models: each value is stored
+    with the name of its member.
+    """
+
+    def __init__(self, members: tuple[Any, ...]) -> None:
+        self._takes_none = NoneType in members
+        self._members: dict[str, StoredType] = {}
+        self._labels: dict[Any, str] = {}
+        for member in members:
+            if member is not NoneType:
+                label = _label(member)
+                if label in self._members:  # two classes of one name, from two modules
+                    label = f"{_bare(member).__module__}.{label}"
+                self._members[label] = StoredType(member)
+                self._labels[_bare(member)] = label
+        for stored in self._members.values():
+            stored.prepare()
+
+    def encode(self, value: Any) -> bytes | Refusal:
+        """The JSON of the first member that proves to hold the value."""
+        if value is None and self._takes_none:
+            return b"null"
+        if len(self._members) == 1:  # it was Optional
+            return next(iter(self._members.values())).encode(value)
+        own = self._labels.get(type(value))
+        for label in sorted(self._members, key=lambda each: each != own):  # its own class first
+            data = self._members[label].encode(value)
             if isinstance(data, bytes):
                 return b'{"%b":%b,"%b":%b}' % (_UNION_TYPE.encode(), _encode_text(label), _UNION_VALUE.encode(), data)
-            if type(value).__qualname__ == label:
-                last = data
-        return last
+            if label == own:
+                return data
+        return Refusal(f"it is {type_name(value)}, which is none of {', '.join(self._members)}")
 
-    def _decode_member(self, data: Any) -> Any:
-        parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw] | None)
-        if parts is None:
+    def decode(self, data: Any) -> Any:
+        """The value. Raises what the member raises, and `ValueError` for a name that is none of them."""
+        if bytes(data) == b"null" and self._takes_none:
             return None
+        if len(self._members) == 1:
+            return next(iter(self._members.values())).decode(data)
+        parts = split_object(data)
         label = msgspec.json.decode(parts[_UNION_TYPE], type=str)
-        member = (self._members or {}).get(label)
+        member = self._members.get(label)
         if member is None:
-            raise ValueError(f"{label!r} is none of {self._annotation}")
+            raise ValueError(f"{label!r} is none of {', '.join(self._members)}")
         return member.decode(parts[_UNION_VALUE])
 
 
+class _Many:
+    """A list, a set, a tuple or a mapping of what msgspec does not take as a whole: item by item."""
+
+    def __init__(self, maker: type[Any], arguments: tuple[Any, ...]) -> None:
+        self._maker = maker
+        is_fixed = maker is tuple and arguments[-1] is not Ellipsis
+        self._fixed = [StoredType(each) for each in arguments] if is_fixed else None
+        self._items = StoredType(arguments[1] if maker is dict else arguments[0])
+        pairs = GenericAlias(dict, (arguments[0], msgspec.Raw))
+        self._keys = msgspec.json.Decoder(pairs, dec_hook=_from_json) if maker is dict else None
+        for stored in self._fixed or [self._items]:
+            stored.prepare()
+
+    def _types(self, count: int) -> Iterable[StoredType]:
+        return repeat(self._items, count) if self._fixed is None else self._fixed
+
+    def encode(self, value: Any) -> bytes | Refusal:
+        """The JSON of all items, each proven, and of what holds them."""
+        if type(value) is not self._maker:
+            return Refusal(
+                f"it would come back as {self._maker.__name__}, not {type_name(value)}", wants_annotation=True
+            )
+        if self._fixed is not None and len(value) != len(self._fixed):
+            return Refusal(f"it has {len(value)} items, its annotation {len(self._fixed)}")
+        items = value.values() if self._keys else value
+        raws = []
+        for number, (stored, each) in enumerate(zip(self._types(len(value)), items, strict=True)):
+            data = stored.encode(each)
+            if isinstance(data, Refusal):
+                return data._replace(reason=f"of item {number}: {data.reason}")
+            raws.append(msgspec.Raw(data))
+        return _proven(value, self.decode, dict(zip(value, raws, strict=True)) if self._keys else raws)
+
+    def decode(self, data: Any) -> Any:
+        """The items in what held them. Raises what the types of the items raise, and `ValueError` for wrong counts."""
+        if self._keys is not None:
+            return {key: self._items.decode(raw) for key, raw in self._keys.decode(data).items()}
+        raws = split_array(data)
+        return self._maker(stored.decode(raw) for stored, raw in zip(self._types(len(raws)), raws, strict=True))
+
+
+_MAKERS: Final[dict[Any, type[Any]]] = {
+    **dict.fromkeys((list, abc.Sequence, abc.MutableSequence, abc.Collection), list),
+    **dict.fromkeys((set, abc.Set, abc.MutableSet), set),
+    **dict.fromkeys((dict, abc.Mapping, abc.MutableMapping), dict),
+    frozenset: frozenset,
+    tuple: tuple,
+}
+"""What comes back for each of these annotations, as in msgspec."""
+
+
+def _bare(member: Any) -> Any:
+    """A member without its metadata, which may be written anew by a new version of pydantic."""
+    while get_origin(member) is Annotated:
+        member = get_args(member)[0]
+    return member
+
+
 def _label(member: Any) -> str:
-    return member.__qualname__ if isinstance(member, type) and not get_args(member) else str(member)
+    """The name of a member, the same whatever module it was imported from: `Order`, `list[Order]`."""
+    member = _bare(member)
+    arguments = get_args(member)
+    if not arguments:
+        return getattr(member, "__qualname__", None) or str(member)
+    name = "Union" if is_union(member) else getattr(get_origin(member), "__qualname__", None) or str(get_origin(member))
+    return f"{name}[{', '.join(_label(each) for each in arguments)}]"
+
+
+def _way_out(error: Exception) -> str:
+    """What to write instead of an annotation that msgspec refuses."""
+    text = str(error)
+    if "InitVar" in text:
+        return (
+            "; what an InitVar was given is not kept. Pass the values that the object is made from, or give the class "
+            "plain fields, filled by a class method"
+        )
+    if text.startswith("Type unions may not contain"):
+        return "; pass what stands in such a field as a parameter of its own, or make the class a pydantic model"
+    return ""
 
 
 def _encode_text(text: str) -> bytes:
@@ -197,8 +313,9 @@ def _encode_fault(value: Any, error: Exception) -> str:
     return f"{error}" if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
 
 
-def _proven(value: Any, decode: Callable[[Any], Any]) -> bytes | Refusal:
-    data = _encode(value)
+def _proven(value: Any, decode: Callable[[Any], Any], form: Any = _SAME) -> bytes | Refusal:
+    """The JSON of `value`, or of its `form` for msgspec, if it comes back as `value`."""
+    data = _encode(value if form is _SAME else form)
     if isinstance(data, Refusal):
         return data
     try:
@@ -208,16 +325,18 @@ def _proven(value: Any, decode: Callable[[Any], Any]) -> bytes | Refusal:
     except Exception as error:  # validators of foreign types may raise anything
         if isinstance(error, msgspec.ValidationError) and isinstance(value, Enum):
             return Refusal(f"it does not fit its annotation: {error}; annotate the enum itself")
-        return Refusal(f"it does not fit its annotation: {error}")
-    return data if found is None else Refusal(found, wants_annotation=True)
+        return Refusal(not_in_json(value) or f"it does not fit its annotation: {error}")
+    if found is None:
+        return data
+    return Refusal(lacking) if (lacking := not_in_json(value)) else Refusal(found, wants_annotation=True)
 
 
-def split_array(text: str) -> list[msgspec.Raw]:
+def split_array(text: str | msgspec.Raw) -> list[msgspec.Raw]:
     """The items of a JSON array, undecoded. Raises `ValueError`."""
     return _array_decoder.decode(text)
 
 
-def split_object(text: str) -> dict[str, msgspec.Raw]:
+def split_object(text: str | msgspec.Raw) -> dict[str, msgspec.Raw]:
     """The values of a JSON object, undecoded. Raises `ValueError`."""
     return _object_decoder.decode(text)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, Flag, IntEnum, StrEnum, auto
+from functools import cached_property
 from ipaddress import IPv4Address
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Annotated, Any, Generic, Literal, NamedTuple, Optional, TypedDict, TypeVar
@@ -132,6 +133,47 @@ class SubAddress(Address):
     extra: int = 1
 
 
+class Cat(pydantic.BaseModel, frozen=True):
+    kind: Literal["cat"] = "cat"
+    lives: int = 9
+
+
+class Dog(pydantic.BaseModel, frozen=True):
+    kind: Literal["dog"] = "dog"
+    lives: int = 1
+
+
+Pet = Annotated[Cat | Dog, pydantic.Field(discriminator="kind")]
+Beast = Annotated[
+    Annotated[Cat, pydantic.Tag("cat")] | Annotated[Dog, pydantic.Tag("dog")],
+    pydantic.Discriminator(lambda pet: pet["kind"] if isinstance(pet, dict) else pet.kind),
+]
+
+
+class Area(pydantic.BaseModel, extra="forbid"):
+    width: float
+    pets: list[Pet] = []
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]  # as pydantic shows it
+    @property
+    def twice(self) -> float:
+        return 2 * self.width
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]  # as pydantic shows it
+    @cached_property
+    def half(self) -> float:
+        return self.width / 2
+
+
+class Plan(pydantic.BaseModel, extra="allow"):
+    areas: list[Area]
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]  # as pydantic shows it
+    @property
+    def count(self) -> int:
+        return len(self.areas)
+
+
 class MyStr(str):
     __slots__ = ()
 
@@ -234,6 +276,31 @@ ARRIVES: list[tuple[Any, Any]] = [
     (Literal["a", 1], "a"),
     (Literal["a", 1], 1),
     (Sequence[int], [1]),
+    (list[str | Path], ["a", Path("b")]),
+    (list[Cat | Dog], [Cat(lives=3), Dog()]),
+    (list[Cat | Dog] | None, [Dog()]),
+    (list[Pet], [Cat(), Dog(lives=2)]),
+    (list[Pet | None], [None, Dog()]),
+    (list[Beast], [Cat(), Dog()]),
+    (Pet, Dog()),
+    (Sequence[Pet], [Dog()]),
+    (Iterable[Pet], [Dog()]),
+    (tuple[Pet, ...], (Dog(), Cat())),
+    (tuple[Pet, int], (Dog(), 1)),
+    (set[Pet], {Dog()}),
+    (frozenset[Cat | Dog], frozenset({Cat()})),
+    (dict[str, Pet], {"a": Dog()}),
+    (dict[int, list[Pet]], {3: [Dog()], 4: []}),
+    (Mapping[Colour, Cat | Dog], {Colour.RED: Dog()}),
+    (list[list[Cat | Dog]], [[Dog()], []]),
+    (list[float | Cat], [5, 5.0, Cat()]),
+    (Cat | list[Dog], [Dog()]),
+    (list[Point | Derived], [Point(1, 2.0), Derived(3)]),
+    (list[Address | dict[str, Any]], [Address(street="a"), {"street": [1]}]),
+    (Area, Area(width=2.0, pets=[Dog()])),
+    (list[Area], [Area(width=2.0)]),
+    (Plan, Plan(areas=[Area(width=2.0)], more=3)),  # type: ignore[call-arg]  # it takes extra fields
+    (Box[Area], Box(Area(width=1.0))),
     (Mapping[str, int], {"a": 1}),
     (Iterable[int], [1]),
     (Annotated[int, "seconds"], 5),

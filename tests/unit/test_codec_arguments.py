@@ -4,6 +4,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import InitVar, dataclass
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -23,6 +24,8 @@ from tests.unit.arriving_values import (
     ID,
     NOW,
     Address,
+    Area,
+    Cat,
     Colour,
     Crate,
     Home,
@@ -76,6 +79,26 @@ def with_loose_attribute() -> Point:
     return value
 
 
+@dataclass
+class Holder:
+    pets: list[Cat | Address]
+
+
+@dataclass
+class Made:
+    total: int
+    more: InitVar[int]
+
+    def __post_init__(self, more: int) -> None:
+        self.total += more
+
+
+def again(model: type[pydantic.BaseModel], module: str | None = None) -> Any:
+    """The class that a second run of its module, or an import by another name, defines."""
+    fields: Any = {name: (each.annotation, each) for name, each in model.model_fields.items()}
+    return pydantic.create_model(model.__name__, __module__=module or model.__module__, **fields)
+
+
 class WithLock(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(arbitrary_types_allowed=True)
     lock: Any = None
@@ -85,9 +108,16 @@ REFUSED: list[tuple[str, Any, Any, str]] = [
     ("nan", float, float("nan"), "nan"),
     ("inf", float, float("inf"), "inf"),
     ("nan untyped", Any, float("nan"), "nan"),
-    ("nan deep", Any, {"a": [float("-inf")]}, r"\['a'\]\[0\]"),
-    ("decimal nan", Decimal, Decimal("NaN"), "NaN"),
-    ("decimal snan", Decimal, Decimal("sNaN"), "sNaN"),
+    ("nan deep", Any, {"a": [float("-inf")]}, r"\['a'\]\[0\] is -inf, for which JSON has no form; pass None or a text"),
+    ("nan in a typed list", list[float], [float("nan")], r"it\[0\] is nan, for which JSON has no form"),
+    ("nan in a set", set[float], {float("nan")}, r"is nan, for which JSON has no form"),
+    ("nan in a field", Point, Point(1, float("nan")), r"it\.y is nan, for which JSON has no form"),
+    ("nan in a model", Area, Area(width=float("inf")), r"it\.width is inf, for which JSON has no form"),
+    ("nan in a union", list[float | Cat], [float("nan")], "item 0: it is nan, for which JSON has no form"),
+    ("decimal nan", Decimal, Decimal("NaN"), r"is Decimal\('NaN'\), which equals nothing, not even itself; pass None"),
+    ("decimal snan", Decimal, Decimal("sNaN"), r"is Decimal\('sNaN'\), which equals nothing"),
+    ("class of a reload", Address, again(Address)(street="a"), "another class .*Address, defined by a second run"),
+    ("class of a name", Address, again(Address, "app")(street="a"), "arriving_values.Address, not app.Address"),
     ("int keys", Any, {1: "a"}, "key 1"),
     ("int keys bare", dict, {1: 2}, "key 1"),
     ("clashing keys", Any, {1: "a", "1": "b"}, "keys"),
@@ -138,7 +168,15 @@ REFUSED: list[tuple[str, Any, Any, str]] = [
     ("weird enum", Weird, Weird.PAIR, "Weird"),
     ("complex", complex, 1j, ""),
     ("union", str | Path, 5, "none of"),
-    ("nested union", list[str | Path], ["a"], "annotation"),
+    ("nested union", list[str | Path], ["a", 5], "item 1: it is int, which is none of str, Path"),
+    ("subclass in a union", list[Cat | Address], [SubAddress(street="a")], "SubAddress, which is none of Cat, Address"),
+    ("member in a union", list[Cat | Home], [Home(value=SubAddress(street="a"))], "item 0: it.value would come back"),
+    ("tuple for a list", list[Cat | Home], (Cat(),), "list, not tuple"),
+    ("short tuple", tuple[Cat | Home, int], (Cat(),), "it has 1 items, its annotation 2"),
+    ("none in a union", Cat | Home, None, "none of"),
+    ("union in a field", Holder, Holder([Cat()]), "parameter of its own, or make the class a pydantic model"),
+    ("init var", Made, Made(1, 2), "InitVar.*plain fields, filled by a class method"),
+    ("init var in a list", list[Made], [Made(1, 2)], "InitVar.*plain fields, filled by a class method"),
     ("generator", Iterable[int], (i for i in [1]), ""),
     ("recursive", Any, recursive(), "deep"),
     ("deep", Any, deep(100_000), "deep"),

@@ -144,6 +144,37 @@ class _Holder:
     def method(self) -> None: ...
 
 
+class _Sender:
+    """A callable object: its call is asynchronous."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+
+    async def __call__(self, n: int) -> str:
+        return f"{self.host}{n}"
+
+
+class _Adder:
+    """Another, whose call is not."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+
+    def __call__(self, n: int) -> int:
+        return self.start + n
+
+    def add(self, n: int, *, more: int = 0) -> int:
+        return self.start + n + more
+
+
+def times(a: int, b: int) -> int:
+    return a * b
+
+
+async def plus(a: int, b: int = 1) -> int:
+    return a + b
+
+
 @pytest.mark.parametrize(
     ("fn", "lane", "words"),
     [
@@ -190,7 +221,9 @@ _unreadable.__signature__ = 7  # type: ignore[attr-defined]  # what inspect look
         (_Holder, "class"),
         (_generator, "generator"),
         (_async_generator, "generator"),
-        (functools.partial(plain, 1), "no name"),
+        (functools.partial(plain, 1), "no name to be known by; give it name="),
+        (_Sender("a"), "no name to be known by; give it name="),
+        (functools.partial(_Holder), "no name"),
         (_unreadable, "its parameters cannot be found out"),
     ],
 )
@@ -199,6 +232,62 @@ def test_what_is_no_function_is_no_task(manager: TaskManager, thing: Any, words:
     for make in (manager.task, task):
         with pytest.raises(ConfigurationError, match=words):
             make(thing)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("persist", [True, False])
+@pytest.mark.parametrize(
+    ("fn", "args", "value"),
+    [
+        (functools.partial(plus, 2), (3,), 5),
+        (functools.partial(plus, b=5), (3,), 8),
+        (functools.partial(times, 2), (3,), 6),
+        (functools.partial(functools.partial(times, 2), b=4), (), 8),
+        (functools.update_wrapper(functools.partial(times, 2), times), (5,), 10),
+        (_Sender("mail-"), (7,), "mail-7"),
+        (_Adder(10), (7,), 17),
+        (_Adder(10).add, (7,), 17),
+        (functools.partial(_Adder(10).add, more=100), (7,), 117),
+        (functools.partial(_Sender("mail-"), 8), (), "mail-8"),
+    ],
+)
+async def test_a_name_is_enough_for_partials_and_callable_objects(
+    fn: Callable[..., Any], args: tuple[Any, ...], value: object, *, persist: bool
+) -> None:
+    """They have no name of their own, and nothing else is missing: only the arguments of a call are stored."""
+    manager = TaskManager("tasks.db")
+    work = manager.task(name="made", persist=persist)(fn)
+    async with isolated(manager):
+        assert await work.enqueue(*args) == value
+        direct = work(*args)
+        assert (await direct if inspect.isawaitable(direct) else direct) == value
+        with pytest.raises(TypeError, match=r"takes|missing|unexpected"):
+            work.enqueue(*args, 1, 2, 3)
+    assert manager.get_task("made") is work
+    assert isinstance(work.__qualname__, str)  # type: ignore[attr-defined]  # of the function behind it
+
+
+@pytest.mark.parametrize(
+    "fn", [functools.partial(times, 2), functools.update_wrapper(functools.partial(times, 2), times), _Adder(1)]
+)
+def test_what_is_bound_to_something_is_refused_in_the_process_lane(manager: TaskManager, fn: Any) -> None:
+    """A child imports the function by its name, and would run it without what it is bound to."""
+    with pytest.raises(ConfigurationError, match="without what .* is bound to. Define a function at the top level"):
+        manager.task(name="bound", executor="process")(fn)
+
+
+def test_a_name_stands_for_one_partial_or_object(manager: TaskManager) -> None:
+    """A module that is executed again makes it anew; one that is bound to something else is another task."""
+    for fn, same, other in (
+        (functools.partial(times, 2), functools.partial(times, 2), functools.partial(times, 3)),
+        (_Adder(1), _Adder(1), _Adder(2)),
+        (functools.partial(_Adder(1), 1), functools.partial(_Adder(1), 1), functools.partial(_Adder(1), 2)),
+    ):
+        name = repr(fn)[:40]
+        manager.task(name=name)(fn)
+        manager.task(name=name)(same)
+        with pytest.raises(ConfigurationError, match="there is a task .* already"):
+            manager.task(name=name)(other)
 
 
 def test_a_task_of_a_task_is_refused(manager: TaskManager) -> None:
