@@ -210,7 +210,7 @@ def schema(connection: sqlite3.Connection) -> Finding:
     if views := missing_views(connection):
         return Finding(
             "schema", False, f"{found} without {', '.join(views)}",
-            "another program has dropped that; start the application once, it makes that anew",
+            "another program has dropped that; restart the application, it makes that anew",
         )  # fmt: skip
     return Finding("schema", True, found)
 

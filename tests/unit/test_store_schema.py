@@ -133,7 +133,7 @@ def test_doctor_names_what_is_missing_and_a_start_mends_it(tmp_path: Path, name:
         document = taskmanager("doctor", "--db", database, "--json").document(DiagnosisDocument)
         (bad,) = (check for check in document.checks if not check.ok)
         assert name in bad.found
-        assert "start the application once" in f"{bad.found} {bad.advice}"
+        assert "restart the application" in f"{bad.found} {bad.advice}"
         migrate(connection, str(database))
     assert taskmanager("doctor", "--db", database).code == 0
 

@@ -34,7 +34,10 @@ def back_up(source: sqlite3.Connection, database: Path, file: Path, *, is_replac
     Raises `StoreError` where `file` is there already, unless `is_replacing`; where it belongs to the database; where it
     cannot be made; and where the copy is not sound. Then nothing was changed.
     """
-    _check_place(database, file, is_replacing=is_replacing)
+    try:
+        _check_place(database, file, is_replacing=is_replacing)
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        raise StoreUnavailable(f"{file} cannot be looked at ({error.strerror}); give another path") from error
     with _new_file_beside(file) as part:
         try:
             with closing(open_existing(str(part), "mode=rw")) as copy:

@@ -118,12 +118,14 @@ def check_version(connection: sqlite3.Connection, path: str) -> None:
             f"{path} has schema version {current}, this version of taskmanager needs {newest}; "
             "start the application with this version once, it migrates the file"
         )
-    lost = [part.name for part in _missing(connection, steps, path) if part.kind != "view"]
+    missing = _missing(connection, steps, path)
+    tables = [part.name for part in missing if part.kind == "table"]  # and with them their indexes
+    lost = tables + [part.name for part in missing if part.kind == "index" and part.table not in tables]
     if current < newest:
         lost.append("taskmanager_schema" if current == 0 else f"the rows of taskmanager_schema above {current}")
     if lost:
         raise StoreError(
-            f"{path} has lost {_listed(lost)}: another program has dropped that; start the application once, it makes "
+            f"{path} has lost {_listed(lost)}: another program has dropped that; restart the application, it makes "
             "that anew (what a dropped table held is gone, a backup has it)"
         )
 

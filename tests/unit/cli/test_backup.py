@@ -136,6 +136,7 @@ def test_backup_goes_to_a_plain_file_only(copied: Written) -> None:
     try:
         assert "a device, a pipe or a socket" in refused_beside(database, pipe)
         assert "is a directory" in refused_beside(database, database.parent)
+        assert "File name too long" in refused_beside(database, database.with_name("x" * 300))
         assert "must be a folder" in refused_beside(database, database.parent / "nowhere" / "copy.db")
     finally:
         pipe.unlink()
