@@ -216,6 +216,20 @@ os.kill(os.getpid(), 9)
 """
 
 
+async def test_a_manager_that_is_never_started_writes_tasks_for_a_worker(tmp_path: Path) -> None:
+    """The way to a worker beside a web application: who starts its manager runs all that it accepts by itself."""
+    async with running(tmp_path / "t.db") as worker:
+        web = World(tmp_path / "t.db")
+        with web.connected() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            task_id = web.manager.submit_in(connection, web.work, 1)
+            connection.execute("COMMIT")
+        worker.manager._lifecycle.look_again()  # the store poll, which is far away here
+        assert await worker.next_start() == 1
+        assert await worker.manager.handle(task_id) is None
+        assert web.started.empty()
+
+
 @pytest.mark.parametrize(("when", "rows"), [("before", 0), ("after", 1)])
 async def test_a_crash_leaves_what_was_committed_and_nothing_else(tmp_path: Path, when: str, rows: int) -> None:
     """The application's row and the task live or die together."""
