@@ -62,6 +62,8 @@ class Attempt:
     """Whether a wait has begun since its own coroutine last went on."""
     held_up_by: object = None
     """The future for which its own coroutine is suspended."""
+    gathered: "frozenset[Any] | None" = None
+    """What `asyncio.gather` waits for there, once somebody has asked."""
     began_s = 0.0
     """When it was handed to its lane, by the clock of the loop."""
     has_begun = False
@@ -179,7 +181,11 @@ class Attempt:
 
     def is_held_up_by(self, waiter: "asyncio.Task[Any] | None") -> bool:
         """Whether the attempt cannot go on before this coroutine does: its own one, or one that it gathers."""
-        return waiter is self.task or waiter in getattr(self.held_up_by, "_children", ())
+        if waiter is self.task:
+            return True
+        if self.gathered is None:
+            self.gathered = frozenset(getattr(self.held_up_by, "_children", ()))
+        return waiter in self.gathered
 
     def surely_awaited(self) -> tuple[str, ...]:
         """The tasks without whose end the attempt does not go on."""
@@ -205,7 +211,7 @@ def drive(coro: Coroutine[Any, Any, Any], attempt: Attempt) -> Generator[Any, An
             return stop.value
         finally:
             value = thrown = None  # an exception that leaves this frame must not be held by it
-        attempt.is_suspended, attempt.held_up_by = True, waited
+        attempt.is_suspended, attempt.held_up_by, attempt.gathered = True, waited, None
         if attempt.awaiting and attempt.has_slot:
             attempt.lend(0 if attempt.has_new_wait else OLD_WAIT_TURNS)
         try:
@@ -227,4 +233,4 @@ def drive(coro: Coroutine[Any, Any, Any], attempt: Attempt) -> Generator[Any, An
             except BaseException as exc:
                 thrown = exc
             slot.cancel()  # where it is not done: this attempt does not wait for it any more
-        attempt.is_suspended, attempt.held_up_by = False, None
+        attempt.is_suspended, attempt.held_up_by, attempt.gathered = False, None, None

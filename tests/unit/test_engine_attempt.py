@@ -6,12 +6,13 @@ asyncio cancels a task once. anyio cancels it again in each turn of the loop, un
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
 
 from taskmanager import QueueConfig, TaskCancelled, TaskHandle, TaskManager
+from taskmanager.engine.attempt import Attempt
 from taskmanager.testing import isolated
 from tests.unit.engine_worlds import manager_of, world_of
 
@@ -328,3 +329,22 @@ async def test_a_stop_in_a_cancelled_scope_goes_on_in_an_idle_loop() -> None:
         assert scope.cancelled_caught
         assert ended.is_set()
         assert manager.status().state == "stopped"
+
+
+def test_a_gather_over_many_handles_looks_at_each_of_them_once() -> None:
+    """Each wait asks whether the task goes on without it. To search all the others for that made 10,000 waits slow."""
+    looks = 0
+
+    class Gathering:
+        @property
+        def _children(self) -> list[object]:
+            nonlocal looks
+            looks += 1
+            return waiters
+
+    waiters: list[Any] = [object() for _ in range(100)]
+    attempt = Attempt.__new__(Attempt)
+    attempt.held_up_by = Gathering()
+    assert all(attempt.is_held_up_by(waiter) for waiter in waiters)
+    assert not attempt.is_held_up_by(cast("Any", object()))
+    assert looks == 1
