@@ -1,8 +1,8 @@
 """Runs one attempt in its lane and comes back with an `Outcome`. It cannot see the store.
 
 The only place where `BaseException` is caught: whatever user code raises, `SystemExit` and `KeyboardInterrupt` too,
-ends that task and nothing else. An exception after our own request to stop is an interruption; a `CancelledError` that
-user code raised by itself is a failure.
+ends that task and nothing else, unless a signal raised it in the middle of that code. An exception after our own
+request to stop is an interruption; a `CancelledError` that user code raised by itself is a failure.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from taskmanager.engine.lanes import BrokenProcess, CannotStart, ProcessLane, Th
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.loops import let_loop_close
-from taskmanager.engine.outcome import Outcome, failure_of, outcome_of, timed_out
+from taskmanager.engine.outcome import Outcome, comes_from_signal, failure_of, outcome_of, timed_out
 from taskmanager.model.errors import ArgumentError, ManagerStopped, ManagerStopping, TaskNotCompleted
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError
@@ -143,6 +143,9 @@ class Runner:
             _reach_code(attempt)
             outcome = outcome_of(await drive(live.definition.fn(*args, **kwargs), attempt))
         except BaseException as exc:
+            if comes_from_signal(exc):
+                self._interrupt(attempt, exc)
+                raise
             outcome = self._raised(attempt, exc)
         self._finish(attempt, outcome)
 
@@ -169,9 +172,12 @@ class Runner:
         try:
             outcome = outcome_of(await asyncio.shield(future))
         except BaseException as exc:
-            if not future.done() and issubclass(type(exc), asyncio.CancelledError):
+            is_by_signal = not future.done() and comes_from_signal(exc)
+            if is_by_signal or (not future.done() and issubclass(type(exc), asyncio.CancelledError)):
                 attempt.task = asyncio.Task(self._wait_for_thread(attempt, future), loop=future.get_loop())
                 let_loop_close(attempt.task)
+                if is_by_signal:
+                    raise
                 return
             outcome = self._raised(attempt, exc)
         del future  # its exception has this frame among its own, and would be held by that
@@ -205,8 +211,20 @@ class Runner:
                 error = TaskError(BuiltInTaskCode.WORKER_CRASHED, str(exc))
                 outcome = Outcome("crashed", error=error, reason=str(exc))
         except BaseException as exc:
+            if comes_from_signal(exc):
+                self._interrupt(attempt, exc)
+                raise
             outcome = self._raised(attempt, exc)
         self._finish(attempt, outcome)
+
+    def _interrupt(self, attempt: Attempt, exc: BaseException) -> None:
+        """Ctrl-C came while it ran, and no handler of a loop caught it. The exception goes on to whoever runs the loop,
+        as asyncio lets it; the attempt was interrupted, as it would be by a stop.
+        """
+        attempt.stop_reason = attempt.stop_reason or StopReason.SHUTDOWN
+        if attempt.task is not None:
+            attempt.task.add_done_callback(asyncio.Task.exception)  # or it would be told that nobody has retrieved it
+        self._finish(attempt, self._raised(attempt, exc))
 
     def _raised(self, attempt: Attempt, exc: BaseException) -> Outcome:
         """The outcome of an exception: ours when we asked for it, else the task's own failure."""

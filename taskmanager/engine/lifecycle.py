@@ -242,8 +242,7 @@ class Lifecycle:
         await self._file_watch.look_for_good(self._commit_deadline - CANCEL_GRACE_S)
         await self._stop_what_runs()
         await self._duties.stop()
-        self._loops.leave(WRITER)  # it is closed with the last batch
-        await self._loops.stop()
+        await self._loops.stop(but=WRITER)
         self._leftover.note()
         if self._leftover.thread_count:
             self._duties.outlive_loop()
@@ -300,6 +299,7 @@ class Lifecycle:
             engine.accept(live)
         cancel_memory_only(engine, "the next retry")  # of those that failed during the drain
         release_waiting(engine)
+        self._loops.leave(WRITER)  # until here it is begun again if somebody cancels every task there is
         return await engine.writer.close(max(0.1, deadline - engine.loop.time()))
 
     async def _close_store(self, unsaved: int) -> None:

@@ -52,10 +52,11 @@ class Loops:
             let_loop_close(task)
         self._tasks.clear()
 
-    async def stop(self) -> None:
-        """End all of them."""
-        self._begins.clear()
-        tasks, self._tasks = list(self._tasks.values()), {}
+    async def stop(self, *, but: str | None = None) -> None:
+        """End all of them, or all but one."""
+        tasks = [task for name, task in self._tasks.items() if name != but]
+        self._begins = {name: begin for name, begin in self._begins.items() if name == but}
+        self._tasks = {name: task for name, task in self._tasks.items() if name == but}
         for task in tasks:
             task.cancel()
         if tasks:
