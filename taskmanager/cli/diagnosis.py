@@ -8,10 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from taskmanager.cli.locks import WriterWatch, process_name, without_lock
-from taskmanager.cli.records import parsed
+from taskmanager.console.document import number
 from taskmanager.console.durations import relative, short
 from taskmanager.console.finding import Finding
 from taskmanager.console.observer import DEFAULT_HEARTBEAT_S, MISSED_BEATS
@@ -22,10 +22,11 @@ from taskmanager.store.protocol import FreeQueue, InstanceRow
 from taskmanager.store.sqlite.beat import heartbeats
 from taskmanager.store.sqlite.claims import free_queues
 from taskmanager.store.sqlite.connection import WAL_LIMIT_BYTES
-from taskmanager.store.sqlite.health import Owned, faults, newest_stamp, owned
+from taskmanager.store.sqlite.health import Owned, faults, newest_stamp, owned, unreadable
 from taskmanager.store.sqlite.queries import instances
 from taskmanager.store.sqlite.reading import snapshot
 from taskmanager.store.sqlite.schema import missing_views, version
+from taskmanager.store.sqlite.search import said_by
 from taskmanager.store.sqlite.wal_index import Reader, WalState, only_user_of, read_wal_index
 
 MB: Final = 1_000_000
@@ -195,6 +196,7 @@ def inside_the_file(connection: sqlite3.Connection, db: Path) -> Iterator[Findin
     with snapshot(connection):
         known, beats, has = instances(connection), heartbeats(connection), owned(connection)
         free, newest = free_queues(connection), newest_stamp(connection)
+    yield records(unreadable(connection))
     database = db.absolute()
     alive = [each for each in known if not is_dead(database, each.instance_id)]
     yield claims([each for each in has if is_dead(database, each.owner)])
@@ -232,6 +234,18 @@ def sharing(db: Path, connection: sqlite3.Connection, alive: Sequence[InstanceRo
     return Finding("sharing", True, "every instance holds SQLite's lock on the file")
 
 
+def records(unreadable_ids: Sequence[str]) -> Finding:
+    """Unfinished tasks of which something cannot be read: a flipped bit, or another program."""
+    if not unreadable_ids:
+        return Finding("records", True, "every unfinished task can be read")
+    some = ", ".join(unreadable_ids[:_SHOWN])
+    more = f" and {len(unreadable_ids) - _SHOWN} more" if len(unreadable_ids) > _SHOWN else ""
+    return Finding(
+        "records", False, f"not all of {counted(len(unreadable_ids), 'unfinished task')} can be read: {some}{more}",
+        "`taskmanager show ID` says what; mend the row, or it is FAILED when its turn comes",
+    )  # fmt: skip
+
+
 def claims(stale: Sequence[Owned]) -> Finding:
     """Tasks that a dead instance has: nobody runs them until they are given back."""
     if not stale:
@@ -252,8 +266,7 @@ def living(alive: Sequence[InstanceRow], beats: Mapping[str, int], now: int) -> 
     silent = []
     for each in alive:
         since = now - max(beats.get(each.instance_id, 0), each.started_at)
-        beat_s = live_document(each).get("heartbeat_s")
-        limit_s = MISSED_BEATS * (beat_s if isinstance(beat_s, int | float) else DEFAULT_HEARTBEAT_S)
+        limit_s = MISSED_BEATS * (number(said_by(each).get("heartbeat_s")) or DEFAULT_HEARTBEAT_S)
         if since > limit_s * SECOND_US:
             silent.append(f"{process_name(each.pid)} on {each.hostname} for {short(since)}")
     if silent:
@@ -271,10 +284,10 @@ def functions(free: Sequence[FreeQueue], alive: Sequence[InstanceRow]) -> Findin
         return Finding("functions", True, "no instance runs that could know any")
     known: set[str] = set()
     for each in alive:
-        names = live_document(each).get("task_names")
+        names = said_by(each).get("task_names")
         if not isinstance(names, list):
             return Finding("functions", True, f"process {each.pid} does not say which it knows")
-        known.update(names)
+        known.update(name for name in names if isinstance(name, str))
     unknown = Counter[str]()
     for queue in free:
         if queue.task_name not in known:
@@ -291,14 +304,8 @@ def functions(free: Sequence[FreeQueue], alive: Sequence[InstanceRow]) -> Findin
 
 def is_known(task_name: str, alive: Sequence[InstanceRow]) -> bool:
     """Whether one of these instances knows the function, or does not say which it knows."""
-    named = [live_document(each).get("task_names") for each in alive]
+    named = [said_by(each).get("task_names") for each in alive]
     return any(not isinstance(names, list) or task_name in names for names in named)
-
-
-def live_document(instance: InstanceRow) -> Mapping[str, Any]:
-    """What an instance says of itself; nothing where it cannot be read."""
-    document = parsed(instance.live_tasks) if instance.live_tasks else None
-    return document if isinstance(document, dict) else {}
 
 
 def clocks(newest: int | None, now: int) -> Finding:

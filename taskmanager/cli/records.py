@@ -3,11 +3,12 @@
 Sealed arguments and results (a manager with `codec=`) stay the text that is stored; nothing here can open them.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from taskmanager.codec.columns import loads_flat
 from taskmanager.model.clock import from_us
+from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import AttemptRow, TaskRow
 
 _JSON_COLUMNS: Final = frozenset({"args", "kwargs", "result", "task_options", "tags", "progress", "log"})
@@ -48,8 +49,8 @@ def _column(name: str, value: Any) -> Any:
 
 
 def parsed(text: str) -> Any:
-    """What a JSON column holds; its text where that is no JSON."""
+    """What a JSON column holds; its text where that is no JSON, or nested too deep to be written again."""
     try:
-        return json.loads(text)
-    except ValueError:
+        return loads_flat(text)
+    except ArgumentError:
         return text

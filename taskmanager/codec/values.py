@@ -377,6 +377,6 @@ def dumps(value: Any) -> str:
 def loads(text: str | bytes) -> Any:
     """The plain value of JSON text. Raises `ArgumentError` when it is not JSON."""
     try:
-        return plain_decoder.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return plain_decoder.decode(str(text) if isinstance(text, str) else text)  # msgspec takes no subclass
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ArgumentError(f"not JSON: {error}") from error

@@ -1,8 +1,9 @@
 """Why something failed, in the few words for which a screen has room."""
 
-import json
 from typing import Final
 
+from taskmanager.codec.columns import loads_flat
+from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import BuiltInTaskCode
 from taskmanager.model.wording import why
@@ -29,8 +30,8 @@ def cause_of(row: TaskRow) -> str:
 def message_of(row: TaskRow) -> str | None:
     """The message in the stored result, of which anything may be left."""
     try:
-        found = json.loads(row.result or "null")
-    except ValueError:
+        found = loads_flat(row.result or "null")
+    except ArgumentError:
         return None
     error = found.get("err") if isinstance(found, dict) else None
     message = error.get("message") if isinstance(error, dict) else None

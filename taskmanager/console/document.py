@@ -4,12 +4,14 @@ The text was written by another version perhaps, or by somebody else: what is no
 error.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from taskmanager.codec.columns import loads_flat
+from taskmanager.codec.values import INT64_MAX
 from taskmanager.console.picture import LaneSight, RunningSight
+from taskmanager.model.errors import ArgumentError
 
 
 class QueueWord(NamedTuple):
@@ -48,8 +50,8 @@ class Document(NamedTuple):
 def parse(text: str | None, instance_id: str) -> Document:
     """The document of one row; an empty one where there is none."""
     try:
-        found = json.loads(text) if text else {}
-    except ValueError:
+        found = loads_flat(text) if text else {}
+    except ArgumentError:
         found = {}
     return read(found, instance_id)
 
@@ -126,14 +128,16 @@ def _mapping(found: object) -> Mapping[str, Any]:
 
 
 def _count(found: object) -> int:
-    return max(0, found) if isinstance(found, int) else 0
+    return max(0, _instant(found) or 0)
 
 
 def _instant(found: object) -> int | None:
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
+    is_number = isinstance(found, int) and not isinstance(found, bool) and abs(found) <= INT64_MAX
+    return found if is_number else None  # type: ignore[return-value]  # it is one
 
 
 def number(found: object) -> float | None:
     """A number that can be reckoned with, or None."""
-    is_number = isinstance(found, int | float) and not isinstance(found, bool)
-    return found if is_number and math.isfinite(found) else None  # type: ignore[arg-type,return-value]  # it is one
+    if isinstance(found, float):
+        return found if math.isfinite(found) else None
+    return _instant(found)

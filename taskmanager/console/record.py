@@ -11,7 +11,7 @@ from rich.syntax import ANSI_DARK, ANSISyntaxTheme, Syntax
 from rich.table import Table
 from rich.text import Text
 
-from taskmanager.codec.values import loads
+from taskmanager.codec.columns import loads_flat
 from taskmanager.console.cause import MAX_CHARS, message_of
 from taskmanager.console.cut import cut
 from taskmanager.console.document import number
@@ -19,10 +19,10 @@ from taskmanager.console.durations import clock, exact, precise, relative
 from taskmanager.console.figures import done_of
 from taskmanager.console.outlook import Outlook
 from taskmanager.console.task_table import STATUS_STYLES
-from taskmanager.engine.definition import options_of
+from taskmanager.engine.definition import options_of, timeout_of
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.escaping import escaped, escaped_lines
-from taskmanager.model.record import AttemptRow, TaskRow
+from taskmanager.model.record import AttemptRow, TaskRow, UnreadableRow
 from taskmanager.model.states import AttemptOutcome, TaskStatus
 from taskmanager.model.wording import why
 from taskmanager.store.protocol import InstanceRow
@@ -72,7 +72,10 @@ def _headline(row: TaskRow) -> Text:
     line = Text.assemble((escaped(row.task_name), "bold"), "  ", (row.status, STATUS_STYLES[status]))
     if row.error_code:
         line.append(f"  {why(row.error_code, message_of(row), max_chars=MAX_CHARS)}", STATUS_STYLES[status])
-    return line.append(f"\n{escaped(row.task_id)}")
+    line.append(f"\n{escaped(row.task_id)}")
+    if isinstance(row, UnreadableRow):
+        line.append(f"\n{cut(escaped_lines(row.failed_reason or ''), MAX_VALUE_CHARS)}", "bold red")
+    return line
 
 
 def _next(record: Record) -> Text:
@@ -165,9 +168,9 @@ def _policy(row: TaskRow) -> str:
         parts.append("safe to repeat")
     if row.max_retries:
         parts.append("1 retry" if row.max_retries == 1 else f"{row.max_retries} retries")
-    if options.get("timeout_s") is not None:
-        parts.append(f"timeout {options['timeout_s']:g} s")
-    parts.append(f"{options.get('lane', 'async')} lane")
+    if (timeout_s := timeout_of(row.task_options)) is not None:
+        parts.append(f"timeout {timeout_s:g} s")
+    parts.append(escaped(f"{options.get('lane', 'async')} lane"))
     return ", ".join(parts)
 
 
@@ -194,7 +197,7 @@ def _parsed(text: str | None) -> Any:
     if text is None:
         return None
     try:
-        return loads(text)
+        return loads_flat(text)
     except ArgumentError:
         return None
 

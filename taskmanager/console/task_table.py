@@ -38,6 +38,8 @@ _ID_WIDTH: Final = 36
 _ID_END_WIDTH: Final = 8
 _STATUS_WIDTH: Final = 11
 _WHEN_WIDTH: Final = 7
+_MOST_WHEN_WIDTH: Final = 11
+"""Columns for thousands of days; a row from another millennium must not take them from the ids of the others."""
 _LEAST_NAME_WIDTH: Final = 8
 _NAME_BESIDE_ERROR: Final = 24
 """Columns that errors leave to the name, if it needs them."""
@@ -64,7 +66,8 @@ def task_table(rows: Sequence[TaskRow], now_us: int, width: int) -> Table:
     is_whole = width >= (_WIDE_BESIDE_ERRORS if has_errors else _NARROW)
     id_title, id_width = ("id", _ID_WIDTH) if is_whole else ("id end", _ID_END_WIDTH)
     extras = [(_QUEUE, _QUEUE.width(rows))] if width >= _WIDE else []
-    room = width - sum(each + GAP for each in (id_width, _STATUS_WIDTH, _WHEN_WIDTH, *(most for _, most in extras)))
+    when_width = min(_MOST_WHEN_WIDTH, max(_WHEN_WIDTH, *(len(when(row, now_us)) for row in rows)))
+    room = width - sum(each + GAP for each in (id_width, _STATUS_WIDTH, when_width, *(most for _, most in extras)))
     if has_errors:
         extras.append((_ERROR, min(_ERROR.width(rows), room - GAP - _NAME.width(rows))))
         room -= GAP + extras[-1][1]
@@ -75,7 +78,7 @@ def task_table(rows: Sequence[TaskRow], now_us: int, width: int) -> Table:
     table.add_column("task", max_width=name_width, no_wrap=True)
     for column, most in extras:
         table.add_column(column.title, width=most, no_wrap=True, overflow="ellipsis")
-    table.add_column("when", justify="right", min_width=_WHEN_WIDTH, no_wrap=True)
+    table.add_column("when", justify="right", width=when_width, no_wrap=True, overflow="ellipsis")
     for row in rows:
         status = Text(row.status, style=STATUS_STYLES[TaskStatus(row.status)])
         name = Text(cut_front(escaped(row.task_name), name_width))

@@ -95,7 +95,7 @@ class Reaper:
         }
         silent: dict[str, dict[str, float]] = {"claimer": {}, "runner": {}}
         for sender, role, sent_at in beats:
-            if sender == engine.identity.instance_id:
+            if sender == engine.identity.instance_id or role not in thresholds_s:
                 continue
             sign = sign_of_life(engine.settings.database, sender) if role == "runner" else None
             value = sent_at, sign

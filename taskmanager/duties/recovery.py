@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from taskmanager.codec.results import encode_error_text
 from taskmanager.engine.definition import options_of, retry_rule_of
+from taskmanager.engine.events import log_failed
 from taskmanager.engine.instance import (
     PUT_BACK_S,
     Identity,
@@ -24,11 +25,12 @@ from taskmanager.engine.instance import (
 )
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.logger import logger
-from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, due_at, expected_of
+from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, UnreadableRow, due_at, expected_of
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
-from taskmanager.model.wording import counted, why
+from taskmanager.model.wording import counted
 from taskmanager.rules.recovery import Orphan, Verdict, judge_orphan
+from taskmanager.store.constraints import failed, unreadable
 from taskmanager.store.protocol import InstanceRow, Store
 
 PAGE: Final = 500
@@ -46,14 +48,6 @@ class Crash(NamedTuple):
 
 
 NO_CRASH: Final = Crash(False, None)
-
-
-def log_failed(row: TaskRow) -> None:
-    """One ERROR for a task that recovery fails for good, as where the failure is seen to happen."""
-    if row.status == TaskStatus.FAILED:
-        about = {"task_id": row.task_id, "task_name": row.task_name, "error_code": row.error_code}
-        text = "task %s (%s) failed with %s"
-        logger.error(text, row.task_name, row.task_id, why(str(row.error_code), row.failed_reason), extra=about)
 
 
 class Recovery:
@@ -143,10 +137,13 @@ class Recovery:
         known = crashes or {}
         writes = [self._judge(row, known.get(row.claimed_by_worker_id or "", NO_CRASH)) for row in rows]
         report = await self._store.commit(writes)
+        # What the store does not take as it should be has columns that contradict each other: it cannot run either.
+        odd = [row for row in rows if row.task_id in report.rejected and not isinstance(row, UnreadableRow)]
+        moved = await self.recover([unreadable(row, [report.rejected[row.task_id]]) for row in odd])
         for write in writes:
             if write.row.task_id not in report.lost and write.row.task_id not in report.rejected:
                 self._tell(write.row)
-        return len(rows) - len(report.lost) - len(report.rejected)
+        return moved + len(rows) - len(report.lost) - len(report.rejected)
 
     async def _find_dead(self, registered: Iterable[str]) -> set[str]:
         """Those of them that are dead. One whose lock file is gone has time to put it back."""
@@ -164,7 +161,11 @@ class Recovery:
         now = self._clock.now_us()
         orphan = orphan_of(row, crash)
         verdict = judge_orphan(orphan, now, self._random_01(), self._crash_budget)
-        attempts = () if verdict.outcome is None else (_attempt(row, verdict, now),)
+        if isinstance(row, UnreadableRow) and verdict.status is TaskStatus.PENDING:
+            return TaskWrite(failed(row, now), expected_of(row))
+        # The row of an attempt copies from this one, so there is none of what cannot be read.
+        has_attempt = verdict.outcome is not None and not isinstance(row, UnreadableRow)
+        attempts = (_attempt(row, verdict, now),) if has_attempt else ()
         moved = _moved(row._replace(crash_count=orphan.crash_count), verdict, now)
         return TaskWrite(moved, expected_of(row), attempts)
 

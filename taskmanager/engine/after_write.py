@@ -15,7 +15,7 @@ from taskmanager.engine.paring import pare
 from taskmanager.engine.writer import log_rejected
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
-from taskmanager.model.record import TaskRow, expected_of
+from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 
@@ -150,7 +150,7 @@ class AfterWrite:
             return
         live.is_duplicate = True
         status = TaskStatus(row.status)
-        if status.is_terminal and status is not TaskStatus.COMPLETED:
+        if status.is_terminal and status is not TaskStatus.COMPLETED and not isinstance(row, UnreadableRow):
             self._retry_with(live, row)
             return
         if row.enqueue_sha != live.enqueue_sha:

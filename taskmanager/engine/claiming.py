@@ -5,21 +5,23 @@ rows as it has room for; the rest stays free, and costs nothing until there is r
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Final
 
 from taskmanager.engine.definition import timeout_of
 from taskmanager.engine.dispatch import QueueState
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.events import log_failed
 from taskmanager.engine.fairness import Fairness
-from taskmanager.engine.live_task import LiveTask, Phase
+from taskmanager.engine.live_task import Ending, LiveTask, Phase
 from taskmanager.engine.neighbours import Neighbours
 from taskmanager.engine.shared_limit import SharedLimit
 from taskmanager.model.logger import logger
-from taskmanager.model.record import TaskRow, TaskWrite, expected_of
+from taskmanager.model.record import TaskRow, TaskWrite, UnreadableRow, expected_of
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 from taskmanager.model.wording import counted
+from taskmanager.store.constraints import failed
 from taskmanager.store.protocol import ClaimRequest, FreeQueue
 
 CLAIM_PAGE: Final = 1_000
@@ -82,7 +84,8 @@ class Claimer:
         coming = [
             each.next_due_at
             for each in free
-            if each.task_name in engine.definitions
+            if each.is_readable
+            and each.task_name in engine.definitions
             and (each.next_due_at > now or not engine.dispatcher.queue(each.queue_name).has_backlog)
         ]
         self._next_due_at = min(coming, default=None)
@@ -93,6 +96,9 @@ class Claimer:
         for queue in list(engine.dispatcher.queues.values()):
             queue.leave_nothing()  # set again below, or by what spills from here on
         free = await engine.store.free_queues()
+        if odd := [each for each in free if not each.is_readable]:
+            await self._end_unreadable(odd)
+            free = [each for each in free if each.is_readable]
         self._report_unknown(free)
         known = [each for each in free if each.task_name in engine.definitions]
         now = engine.clock.now_us()
@@ -132,7 +138,10 @@ class Claimer:
                 if row.status != TaskStatus.CLAIMED or is_here or row.task_name not in engine.definitions:
                     continue
                 queue = engine.dispatcher.queue(row.queue_name)
-                if queue.shared_limit is None:
+                if isinstance(row, UnreadableRow):
+                    ended = failed(row, engine.clock.now_us())
+                    returned.append(TaskWrite(ended, expected_of(row)))
+                elif queue.shared_limit is None:
                     self._take(row)
                 else:
                     returned.append(_given_back(row, engine.clock.now_us()))
@@ -177,7 +186,7 @@ class Claimer:
                 engine.identity.instance_id, names, queue_name, limit, engine.clock.now_us(), better_than
             )
             rows = await engine.store.claim(request)
-            for row in rows:
+            for row in self._readable(rows):
                 self._take(row)
             claimed += len(rows)
             last = rows[-1].priority if rows else last
@@ -223,9 +232,27 @@ class Claimer:
         # What was committed before the claim is known here by now: memory says what the claim has seen.
         shared.count(engine.live, engine.runner.abandoned_in(queue.config.name))
         lent = max(0, shared.held_of(lenders) - shared.borrowed)
-        for number, row in enumerate(rows):
+        for number, row in enumerate(self._readable(rows)):
             self._take(row, is_granted=number >= lent)
         return len(rows)
+
+    async def _end_unreadable(self, odd: list[FreeQueue]) -> None:
+        """Rows of which not even the function or the queue can be read: no instance will ever run them."""
+        engine = self._engine
+        for each in odd:
+            me, now_us = engine.identity.instance_id, engine.clock.now_us()
+            request = ClaimRequest(me, [each.task_name], each.queue_name, CLAIM_PAGE, now_us)
+            self._readable(await engine.store.claim(request))
+
+    def _readable(self, rows: Sequence[TaskRow]) -> Sequence[TaskRow]:
+        """Those of the claimed rows that can run; the others have ended, and whoever waits for them is told."""
+        ended = [row for row in rows if isinstance(row, UnreadableRow)]
+        for row in ended:
+            log_failed(row)
+            self._engine.spilled.pop(row.task_id, None)
+            result = self._engine.row_codec.decode_result(row)
+            self._engine.follower.notice(row.task_id, Ending(TaskStatus.FAILED, result))
+        return [row for row in rows if not isinstance(row, UnreadableRow)] if ended else rows
 
     def _take(self, row: TaskRow, *, is_granted: bool = True) -> None:
         engine = self._engine

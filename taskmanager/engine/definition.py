@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from taskmanager.codec.annotations import is_async
@@ -10,6 +11,7 @@ from taskmanager.codec.results import ResultCodec
 from taskmanager.codec.values import dumps, loads
 from taskmanager.model.config import ExceptionMapper
 from taskmanager.model.errors import ArgumentError
+from taskmanager.model.result import MAX_DELAY_S
 from taskmanager.model.states import Lane
 from taskmanager.rules.retry import RetryRule, code_of
 
@@ -98,10 +100,13 @@ def options_of(text: str) -> Mapping[str, Any]:
     return options if isinstance(options, dict) else {}
 
 
+@lru_cache(1_000)  # rows share the options of a few functions
 def timeout_of(text: str) -> float | None:
     """The timeout in the `task_options` of a row."""
     timeout_s = options_of(text).get("timeout_s")
-    return timeout_s if type(timeout_s) in (int, float) else None
+    if type(timeout_s) not in (int, float) or not 0 < timeout_s <= MAX_DELAY_S:  # type: ignore[operator]  # a number
+        return None
+    return timeout_s
 
 
 def retry_rule_of(options: Mapping[str, Any]) -> RetryRule:

@@ -15,7 +15,7 @@ from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.live_task import LiveTask, Phase
 from taskmanager.engine.shared_limit import SharedLimit
 from taskmanager.model.clock import SECOND_US
-from taskmanager.model.config import QueueConfig
+from taskmanager.model.config import QueueConfig, queue_of_a_row
 from taskmanager.model.states import Lane, TaskStatus
 from taskmanager.rules.limits import Slots
 from taskmanager.rules.ready import DelayedQueue, ReadyQueue
@@ -131,7 +131,7 @@ class Dispatcher:
         state = self.queues.get(name)
         if state is None:
             # Another thread may have made it in this moment.
-            state = self.queues.setdefault(name, QueueState(QueueConfig(name)))
+            state = self.queues.setdefault(name, QueueState(queue_of_a_row(name)))
         return state
 
     def set_paused(self, name: str, paused: bool) -> None:

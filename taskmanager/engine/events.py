@@ -9,6 +9,7 @@ from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.outcome import Outcome, frames_of
 from taskmanager.engine.settle import Next
 from taskmanager.model.logger import Block, Raised, logger
+from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted, why
 
@@ -105,3 +106,11 @@ def log_again(live: LiveTask, step: Next, outcome: Outcome) -> None:
         step.delay_s or 0.0,
         extra=extra_of(live),
     )
+
+
+def log_failed(row: TaskRow) -> None:
+    """One ERROR for a task that is FAILED by its row alone, as where the failure is seen to happen."""
+    if row.status == TaskStatus.FAILED:
+        about = {"task_id": row.task_id, "task_name": row.task_name, "error_code": row.error_code}
+        text = "task %s (%s) failed with %s"
+        logger.error(text, row.task_name, row.task_id, why(str(row.error_code), row.failed_reason), extra=about)

@@ -10,6 +10,7 @@ with every lock on it: then nothing is known of anybody, and nothing is put into
 """
 
 import contextlib
+import hashlib
 import os
 import re
 import socket
@@ -31,6 +32,7 @@ except ImportError:  # Windows has none; there an instance counts as alive until
 
 # No link is followed, and a pipe that somebody has put there is not waited for.
 _SAFELY: Final = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_WORD: Final = re.compile(r"[\w.-]{1,100}", re.ASCII)
 PUT_BACK_S: Final = 2.0
 """Time in which a living instance has noticed that its lock file is gone: several rounds of its heartbeat's thread."""
 
@@ -80,7 +82,10 @@ def _boot_id() -> str | None:
 def lock_path(database: Path, instance_id: str) -> Path:
     """`<db>.<instance id>.lock`, beside the file itself: whoever came through a symbolic link must find it too."""
     file = database.resolve()
-    return file.with_name(f"{file.name}.{instance_id}.lock")
+    # A row may name any owner, also one that leads into another directory, or that no file can be named after.
+    is_word = _WORD.fullmatch(instance_id)
+    word = instance_id if is_word else hashlib.sha256(instance_id.encode("utf-8", "replace")).hexdigest()
+    return file.with_name(f"{file.name}.{word}.lock")
 
 
 _held: "weakref.WeakValueDictionary[str, InstanceLock]" = weakref.WeakValueDictionary()

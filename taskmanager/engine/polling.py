@@ -13,7 +13,7 @@ from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.neighbours import EARLY_S, Neighbours
 from taskmanager.engine.stall import next_beat
-from taskmanager.model.errors import StoreError
+from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.logger import logger
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import Store
@@ -83,7 +83,7 @@ class Poller:
                     await engine.wants_claim.wait()
             try:
                 await self._wake(is_close=is_close)
-            except StoreError as exc:
+            except StoreUnavailable as exc:
                 logger.debug("the store could not be read: %s", exc)
                 # Who asked still asks, and a closed store fails without a turn of the loop: nothing else would run.
                 await asyncio.sleep(pause_s)
@@ -111,7 +111,7 @@ class Poller:
             engine.failing_duties.pop(NAME, None)
 
     async def _survive(self, exc: Exception) -> None:
-        """A bug of ours: logged once in a row."""
+        """A bug of ours, or what the store refuses for good: logged once in a row."""
         if not self._has_failed:
             logger.critical("the claimer failed unexpectedly, and tries again", exc_info=exc)
         self._has_failed = True

@@ -49,9 +49,9 @@ def live_document(engine: Engine) -> dict[str, Any]:
         "heartbeat_s": engine.settings.recovery.runner_heartbeat_interval_ms / 1000,
         "task_names": sorted(engine.definitions) if len(engine.definitions) <= MAX_SHOWN_NAMES else None,
         "lanes": {name: {"running": s.running, "limit": s.limit} for name, s in engine.dispatcher.lanes.items()},
-        "queues": {name: _queue_document(queue) for name, queue in queues.items()},
+        "queues": {str(name): _queue_document(queue) for name, queue in queues.items()},
         "unlisted_queues": {"count": len(unlisted), "waiting": sum(each.waiting for each in unlisted)},
-        "oldest_waiting": {name: at for name, at in _oldest_waiting(engine).items() if name in queues},
+        "oldest_waiting": {str(name): at for name, at in _oldest_waiting(engine).items() if name in queues},
         "memory_only": {
             "running": sum(not each.live.is_persisted for each in running),
             "waiting": max(0, sum(each.waiting - each.stored_waiting for each in (*queues.values(), *unlisted))),
@@ -133,7 +133,7 @@ def _task_document(attempt: Attempt) -> dict[str, Any]:
 
 def _progress_document(text: str) -> dict[str, Any]:
     progress: dict[str, Any] = loads(text)
-    return {**progress, "text": (progress["text"] or "")[:MAX_SHOWN_CHARS]}
+    return {**progress, "text": str(progress.get("text") or "")[:MAX_SHOWN_CHARS]}
 
 
 def status_of(engine: Engine | None, intake: Intake, schedules: tuple[ScheduleInfo, ...] = ()) -> ManagerStatus:

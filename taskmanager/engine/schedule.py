@@ -13,7 +13,7 @@ from taskmanager.codec.values import dumps, loads
 from taskmanager.engine.definition import Definition
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.config import is_int, name_fault, raise_faults
-from taskmanager.model.errors import ArgumentError, ConfigurationError
+from taskmanager.model.errors import ArgumentError, ConfigurationError, StoreError
 from taskmanager.model.ids import keyed_task_id
 from taskmanager.model.record import TaskRow
 from taskmanager.model.result import Seconds, seconds_of
@@ -179,9 +179,19 @@ def make_schedule(name: str, definition: Definition, options: ScheduleOptions) -
     )
 
 
+def _columns(template: str) -> dict[str, Any]:
+    try:
+        found = loads(template)
+    except ArgumentError:
+        found = None
+    if not isinstance(found, dict) or not found.keys() >= {*_TEMPLATE}:
+        raise StoreError("what the schedule runs cannot be read in the file; declare it under another name")
+    return found
+
+
 def task_of(template: str, task_id: str, scheduled_for: int, now: int) -> TaskRow:
-    """The free row of one run."""
-    columns: dict[str, Any] = loads(template)
+    """The free row of one run. Raises `StoreError` for a template that cannot be read."""
+    columns = _columns(template)
     blank: dict[str, Any] = dict.fromkeys(TaskRow._fields)
     return TaskRow(
         **blank

@@ -10,7 +10,7 @@ from typing import Final
 from taskmanager.codec.values import dumps
 from taskmanager.engine.definition import options_of
 from taskmanager.engine.row_codec import RowCodec
-from taskmanager.model.record import TaskRow, TaskWrite, expected_of
+from taskmanager.model.record import TaskRow, TaskWrite, UnreadableRow, expected_of
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 from taskmanager.store.protocol import Store
@@ -25,7 +25,7 @@ def is_free(row: TaskRow) -> bool:
 
 async def cancel_stored(store: Store, codec: RowCodec, live: Sequence[TaskRow], now: int) -> frozenset[str]:
     """End free tasks; of those that somebody has, record the request, which their instance or recovery honours."""
-    done = await _write(store, [(_cancelled(codec, row, now), row) for row in live if is_free(row)])
+    done = await _write(store, [(_cancelled(codec, row, now), row) for row in live if is_free(row)], are_ends=True)
     asked = [row.task_id for row in live if not is_free(row) and await store.request_cancel(row.task_id, now)]
     return done.union(asked)
 
@@ -51,6 +51,8 @@ def why_not_again(row: TaskRow, *, force: bool) -> str | None:
         return f"it is {status} and has not ended"
     if status is TaskStatus.COMPLETED and not force:
         return "it is COMPLETED, and runs again only by force"
+    if isinstance(row, UnreadableRow):
+        return (row.failed_reason or "").partition("\n")[0]
     if row.args is None or row.kwargs is None:
         return "its arguments could not be stored"
     return None
@@ -95,7 +97,14 @@ def _persisted_options(row: TaskRow) -> str:
     return row.task_options if options.get("persist") else dumps({**options, "persist": True})
 
 
-async def _write(store: Store, changes: Sequence[tuple[TaskRow, TaskRow]]) -> frozenset[str]:
-    """Rows as they shall be with the rows as they were read, in one transaction."""
+async def _write(store: Store, changes: Sequence[tuple[TaskRow, TaskRow]], *, are_ends: bool = False) -> frozenset[str]:
+    """Rows as they shall be with the rows as they were read, in one transaction.
+
+    An end whose columns the store refuses, because they contradict each other, is written without them.
+    """
     report = await store.commit([TaskWrite(row, expected_of(read)) for row, read in changes])
-    return frozenset(row.task_id for row, _ in changes) - report.lost.keys() - report.rejected.keys()
+    won = frozenset(row.task_id for row, _ in changes) - report.lost.keys() - report.rejected.keys()
+    if are_ends and report.rejected:
+        odd = [(UnreadableRow._make(row), read) for row, read in changes if row.task_id in report.rejected]
+        won |= await _write(store, odd)
+    return won

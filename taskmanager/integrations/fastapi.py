@@ -4,7 +4,6 @@ Running the manager needs nothing from here: `FastAPI(lifespan=manager.lifespan)
 """
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -19,9 +18,11 @@ except ModuleNotFoundError as exc:
         f"{exc.name} is not installed; install it with: pip install 'fastapi>=0.110'", name=exc.name
     ) from exc
 
+from taskmanager.codec.columns import loads_flat
 from taskmanager.codec.safe import safe_value
 from taskmanager.manager import TaskManager
 from taskmanager.model.errors import (
+    ArgumentError,
     ConfigurationError,
     ManagerStopped,
     ManagerStopping,
@@ -438,8 +439,8 @@ def _stored(text: str | None, kind: type[Any]) -> Any:
     if text is None:
         return None
     try:
-        found = json.loads(text)
-    except ValueError:
+        found = loads_flat(text)
+    except ArgumentError:
         return text
     return found if isinstance(found, kind) else text
 

@@ -12,7 +12,7 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 _FIRST_US: Final = (datetime.min.replace(tzinfo=UTC) - EPOCH) // _MICROSECOND
-_LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - EPOCH) // _MICROSECOND
+LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - EPOCH) // _MICROSECOND
 
 # Instants and durations in a row are whole microseconds; what people configure is seconds.
 SECOND_US: Final = 1_000_000
@@ -59,4 +59,4 @@ def from_us(instant_us: int) -> datetime:
 
 
 def _within_calendar(instant_us: int) -> int:
-    return min(max(instant_us, _FIRST_US), _LAST_US)
+    return min(max(instant_us, _FIRST_US), LAST_US)

@@ -235,6 +235,15 @@ class QueueConfig:
         return self.scope == "file" and self.max_concurrency is not None
 
 
+def queue_of_a_row(name: str) -> QueueConfig:
+    """The defaults, for a queue that nobody configured. Another version may have written a name that this one would
+    refuse, and its tasks run all the same.
+    """
+    config = QueueConfig("default")
+    object.__setattr__(config, "name", name)
+    return config
+
+
 def queue_name_fault(name: object) -> str | None:
     """What is wrong with a queue name, or None."""
     if not isinstance(name, str) or not name.strip() or len(name) > MAX_QUEUE_NAME_LENGTH or not name.isprintable():

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from taskmanager.model.clock import LAST_US
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import AttemptOutcome, TaskStatus
 
@@ -58,6 +59,14 @@ class TaskRow(NamedTuple):
     updated_at: int
 
 
+class UnreadableRow(TaskRow):
+    """A row of which not everything can be read, with the reason in `failed_reason`: it may be shown and ended, and
+    never runs. What it was made of stays in the file. `_replace` keeps the class.
+    """
+
+    __slots__ = ()
+
+
 class AttemptRow(NamedTuple):
     """One row of `taskmanager_task_attempts`: an attempt that has ended. Never changed once written."""
 
@@ -100,7 +109,7 @@ def due_at(row: TaskRow, now: int) -> int:
     """
     if row.enqueued_at <= row.updated_at:
         return min(row.enqueued_at, now)
-    if row.start_count and row.updated_at > now:
+    if row.start_count and row.updated_at > now and row.enqueued_at < LAST_US:
         return now + row.enqueued_at - row.updated_at
     return row.enqueued_at
 

@@ -1,11 +1,13 @@
 """What holds for every store: which rows it refuses, as the SQL `CHECK`s do, and that text can be UTF-8."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, TypeVar, cast
 
-from taskmanager.model.record import TaskRow, TaskWrite, Write
-from taskmanager.model.states import TERMINAL, AttemptOutcome, TaskStatus
+from taskmanager.codec.results import encode_error_text
+from taskmanager.model.record import TaskRow, TaskWrite, UnreadableRow, Write
+from taskmanager.model.result import TaskError
+from taskmanager.model.states import TERMINAL, AttemptOutcome, BuiltInTaskCode, TaskStatus
 
 _STATUSES: Final = frozenset(TaskStatus)
 _OUTCOMES: Final = frozenset(AttemptOutcome)
@@ -17,7 +19,7 @@ def is_memory_only(row: TaskRow) -> bool:
     """Whether the options of the task leave out the promise that it survives; unreadable ones may have made it."""
     try:
         options = json.loads(row.task_options)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return not (isinstance(options, dict) and options.get("persist"))
 
@@ -57,14 +59,39 @@ def write_fault(write: TaskWrite) -> str | None:
                 return "OverflowError: an integer does not fit into 64 bits"
             if value is not None and not isinstance(value, str | int):
                 return f"a value of type {type(value).__name__} cannot be stored"
-    faults = [*_row_faults(write.row)]
+    faults = [*row_faults(write.row)]
     for attempt in write.attempts:
         if attempt.outcome not in _OUTCOMES or attempt.attempt < 1:
             faults.append(f"attempt {attempt.attempt} with outcome {attempt.outcome!r}")
     return "; ".join(faults) or None
 
 
-def _row_faults(row: TaskRow) -> Iterator[str]:
+def unreadable(row: TaskRow, faults: Iterable[str]) -> UnreadableRow:
+    """A row with these faults, of which it tells before its own `failed_reason`."""
+    sentence = f"the record cannot be read: {', '.join(faults)}"
+    said = row.failed_reason
+    reason = sentence if not said or said.startswith(sentence) else f"{sentence}\n{said}"
+    return UnreadableRow._make(row._replace(failed_reason=reason))
+
+
+def failed(row: UnreadableRow, now: int) -> UnreadableRow:
+    """The row as it ends where it would run: nobody knows what it should do."""
+    error = TaskError(BuiltInTaskCode.UNHANDLED_EXCEPTION, (row.failed_reason or "").partition("\n")[0])
+    return row._replace(
+        status=TaskStatus.FAILED.value,
+        claimed_at=None,
+        claimed_by_worker_id=None,
+        completed_at=None,
+        failed_at=now,
+        updated_at=now,
+        error_code=error.error_code,
+        next_retry_at=None,
+        result=encode_error_text(error),
+    )
+
+
+def row_faults(row: TaskRow) -> Iterator[str]:
+    """What the `CHECK`s of the schema say against a row."""
     if row.status not in _STATUSES:
         yield f"status {row.status!r} does not exist"
     if not 1 <= row.priority <= 100:

@@ -73,12 +73,16 @@ class ClaimRequest(NamedTuple):
 
 
 class FreeQueue(NamedTuple):
-    """Free rows of one function in one queue: how many at most `FREE_COUNT_CAP`, and when the earliest is due."""
+    """Free rows of one function in one queue: how many at most `FREE_COUNT_CAP`, and when the earliest is due.
+
+    Not `is_readable`: one of the two names cannot be read, so that whoever claims them ends them.
+    """
 
     task_name: str
     queue_name: str
     count: int  # type: ignore[assignment]  # the method of tuple is not missed
     next_due_at: int
+    is_readable: bool = True
 
 
 class TaskFilter(NamedTuple):
@@ -170,7 +174,10 @@ class Store(Protocol):
         ...
 
     async def claim(self, request: ClaimRequest) -> list[TaskRow]:
-        """PENDING and free → CLAIMED by `owner`, in one statement; the rows as they are now, best first."""
+        """PENDING and free → CLAIMED by `owner`, in one statement; the rows as they are now, best first.
+
+        A row that cannot be read never runs, so it is FAILED here: an `UnreadableRow` among the others.
+        """
         ...
 
     async def release(self, owner: str, now: int) -> int:

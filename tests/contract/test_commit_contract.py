@@ -22,7 +22,8 @@ async def test_a_row_comes_back_as_it_was_written(store: Store, status: TaskStat
     row = task(
         status=status.value,
         tags='{"user": "é\\u0000"}',
-        progress='"\x00"',
+        progress='{"text": "é\\u0000"}',
+        worker_process_name="a\x00b",
         log="[]",
         scheduled_for=-5,
         worker_pid=2**62,
@@ -239,8 +240,11 @@ async def test_attempts_of_one_life_add_up(store: Store) -> None:
 async def test_nothing_else_is_ever_replaced(store: Store, old: TaskRow, new: TaskRow) -> None:
     """Replacement is for two ended memory-only rows; every other insert of a taken id is lost."""
     await put(store, old)
-    assert (await store.commit([TaskWrite(new, None)])).lost == {"t1": old}
-    assert await store.fetch("t1") == old
+    before = await store.fetch("t1")
+    assert (await store.commit([TaskWrite(new, None)])).lost == {"t1": before}
+    assert await store.fetch("t1") == before
+    assert before is not None
+    assert before.status == old.status
 
 
 async def test_attempts_are_never_changed(store: Store) -> None:

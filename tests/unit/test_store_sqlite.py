@@ -501,7 +501,7 @@ def plan(path: Path, query: str, parameters: Any) -> str:
 async def test_a_claim_is_found_through_the_free_index_alone(path: Path) -> None:
     """Rows nobody can run, and rows that have ended, cost a claim nothing."""
     await created(path)
-    wanted = {"task_names": "[]", "queue_name": "q", "better_than": 101, "now": 1, "limit": 9}
+    wanted = {"task_names": "[]", "odd_name": None, "queue_name": "q", "better_than": 101, "now": 1, "limit": 9}
     steps = plan(path, claims.CANDIDATES, wanted)
     assert "taskmanager_tasks_free (task_name=? AND queue_name=? AND priority=? AND enqueued_at<?)" in steps
     assert "taskmanager_tasks_free (task_name=? AND queue_name=? AND priority>?)" in steps

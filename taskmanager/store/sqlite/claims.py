@@ -10,30 +10,35 @@ import sqlite3
 from collections.abc import Collection
 from typing import Final
 
-from taskmanager.model.record import TaskRow
+from taskmanager.model.clock import LAST_US
+from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
+from taskmanager.store.constraints import failed, row_faults, unreadable
 from taskmanager.store.protocol import FREE_COUNT_CAP, ClaimRequest, FreeQueue
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.queries import task_rows
+from taskmanager.store.sqlite.rows import Undecodable
 from taskmanager.store.sqlite.statements import LIVE_SQL
+from taskmanager.store.sqlite.transitions import end_unreadable
 
 _FREE: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_free"
 _IS_FREE: Final = "status = 'PENDING' AND claimed_by_worker_id IS NULL"
+_IN_QUEUE: Final = "queue_name = CAST(:queue_name AS TEXT)"
 
 CANDIDATES: Final = f"""
 WITH RECURSIVE level (task_name, priority) AS (
     SELECT value, (
-        SELECT min(priority) FROM {_FREE} WHERE task_name = value AND queue_name = :queue_name AND {_IS_FREE}
-    ) FROM json_each(:task_names)
+        SELECT min(priority) FROM {_FREE} WHERE task_name = value AND {_IN_QUEUE} AND {_IS_FREE}
+    ) FROM (SELECT value FROM json_each(:task_names) UNION ALL SELECT CAST(:odd_name AS TEXT))
     UNION ALL
     SELECT level.task_name, (
         SELECT min(priority) FROM {_FREE}
-        WHERE task_name = level.task_name AND queue_name = :queue_name AND priority > level.priority AND {_IS_FREE}
+        WHERE task_name = level.task_name AND {_IN_QUEUE} AND priority > level.priority AND {_IS_FREE}
     ) FROM level WHERE level.priority < :better_than
 )
 SELECT json_group_array(row) FROM (
     SELECT t.rowid AS row FROM level JOIN taskmanager_tasks AS t ON t.rowid IN (
         SELECT rowid FROM {_FREE}
-        WHERE task_name = level.task_name AND queue_name = :queue_name AND priority = level.priority
+        WHERE task_name = level.task_name AND {_IN_QUEUE} AND priority = level.priority
             AND enqueued_at <= :now AND {_IS_FREE}
         ORDER BY enqueued_at, id LIMIT :limit
     )
@@ -41,17 +46,19 @@ SELECT json_group_array(row) FROM (
     ORDER BY t.priority, t.enqueued_at, t.id LIMIT :limit
 )
 """
+# A row whose columns contradict each other is passed over, and dealt with alone: it must not spoil the others' claim.
 _TAKE: Final = """
-UPDATE taskmanager_tasks
+UPDATE OR IGNORE taskmanager_tasks
 SET status = 'CLAIMED', claimed = 1, claimed_at = :now, claimed_by_worker_id = :owner, updated_at = :now
 WHERE rowid IN (SELECT value FROM json_each(:rows))
 """
 _TAKEN: Final = "taskmanager_tasks AS t WHERE t.rowid IN (SELECT value FROM json_each(?))"
-_ABOVE_ALL_PRIORITIES: Final = 101
+_ABOVE_ALL_PRIORITIES: Final = 1e19
+"""Also above those that no version would write: who claims such a row finds out."""
 # As `due_at` says it of a row.
-_DUE_AT: Final = """
+_DUE_AT: Final = f"""
     CASE WHEN enqueued_at <= updated_at THEN min(enqueued_at, :now)
-        WHEN start_count > 0 AND updated_at > :now THEN :now + enqueued_at - updated_at
+        WHEN start_count > 0 AND updated_at > :now AND enqueued_at < {LAST_US} THEN :now + enqueued_at - updated_at
         ELSE enqueued_at END
 """
 _FREED: Final = f"""
@@ -60,7 +67,9 @@ _FREED: Final = f"""
     enqueued_at = {_DUE_AT}
 """
 # The three statuses are there for the owner index, the two for the meaning.
-_WAITS_AT: Final = f"claimed_by_worker_id = :owner AND status IN ({LIVE_SQL}) AND status IN ('PENDING', 'CLAIMED')"
+_WAITS_AT: Final = (
+    f"claimed_by_worker_id = CAST(:owner AS TEXT) AND status IN ({LIVE_SQL}) AND status IN ('PENDING', 'CLAIMED')"
+)
 
 
 def claim(connection: sqlite3.Connection, request: ClaimRequest) -> list[TaskRow]:
@@ -77,7 +86,22 @@ def claim(connection: sqlite3.Connection, request: ClaimRequest) -> list[TaskRow
             return []
         connection.execute(_TAKE, {"rows": rows, "owner": request.owner, "now": request.now})
         claimed = task_rows(connection, _TAKEN, (rows,))
+        if not all(map(_is_taken, claimed)):
+            claimed = [row if _is_taken(row) else _ended(connection, row, request.now) for row in claimed]
     return sorted(claimed, key=lambda row: (row.priority, row.enqueued_at, row.task_id))
+
+
+def _is_taken(row: TaskRow) -> bool:
+    return type(row) is TaskRow and row.status == "CLAIMED"
+
+
+def _ended(connection: sqlite3.Connection, row: TaskRow, now: int) -> UnreadableRow:
+    """A row that cannot run, FAILED: nobody else would ever do it."""
+    if not isinstance(row, UnreadableRow):
+        row = unreadable(row, row_faults(row))
+    ended = failed(row, now)
+    end_unreadable(connection, ended, expected_of(row))
+    return ended
 
 
 def best_waiting(connection: sqlite3.Connection, task_names: Collection[str], queue_name: str, now: int) -> str | None:
@@ -89,10 +113,11 @@ def best_waiting(connection: sqlite3.Connection, task_names: Collection[str], qu
 
 def _wanted(
     task_names: Collection[str], queue_name: str, now: int, limit: int, better_than: int | None = None
-) -> dict[str, str | int]:
+) -> dict[str, str | float | None]:
     """The parameters of `CANDIDATES`."""
     return {
         "task_names": json.dumps(sorted(set(task_names))),
+        "odd_name": next((name for name in task_names if isinstance(name, Undecodable)), None),
         "queue_name": queue_name,
         "limit": limit,
         "now": now,
@@ -129,7 +154,7 @@ def release(connection: sqlite3.Connection, owner: str, now: int) -> int:
     """See `Store.release`."""
     with transaction(connection):
         return connection.execute(
-            f"UPDATE taskmanager_tasks INDEXED BY taskmanager_tasks_owner SET {_FREED} WHERE {_WAITS_AT}",
+            f"UPDATE OR IGNORE taskmanager_tasks INDEXED BY taskmanager_tasks_owner SET {_FREED} WHERE {_WAITS_AT}",
             {"now": now, "owner": owner},
         ).rowcount
 
@@ -139,7 +164,7 @@ def free_waiting(connection: sqlite3.Connection, owner: str, now: int, limit: in
     with transaction(connection):
         return connection.execute(
             f"""
-            UPDATE taskmanager_tasks
+            UPDATE OR IGNORE taskmanager_tasks
             SET {_FREED}, started_at = NULL, failed_reason = NULL,
                 worker_pid = NULL, worker_hostname = NULL, worker_process_name = NULL
             WHERE rowid IN (
@@ -227,4 +252,5 @@ ORDER BY level.task_name, level.queue_name
 
 def free_queues(connection: sqlite3.Connection) -> list[FreeQueue]:
     """See `Store.free_queues`. A loose index scan: from each pair straight to the next."""
-    return [FreeQueue._make(row) for row in connection.execute(_FREE_QUEUES).fetchall()]
+    rows = connection.execute(_FREE_QUEUES).fetchall()
+    return [FreeQueue._make((*row, Undecodable not in map(type, row))) for row in rows]

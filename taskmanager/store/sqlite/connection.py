@@ -13,6 +13,7 @@ import aiosqlite
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.wording import MORE_THREADS, remedy
 from taskmanager.store.sqlite.open_files import IS_FORKED, Factory, FileConnection, open_existing
+from taskmanager.store.sqlite.rows import text_of
 
 Synchronous = Literal["full", "normal"]
 R = TypeVar("R")
@@ -269,6 +270,7 @@ def configure_reader(connection: sqlite3.Connection) -> None:
 
 
 def _configure_any(connection: sqlite3.Connection) -> None:
+    connection.text_factory = text_of
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
 

@@ -3,10 +3,16 @@
 import sqlite3
 from typing import Final, NamedTuple
 
+from taskmanager.model.record import UnreadableRow
+from taskmanager.store.sqlite.queries import task_rows
 from taskmanager.store.sqlite.statements import LIVE_SQL
 
 MAX_FAULTS: Final = 5
 """Faults of the file that are told one by one; where there is one, there are mostly hundreds."""
+
+MAX_LOOKED_AT: Final = 100_000
+"""Unfinished tasks that are looked at one by one, which takes a second or two."""
+PAGE: Final = 1_000
 
 
 class Owned(NamedTuple):
@@ -43,6 +49,21 @@ def owned(connection: sqlite3.Connection) -> list[Owned]:
         """
     )
     return [Owned._make(row) for row in rows]
+
+
+def unreadable(connection: sqlite3.Connection) -> list[str]:
+    """Ids of unfinished tasks of which something cannot be read, among the first `MAX_LOOKED_AT`."""
+    page = f"taskmanager_tasks AS t WHERE t.rowid > ? AND t.status IN ({LIVE_SQL}) ORDER BY t.rowid LIMIT {PAGE}"
+    found: list[str] = []
+    after = 0
+    for _ in range(MAX_LOOKED_AT // PAGE):
+        rows = task_rows(connection, page, (after,))
+        found += [row.task_id for row in rows if isinstance(row, UnreadableRow)]
+        if len(rows) < PAGE:
+            break
+        query = f"SELECT max(rowid) FROM (SELECT t.rowid FROM {page})"
+        (after,) = connection.execute(query, (after,)).fetchone()
+    return found
 
 
 def newest_stamp(connection: sqlite3.Connection) -> int | None:

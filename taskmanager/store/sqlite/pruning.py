@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.sqlite.connection import transaction
-from taskmanager.store.sqlite.statements import TERMINAL_SQL, quoted
+from taskmanager.store.sqlite.statements import LIVE_SQL, quoted
 
 HOLD_S: Final = 0.005
 FIRST_SIZE: Final = 100
@@ -57,7 +57,8 @@ def purge(
     """See `Store.purge`. No task ends before it was sent, so the index on `sent_at` bounds the search."""
     if status is not None and not status.is_terminal:
         return 0
-    is_old = f"sent_at IS NOT NULL AND status IN ({TERMINAL_SQL if status is None else quoted([status])})"
+    is_ended = f"status NOT IN ({LIVE_SQL})" if status is None else f"status IN ({quoted([status])})"
+    is_old = f"sent_at IS NOT NULL AND {is_ended}"
     if older_than is not None:
         is_old += " AND sent_at < :cutoff AND coalesce(completed_at, failed_at, updated_at, created_at) < :cutoff"
     return _delete(connection, batch, _Old("taskmanager_tasks", is_old, _BY_SENT_AT), older_than, limit)

@@ -12,10 +12,19 @@ from typing import Any, Final
 from taskmanager.model.record import AttemptRow, TaskRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import InstanceRow, TaskFilter
+from taskmanager.store.sqlite.rows import (
+    Undecodable,
+    packed_rows,
+    read_attempt,
+    read_row,
+    status_of,
+    unpacked,
+)
 from taskmanager.store.sqlite.statements import ATTEMPT_COLUMNS, LIVE_SQL, TASK_COLUMNS
 
 _TASK: Final = ", ".join(f"t.{name}" for name in TASK_COLUMNS)
 _NAMES: Final = ", ".join(TASK_COLUMNS)
+_UNDECODABLE: Final = "\ufffd"
 
 
 def task_rows(connection: sqlite3.Connection, source: str, parameters: Sequence[Any] | dict[str, Any]) -> list[TaskRow]:
@@ -25,23 +34,30 @@ def task_rows(connection: sqlite3.Connection, source: str, parameters: Sequence[
         (text,) = connection.execute(packed, parameters).fetchone()
     except sqlite3.DataError:
         # Together longer than the longest text SQLite makes (1 GB); one by one they are not.
-        return [TaskRow._make(row) for row in connection.execute(f"SELECT {_TASK} FROM {source}", parameters)]
-    return [TaskRow._make(row) for row in json.loads(text)]
+        return [read_row(row) for row in connection.execute(f"SELECT {_TASK} FROM {source}", parameters)]
+    return packed_rows(text)
 
 
 def fetch(connection: sqlite3.Connection, task_id: str) -> TaskRow | None:
     """See `Store.fetch`."""
-    row = connection.execute(f"SELECT {_TASK} FROM taskmanager_tasks AS t WHERE t.id = ?", (task_id,)).fetchone()
-    return None if row is None else TaskRow._make(row)
+    query = f"SELECT {_TASK} FROM taskmanager_tasks AS t WHERE t.id = CAST(? AS TEXT)"
+    row = connection.execute(query, (whole_id(connection, task_id),)).fetchone()
+    return None if row is None else read_row(row)
+
+
+def whole_id(connection: sqlite3.Connection, task_id: str) -> str:
+    """The id as it stands in the file, where somebody gives one that is not UTF-8 as he has seen it."""
+    if _UNDECODABLE not in task_id or isinstance(task_id, Undecodable):
+        return task_id
+    found = connection.execute("SELECT id FROM taskmanager_tasks").fetchall()
+    return next((each for (each,) in found if each == task_id), task_id)
 
 
 def fetch_attempts(connection: sqlite3.Connection, task_id: str) -> list[AttemptRow]:
     """See `Store.fetch_attempts`."""
     names = ", ".join(ATTEMPT_COLUMNS)
-    rows = connection.execute(
-        f"SELECT {names} FROM taskmanager_task_attempts WHERE task_id = ? ORDER BY attempt", (task_id,)
-    ).fetchall()
-    return [AttemptRow._make(row)._replace(will_retry=bool(row[3])) for row in rows]
+    query = f"SELECT {names} FROM taskmanager_task_attempts WHERE task_id = CAST(? AS TEXT) ORDER BY attempt"
+    return [read_attempt(row) for row in connection.execute(query, (task_id,)).fetchall()]
 
 
 def fetch_ids(connection: sqlite3.Connection, task_ids: Sequence[str]) -> dict[str, TaskRow]:
@@ -49,7 +65,9 @@ def fetch_ids(connection: sqlite3.Connection, task_ids: Sequence[str]) -> dict[s
     if not task_ids:
         return {}
     source = "json_each(?) AS wanted JOIN taskmanager_tasks AS t ON t.id = wanted.value"
-    return {row.task_id: row for row in task_rows(connection, source, (json.dumps(list(task_ids)),))}
+    rows = task_rows(connection, source, (json.dumps(list(task_ids)),))
+    rows += filter(None, [fetch(connection, each) for each in task_ids if isinstance(each, Undecodable)])
+    return {row.task_id: row for row in rows}
 
 
 def fetch_many(connection: sqlite3.Connection, wanted: TaskFilter) -> list[TaskRow]:
@@ -62,7 +80,7 @@ def fetch_many(connection: sqlite3.Connection, wanted: TaskFilter) -> list[TaskR
             conditions.append(f"t.{column} = ?")
             parameters.append(str(value))
     if wanted.before is not None:
-        conditions.append("(t.sent_at, t.id) < (?, ?)")
+        conditions.append("(t.sent_at, t.id) < (?, CAST(? AS TEXT))")
         parameters.extend(wanted.before)
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
     source = f"taskmanager_tasks AS t {where} ORDER BY t.sent_at DESC, t.id DESC LIMIT ?"
@@ -72,7 +90,8 @@ def fetch_many(connection: sqlite3.Connection, wanted: TaskFilter) -> list[TaskR
 # Without statistics the planner takes the status index instead, and reads rows of everybody.
 _OWNED: Final = f"""
 taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owner
-WHERE t.claimed_by_worker_id IN (SELECT value FROM json_each(:owners)) AND t.id > :after AND t.status IN ({LIVE_SQL})
+WHERE t.claimed_by_worker_id IN (SELECT value FROM json_each(:owners)) AND t.id > CAST(:after AS TEXT)
+    AND t.status IN ({LIVE_SQL})
 ORDER BY t.id LIMIT :limit
 """
 _NOT_COMPLETED: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_status WHERE status <> 'COMPLETED'"
@@ -91,7 +110,7 @@ _ORPHANS: Final = f"""
     SELECT id FROM owner WHERE id IS NOT NULL AND id NOT IN (SELECT value FROM json_each(:owners))
 ) AS dead
 JOIN taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owner ON t.claimed_by_worker_id = dead.id
-WHERE t.id > :after AND t.status IN ({LIVE_SQL})
+WHERE t.id > CAST(:after AS TEXT) AND t.status IN ({LIVE_SQL})
 ORDER BY t.id LIMIT :limit
 """
 
@@ -125,7 +144,7 @@ def fetch_cancel_requests(connection: sqlite3.Connection, owner: str) -> list[st
         WHERE claimed_by_worker_id = ? AND cancel_requested_at IS NOT NULL AND status IN ({LIVE_SQL})
     """
     (text,) = connection.execute(query, (owner,)).fetchone()
-    return sorted(json.loads(text))
+    return sorted(unpacked(text))
 
 
 def counts(connection: sqlite3.Connection) -> dict[TaskStatus, int]:
@@ -133,11 +152,14 @@ def counts(connection: sqlite3.Connection) -> dict[TaskStatus, int]:
     query = f"SELECT status, count(*) FROM {_NOT_COMPLETED} GROUP BY status"
     connection.execute("BEGIN")  # one snapshot for both questions
     try:
-        others = {TaskStatus(status): number for status, number in connection.execute(query).fetchall()}
+        found = connection.execute(query).fetchall()
         (total,) = connection.execute("SELECT count(*) FROM taskmanager_tasks").fetchone()
     finally:
         connection.execute("COMMIT")
-    return dict.fromkeys(TaskStatus, 0) | others | {TaskStatus.COMPLETED: total - sum(others.values())}
+    counted = dict.fromkeys(TaskStatus, 0) | {TaskStatus.COMPLETED: total - sum(number for _, number in found)}
+    for status, number in found:
+        counted[status_of(status)] += number
+    return counted
 
 
 def instances(connection: sqlite3.Connection) -> list[InstanceRow]:

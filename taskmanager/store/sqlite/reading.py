@@ -15,6 +15,7 @@ from typing import Final
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.store.sqlite.connection import check_sqlite_version, primary_code, translate
 from taskmanager.store.sqlite.open_files import check_process, open_existing
+from taskmanager.store.sqlite.rows import text_of
 from taskmanager.store.sqlite.schema import check_is_ours, check_version
 
 READ_PATIENCE_S: Final = 5.0
@@ -90,6 +91,7 @@ def _connect(path: Path, patience_s: float) -> sqlite3.Connection:
 def _open(path: Path, mode: str, patience_s: float) -> sqlite3.Connection:
     for left in reversed(range(max(1, round(patience_s / _SLICE_S)))):
         connection = open_existing(str(path), mode, timeout=_SLICE_S)
+        connection.text_factory = text_of
         try:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             connection.execute(f"PRAGMA busy_timeout = {round(patience_s * 1000)}")

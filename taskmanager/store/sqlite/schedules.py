@@ -10,6 +10,7 @@ from taskmanager.model.schedule import SCHEDULE_TAG, ScheduleDeclaration, Schedu
 from taskmanager.store.constraints import encodable_write
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.queries import fetch_ids
+from taskmanager.store.sqlite.rows import read_schedule, unpacked
 from taskmanager.store.sqlite.statements import LIVE_SQL
 from taskmanager.store.sqlite.transitions import insert
 
@@ -97,15 +98,14 @@ def fetch(
         )
     """
     (text,) = connection.execute(query, parameters).fetchone()
-    rows = [ScheduleRow._make(row) for row in json.loads(text)]
-    return [row._replace(is_declared=bool(row.is_declared)) for row in rows]
+    return [read_schedule(row) for row in unpacked(text)]
 
 
 def busy(connection: sqlite3.Connection, names: Collection[str]) -> frozenset[str]:
     """See `Store.busy_schedules`."""
     by_tags = {tags_of_runs(name): name for name in names}
     (text,) = connection.execute(_BUSY, (json.dumps(list(by_tags)),)).fetchone()
-    return frozenset(by_tags[tags] for tags in json.loads(text))
+    return frozenset(by_tags[tags] for tags in unpacked(text))
 
 
 def set_paused(connection: sqlite3.Connection, name: str, paused: bool, now: int) -> bool:

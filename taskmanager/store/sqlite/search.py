@@ -1,12 +1,16 @@
 """What a person at a terminal asks: which tasks look like this, and which one is meant by part of its id."""
 
-import json
 import sqlite3
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from taskmanager.codec.columns import loads_flat
+from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.sqlite.queries import fetch_ids, task_rows
+from taskmanager.store.protocol import InstanceRow
+from taskmanager.store.sqlite.queries import fetch_ids, instances, task_rows, whole_id
+from taskmanager.store.sqlite.rows import unpacked
 from taskmanager.store.sqlite.statements import quoted
 
 _HEX_AND_DASH: Final = frozenset("0123456789abcdefABCDEF-")
@@ -44,13 +48,14 @@ def find_ids(connection: sqlite3.Connection, search: Search) -> list[str]:
     where, parameters = _conditions(search)
     source = f"SELECT t.id FROM taskmanager_tasks AS t {where} ORDER BY t.sent_at, t.id"
     (text,) = connection.execute(f"SELECT json_group_array(id) FROM ({source})", parameters).fetchone()
-    return list(json.loads(text))
+    return unpacked(text)
 
 
 def ids_like(connection: sqlite3.Connection, part: str, limit: int) -> list[str]:
     """Ids that are `part`, or begin or end with it; at most `limit`. A whole id is never ambiguous."""
-    if fetch_ids(connection, [part]):
-        return [part]
+    whole = whole_id(connection, part)
+    if fetch_ids(connection, [whole]):
+        return [whole]
     if not part or not set(part) <= _HEX_AND_DASH:
         return []
     query = """
@@ -74,28 +79,35 @@ class Elsewhere(NamedTuple):
 
 def memory_only(connection: sqlite3.Connection) -> list[Elsewhere]:
     """Tasks that run and are not in the file, as far as their instances show them; those of dead instances too."""
-    rows = connection.execute(
-        """
-        SELECT json_extract(task.value, '$.task_id'), json_extract(task.value, '$.task_name'),
-            i.instance_id, i.pid, i.hostname
-        FROM taskmanager_instances AS i, json_each(i.live_tasks, '$.tasks') AS task
-        WHERE json_valid(i.live_tasks) AND i.stopped_at IS NULL AND NOT json_extract(task.value, '$.is_persisted')
-        """
-    )
-    return [Elsewhere._make(row) for row in rows]
+    found = []
+    for row in instances(connection):
+        tasks = said_by(row).get("tasks")
+        for task in tasks if isinstance(tasks, list) and row.stopped_at is None else ():
+            if not isinstance(task, dict) or task.get("is_persisted") is not False:
+                continue
+            task_id, name = task.get("task_id"), task.get("task_name")
+            if isinstance(task_id, str) and isinstance(name, str):
+                found.append(Elsewhere(task_id, name, row.instance_id, row.pid, row.hostname))
+    return found
+
+
+def said_by(instance: InstanceRow) -> Mapping[str, Any]:
+    """What an instance says of itself; nothing where it cannot be read."""
+    try:
+        document = loads_flat(instance.live_tasks or "{}")
+    except ArgumentError:
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def queue_names(connection: sqlite3.Connection) -> frozenset[str]:
     """Every queue that a task, a pause or an instance has named."""
-    rows = connection.execute(
-        """
-        SELECT queue_name FROM taskmanager_tasks
-        UNION SELECT queue_name FROM taskmanager_queues
-        UNION SELECT queue.key FROM taskmanager_instances AS i, json_each(i.live_tasks, '$.queues') AS queue
-        WHERE json_valid(i.live_tasks)
-        """
-    )
-    return frozenset(name for (name,) in rows)
+    query = "SELECT queue_name FROM taskmanager_tasks UNION SELECT queue_name FROM taskmanager_queues"
+    names = {name for (name,) in connection.execute(query)}
+    for row in instances(connection):
+        queues = said_by(row).get("queues")
+        names.update(queues if isinstance(queues, dict) else ())
+    return frozenset(names)
 
 
 def task_names(connection: sqlite3.Connection) -> frozenset[str]:
@@ -124,7 +136,8 @@ def _conditions(search: Search) -> tuple[str, dict[str, Any]]:
         conditions.append("t.updated_at >= :changed_since")
     if search.before is not None:
         conditions.append(
-            "(t.sent_at, t.id) < (SELECT b.sent_at, b.id FROM taskmanager_tasks AS b WHERE b.id = :before)"
+            "(t.sent_at, t.id) < (SELECT b.sent_at, b.id FROM taskmanager_tasks AS b"
+            " WHERE b.id = CAST(:before AS TEXT))"
         )
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
     return where, search._asdict()

@@ -10,13 +10,14 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from taskmanager.model.record import Expected, StartWrite, SuccessWrite, TaskRow, TaskWrite, Write
+from taskmanager.model.record import Expected, StartWrite, SuccessWrite, TaskRow, TaskWrite, UnreadableRow, Write
 from taskmanager.model.states import TERMINAL
 from taskmanager.store.constraints import encodable_write, is_memory_only
 from taskmanager.store.protocol import CommitReport
 from taskmanager.store.sqlite import statements as sql
 from taskmanager.store.sqlite.connection import primary_code, transaction
 from taskmanager.store.sqlite.queries import fetch_ids
+from taskmanager.store.sqlite.rows import unpacked
 
 _Statement = Callable[[tuple[str, ...], tuple[str, ...], int], sql.Statement]
 _WAITING: Final = frozenset({"PENDING", "CLAIMED"})
@@ -64,6 +65,26 @@ def insert(connection: sqlite3.Connection, rows: Sequence[TaskRow]) -> None:
     _execute(connection, sql.insert_tasks, rows, sql.TASK)
 
 
+_END_UNREADABLE: Final = """
+UPDATE taskmanager_tasks
+SET status = ?, claimed = 0, claimed_at = NULL, claimed_by_worker_id = NULL, completed_at = NULL, failed_at = ?,
+    updated_at = ?, error_code = ?, failed_reason = ?, result = ?, cancel_requested_at = ?, next_retry_at = NULL,
+    priority = min(max(priority, 1), 100), retry_count = ?, max_retries = ?, start_count = ?, crash_count = ?,
+    snooze_count = ?, is_workflow_task = is_workflow_task <> 0
+WHERE id = CAST(? AS TEXT) AND status = ? AND claimed_by_worker_id IS CAST(? AS TEXT)
+    AND iif(start_count BETWEEN 0 AND 2147483647, start_count, 0) = ?
+"""
+
+
+def end_unreadable(connection: sqlite3.Connection, row: UnreadableRow, expected: Expected) -> None:
+    """End a row of which not everything can be read. What cannot be read stays as it is, for whoever can mend it."""
+    said = (row.status, row.failed_at, row.updated_at, row.error_code, row.failed_reason, row.result)
+    counts = (row.retry_count, row.max_retries, row.start_count, row.crash_count, row.snooze_count)
+    parameters = (*said, row.cancel_requested_at, *counts, row.task_id, *expected)
+    if not connection.execute(_END_UNREADABLE, parameters).rowcount:
+        raise _SomebodyLost
+
+
 def _apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> None:
     """Kind by kind, because starts have much in common with starts, and ends with ends: that is bound once."""
     inserts: list[TaskRow] = []
@@ -79,6 +100,8 @@ def _apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> None:
             successes.append((write[0], write[3], write[4], *write[2]))
         elif (expected := write.expected) is None:
             inserts.append(write.row)
+        elif isinstance(write.row, UnreadableRow):
+            end_unreadable(connection, write.row, expected)
         else:
             row = write.row
             kind = starts if _is_start(row, expected) else ends if _is_end(row, expected) else changes
@@ -149,7 +172,12 @@ def _losers(connection: sqlite3.Connection, writes: Sequence[Write]) -> list[str
     """Who cannot win now. The write lock is held, so it stays true until the commit."""
     full = [write for write in writes if isinstance(write, TaskWrite)]
     inserts = [[write.task_id, _may_replace(write.row)] for write in full if write.expected is None]
-    updates = [[write.task_id, *write.expected] for write in writes if write.expected is not None]
+    # JSON has no place for what cannot be read; an unreadable row that lost is found out when it is written alone.
+    updates = [
+        [write.task_id, *write.expected]
+        for write in writes
+        if write.expected is not None and not (isinstance(write, TaskWrite) and isinstance(write.row, UnreadableRow))
+    ]
     taken = _ids(connection, _EXISTING, inserts)
     holding = _ids(connection, _HOLDING, updates)
     return [str(each[0]) for each in inserts if each[0] in taken] + [
@@ -161,7 +189,7 @@ def _ids(connection: sqlite3.Connection, query: str, rows: list[list[Any]]) -> s
     if not rows:
         return set()
     (found,) = connection.execute(query, (json.dumps(rows),)).fetchone()
-    return set(json.loads(found))
+    return set(unpacked(found))
 
 
 def _may_replace(row: TaskRow) -> bool:

@@ -1,6 +1,5 @@
 """The small writes beside the life of a task: cancel requests, instances, pauses, the log's size."""
 
-import json
 import sqlite3
 from collections.abc import Collection
 from typing import Final
@@ -18,10 +17,10 @@ def request_cancel(connection: sqlite3.Connection, task_id: str, now: int) -> bo
     with transaction(connection):
         asked = connection.execute(
             f"""
-            UPDATE taskmanager_tasks
+            UPDATE OR IGNORE taskmanager_tasks
             SET updated_at = CASE WHEN cancel_requested_at IS NULL THEN :now ELSE updated_at END,
                 cancel_requested_at = coalesce(cancel_requested_at, :now)
-            WHERE id = :id AND status IN ({LIVE_SQL})
+            WHERE id = CAST(:id AS TEXT) AND status IN ({LIVE_SQL})
             """,
             {"id": task_id, "now": now},
         )
@@ -41,9 +40,8 @@ def save_instance(connection: sqlite3.Connection, row: InstanceRow) -> None:
 def forget_instances(connection: sqlite3.Connection, instance_ids: Collection[str]) -> None:
     """See `Store.forget_instances`."""
     with transaction(connection):
-        connection.execute(
-            "DELETE FROM taskmanager_instances WHERE instance_id IN (SELECT value FROM json_each(?))",
-            (json.dumps(list(instance_ids)),),
+        connection.executemany(
+            "DELETE FROM taskmanager_instances WHERE instance_id = CAST(? AS TEXT)", [(each,) for each in instance_ids]
         )
 
 
@@ -57,7 +55,7 @@ def set_paused(connection: sqlite3.Connection, queue_name: str, paused: bool, no
                 (queue_name, now),
             )
         else:
-            connection.execute("DELETE FROM taskmanager_queues WHERE queue_name = ?", (queue_name,))
+            connection.execute("DELETE FROM taskmanager_queues WHERE queue_name = CAST(? AS TEXT)", (queue_name,))
 
 
 def checkpoint(connection: sqlite3.Connection, is_cut: bool) -> bool:

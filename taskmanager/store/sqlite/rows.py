@@ -1,0 +1,139 @@
+"""Reads rows so that none can raise: whatever stands in one of them, the others are read as ever.
+
+A file may hold text that is not UTF-8 (a flipped byte, another driver), JSON that somebody edited, and words of another
+version. A row of tasks that holds such a thing becomes an `UnreadableRow`: readable columns as they are, undecodable
+text with U+FFFD, other unreadable columns empty, and one sentence in `failed_reason`. It may be shown and ended, and
+never runs. Rows of other tables become what their readers can use.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from typing import Any, Final
+
+from taskmanager.codec.columns import EMPTY, are_options, is_readable
+from taskmanager.model.record import AttemptRow, TaskRow, UnreadableRow
+from taskmanager.model.schedule import ScheduleRow
+from taskmanager.model.states import AttemptOutcome, TaskStatus
+from taskmanager.store.constraints import unreadable
+
+_STATUSES: Final = frozenset(status.value for status in TaskStatus)
+_OUTCOMES: Final = frozenset(outcome.value for outcome in AttemptOutcome)
+_COUNTS: Final = ("retry_count", "max_retries", "start_count", "crash_count", "snooze_count")
+
+
+class Undecodable(str):
+    """Text of the file that is not UTF-8, as it may be shown. It is bound as its bytes, so `CAST(? AS TEXT)` finds it.
+
+    Without the bytes nobody could name such an id or owner again, and whoever reads page by page would not get past it.
+    """
+
+    __slots__ = ("raw",)
+    raw: bytes
+
+    def __new__(cls, raw: bytes) -> "Undecodable":
+        made = super().__new__(cls, raw.decode("utf-8", "replace"))
+        made.raw = raw
+        return made
+
+
+sqlite3.register_adapter(Undecodable, lambda text: text.raw)
+
+
+def text_of(data: bytes) -> str:
+    """The `text_factory` of every connection that reads."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return Undecodable(data)
+
+
+def unpacked(text: str) -> list[Any]:
+    """What `json_group_array` has packed. SQLite copies the bytes of a text as they are, decodable or not."""
+    if not isinstance(text, Undecodable):
+        return json.loads(text)  # type: ignore[no-any-return]  # it is an array
+    found = json.loads(text.raw.decode("utf-8", "surrogateescape"))
+    return [[_restored(value) for value in each] if isinstance(each, list) else _restored(each) for each in found]
+
+
+def _restored(value: Any) -> Any:
+    """The same value; a text with bytes that are no UTF-8, which are surrogates here, is undecodable."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return Undecodable(value.encode("utf-8", "surrogateescape"))
+    return value
+
+
+def packed_rows(text: str) -> list[TaskRow]:
+    """The tasks that `json_group_array(json_array(...))` has packed."""
+    if isinstance(text, Undecodable):
+        return [read_row(values) for values in unpacked(text)]
+    rows = map(TaskRow._make, json.loads(text))  # nothing can be undecodable, which saves a look at forty columns
+    return [row if _is_sound(row) else _unreadable(row) for row in rows]
+
+
+def read_row(values: Iterable[Any]) -> TaskRow:
+    """One task."""
+    row = TaskRow._make(values)
+    is_text = not any(type(value) is Undecodable for value in row)
+    return row if is_text and _is_sound(row) else _unreadable(row)
+
+
+def _is_sound(row: TaskRow) -> bool:
+    """Whether the rest of the library can rely on everything that this row says."""
+    return (
+        row.status in _STATUSES
+        and are_options(row.task_options)
+        and (row.tags is None or is_readable("tags", row.tags))
+        and (row.progress is None or is_readable("progress", row.progress))
+        and (row.log is None or is_readable("log", row.log))
+        and 1 <= row.priority <= 100
+        # All of them from 0 to below 1 << 31: this is read for every claimed row.
+        and not (row.retry_count | row.max_retries | row.start_count | row.crash_count | row.snooze_count) >> 31
+    )
+
+
+def status_of(text: str) -> TaskStatus:
+    """The status that a row counts as: nobody can do anything with one whose status is none of this version."""
+    return TaskStatus(text) if text in _STATUSES else TaskStatus.FAILED
+
+
+def _unreadable(row: TaskRow) -> UnreadableRow:
+    """The row as it may be shown, with the reason. Its bytes stay in the file."""
+    faults = [f"{name} is not UTF-8" for name, value in row._asdict().items() if type(value) is Undecodable]
+    mended: dict[str, Any] = {}
+    if row.status not in _STATUSES:
+        faults.append(f"status {row.status!r} is none of this version")
+        mended["status"] = status_of(row.status).value
+    for name, empty in EMPTY.items():
+        text = getattr(row, name)
+        if text is not None and not is_readable(name, text):
+            mended[name] = empty
+            if type(text) is not Undecodable:
+                faults.append(f"{name} is not the JSON that belongs there")
+    if not 1 <= row.priority <= 100:
+        faults.append(f"priority {row.priority} is not from 1 to 100")
+        mended["priority"] = min(max(row.priority, 1), 100)
+    for name in _COUNTS:
+        if (number := getattr(row, name)) >> 31:
+            faults.append(f"{name} is {number}")
+            mended[name] = 0
+    return unreadable(row._replace(**mended), faults)
+
+
+def read_attempt(values: Iterable[Any]) -> AttemptRow:
+    """One attempt. An outcome that this version does not know is a failure, and says so."""
+    row = AttemptRow._make(values)
+    row = row._replace(will_retry=bool(row.will_retry))
+    if row.outcome in _OUTCOMES:
+        return row
+    reason = f"the record cannot be read: outcome {row.outcome!r} is none of this version"
+    return row._replace(outcome=AttemptOutcome.FAILED.value, failed_reason=reason)
+
+
+def read_schedule(values: Iterable[Any]) -> ScheduleRow:
+    """One schedule."""
+    row = ScheduleRow._make(values)
+    return row._replace(is_declared=bool(row.is_declared), run_count=max(0, row.run_count))
