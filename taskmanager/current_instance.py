@@ -128,7 +128,6 @@ class CurrentInstance:
         if running is None:
             raise ManagerStopped("the manager does not run; use `async with manager:` or await manager.start()")
         check_loop(running.lifecycle)
-        running.lifecycle.engine.turn.catch_up()
         return running
 
     def hint_of_no_start(self, live: LiveTask) -> _Hint | None:
@@ -202,8 +201,9 @@ class CurrentInstance:
         running = self._running()
         if running is None:
             return self._intake().find_held(task_id)
-        running.lifecycle.engine.turn.catch_up()
-        return running.records.find_live(task_id)
+        inbox = running.lifecycle.engine.inbox
+        inbox.look()
+        return running.records.find_live(task_id) or inbox.find(task_id)
 
     def newest(self, ended: LiveTask) -> LiveTask | None:
         """What a handle of a task that has ended means by now: the same, or its run after a retry; None where only the
@@ -223,6 +223,7 @@ class CurrentInstance:
         if was_accepted and self._running() is None:
             return GOES_ON
         engine = self.needed().lifecycle.engine
+        await engine.inbox.caught_up()
         live = engine.live.get(task_id)
         if live is not None:
             hold(live)
@@ -251,7 +252,6 @@ class CurrentInstance:
             return live is not None and self._intake().cancel_held(live)
         lifecycle = running.lifecycle
         if _running_loop() is lifecycle.engine.loop:
-            lifecycle.engine.turn.catch_up()
             return running.records.cancel_now(task_id, live)
         # From a thread, a route that is no coroutine for one: asked all the same, and answered by the end of the task.
         try:

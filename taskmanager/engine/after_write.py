@@ -49,7 +49,7 @@ class AfterWrite:
             self._enter(live)
 
     def _end_is_saved(self, live: LiveTask) -> None:
-        self._engine.receiver.end_is_settled(live)
+        self._engine.inbox.end_is_settled(live)
         if live.ending is not None and live.ending.requeued and not self._engine.is_stopping:
             # Interrupted without a stop: its row is free, and nobody else may be there to take it.
             self._engine.has_put_away = True
@@ -128,7 +128,7 @@ class AfterWrite:
     def give_up(self, live: LiveTask) -> None:
         """The task is another's, or free in the store: nothing of it goes on here, and its waiters follow the store."""
         self._tell_savers(live, None)  # no write of ours will: the store is where others have it from
-        self._engine.receiver.end_is_settled(live)
+        self._engine.inbox.end_is_settled(live)
         if live.is_waiting:
             self._engine.dispatcher.left_waiting(live)
             self._engine.dispatcher.forget(live)
@@ -210,7 +210,7 @@ class AfterWrite:
         live.saving.rejection = reason
         live.attempts_due = ()
         self._tell_savers(live, StoreError(f"task {live.task_id} cannot be stored: {reason}"))
-        self._engine.receiver.end_is_settled(live)
+        self._engine.inbox.end_is_settled(live)
         if live.phase is Phase.ENDED:
             self._end_in_memory(live)
         elif live.phase is Phase.STARTING:

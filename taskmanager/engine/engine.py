@@ -8,7 +8,7 @@ in `claiming`.
 import asyncio
 import random
 from collections.abc import Mapping
-from typing import cast
+from typing import Any, cast
 from weakref import WeakValueDictionary
 
 from taskmanager.codec.safe import dumps_safe
@@ -20,6 +20,7 @@ from taskmanager.engine.events import log_again, log_end, resolve, wait_in
 from taskmanager.engine.execution import Runner
 from taskmanager.engine.follow import Follower
 from taskmanager.engine.idempotency import becomes_successor, merge_waiters
+from taskmanager.engine.inbox import Inbox
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lane_faults import LaneFaults
@@ -28,12 +29,10 @@ from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.memory_window import MemoryWindow
 from taskmanager.engine.outcome import Outcome, as_cause
 from taskmanager.engine.progress import ProgressSaver
-from taskmanager.engine.receiver import Receiver
 from taskmanager.engine.row_codec import RowCodec
 from taskmanager.engine.settings import Settings
 from taskmanager.engine.settle import Settlement
 from taskmanager.engine.stall import StallWatch
-from taskmanager.engine.turn import Turn
 from taskmanager.engine.wall_clock import WatchedClock
 from taskmanager.engine.writer import Writer
 from taskmanager.model.clock import Clock
@@ -50,6 +49,7 @@ class Engine:
     """True once everything is claimed and user code may run."""
     is_stopping = False
     goes_on_count = 0  # of those that the stop has freed for the next start
+    refused_count = 0  # memory-only tasks that came out of the inbox during the stop
 
     def __init__(
         self,
@@ -68,7 +68,6 @@ class Engine:
         self.identity = identity
         self.intake = intake
         self.loop = asyncio.get_running_loop()
-        self.turn = Turn(intake.inbox, self.accept, self._dispatch)
         self.live: dict[str, LiveTask] = {}
         self.spilled: WeakValueDictionary[str, LiveTask] = WeakValueDictionary()
         self.has_put_away = False  # whether rows free in the store may be tasks that were accepted here
@@ -82,14 +81,14 @@ class Engine:
         self.writer = Writer(
             store, clock, commit_interval_s=settings.commit_interval_s, snapshot_interval_s=settings.snapshot_interval_s
         )
-        self.receiver = Receiver(self.live, intake.inbox, self.dispatcher, self.writer, self.turn)
+        self.inbox = Inbox(self.live, self.dispatcher, self.writer, self.accept, self._dispatch)
         self.runner = Runner(settings.processes, self.report, self.stall.lost_s, self.writer.was_cancelled_since)
         self.progress = ProgressSaver(self.loop, self.writer, clock)
         self.follower = Follower(store, self.row_codec.decode_result)
         self.wants_claim = asyncio.Event()
         self.failing_duties: dict[str, str] = {}
         self.lane_faults = LaneFaults(self.loop, self.dispatcher, self.runner.processes, self.failing_duties)
-        self._idle_waiters: list[asyncio.Future[None]] = []
+        self._idle_waiters: list[asyncio.Future[Any]] = []
 
     def __repr__(self) -> str:
         return f"<Engine {self.identity.instance_id} {self.dispatcher!r} {self.writer!r}>"
@@ -97,7 +96,10 @@ class Engine:
     # Accepting.
 
     def accept(self, live: LiveTask) -> None:
-        """A new task, checked and counted as entered by the intake."""
+        """Take in what the intake has checked and counted as entered. Do nothing where that was done before."""
+        if live.phase is not Phase.ARRIVED:
+            return
+        live.phase = Phase.ACCEPTED
         if live.idempotency_key is not None:
             here = self.live.get(live.task_id)
             if here is not None:
@@ -182,6 +184,7 @@ class Engine:
             live.phase = Phase.ENDED
             self.writer.mark(live)
         else:
+            self.refused_count += 1
             self.cancel_waiting(
                 live, BuiltInTaskCode.MANAGER_STOPPED, "the manager stopped before the task could start"
             )
@@ -190,7 +193,7 @@ class Engine:
 
     def kick(self) -> None:
         """Look for tasks to start, once, in the next turn of the loop."""
-        self.turn.kick()
+        self.inbox.kick()
 
     def _dispatch(self) -> None:
         if self.is_stopping:
@@ -263,7 +266,7 @@ class Engine:
         self.loop = asyncio.get_running_loop()
         self.is_stopping = self.runner.is_stopping = True
         self.wants_claim = asyncio.Event()
-        self.turn.leave_loop()
+        self.inbox.leave_loop()
         self.dispatcher.leave_loop()
         self.writer.leave_loop()
 
@@ -337,7 +340,7 @@ class Engine:
             self.writer.record(live)
             self.publish(live)
             return
-        self.receiver.end_began(live)
+        self.inbox.end_began(live)
         self.writer.mark(live)
         if self.writer.degraded_since is not None:
             self.publish(live)
@@ -402,6 +405,7 @@ class Engine:
             del self.live[live.task_id]
         if live.successor is not None:
             successor, live.successor = live.successor, None
+            successor.phase = Phase.ARRIVED
             self.accept(successor)
         if not self.live and self._idle_waiters:
             waiters, self._idle_waiters = self._idle_waiters, []
@@ -410,17 +414,15 @@ class Engine:
 
     async def flush(self) -> None:
         """Return when everything accepted or ended so far is committed."""
-        self.turn.empty_inbox()
+        await self.inbox.caught_up()
         await self.writer.flush()
 
     async def idle(self) -> None:
         """Return when memory holds no unfinished task."""
-        self.turn.empty_inbox()
+        await self.inbox.caught_up()
         while self.live:
-            waiter: asyncio.Future[None] = self.loop.create_future()
-            self._idle_waiters.append(waiter)
-            await waiter
-            self.turn.empty_inbox()
+            await wait_in(self._idle_waiters)
+            await self.inbox.caught_up()
 
     async def ended(self, live: LiveTask) -> Ending:
         """The ending of this task, whoever waits for it besides."""

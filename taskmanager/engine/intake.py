@@ -11,7 +11,7 @@ import atexit
 import os
 import threading
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextvars import copy_context
 from enum import Enum
@@ -20,9 +20,9 @@ from typing import Any, Final
 from taskmanager.engine import child
 from taskmanager.engine.definition import CallOptions, Definition
 from taskmanager.engine.events import tell
+from taskmanager.engine.inbox import Inbox
 from taskmanager.engine.live_task import Ending, LiveTask, Phase
 from taskmanager.engine.log_fields import extra_of
-from taskmanager.engine.receiver import Receiver
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.config import QueueConfig
 from taskmanager.model.errors import (
@@ -70,8 +70,7 @@ class Intake:
         self.clock = clock
         self.door = Door.HELD
         self.held: list[LiveTask] = []
-        self.inbox: deque[LiveTask] = deque()
-        self.receiver: Receiver | None = None
+        self.inbox: Inbox | None = None
         self.by_key: dict[str, LiveTask] = {}
         self._again: dict[str, int] = {}
         self._keyed_ended: OrderedDict[str, LiveTask] = OrderedDict()
@@ -101,6 +100,8 @@ class Intake:
     def hand_over(self, live: LiveTask) -> tuple[LiveTask, bool]:
         """Hand over a task that was made before; and whether its key named a task that is here already."""
         with self._lock:
+            if self.inbox is None or self.inbox.is_loop_closed():
+                self._check_open(live)
             if live.idempotency_key is not None:
                 existing = self._find_keyed(live)
                 if existing is not None:
@@ -121,7 +122,7 @@ class Intake:
         return self._make(definition, options, args, kwargs)
 
     def _check_process(self) -> None:
-        if child.is_lane_child or (self.is_forked and self.receiver is not None):
+        if child.is_lane_child or (self.is_forked and self.inbox is not None):
             raise WrongProcess(
                 "tasks cannot be enqueued in a child process; return the work to the parent and enqueue it there"
             )
@@ -184,54 +185,44 @@ class Intake:
 
     # Under the lock.
 
+    def _check_open(self, live: LiveTask) -> None:
+        """Refuse, also where the key of the task is known here: nobody would run the task that has it."""
+        if self.inbox is not None:
+            raise _loop_is_closed(live)
+        if self.door is Door.STOPPED:
+            raise ManagerStopped(f"the manager has stopped; start it again before enqueueing {live.definition.name}")
+
     def _admit(self, live: LiveTask) -> None:
-        door = self.door
-        if door is Door.OPEN:
-            receiver = self.receiver
-            assert receiver is not None
-            self._check_room(live, receiver)
-            self._put_in(live, receiver)
-        elif door is Door.HELD:
+        inbox = self.inbox
+        if inbox is None:
             self._check_held_room(live)
             self.held.append(live)
             self._warn_of_no_start(live)
-        elif door is Door.STOPPED:
-            raise ManagerStopped(f"the manager has stopped; start it again before enqueueing {live.definition.name}")
+            return
+        if self.door is Door.OPEN:
+            self._check_room(live, inbox)
         elif not live.is_persisted:
             raise ManagerStopping(
                 f"the manager is stopping and takes persisted tasks only; {live.definition.name} is memory-only: "
                 "enqueue it after the next start, or give it persist=True"
             )
-        else:
-            assert self.receiver is not None
-            self._put_in(live, self.receiver)
-
-    def _put_in(self, live: LiveTask, receiver: Receiver) -> None:
-        queue = receiver.queue(live.queue_name)
-        queue.entered += 1
-        self.inbox.append(live)
         try:
-            receiver.call_soon()
-        except RuntimeError:  # the loop is closed: nobody will ever look into the inbox
-            self.inbox.remove(live)
-            queue.entered -= 1
-            raise ManagerStopped(
-                f"the event loop that the manager was started in is closed, and {live.definition.name} was not "
-                "accepted; use `async with manager:` or manager.run(main), and enqueue while it runs"
-            ) from None
+            inbox.put(live)
+        except RuntimeError:  # it was closed in this moment
+            raise _loop_is_closed(live) from None
 
-    def _check_room(self, live: LiveTask, receiver: Receiver) -> None:
-        limit = self._reached_limit(live.queue_name, receiver)
+    def _check_room(self, live: LiveTask, inbox: Inbox) -> None:
+        limit = self._reached_limit(live.queue_name, inbox)
         if limit is not None:
             raise self._full(live.queue_name, limit)
 
-    def _reached_limit(self, queue_name: str, receiver: Receiver) -> int | None:
+    def _reached_limit(self, queue_name: str, inbox: Inbox) -> int | None:
         """The limit that leaves no room for a task of that queue now."""
         limit = self._queue_limits.get(queue_name)
-        if limit is not None and receiver.queue(queue_name).waiting >= limit:
+        if limit is not None and inbox.queue(queue_name).waiting >= limit:
             return limit
         most = self._max_pending
-        if most is not None and receiver.may_be_full(most) and receiver.unsaved_count() >= most:
+        if most is not None and inbox.may_be_full(most) and inbox.unsaved_count() >= most:
             return most
         return None
 
@@ -283,30 +274,27 @@ class Intake:
 
     # The life of the manager.
 
-    def open(self, receiver: Receiver) -> list[LiveTask]:
-        """Tasks go to `receiver` from now on; what was held is returned and counts as entered."""
+    def open(self, inbox: Inbox) -> None:
+        """Tasks go to `inbox` from now on, first of all those that were held."""
         with self._lock:
-            self.receiver = receiver
+            self.inbox = inbox
             self.door = Door.OPEN
             held, self.held = self.held, []
             for live in held:
-                receiver.queue(live.queue_name).entered += 1
-            return held
+                inbox.put(live)
 
     def drain(self) -> None:
         """Memory-only tasks are refused from now on."""
         with self._lock:
             self.door = Door.DRAINING
 
-    def close(self) -> list[LiveTask]:
-        """Everything is refused from now on; what came in last is returned."""
+    def close(self) -> None:
+        """Everything is refused from now on. What came in last is still in the inbox, which nobody fills any more."""
         with self._lock:
             self.door = Door.STOPPED
-            rest, self.inbox = list(self.inbox), deque()  # a late turn of this start takes nothing from the next one
-            self.receiver = None
+            self.inbox = None
             self.by_key.clear()
             self._keyed_ended.clear()
-            return rest
 
     def reopen_for_start(self) -> None:
         """A second start holds calls until it is open; so does the first one of a forked child.
@@ -320,6 +308,8 @@ class Intake:
             )
         with self._lock:
             self.is_forked = False
+            if self.door is Door.STOPPED:
+                self.by_key.clear()  # what came in last was accepted after the door was closed
             self.door = Door.HELD
 
     def forked(self) -> None:
@@ -329,7 +319,7 @@ class Intake:
         """
         self.is_forked = True
         self._lock = threading.RLock()  # another thread of the parent may have held the old one
-        if self.receiver is None:
+        if self.inbox is None:
             self.held = []
             self.by_key.clear()
 
@@ -361,7 +351,7 @@ class Intake:
 
     def is_full(self, queue_name: str) -> bool:
         """Whether `enqueue` to that queue would raise `QueueFull` now."""
-        return self.receiver is not None and self._reached_limit(queue_name, self.receiver) is not None
+        return self.inbox is not None and self._reached_limit(queue_name, self.inbox) is not None
 
     def find_held(self, task_id: str) -> LiveTask | None:
         """The task of that id, if it is held for the start."""
@@ -425,6 +415,13 @@ class Intake:
                     del self._keyed_ended[live.task_id]
                     if self.by_key.get(live.task_id) is live:  # else the key runs again
                         del self.by_key[live.task_id]
+
+
+def _loop_is_closed(live: LiveTask) -> ManagerStopped:
+    return ManagerStopped(
+        f"the event loop that the manager was started in is closed, and {live.definition.name} was not accepted; use "
+        "`async with manager:` or manager.run(main), and enqueue while it runs"
+    )
 
 
 def _tell_forked() -> None:

@@ -40,7 +40,7 @@ class Joiner:
     async def _join_tagged(self, tags: dict[str, str]) -> None:
         engine = self._engine
         while True:
-            engine.turn.empty_inbox()
+            await engine.inbox.caught_up()
             if unfinished := self._unfinished(tags):
                 for live in unfinished:
                     if (await engine.ended(live)).requeued and engine.is_stopping:

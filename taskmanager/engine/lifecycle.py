@@ -107,8 +107,7 @@ class Lifecycle:
             self._starting = None
             self._came_up.set()
         # Nothing awaits from here on: what was held for the start is either still held, or in good hands.
-        for live in engine.intake.open(engine.receiver):
-            engine.accept(live)
+        engine.intake.open(engine.inbox)
         engine.is_up = True
         self._unstopped.begin()
         engine.kick()
@@ -216,8 +215,8 @@ class Lifecycle:
             raise
         except BaseException:
             if not self._has_closed:
-                for live in self.engine.intake.close():
-                    self.engine.accept(live)
+                self.engine.intake.close()
+                self.engine.inbox.take_all()
                 for attempt in list(self.engine.runner.running.values()):
                     self.engine.runner.stop(attempt, StopReason.SHUTDOWN)
                 tell_everybody(self.engine)
@@ -231,14 +230,16 @@ class Lifecycle:
     async def _stop(self, drain_timeout_s: float) -> None:
         engine = self.engine
         engine.intake.drain()
-        engine.turn.empty_inbox()  # what came in before the stop is counted with what waits
+        drained_s = engine.loop.time() + drain_timeout_s
+        # Time that the drain does not need is left for the last batches.
+        self._commit_deadline = drained_s + CANCEL_GRACE_S + FINAL_COMMIT_S
         engine.is_stopping = engine.runner.is_stopping = True
         count = cancel_memory_only(engine, "the task started")
+        await engine.inbox.caught_up()  # what came in before the stop is counted with what waits
+        count += engine.refused_count
         if count:
             logger.error("%s waiting at the stop, recorded as cancelled", counted(count, "memory-only task"))
-        # Time that the drain does not need is left for the last batches.
-        self._commit_deadline = engine.loop.time() + drain_timeout_s + CANCEL_GRACE_S + FINAL_COMMIT_S
-        await self._drain(drain_timeout_s)
+        await self._drain(drained_s)
         await self._file_watch.look_for_good(self._commit_deadline - CANCEL_GRACE_S)
         await self._stop_what_runs()
         await self._duties.stop()
@@ -255,10 +256,9 @@ class Lifecycle:
                 "their last committed state is recovered at the next start"
             )
 
-    async def _drain(self, drain_timeout_s: float) -> None:
+    async def _drain(self, deadline: float) -> None:
         """Wait for running tasks and for starts in flight; a second signal ends the wait."""
         engine = self.engine
-        deadline = engine.loop.time() + drain_timeout_s
         cut = engine.loop.create_task(self._cut_short.wait())
         try:
             while not self._cut_short.is_set():
@@ -287,16 +287,17 @@ class Lifecycle:
             self._lock.close_descriptor()
 
     async def _final_batches(self) -> int:
-        """Free the waiting rows and write everything; the door closes in the step that fills the last batch."""
+        """Free the waiting rows and write everything. Nothing comes in any more when the last batch is filled."""
         engine = self.engine
         deadline = max(self._commit_deadline, engine.loop.time() + FINAL_COMMIT_S / 2)
         await self._file_watch.look_for_good(deadline)
         release_waiting(engine)
+        # With a large backlog the door does not stay open until that is written: it would only grow.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(min(deadline, engine.loop.time() + FINAL_COMMIT_S / 2)):
                 await engine.writer.flush()
-        for live in engine.intake.close():
-            engine.accept(live)
+        engine.intake.close()
+        await engine.inbox.caught_up()
         cancel_memory_only(engine, "the next retry")  # of those that failed during the drain
         release_waiting(engine)
         self._loops.leave(WRITER)  # until here it is begun again if somebody cancels every task there is
@@ -341,11 +342,11 @@ class Lifecycle:
 
     def look_again(self) -> None:
         """A function became known: rows that wait for it may be claimed now. From any thread."""
-        self.engine.turn.tell(self.engine.wants_claim.set)
+        self.engine.inbox.tell(self.engine.wants_claim.set)
 
     def expect_submission(self, task_id: str) -> None:
         """Somebody writes a task in a transaction of their own: look often until it has come. From any thread."""
-        self.engine.turn.tell(self._poller.watch_closely, task_id)
+        self.engine.inbox.tell(self._poller.watch_closely, task_id)
 
     async def _made_anew(self) -> None:
         """The file is another one: nothing that was read from the old one is known of it."""

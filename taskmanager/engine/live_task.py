@@ -25,19 +25,21 @@ if TYPE_CHECKING:
 class Phase(IntEnum):
     """Where a task stands in this instance; finer than its status."""
 
-    ACCEPTED = 0
-    """Not dispatched: held before start, or until the thread of an earlier attempt has ended."""
-    UNCONFIRMED = 1
+    ARRIVED = 0
+    """Held for the start, in the inbox, or behind another call of its key: the engine has not accepted it."""
+    ACCEPTED = 1
+    """Not dispatched yet, or not until the thread of an earlier attempt has ended."""
+    UNCONFIRMED = 2
     """The store is asked whether its idempotency key has a task already."""
-    SPILLING = 2
+    SPILLING = 3
     """Too much to hold: on its way to the store, where it will be free."""
-    DELAYED = 3
-    READY = 4
-    STARTING = 5
+    DELAYED = 4
+    READY = 5
+    STARTING = 6
     """Has a slot; its start is being committed."""
-    RUNNING = 6
-    ENDED = 7
-    ELSEWHERE = 8
+    RUNNING = 7
+    ENDED = 8
+    ELSEWHERE = 9
     """Not ours (any more): free in the store, or owned by another instance. Waiters follow the store."""
 
 
@@ -150,7 +152,7 @@ class LiveTask:
         self.sent_at = now
         self.enqueued_at = now
         self.updated_at = now
-        self.phase = Phase.ACCEPTED
+        self.phase = Phase.ARRIVED
 
     def __repr__(self) -> str:
         kept = "persisted" if self.is_persisted else "memory-only"

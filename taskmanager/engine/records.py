@@ -42,6 +42,7 @@ class Records:
     async def get(self, task_id: str, *, include_attempts: bool) -> TaskInfo | None:
         """The newest state of one task, or None."""
         check_task_id(task_id)
+        await self._engine.inbox.caught_up()
         row: TaskRow | None = None
         live = self.find_live(task_id)
         if live is None:
@@ -75,6 +76,7 @@ class Records:
         wanted = _checked(wanted)
         if before is not None:
             wanted = wanted._replace(before=await self._place_of(before))
+        await self._engine.inbox.caught_up()
         stored, memory = await self._fetch_and_see(wanted)
         rows: list[tuple[TaskRow, bool, TaskResult[Any] | None]] = [(row, True, None) for row in stored]
         for live in memory.values():
@@ -121,6 +123,7 @@ class Records:
     async def counts(self) -> dict[TaskStatus, int]:
         """Tasks by status, zeros included. Taken while no commit is under way, so that each task counts once."""
         engine = self._engine
+        await engine.inbox.caught_up()
         async with engine.writer.quiet:
             committed = {live.task_id: live.saving.committed for live in self._in_memory().values()}
             found = await engine.store.counts()
@@ -152,6 +155,7 @@ class Records:
         """Returns when the request is recorded; False when the task is in no state for it."""
         check_task_id(task_id)
         engine = self._engine
+        await engine.inbox.caught_up()
         for _ in range(MAX_TRIES):
             live = engine.live.get(task_id)
             if live is not None and live.is_spilling:
@@ -184,6 +188,9 @@ class Records:
         task is known here to have ended; a record that somebody else has put back since is asked all the same.
         """
         engine = self._engine
+        live = engine.inbox.find(task_id) if live is None else live
+        if live is not None:
+            engine.accept(live)  # it may be in the inbox still
         live = engine.live.get(task_id, live)
         if live is not None and not live.is_elsewhere and not live.is_spilling:
             return engine.cancel(live)
@@ -206,6 +213,7 @@ class Records:
         if not isinstance(force, bool):  # "no" would mean yes
             raise ConfigurationError(f"retry: force must be True or False, not {force!r}")
         engine = self._engine
+        await engine.inbox.caught_up()
         if task_id in engine.live and not engine.live[task_id].status.is_terminal:
             return False
         if self.find_live(task_id) is not None:
@@ -230,7 +238,7 @@ class Records:
         status = check_status(status, "purge")
         if status is not None and not status.is_terminal:
             raise ConfigurationError(f"purge deletes ended tasks only; {status} is not an end. Cancel such tasks first")
-        await engine.writer.flush()
+        await engine.flush()
         cutoff = None if older_than is None else max(0, engine.clock.now_us() - older_than // timedelta(microseconds=1))
         keys = engine.intake.ended_keys(status, cutoff)
         gone = await repeated(lambda: engine.store.purge(status, cutoff, PURGE_PAGE))

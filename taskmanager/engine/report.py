@@ -39,7 +39,7 @@ def live_document(engine: Engine) -> dict[str, Any]:
     Nothing in it changes by the mere passing of time, so that an idle instance has nothing to write. Instants are
     microseconds since 1970 UTC.
     """
-    engine.turn.catch_up()
+    engine.inbox.look()
     queues, unlisted = _fullest(engine.dispatcher.queues)
     running = engine.runner.running.values()
     oldest_s = engine.writer.oldest_unsaved_s() or 0.0
@@ -72,7 +72,7 @@ def facts_at_rest(engine: Engine) -> tuple[object, ...] | None:
     it has any.
     """
     runner, writer = engine.runner, engine.writer
-    if engine.live or engine.intake.inbox or runner.running or runner.abandoned or writer.unsaved_count:
+    if engine.live or engine.inbox or runner.running or runner.abandoned or writer.unsaved_count:
         return None
     return (
         engine.is_stopping,

@@ -93,8 +93,8 @@ class Unstopped:
         self.end()
         engine, reason = self._engine, None
         self._start.leave_loop()
-        for live in engine.intake.close():
-            engine.accept(live)
+        engine.intake.close()
+        engine.inbox.take_all()
         lives = self._unfinished()
         try:
             engine.store.work_inline()
@@ -127,7 +127,7 @@ class Unstopped:
     def _unfinished(self) -> list[LiveTask]:
         """What may be lost: all that is in memory, or has ended and is not written."""
         engine = self._engine
-        found = [*engine.live.values(), *engine.writer.outbox.unsaved(), *engine.intake.inbox]
+        found = [*engine.live.values(), *engine.writer.outbox.unsaved(), *engine.inbox]
         return list({id(live): live for live in found if not live.status.is_terminal or not live.is_saved}.values())
 
     def _say(self, lives: Iterable[LiveTask], reason: str | None) -> None:

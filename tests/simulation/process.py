@@ -19,6 +19,7 @@ from taskmanager.store.protocol import Beater
 from tests.simulation.faults import Fate, FaultyLine
 from tests.simulation.jobs import define_jobs
 from tests.simulation.lanes import SimulatedChildren, SimulatedThreads
+from tests.simulation.latecomer import may_come
 from tests.simulation.turns import TurnLoop
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ class Process:
         self.blocked_until_us = 0
         self.short_until_us = 0
         """Until when the system gives it no thread and no child process."""
+        self.between_turns: Callable[[], None] | None = None
+        """What another thread does in each moment in which its loop runs no callback."""
         self.turns_left: int | None = None
         self.outage_until_us = 0
         self.closing_us = 0
@@ -125,6 +128,8 @@ class Process:
     def turn(self) -> None:
         """Run one callback, and perhaps die after it."""
         self.loop.turn()
+        if self.between_turns is not None:
+            self.between_turns()
         if self.lifecycle is not self._seen_lifecycle:
             self._seen_lifecycle = self.lifecycle
             if self.instance_id is not None:
@@ -310,6 +315,7 @@ class Process:
         self.spawn(self._leave(drain_s), "stop")
 
     async def _leave(self, drain_s: float) -> None:
+        may_come(self)()
         await self.stop(drain_s)
         # Some turns more: whoever waited for a handle hears of it before the program ends.
         for _ in range(20):
@@ -346,6 +352,7 @@ class Process:
         """Stop and start in the same program."""
         if not self.is_up or self.is_leaving:
             return
+        may_come(self)()
         await self.stop(drain_s)
         await self.come_up()
 

@@ -83,6 +83,7 @@ class _Scenario:
             each.outage_until_us = each.short_until_us = 0
             if each.is_alive:
                 each.frozen_until_us = each.blocked_until_us = world.now_us
+                each.last_beat_us = min(each.last_beat_us, world.now_us)  # a stop of everything has ended early
                 each.thaw()
         self._days.new_process()
         world.at(world.now_us + 10_000_000, self._resume_queues)

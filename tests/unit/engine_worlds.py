@@ -78,7 +78,7 @@ def manager_of(**options: Any) -> TaskManager:
 def engine_of(manager: TaskManager) -> Engine:
     lifecycle = manager._lifecycle
     assert lifecycle is not None
-    lifecycle.engine.turn.catch_up()
+    lifecycle.engine.inbox.take_all()
     return lifecycle.engine
 
 

@@ -96,7 +96,9 @@ def test_the_phases_that_wait(phase: Phase) -> None:
     live = new_live()
     live.phase = phase
     assert live.is_awaiting_store == (phase in (Phase.UNCONFIRMED, Phase.SPILLING))
-    assert live.is_waiting == (live.is_awaiting_store or phase in (Phase.ACCEPTED, Phase.DELAYED, Phase.READY))
+    assert live.is_waiting == (
+        live.is_awaiting_store or phase in (Phase.ARRIVED, Phase.ACCEPTED, Phase.DELAYED, Phase.READY)
+    )
     assert live.is_elsewhere == (phase is Phase.ELSEWHERE)
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections import deque
 from typing import Any
 
 import pytest
@@ -17,9 +16,11 @@ from taskmanager import (
     TaskStatus,
     current_task,
 )
-from taskmanager.engine.turn import Turn
+from taskmanager.engine.inbox import Inbox
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.model.record import TaskWrite
 from taskmanager.testing import isolated
+from tests.unit.engine_lives import new_live
 from tests.unit.engine_worlds import assert_counters, engine_of, manager_of, persisted, turns_until, world_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
@@ -280,17 +281,21 @@ async def test_a_forked_child_that_goes_on_in_the_loop_of_its_parent_starts_noth
 
 async def test_a_call_that_cannot_be_accepted_does_not_keep_those_behind_it() -> None:
     """They asked for no turn of their own, because one was due."""
-    inbox: deque[Any] = deque(["broken", "behind it"])
-    accepted: list[Any] = []
+    manager = manager_of()
+    broken, behind_it = new_live(), new_live()
+    accepted: list[LiveTask] = []
     said: list[object] = []
 
-    def accept(live: Any) -> None:
-        if live == "broken":
+    def accept(live: LiveTask) -> None:
+        if live is broken:
             raise ValueError("boom")
         accepted.append(live)
 
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context["exception"]))
-    turn = Turn(inbox, accept, lambda: None)
-    turn.ring()
-    await turns_until(lambda: accepted == ["behind it"])
+    async with world_of(manager):
+        engine = engine_of(manager)
+        inbox = Inbox(engine.live, engine.dispatcher, engine.writer, accept, lambda: None)
+        inbox.put(broken)
+        inbox.put(behind_it)
+        await turns_until(lambda: accepted == [behind_it])
     assert [str(each) for each in said] == ["boom"]

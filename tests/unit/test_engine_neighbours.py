@@ -182,7 +182,7 @@ async def test_a_key_enqueued_in_a_thread_while_its_row_is_claimed_is_one_task()
         thread.join()
         store.let_go()
         await turns_until(lambda: bool(engine.live))
-        engine.turn.empty_inbox()
+        engine.inbox.take_all()
         assert await handles[0] == "a"
         await manager.join()
         assert log == ["a"]

@@ -361,7 +361,7 @@ async def test_who_waits_for_a_record_is_answered_when_its_task_goes_elsewhere_b
     async with world_of(manager):
         handle = work.with_options(delay=3600).enqueue("a")
         engine = engine_of(manager)
-        engine.turn.empty_inbox()
+        engine.inbox.take_all()
         after_write = engine.writer._listener
         assert isinstance(after_write, AfterWrite)
         async with asyncio.timeout(10):
@@ -539,7 +539,7 @@ async def test_records_that_waited_for_the_store_leave_memory_with_their_commit(
         await manager.flush()
         engine = engine_of(manager)
         assert not engine.writer.unsaved_ended
-        assert engine.receiver.unsaved_count() == 0
+        assert engine.inbox.unsaved_count() == 0
         assert (await handles[0].info()).saved
         assert_counters(engine)
 

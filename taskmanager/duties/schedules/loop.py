@@ -43,7 +43,7 @@ class Schedules:
     def add(self, schedule: Schedule) -> None:
         """A schedule was declared while the manager runs. From any thread."""
         self._declaring.add(schedule)
-        self._engine.turn.tell(self._changed.set)
+        self._engine.inbox.tell(self._changed.set)
 
     def next_due_in_s(self) -> float | None:
         """Seconds until something happens here by itself, None when nothing will."""

@@ -1,0 +1,188 @@
+"""The inbox of one start: tasks that were handed over and are not accepted yet, and the turn that accepts them.
+
+A call may come from anywhere: from another thread, from a signal handler or a finalizer that interrupts the engine
+between two of its lines, from code that runs while the loop does not. So a call only puts its task here and rings;
+memory changes in the turn, or when somebody asks for it by name and must find there what was enqueued before.
+
+Others may fill the inbox as fast as it is emptied. So nothing goes on until it is empty: a turn takes one helping, and
+whoever needs all that came before its own call waits for that, over as many turns as it takes.
+"""
+
+import asyncio
+import contextlib
+from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
+from collections import deque
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, Final
+
+from taskmanager.engine.dispatch import Dispatcher
+from taskmanager.engine.events import resolve, wait_in
+from taskmanager.engine.live_task import LiveTask, Phase
+from taskmanager.engine.outbox import HISTORY_BATCH
+from taskmanager.engine.writer import Writer
+
+HELPING: Final = 500
+HELPING_S: Final = 0.005
+"""A turn accepts so many tasks at most, and for so long: then the rest of the application has its turn."""
+_LOOK_EVERY: Final = 32
+"""Tasks after which a turn looks at the clock, which costs a tenth of what accepting one does."""
+
+
+class Inbox:
+    """Of one start. Filled from any thread, under the lock of the intake; emptied by the loop only."""
+
+    def __init__(
+        self,
+        live: Sized,
+        dispatcher: Dispatcher,
+        writer: Writer,
+        accept: Callable[[LiveTask], None],
+        dispatch: Callable[[], None],
+    ) -> None:
+        self._live = live
+        self._dispatcher = dispatcher
+        self._writer = writer
+        self._accept = accept
+        self._dispatch = dispatch
+        self._arrived: deque[LiveTask] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._is_due = False
+        self._turn_waiters: list[asyncio.Future[Any]] = []
+        self._unsaved_end_count = 0
+        self.queue = dispatcher.queue
+        self.is_loop_closed = self._loop.is_closed
+        """Then nobody will ever look into it."""
+
+    def __len__(self) -> int:
+        return len(self._arrived)
+
+    def __iter__(self) -> Iterator[LiveTask]:
+        """What is in it at this moment. From anywhere."""
+        return iter(list(self._arrived))
+
+    def __repr__(self) -> str:
+        return f"<Inbox of {len(self)}, its turn is {'due' if self._is_due else 'not due'}>"
+
+    # In.
+
+    def put(self, live: LiveTask) -> None:
+        """Hand over a task. `RuntimeError`, and nothing is kept, when the loop is closed."""
+        queue = self.queue(live.queue_name)
+        queue.entered += 1
+        self._arrived.append(live)
+        try:
+            self._ring()
+        except RuntimeError:
+            self._arrived.remove(live)
+            queue.entered -= 1
+            raise
+
+    def _ring(self) -> None:
+        if self._is_due:
+            return
+        self._is_due = True
+        try:
+            if _running_loop() is self._loop and asyncio.current_task() is not None:
+                self._loop.call_soon(self._turn)
+            else:
+                self._loop.call_soon_threadsafe(self._turn)  # the loop may be asleep
+        except RuntimeError:
+            self._is_due = False
+            raise
+
+    def tell(self, call: Callable[..., object], *args: object) -> None:
+        """Let the loop make this call soon. From anywhere. One that was closed has nothing left to be told, and the
+        next start looks at everything.
+        """
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call, *args)
+
+    # Out, by the loop.
+
+    def kick(self) -> None:
+        """Something may start: have a turn soon."""
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._turn)
+
+    def leave_loop(self) -> None:
+        """The loop will not run again: no turn is ever due any more."""
+        self._is_due = True
+
+    def _turn(self) -> None:
+        try:
+            self._take()
+        finally:  # a turn that stays due for ever would be the last one
+            self._is_due = False  # who has enqueued since then saw that a turn was due, and did not ask for one
+            if self._arrived:
+                self.kick()
+            waiters, self._turn_waiters = self._turn_waiters, []
+            for waiter in waiters:
+                resolve(waiter, None)
+        self._dispatch()
+
+    def _take(self) -> None:
+        """Accept one helping."""
+        arrived, time = self._arrived, self._loop.time
+        until_s = time() + HELPING_S
+        for number in range(1, HELPING + 1):
+            try:
+                live = arrived.popleft()
+            except IndexError:
+                return
+            self._accept(live)
+            if number % _LOOK_EVERY == 0 and time() >= until_s:
+                return
+
+    def look(self) -> None:
+        """Before memory is looked at by somebody who cannot wait: accept one helping. From anywhere, though only the
+        loop does it.
+        """
+        if self._arrived and _running_loop() is self._loop:
+            self._take()
+
+    def find(self, task_id: str) -> LiveTask | None:
+        """The task of that id, if it is here. From anywhere."""
+        return next((live for live in self if live.task_id == task_id), None)
+
+    async def caught_up(self) -> None:
+        """Return when all is accepted that was handed over before this call: at once where that is one helping."""
+        try:
+            last = self._arrived[-1]
+        except IndexError:
+            return
+        self._take()
+        while last.phase is Phase.ARRIVED:  # a turn is due as long as it is
+            await wait_in(self._turn_waiters)
+
+    def take_all(self) -> None:
+        """Accept everything, now. Only for a closed door, behind which nobody fills the inbox any more."""
+        while self._arrived:
+            self._take()
+
+    # How full memory is.
+
+    def unsaved_count(self) -> int:
+        """What counts against `max_pending`: waiting in memory, and ended or changed but not in the store yet."""
+        # Other threads may add a queue at any time.
+        waiting = sum(queue.waiting for queue in list(self._dispatcher.queues.values()))
+        history = self._writer.outbox.unsaved_history_count
+        if self._writer.degraded_since is None:
+            history = max(0, history - HISTORY_BATCH)  # less than that just waits for its interval
+        return waiting + self._unsaved_end_count + history
+
+    def may_be_full(self, limit: int) -> bool:
+        """A cheap look that never says no too early: whether it is worth counting exactly."""
+        return len(self._live) + self._writer.outbox.unsaved_count + len(self._arrived) >= limit
+
+    def end_began(self, live: LiveTask) -> None:
+        """A persisted task has ended, and is to be saved."""
+        if not live.saving.is_end_unsaved:
+            live.saving.is_end_unsaved = True
+            self._unsaved_end_count += 1
+
+    def end_is_settled(self, live: LiveTask) -> None:
+        """Its end is in the store, or will never be: it does not count as unsaved any more."""
+        if live.saving.is_end_unsaved:
+            live.saving.is_end_unsaved = False
+            self._unsaved_end_count -= 1
