@@ -83,7 +83,7 @@ class _Hint:
         self._timer = asyncio.get_running_loop().call_later(HINT_AFTER_S, self._look)
 
     def _look(self) -> None:
-        is_real = _clock.elapsed_s() - self._began_s >= HINT_AFTER_S / 2
+        is_real = _clock.elapsed_s() - self._began_s >= 0.9 * HINT_AFTER_S
         if is_real and not self._say():
             self._begin()
 
