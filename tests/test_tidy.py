@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tokenize
+import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -35,29 +36,23 @@ LAYERS: Final = (
     "testing", "integrations", "__init__", "cli", "__main__",
 )  # fmt: skip
 
+DEPENDENCIES: Final = re.compile(r"^dependencies = \[\n(.*?)^\]", re.DOTALL | re.MULTILINE)
+DEPENDENCY: Final = re.compile(r'((?:^ +# .*\n)+) +"(\w+)', re.MULTILINE)
+
+
+def places_of_dependencies() -> dict[str, tuple[str, ...]]:
+    """Where each dependency is imported, as the reason for it in pyproject.toml says. A folder ends in "/"."""
+    text = DEPENDENCIES.findall((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[0]
+    reasons = ((name, re.sub(r"\s+# ", " ", reason).strip("# ")) for reason, name in DEPENDENCY.findall(text))
+    return {name: tuple(each.strip() for each in reason.split(":")[0].split(",")) for name, reason in reasons}
+
+
 # Who may import a third-party package. A prefix ending in "/" is a folder. What is not here is not allowed anywhere.
 THIRD_PARTY: Final[Mapping[str, tuple[str, ...]]] = {
-    "aiosqlite": ("store/sqlite/",),
-    "anyio": (
-        "engine/",
-        "duties/",
-        "console/",
-        "registry.py",
-        "task.py",
-        "handle.py",
-        "manager.py",
-        "testing/",
-        "cli/",
-    ),
-    "click": ("cli/",),
-    "cronsim": ("rules/cron.py",),
+    **places_of_dependencies(),
     "fastapi": ("integrations/",),
-    "msgspec": ("codec/",),
-    "psutil": ("engine/instance.py", "duties/"),
     "pydantic": ("integrations/",),
-    "rich": ("console/", "cli/"),
     "starlette": ("integrations/",),
-    "typing_extensions": ("",),
 }
 
 # Names a signature of the contract needs, imported under `if TYPE_CHECKING` only.
@@ -67,7 +62,7 @@ TYPING_ONLY: Final = frozenset({("manager.py", "aiosqlite"), ("manager.py", "ric
 NEWER_STDLIB: Final = frozenset({"annotationlib"})
 
 # Modules that are optional at run time, or heavy, so that they are imported inside functions by those who may.
-HEAVY: Final = ("rich", "click", "psutil", "cronsim", "anyio.to_process", "concurrent.futures.process")
+HEAVY: Final = ("rich", "click", "psutil", "cronsim", "anyio", "concurrent.futures.process")
 
 MAX_MODULE_LINES: Final = 450
 MAX_FUNCTION_LINES: Final = 40  # without the docstring
@@ -85,8 +80,10 @@ CATCHES_BASE_EXCEPTION: Final = frozenset(
     {
         "taskmanager/engine/attempt.py",  # a cancellation is thrown into the coroutine it drives, at once
         "taskmanager/engine/child.py",  # the process lane: SystemExit ends the task, not the child
+        "taskmanager/engine/child_program.py",  # arguments and modules of the application are loaded there
         "taskmanager/engine/execution.py",  # one attempt
         "taskmanager/engine/lanes.py",  # the thread lane: SystemExit ends the task, not the thread
+        "taskmanager/engine/outcome.py",  # the text of an exception is made by its class
         "taskmanager/engine/row_codec.py",  # what is stored is made, and read, by codecs and classes of the application
         "taskmanager/engine/settle.py",  # an error may hold a mapping of the application
         "taskmanager/model/logger.py",  # filters and handlers of the application: a record is lost, nothing else
@@ -355,6 +352,23 @@ def third_party_faults() -> Iterator[str]:
                 yield f"{module.path}:{item.line}: {top} is not allowed here"
 
 
+def dependency_faults() -> Iterator[str]:
+    """Dependencies without a place, and places without an import. The other way round is in `third_party_faults`."""
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    places = places_of_dependencies()
+    for name in {re.split(r"\W", each)[0] for each in asked} ^ places.keys():
+        yield f"{name}: its reason in pyproject.toml must begin with where it is imported"
+    for name, found in places.items():
+        importing = [
+            module.inside
+            for module in modules(PACKAGE)
+            if any(item.name.split(".")[0] == name and not item.is_typing_only for item in imports(module))
+        ]
+        for place in found:
+            if not any(is_allowed(each, (place,)) for each in importing):
+                yield f"{name}: nothing in {place} imports it, as its reason in pyproject.toml says"
+
+
 def cycle_faults() -> Iterator[str]:
     """Import cycles among our modules. Imports inside functions and for type checkers close no cycle at import."""
     graph = {
@@ -419,6 +433,11 @@ def test_types_too_come_from_the_same_or_a_lower_layer() -> None:
 def test_each_library_is_used_only_where_its_job_is() -> None:
     """A library that is used in one place can be replaced in one place."""
     report(third_party_faults())
+
+
+def test_each_dependency_is_where_its_reason_says() -> None:
+    """A reason that nobody checks becomes untrue: somebody else must be able to see what a dependency is for."""
+    report(dependency_faults())
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:

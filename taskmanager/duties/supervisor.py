@@ -1,7 +1,7 @@
-"""Runs the duties of one instance: each in a task of its own, at its own interval; none that fails stops another."""
+"""Runs the duties of one instance in its host: each at its own interval; none that fails stops another."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -17,7 +17,6 @@ from taskmanager.duties.schedules.loop import NAME as SCHEDULES
 from taskmanager.duties.schedules.loop import Schedules
 from taskmanager.duties.worker_states import WorkerStates
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.loops import Loops
 from taskmanager.engine.polling import make_due
 from taskmanager.engine.schedule import Schedule
 from taskmanager.engine.stall import next_beat
@@ -37,7 +36,7 @@ them at once.
 
 
 class Supervisor:
-    """The duties of one start. The heartbeat, which is one of them, stops last."""
+    """The duties of one start. The host ends them; the heartbeat covers what is still being settled, and stops last."""
 
     def __init__(
         self, engine: Engine, recovery: Recovery, schedules: Mapping[str, Schedule], *, is_alone: bool
@@ -51,7 +50,6 @@ class Supervisor:
         self._worker_states = WorkerStates(engine)
         self._live_tasks = LiveTasks(engine)
         self.schedules = Schedules(engine, schedules)
-        self._loops = Loops(engine.loop, engine.failing_duties)
 
     async def recover(self) -> int:
         """What a start does before it claims: give back what dead instances left, and declare its schedules."""
@@ -65,7 +63,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Begin every duty. A store that nobody else sees, and that ends with the instance, needs two of them only."""
-        self._loop(SCHEDULES, self.schedules.run)
+        self._engine.host.start(SCHEDULES, self.schedules.run)
         self._begin("expiry", EXPIRY_INTERVAL_S, self._expiry.run_once, at_once=True)
         if self._is_alone:
             return
@@ -79,17 +77,9 @@ class Supervisor:
         self._begin("upkeep", UPKEEP_INTERVAL_S, self._upkeep)
         logger.info("heartbeat, reaper and retention have started")
 
-    async def stop(self) -> None:
-        """End every duty but the heartbeat, which covers the work that is still being settled."""
-        await self._loops.stop()
-
     def outlive_loop(self) -> None:
         """Threads of this instance go on after its loop, so its heart beats on."""
         self._heartbeat.outlives_loop = True
-
-    def leave_loop(self) -> None:
-        """The loop of the duties will not run again."""
-        self._loops.leave_loop()
 
     def stop_heartbeat(self) -> None:
         """The last thing that ends."""
@@ -107,10 +97,8 @@ class Supervisor:
     def _begin(
         self, name: str, interval_s: float, work: Callable[[], Awaitable[Any]], *, at_once: bool = False
     ) -> None:
-        self._loop(name, partial(_repeat, name, interval_s, work, at_once, self._engine.failing_duties))
-
-    def _loop(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._loops.start(name, lambda: self._engine.loop.create_task(run(), name=f"taskmanager-{name}"))
+        run = partial(_repeat, name, interval_s, work, at_once, self._engine.failing_duties)
+        self._engine.host.start(name, run)
 
 
 def pause_s(interval_s: float, surprised: int) -> float:

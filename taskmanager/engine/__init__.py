@@ -5,7 +5,9 @@ The modules by what they are about. Each knows only modules that stand before it
     Time, and loops:        due_time stall wall_clock loops
     The words:              definition row_codec saving live_task attempt context log_fields instance settings schedule
     What starts next:       shared_limit dispatch memory_window alarm
-    What runs:              mistakes copies outcome child lanes settle execution lane_faults
+    What an attempt is:     mistakes copies outcome
+    Children:               child child_reports child_program child_link
+    What runs:              lanes settle execution lane_faults
     Who is told:            events follow waiting
     What is written:        lean_writes outbox flushes writer progress paring
     The way in:             idempotency inbox intake

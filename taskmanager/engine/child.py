@@ -1,36 +1,51 @@
-"""The other side of the process lane: what runs inside a child process.
+"""What parent and child of the process lane say to each other, and how a task is run in a child.
 
-The child is spawned by `anyio.to_process`, never forked. It gets a module and a qualified name, imports the module and
-takes the function from the `Task` found there. It ends with its parent, and leaves Ctrl-C and SIGTERM to it.
+A child gets a module and a qualified name, imports the module and takes the function from the `Task` found there. What
+it says are frames: a length, and a pickle of plain data. Values and exceptions of user code travel in these as pickles
+of their own, so that one which cannot be made or read loses itself and nothing else.
+
+Once a child has taken a call it replies, whatever the code of the user does to it, or it dies.
 """
 
 import importlib
-import io
-import os
-import signal
+import struct
 import sys
-import threading
-import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from taskmanager.codec.annotations import is_async
 from taskmanager.codec.safe import readable
 from taskmanager.engine.attempt import current
 from taskmanager.engine.copies import end_if_copy
 from taskmanager.engine.mistakes import mistake_in
+from taskmanager.engine.outcome import describe, words_of
 from taskmanager.model.clock import SystemClock, from_us
 from taskmanager.model.errors import ArgumentError, ConfigurationError
 
-PARENT_POLL_S = 0.5
+HEADER: Final = struct.Struct(">Q")
 _clock = SystemClock()
-_PR_SET_PDEATHSIG = 1
 
 is_lane_child = False
 """True in a child process of the process lane; enqueueing there raises `WrongProcess`."""
+is_loading_main = False
+"""True while this child reads the main module of the program, before it can take a task."""
+
+LogEntry = tuple[int, str, dict[str, object]]
+"""When, the text, and the fields of `current_task().log`."""
+Levels = tuple[int, dict[str, int]]
+"""What `logging.disable` says, and the level of each logger that has one of its own; the root is "root"."""
+
+
+class Welcome(NamedTuple):
+    """What a child needs to know of its program before it can take a task."""
+
+    parent_pid: int
+    argv: list[str]
+    main_name: str | None
+    """Of a main module that was started by its name, with `python -m`."""
+    main_path: str | None
 
 
 class ChildCall(NamedTuple):
@@ -49,37 +64,58 @@ class ChildCall(NamedTuple):
     scheduled_for: int | None
 
 
+class News(NamedTuple):
+    """What the code of a task has reported since the last news, while it runs."""
+
+    progress: tuple[float, float | None, str] | None
+    entries: list[LogEntry]
+    records: list[dict[str, object]]
+    """Log records, each as the attributes that it has."""
+    dropped_count: int
+    """Log records that were more than a child may send."""
+
+
+Heard = Callable[[News], None]
+
+
 class ChildReply(NamedTuple):
-    """What comes back: a value, or the exception with its traceback as text, and what the attempt reported. `lost`: why
-    the value could not come.
+    """What comes back: a value, or what was raised. `words` is there when something was, the rest as far as it could
+    come: `kind` its class, `exc` itself. `lost`: why the value could not come.
     """
 
-    value: Any
-    exc: BaseException | None
-    trace: str | None
-    progress: tuple[float, float | None, str] | None
-    log: list[tuple[int, str, dict[str, object]]]
+    value: Any = None
     lost: str | None = None
+    words: str | None = None
+    trace: str = ""
+    kind: type[BaseException] | None = None
+    exc: BaseException | None = None
 
 
 class PackedReply(NamedTuple):
-    """The reply on its way: value and exception as pickles, so that what cannot be one does not break the pool."""
+    """The reply on its way: all that is of user code as pickles, so that what cannot be one does not break the rest."""
 
     value: bytes | None = None
-    exc: bytes | None = None
-    trace: str | None = None
-    progress: tuple[float, float | None, str] | None = None
-    log: list[tuple[int, str, dict[str, object]]] | None = None
     lost: str | None = None
+    words: str | None = None
+    trace: str = ""
+    kind: bytes | None = None
+    exc: bytes | None = None
+
+
+class Reports(Protocol):
+    """Where a child puts what its code reports."""
+
+    def progress(self, done: float, total: float | None, text: str) -> None: ...
+    def log(self, entry: LogEntry) -> None: ...
 
 
 class ChildSource:
-    """What `current_task()` shows inside the child; what is reported travels back with the reply."""
+    """What `current_task()` shows inside the child."""
 
     is_cancelled = False
     is_detached = False
 
-    def __init__(self, call: ChildCall) -> None:
+    def __init__(self, call: ChildCall, reports: Reports) -> None:
         self.task_id = call.task_id
         self.task_name = call.task_name
         self.attempt = call.attempt
@@ -88,17 +124,24 @@ class ChildSource:
         if call.timeout_s is not None:
             self.deadline = from_us(call.started_at) + timedelta(seconds=call.timeout_s)
         self.scheduled_for = None if call.scheduled_for is None else from_us(call.scheduled_for)
-        self.last_progress: tuple[float, float | None, str] | None = None
-        self.entries: list[tuple[int, str, dict[str, object]]] = []
+        self._reports = reports
 
     def now_us(self) -> int:
         return _clock.now_us()
 
     def progress(self, done: float, total: float | None, text: str) -> None:
-        self.last_progress = (readable(done), readable(total), readable(text))
+        self._reports.progress(readable(done), readable(total), readable(text))
 
     def log(self, at: int, text: str, fields: dict[str, object]) -> None:
-        self.entries.append((at, readable(text), {key: readable(fields[key]) for key in fields}))
+        self._reports.log((at, readable(text), {key: readable(fields[key]) for key in fields}))
+
+
+def framed(word: str, payload: object) -> bytes:
+    """One frame of the channel, either way. `payload` is plain data."""
+    import pickle
+
+    body = pickle.dumps((word, payload), pickle.HIGHEST_PROTOCOL)
+    return HEADER.pack(len(body)) + body
 
 
 def packed_call(call: ChildCall) -> bytes:
@@ -127,58 +170,50 @@ def _unpicklable(call: ChildCall) -> str:
     return "what belongs to the call"
 
 
-def come_up(parent_pid: int) -> int:
-    """The first thing that a child is asked, before there is a task for it: its process id."""
-    _become_lane_child(parent_pid)
-    return os.getpid()
-
-
-def run(parent_pid: int, packed: bytes) -> PackedReply:
-    """Run one task in this child, whatever comes of it."""
-    import pickle
-
-    _become_lane_child(parent_pid)
-    try:
-        call: ChildCall = pickle.loads(packed)  # noqa: S301  # our parent's
-    except BaseException as exc:
-        return _packed_failure(exc)
-    source = ChildSource(call)
-    token, pid = current.set(source), os.getpid()
+def run(call: ChildCall, reports: Reports, pid: int) -> PackedReply:
+    """Run one task in this child, which is process `pid`, whatever comes of it."""
+    token = current.set(ChildSource(call, reports))
     try:
         fn = find_function(call.module, call.qualname)
         value = fn(*call.args, **call.kwargs)
         end_if_copy(pid, None)
         mistake = mistake_in(value)
-        reply = _packed_value(value) if mistake is None else _packed_failure(mistake)
+        return _packed_value(value) if mistake is None else packed_failure(mistake)
     except BaseException as exc:
         end_if_copy(pid, exc)
-        reply = _packed_failure(exc)
+        return packed_failure(exc)
     finally:
         current.reset(token)
-    return reply._replace(progress=source.last_progress, log=source.entries)
 
 
 def unpacked(reply: PackedReply) -> ChildReply:
     """In the parent: the reply with the value, or the exception, itself."""
-    import pickle
-
     # What the main module of the program defines is of a module of that name in a child, here and in `multiprocessing`.
     sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
-    value: Any = None
-    exc: BaseException | None = None
-    lost = reply.lost
+    if reply.words is not None:
+        exc, _ = _read(reply.exc, BaseException)
+        kind, _ = (type(exc), None) if exc is not None else _read(reply.kind, type)
+        if kind is not None and not _has_ancestor(kind, BaseException):
+            kind = None
+        return ChildReply(words=reply.words, trace=reply.trace, kind=kind, exc=exc)
+    value, broken = _read(reply.value, object)
+    return ChildReply(value=value, lost=reply.lost if broken is None else _why_lost(broken))
+
+
+def _read(packed: bytes | None, kind: type) -> tuple[Any, BaseException | None]:
+    """What was packed, or None and why it cannot be read here."""
+    import pickle
+
     try:
-        if reply.exc is not None:
-            exc = pickle.loads(reply.exc)  # noqa: S301  # our child's
-        elif reply.value is not None:
-            value = pickle.loads(reply.value)  # noqa: S301  # our child's
+        found = None if packed is None else pickle.loads(packed)  # noqa: S301  # our child's
+        return (found if _has_ancestor(type(found), kind) else None), None
     except BaseException as broken:
-        if reply.exc is None:
-            lost = _why_lost(broken)
-        else:
-            last_line = (reply.trace or "").strip().rpartition("\n")[2]
-            exc = RuntimeError(f"{last_line} (not readable here: {type(broken).__name__})")
-    return ChildReply(value, exc, reply.trace, reply.progress, reply.log or [], lost)
+        return None, broken
+
+
+def _has_ancestor(kind: type, ancestor: type) -> bool:
+    """Without a question to its metaclass."""
+    return any(each is ancestor for each in type.mro(kind))
 
 
 def _packed_value(value: Any) -> PackedReply:
@@ -191,8 +226,7 @@ def _packed_value(value: Any) -> PackedReply:
 
 
 def _why_lost(broken: BaseException) -> str:
-    words = traceback.format_exception_only(broken)[-1].strip()
-    return f"the result could not come out of the child process: {words}"
+    return f"the result could not come out of the child process: {words_of(broken)}"
 
 
 def find_function(module_name: str, qualname: str) -> Any:
@@ -215,26 +249,35 @@ def find_function(module_name: str, qualname: str) -> Any:
     return found
 
 
-def _packed_failure(exc: BaseException) -> PackedReply:
-    return PackedReply(exc=_packed_exception(exc), trace=_trace(exc))
+def packed_failure(exc: BaseException) -> PackedReply:
+    """The reply of a child whose code has raised this. Never fails."""
+    return PackedReply(words=words_of(exc), trace=describe(exc), kind=_packed(type(exc)), exc=_packed_exception(exc))
 
 
-def _packed_exception(exc: BaseException) -> bytes:
-    """`exc` itself where it survives pickling with its class, else one of its class that says the same, which is what
-    mappers look at; else a RuntimeError with its words.
-    """
+def _packed(value: object) -> bytes | None:
     import pickle
 
-    why = ""
+    try:
+        packed = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        pickle.loads(packed)  # noqa: S301  # our own bytes, a moment old
+    except BaseException:
+        return None
+    return packed
+
+
+def _packed_exception(exc: BaseException) -> bytes | None:
+    """`exc` itself where it survives pickling with its class, else one of its class that says the same."""
+    import pickle
+
     for candidate in (exc, _Bare(exc)):
+        packed = _packed(candidate)
         try:
-            packed = pickle.dumps(candidate, pickle.HIGHEST_PROTOCOL)
-            back = pickle.loads(packed)  # noqa: S301  # our own bytes, a moment old
+            back = None if packed is None else pickle.loads(packed)  # noqa: S301  # our own bytes, a moment old
             if type(back) is type(exc) and (candidate is exc or str(back) == str(exc)):
                 return packed
-        except BaseException as reason:
-            why = why or f" (not picklable: {traceback.format_exception_only(reason)[-1].strip()})"
-    return pickle.dumps(RuntimeError(traceback.format_exception_only(exc)[-1].strip() + why))
+        except BaseException:
+            return None  # its text cannot be made
+    return None
 
 
 class _Bare:
@@ -245,98 +288,11 @@ class _Bare:
 
     def __reduce__(self) -> tuple[Any, ...]:
         exc = self._exc
-        state = {name: value for name, value in vars(exc).items() if _is_picklable(value)}
-        return _bare, (type(exc), exc.args if _is_picklable(exc.args) else (str(exc),), state)
+        state = {name: value for name, value in vars(exc).items() if _packed(value) is not None}
+        return _bare, (type(exc), exc.args if _packed(exc.args) is not None else (str(exc),), state)
 
 
 def _bare(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
     exc = kind.__new__(kind, *args)
     vars(exc).update(state)
     return exc
-
-
-def _is_picklable(value: object) -> bool:
-    import pickle
-
-    try:
-        pickle.loads(pickle.dumps(value, pickle.HIGHEST_PROTOCOL))  # noqa: S301  # our own bytes, a moment old
-    except BaseException:
-        return False
-    return True
-
-
-def _trace(exc: BaseException) -> str:
-    frames = exc.__traceback__
-    if frames is not None and frames.tb_next is not None:
-        frames = frames.tb_next
-    return "".join(traceback.format_exception(type(exc), exc, frames))
-
-
-def is_loading_main() -> bool:
-    """Whether this is a child that reads the main module of the program, before it is asked for anything."""
-    return sys.orig_argv[-2:] == ["-m", "anyio.to_process"] and "__main__" not in sys.modules
-
-
-def _become_lane_child(parent_pid: int) -> None:
-    global is_lane_child
-    if not is_lane_child:
-        is_lane_child = True
-        _leave_standard_streams()
-        _leave_signals_to_parent()
-        _bind_to_parent(parent_pid)
-
-
-def _leave_standard_streams() -> None:
-    """Let calls and replies go through descriptors that nobody else knows, and the standard ones to the null device.
-
-    The pool speaks over the standard streams of the child, and nobody reads its errors. A program that the task starts
-    inherits them: it would write into a reply, swallow the next call, or stop at a full pipe.
-    """
-    for stream, number, mode in ((sys.__stdin__, 0, "rb"), (sys.__stdout__, 1, "wb")):
-        buffer: Any = getattr(stream, "buffer", None)
-        raw = getattr(buffer, "raw", buffer)
-        if isinstance(raw, io.FileIO) and raw.fileno() == number:
-            raw.__init__(os.dup(number), mode)  # type: ignore[misc]  # the pool holds this object, so it stays
-    null = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(null, number)
-    os.close(null)
-
-
-def _leave_signals_to_parent() -> None:
-    """A terminal sends Ctrl-C to all processes of a program, and systemd its SIGTERM: the parent stops, and waits for
-    what runs here.
-
-    Programs that the task starts ignore Ctrl-C too, since they belong to the task. SIGTERM they hear: a task ends what
-    it has started with that. So it is not ignored here, which they would inherit, but handled; and copies of this
-    process, a `multiprocessing.Pool` for one, get the usual handling back.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _leave_to_parent)
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_hear_sigterm)
-
-
-def _leave_to_parent(number: int, frame: FrameType | None) -> None:
-    """The handler of a signal that the parent has been sent too."""
-
-
-def _hear_sigterm() -> None:
-    if signal.getsignal(signal.SIGTERM) is _leave_to_parent:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _bind_to_parent(parent_pid: int) -> None:
-    """End when the parent does, even in the middle of a task."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_watch_parent, args=(parent_pid,), name="taskmanager-parent-watch", daemon=True).start()
-
-
-def _watch_parent(parent_pid: int) -> None:
-    # Covers platforms without prctl, and a parent that died before prctl was called.
-    while os.getppid() == parent_pid:
-        time.sleep(PARENT_POLL_S)
-    os._exit(1)

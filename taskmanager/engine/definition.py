@@ -79,9 +79,9 @@ class Definition:
             options["retry"] = self.retry.to_options()
         return dumps(options)
 
-    def code_of(self, exc: BaseException) -> str:
-        """The error code of an exception that user code raised."""
-        return code_of(exc, self.task_mapper, self.global_mapper, self.task_default_code, self.global_default_code)
+    def code_of(self, kind: type[BaseException]) -> str:
+        """The error code of an exception of this class that user code raised."""
+        return code_of(kind, self.task_mapper, self.global_mapper, self.task_default_code, self.global_default_code)
 
     def as_persisted(self) -> "Definition":
         """The same definition for a record that stands in the store, whatever the function says today."""

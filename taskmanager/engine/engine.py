@@ -26,6 +26,7 @@ from taskmanager.engine.intake import Intake
 from taskmanager.engine.lane_faults import LaneFaults
 from taskmanager.engine.live_task import Ending, LiveTask, Phase
 from taskmanager.engine.log_fields import extra_of
+from taskmanager.engine.loops import Host
 from taskmanager.engine.memory_window import MemoryWindow
 from taskmanager.engine.outcome import Outcome, as_cause
 from taskmanager.engine.progress import ProgressSaver
@@ -82,11 +83,12 @@ class Engine:
             store, clock, commit_interval_s=settings.commit_interval_s, snapshot_interval_s=settings.snapshot_interval_s
         )
         self.inbox = Inbox(self.live, self.dispatcher, self.writer, self.accept, self._dispatch)
-        self.runner = Runner(settings.processes, self.report, self.stall.lost_s, self.writer.was_cancelled_since)
+        self.failing_duties: dict[str, str] = {}
+        host = self.host = Host(self.loop, self.failing_duties)
+        self.runner = Runner(settings.processes, host, self.report, self.stall.lost_s, self.writer.was_cancelled_since)
         self.progress = ProgressSaver(self.loop, self.writer, clock)
         self.follower = Follower(store, self.row_codec.decode_result)
         self.wants_claim = asyncio.Event()
-        self.failing_duties: dict[str, str] = {}
         self.lane_faults = LaneFaults(self.loop, self.dispatcher, self.runner.processes, self.failing_duties)
         self._idle_waiters: list[asyncio.Future[Any]] = []
 
@@ -266,6 +268,7 @@ class Engine:
         self.loop = asyncio.get_running_loop()
         self.is_stopping = self.runner.is_stopping = True
         self.wants_claim = asyncio.Event()
+        self.host.leave_loop()
         self.inbox.leave_loop()
         self.dispatcher.leave_loop()
         self.writer.leave_loop()

@@ -12,16 +12,17 @@ from functools import partial
 from typing import Any, Final
 
 from taskmanager.engine.attempt import Attempt, StopReason, current, drive
-from taskmanager.engine.child import ChildCall
-from taskmanager.engine.lanes import BrokenProcess, CannotStart, ProcessLane, ThreadLane
+from taskmanager.engine.child import ChildCall, ChildReply, News
+from taskmanager.engine.lanes import BrokenProcess, CannotStart, Ended, ProcessLane, ThreadLane
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
-from taskmanager.engine.loops import let_loop_close
-from taskmanager.engine.outcome import Outcome, comes_from_signal, failure_of, outcome_of, timed_out
+from taskmanager.engine.loops import Host, let_loop_close
+from taskmanager.engine.outcome import Outcome, comes_from_signal, failure_in_words, failure_of, outcome_of, timed_out
 from taskmanager.model.errors import ArgumentError, ManagerStopped, ManagerStopping, TaskNotCompleted
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import BuiltInTaskCode
+from taskmanager.model.wording import counted
 
 STUBBORN_AFTER_S = 1.0
 """How long an async task may go on after its cancellation before it is reported as ignoring it."""
@@ -37,12 +38,13 @@ class Runner:
     def __init__(
         self,
         process_limit: int,
+        host: Host,
         report: Report,
         lost_s: Callable[[], float],
         was_torn_down_since: Callable[[float], bool],
     ) -> None:
         self.threads = ThreadLane()
-        self.processes = ProcessLane(process_limit)
+        self.processes = ProcessLane(process_limit, host)
         self.running: dict[str, Attempt] = {}
         self.abandoned: set[Attempt] = set()
         self._not_begun: list[Attempt] = []
@@ -165,12 +167,13 @@ class Runner:
             return
         await self._wait_for_thread(attempt, future)
 
-    async def _wait_for_thread(self, attempt: Attempt, future: "asyncio.Future[Any]") -> None:
+    async def _wait_for_thread(self, attempt: Attempt, future: "asyncio.Future[Ended]") -> None:
         """Until its thread has ended, which nobody can bring about: who cancels the wait, as those do who cancel every
         task, has interrupted nothing, and a second attempt must not run beside the first one.
         """
         try:
-            outcome = outcome_of(await asyncio.shield(future))
+            ended = await asyncio.shield(future)
+            outcome = outcome_of(ended.value) if ended.error is None else self._raised(attempt, ended.error)
         except BaseException as exc:
             is_by_signal = not future.done() and comes_from_signal(exc)
             if is_by_signal or (not future.done() and issubclass(type(exc), asyncio.CancelledError)):
@@ -180,27 +183,17 @@ class Runner:
                     raise
                 return
             outcome = self._raised(attempt, exc)
-        del future  # its exception has this frame among its own, and would be held by that
         self._finish(attempt, outcome)
 
     async def _run_process(self, attempt: Attempt) -> None:
+        current.set(attempt)
         live = attempt.live
         try:
             _begin(attempt)
             args, kwargs = _arguments(live)
-            reply = await self.processes.run(_child_call(attempt, args, kwargs), partial(_reach_code, attempt))
-            for entry in reply.log:
-                attempt.log(*entry)
-            if reply.progress:
-                attempt.progress(*reply.progress)
-            if reply.exc is not None:
-                failed = _failed(attempt, reply.exc)
-                outcome = failed._replace(reason=reply.trace or failed.reason)
-            elif reply.lost is not None:
-                error = TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, reply.lost)
-                outcome = Outcome("ok", error=error)
-            else:
-                outcome = outcome_of(reply.value)
+            call = _child_call(attempt, args, kwargs)
+            reply = await self.processes.run(call, partial(_reach_code, attempt), partial(_hear, attempt))
+            outcome = _replied(attempt, reply)
         except CannotStart as exc:
             outcome = (
                 Outcome("unstarted", reason=str(exc)) if attempt.stop_reason is None else self._raised(attempt, exc)
@@ -209,7 +202,8 @@ class Runner:
             outcome = self._raised(attempt, exc)
             if outcome.kind == "failed":
                 error = TaskError(BuiltInTaskCode.WORKER_CRASHED, str(exc))
-                outcome = Outcome("crashed", error=error, reason=str(exc))
+                tail = f"\nThe end of what it had written:\n{exc.tail}" if exc.tail else ""
+                outcome = Outcome("crashed", error=error, reason=f"{exc}{tail}")
         except BaseException as exc:
             if comes_from_signal(exc):
                 self._interrupt(attempt, exc)
@@ -313,23 +307,48 @@ def _comes_from_stop(exc: BaseException) -> bool:
     Who lets that through was interrupted by the stop, like a task that is cancelled by it, and has not failed.
     """
     if issubclass(type(exc), BaseExceptionGroup):
-        return all(map(_comes_from_stop, exc.exceptions))  # type: ignore[attr-defined]  # it is a group
+        # Not its attribute, which its class may have made one of its own.
+        return all(map(_comes_from_stop, vars(BaseExceptionGroup)["exceptions"].__get__(exc)))
     if issubclass(type(exc), TaskNotCompleted):
         return exc.error.error_code in _OF_STOP  # type: ignore[attr-defined]  # it is one of ours
     return issubclass(type(exc), ManagerStopping | ManagerStopped)
 
 
 def _failed(attempt: Attempt, exc: BaseException) -> Outcome:
-    """The failure with its words and its traceback, and without them where the exception keeps us from reading them."""
+    """The failure with its words and its traceback, as far as the exception lets us read them."""
     if type(exc) is _Unfit:
         return Outcome("failed", error=TaskError(BuiltInTaskCode.UNHANDLED_EXCEPTION, str(exc)), reason=str(exc))
-    try:
-        outcome = failure_of(attempt.live, exc)
-    except BaseException as broken:  # a `__str__` that exits, a property that raises: user code too
-        message = f"{type(exc).__name__}, which cannot be described: {type(broken).__name__}"
-        return Outcome("failed", error=TaskError(BuiltInTaskCode.UNHANDLED_EXCEPTION, message), reason=message)
     attempt.raised = exc
-    return outcome
+    return failure_of(attempt.live, exc)
+
+
+def _replied(attempt: Attempt, reply: ChildReply) -> Outcome:
+    """What a child has come to. Raises `TypeError` for a value that is a mistake."""
+    if reply.words is not None:
+        attempt.raised = reply.exc
+        return failure_in_words(attempt.live, reply.kind or Exception, reply.words, reply.trace)
+    if reply.lost is not None:
+        return Outcome("ok", error=TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, reply.lost))
+    return outcome_of(reply.value)
+
+
+def _hear(attempt: Attempt, news: News) -> None:
+    """What the code of an attempt reports from its child, as if it were reported here."""
+    for entry in news.entries:
+        attempt.log(*entry)
+    if news.progress:
+        attempt.progress(*news.progress)
+    extra = extra_of(attempt.live)
+    for fields in news.records:
+        logger.pass_on({**extra, **fields})
+    if news.dropped_count:
+        logger.warning(
+            "%s of task %s (%s) were dropped: its child process logs more than can be passed on",
+            counted(news.dropped_count, "log record"),
+            extra["task_name"],
+            extra["task_id"],
+            extra=extra,
+        )
 
 
 class _Unfit(Exception):

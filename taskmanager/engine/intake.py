@@ -301,7 +301,7 @@ class Intake:
 
         Raises `WrongProcess` in a child of the process lane, which reads the main module of the program as well.
         """
-        if child.is_lane_child or child.is_loading_main():
+        if child.is_lane_child or child.is_loading_main:
             raise WrongProcess(
                 "a child of the process lane cannot start a manager; the child imports the main module of the program, "
                 'so start the manager there under `if __name__ == "__main__":`'

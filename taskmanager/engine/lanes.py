@@ -5,28 +5,45 @@ so that the host's pools and ours never starve each other.
 """
 
 import asyncio
+import logging
 import os
 import queue
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
-from contextvars import Context
-from typing import Any, Final, NamedTuple
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskmanager.engine.child import ChildCall, ChildReply, PackedReply
+from taskmanager.engine.child import ChildCall, ChildReply, Heard, Levels, News
 from taskmanager.engine.copies import end_if_copy
-from taskmanager.engine.loops import let_loop_close
+from taskmanager.engine.loops import Host, let_loop_close
+from taskmanager.model.logger import logger
+
+if TYPE_CHECKING:
+    from taskmanager.engine.child_link import Child
 
 CLOSE_PATIENCE_S: Final = 0.5
-FORGOTTEN_AFTER_S: Final = 240.0
-"""The pool ends children that had nothing to do for five minutes, and says so to nobody."""
+IDLE_S: Final = 300.0
+"""A child that had nothing to do for so long is let go when another one has become idle."""
+TRIES: Final = 3
+"""How many children may be found dead before one takes a task."""
+NOTHING_PASSES: Final = 1 << 30
+"""The level of a logger that is disabled."""
+
+
+class Ended(NamedTuple):
+    """What a call came to. Not as the exception of a future: that looks at it, and some are for futures themselves."""
+
+    value: Any = None
+    error: BaseException | None = None
 
 
 class _Job(NamedTuple):
     call: Callable[[], Any]
     context: Context
     loop: asyncio.AbstractEventLoop
-    future: "asyncio.Future[Any]"
+    future: "asyncio.Future[Ended]"
 
 
 class ThreadLane:
@@ -40,13 +57,13 @@ class ThreadLane:
         self.on_outlived: Callable[[], None] | None = None
         """Called in a thread whose job ended after its loop was closed."""
 
-    def submit(self, call: Callable[[], Any], context: Context) -> "asyncio.Future[Any]":
-        """Run `call` in a thread. The future gets its value or exception; cancelling it does not stop the thread.
+    def submit(self, call: Callable[[], Any], context: Context) -> "asyncio.Future[Ended]":
+        """Run `call` in a thread. The future gets what it came to; cancelling it does not stop the thread.
 
         Raises `CannotStart` where the system gives no thread for it.
         """
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        future: asyncio.Future[Ended] = loop.create_future()
         with self._lock:
             if self._idle:
                 self._idle -= 1
@@ -83,145 +100,215 @@ class ThreadLane:
 
 def _run(job: _Job) -> bool:
     """Run it and deliver its outcome; False when its loop is closed and nobody can be told."""
-    value: Any = None
-    error: BaseException | None = None
     pid = os.getpid()
     try:
-        value = job.context.run(job.call)
+        ended = Ended(job.context.run(job.call))
     except BaseException as exc:  # SystemExit too: it ends the task, never the thread
-        error = exc
-    end_if_copy(pid, error)
+        ended = Ended(error=exc)
+    end_if_copy(pid, ended.error)
     try:
-        job.loop.call_soon_threadsafe(_deliver, job.future, value, error)
+        job.loop.call_soon_threadsafe(_deliver, job.future, ended)
     except RuntimeError:
         return False  # the manager has stopped and recorded this attempt as interrupted
     finally:
-        del error, job  # the exception has this frame among its own, and would be held by that
+        del ended, job  # the exception has this frame among its own, and would be held by that
     return True
 
 
-def _deliver(future: "asyncio.Future[Any]", value: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(value)
-    elif issubclass(type(error), StopIteration):  # a future refuses it
-        wrapped = RuntimeError("the task raised StopIteration")
-        wrapped.__cause__ = error
-        future.set_exception(wrapped)
-    else:
-        future.set_exception(error)
+def _deliver(future: "asyncio.Future[Any]", ended: Ended) -> None:
+    if not future.done():
+        future.set_result(ended)
 
 
 class ProcessLane:
-    """Child processes of `anyio.to_process`: spawned, reused, and killed one by one when their task must end.
+    """Child processes of our own: spawned, reused, and killed one by one when their task must end.
 
     A task that is cancelled while its child comes up would leave that behind, known to nobody, for as long as this
     process lives. So a child comes up by itself, and whoever wanted it may go.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, host: Host) -> None:
         self._limit = limit
-        self._limiter: Any = None
+        self._host = host
+        self._children: set[Child] = set()
+        """Those that live, and are not being killed."""
+        self._idle: list[Child] = []
         self._coming: set[asyncio.Task[None]] = set()
-        self._seen: set[int] = set()
-        self._live_count = self._busy_count = 0
-        self._used_at = 0.0
+        self._rising: set[Child] = set()
+        """Those that read the main module."""
+        self._wanted: deque[asyncio.Future[Child]] = deque()
+        self._is_closed = False
+        self.is_ending = False
+        """Whether children are on their way out."""
 
     def __repr__(self) -> str:
-        return f"<ProcessLane {self._live_count} children, {self._busy_count} busy, {len(self._coming)} coming up>"
+        return f"<ProcessLane {len(self._children)} children, {len(self._idle)} idle, {len(self._coming)} coming up>"
 
-    async def run(self, call: ChildCall, on_child: Callable[[], None]) -> ChildReply:
-        """Run one call in a child, and say so when there is one for it. Cancelling kills the child; `BrokenProcess`
-        when it died by itself, `CannotStart` when there is none.
+    async def run(self, call: ChildCall, on_child: Callable[[], None], heard: Heard) -> ChildReply:
+        """Run one call in a child: `on_child` is told when there is one for it, `heard` what its code reports.
+
+        Cancelling kills the child. Raises `BrokenProcess` when it died by itself, `CannotStart` when there is none.
         """
-        from taskmanager.engine import child
+        from taskmanager.engine import child, child_link
 
-        packed = child.packed_call(call)
-        for _ in range(2):  # another task may have been faster to take the first child that came up
-            if not self._has_idle():
-                await self._come_up()
-        on_child()
-        self._busy_count += 1
-        try:
-            reply: PackedReply = await self._ask(child.run, os.getpid(), packed, is_task=True)
-        except BaseException:
-            self._live_count = max(0, self._live_count - 1)
-            raise
-        finally:
-            self._busy_count -= 1
-            self._used_at = asyncio.get_running_loop().time()
-        return child.unpacked(reply)
+        packed, context = child.packed_call(call), copy_context()
+        why = ""
+        for _ in range(TRIES):
+            found = await self._child()
+            on_child()
+            try:
+                reply = await found.ask((_levels(), packed), lambda news: context.run(heard, news))
+            except child_link.Died as exc:
+                if exc.has_begun:
+                    raise BrokenProcess(f"the child process died while it ran the task: {exc}", exc.tail) from None
+                why = str(exc)  # it died while it was idle, and is found dead only now
+            except BaseException:
+                self._forget(found)
+                raise
+            else:
+                self._has_idle(found)
+                return child.unpacked(reply)
+        raise CannotStart(f"child processes die before they take a task: {why}")
 
     async def close(self, patience_s: float) -> None:
-        """Wait a moment for children that come up: the end of the loop kills those that the pool knows."""
+        """Let idle children end, and kill those that do not. One that comes up has a moment to be known."""
+        self._is_closed = True
+        for each in self._rising:
+            each.kill()
         if self._coming:
             await asyncio.wait(self._coming, timeout=min(patience_s, CLOSE_PATIENCE_S))
+        children, self._idle = list(self._children), []
+        if not children:
+            return
+        self.is_ending = True
+        for each in children:
+            await each.dismiss()
+        gone = [asyncio.ensure_future(each.wait_gone()) for each in children]
+        await asyncio.wait(gone, timeout=min(patience_s, CLOSE_PATIENCE_S))
+        for each in children:
+            each.kill()
+        await asyncio.wait(gone, timeout=CLOSE_PATIENCE_S)
+        self.is_ending = False
 
     @property
     def is_coming_up(self) -> bool:
         """Whether it is not known yet of some child if there will be one."""
         return bool(self._coming)
 
-    def _has_idle(self) -> bool:
-        if asyncio.get_running_loop().time() - self._used_at > FORGOTTEN_AFTER_S:
-            self._live_count = self._busy_count
-            self._seen.clear()
-        return self._live_count > self._busy_count
+    async def _child(self) -> "Child":
+        if self._idle:
+            return self._idle.pop()  # the one used last: the others may become old
+        wanted: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
+        self._wanted.append(wanted)
+        self._bring_up_wanted()
+        try:
+            return await wanted
+        except asyncio.CancelledError:
+            if wanted.done() and not wanted.cancelled() and wanted.exception() is None:
+                self._has_idle(wanted.result())
+            raise
+        finally:
+            if wanted in self._wanted:
+                self._wanted.remove(wanted)
+
+    def _has_idle(self, child: "Child") -> None:
+        """A child can take a task: the one that has waited longest, or the next one."""
+        if child not in self._children:
+            return
+        for wanted in self._wanted:
+            if not wanted.done():
+                wanted.set_result(child)
+                return
+        now_s = child.idle_since_s = asyncio.get_running_loop().time()
+        self._idle.append(child)
+        while now_s - self._idle[0].idle_since_s > IDLE_S:
+            old = self._idle.pop(0)
+            self._forget(old)
+            self._host.spawn(old.dismiss, f"child {old.pid}")
+
+    def _forget(self, child: "Child") -> None:
+        """It is gone, or on its way: another one may come in its place."""
+        self._children.discard(child)
+        if child in self._idle:
+            self._idle.remove(child)
+        self._bring_up_wanted()
+
+    def _bring_up_wanted(self) -> None:
+        wanted = sum(not each.done() for each in self._wanted)
+        while not self._is_closed and len(self._coming) < min(wanted, self._limit - len(self._children)):
+            coming = asyncio.get_running_loop().create_task(self._come_up(), name="taskmanager-child")
+            # `asyncio.run` cancels every task it knows and waits for it; a subprocess that is cancelled while it is
+            # made may never end (CPython before 3.12.4). The child ends by itself: its channel is closed with the loop.
+            let_loop_close(coming)
+            self._coming.add(coming)
+            coming.add_done_callback(self._came_up)
 
     async def _come_up(self) -> None:
-        coming = asyncio.get_running_loop().create_task(self._begin_child(), name="taskmanager-child")
-        # `asyncio.run` cancels every task it knows and waits for it; a subprocess that is cancelled while it is made
-        # may never end (CPython before 3.12.4). The child ends by itself: its standard input is closed with the loop.
-        let_loop_close(coming)
-        self._coming.add(coming)
-        coming.add_done_callback(self._came_up)
-        await asyncio.shield(coming)
+        from taskmanager.engine.child_link import Died, MainFailed, spawned
 
-    async def _begin_child(self) -> None:
-        from taskmanager.engine import child
+        child = None
+        try:
+            child = await spawned(self._host, self._heard_idle, self._forget)
+            self._rising.add(child)
+            if self._is_closed:
+                child.kill()
+            await child.is_ready
+        except MainFailed as exc:
+            self._has_none(BrokenProcess(_why_main_failed(str(exc))))
+        except Died as exc:
+            last_line = exc.tail.rpartition("\n")[2]
+            self._has_none(CannotStart(_why_none_came_up(f"{exc}: {last_line}" if last_line else str(exc))))
+        except (OSError, RuntimeError, ValueError, TypeError) as exc:  # what user code raises comes as a reply
+            self._has_none(CannotStart(f"no child process can be started: {_words(exc)}"))
+        else:
+            self._children.add(child)
+            self._has_idle(child)
+        finally:
+            if child is not None:
+                self._rising.discard(child)
 
-        pid = await self._ask(child.come_up, os.getpid(), is_task=False)
-        self._used_at = asyncio.get_running_loop().time()
-        if pid not in self._seen:
-            self._seen.add(pid)
-            self._live_count += 1
+    def _has_none(self, why: Exception) -> None:
+        """Tell who has waited longest: the child that does not come was for that one."""
+        for wanted in self._wanted:
+            if not wanted.done():
+                wanted.set_exception(why)
+                return
 
     def _came_up(self, coming: "asyncio.Task[None]") -> None:
         self._coming.discard(coming)
-        if not coming.cancelled():
-            coming.exception()  # whoever waited for it has it, or has gone
+        if not coming.cancelled() and (exc := coming.exception()) is not None:
+            logger.critical("a child process could not be brought up", exc_info=exc)
+            self._has_none(CannotStart(f"no child process can be started: {_words(exc)}"))
+        self._bring_up_wanted()
 
-    async def _ask(self, call: Callable[..., Any], *args: Any, is_task: bool) -> Any:
-        from anyio import BrokenWorkerProcess, CapacityLimiter, to_process
-
-        if self._limiter is None:
-            self._limiter = CapacityLimiter(self._limit)
-        try:
-            return await to_process.run_sync(call, *args, cancellable=is_task, limiter=self._limiter)
-        except (BrokenWorkerProcess, ProcessLookupError) as exc:
-            if is_task:
-                raise BrokenProcess("the child process died while it ran the task") from exc
-            # It was gone before it could be killed, or anyio says what ended it.
-            cause = exc if isinstance(exc, ProcessLookupError) else exc.__cause__
-            if _is_of_main(cause):
-                raise BrokenProcess(_why_main_failed(cause)) from exc
-            raise CannotStart(_why_none_came_up(cause)) from exc
-        except (OSError, RuntimeError) as exc:  # what user code raises comes as a reply
-            raise CannotStart(f"no child process can be started: {_words(exc)}") from exc
+    @staticmethod
+    def _heard_idle(news: News) -> None:
+        """A thread that a task has left behind in its child goes on, and logs."""
+        for fields in news.records:
+            logger.pass_on(fields)
 
 
-def _why_none_came_up(cause: BaseException | None) -> str:
+def _levels() -> Levels:
+    """What the loggers of this process let through, for those of a child."""
+    manager = logging.root.manager
+    levels = {"root": logging.root.level}
+    for name, each in list(manager.loggerDict.items()):
+        if isinstance(each, logging.Logger) and (each.level or each.disabled):
+            levels[name] = NOTHING_PASSES if each.disabled else each.level
+    return manager.disable, levels
+
+
+def _why_none_came_up(why: str) -> str:
     return (
-        f"a child process ended while it came up ({type(cause).__name__}): the main module of the program, which it "
-        "reads, must not exit outside of `if __name__ == '__main__':`"
+        f"a child process ended while it came up ({why}): the main module of the program, which it reads, must not "
+        "exit outside of `if __name__ == '__main__':`"
     )
 
 
-def _why_main_failed(cause: BaseException | None) -> str:
+def _why_main_failed(words: str) -> str:
     path = getattr(sys.modules["__main__"], "__file__", "the main module of the program")
     return (
-        f"{path} cannot be loaded in a child process ({type(cause).__name__}: {cause}): what the program does when it "
+        f"{path} cannot be loaded in a child process ({words}): what the program does when it "
         "is started must stand below `if __name__ == '__main__':` there. A server may have a command of its own, to be "
         "used instead of `python -m ...`"
     )
@@ -232,20 +319,13 @@ def _words(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
 
 
-def _is_of_main(cause: BaseException | None) -> bool:
-    """Whether a child came up, and the main module of the program raised in it: no next try would help.
-
-    Unless it was Ctrl-C, which a child hears until the main module is read.
-    """
-    from anyio import BrokenResourceError, ClosedResourceError, EndOfStream, IncompleteRead
-
-    system = (OSError, KeyboardInterrupt, EndOfStream, IncompleteRead, BrokenResourceError, ClosedResourceError)
-    return cause is not None and not isinstance(cause, system)
-
-
 class CannotStart(Exception):
     """The system gave no thread, or no child process: the code of the task has not begun."""
 
 
 class BrokenProcess(Exception):
-    """A child of the process lane died under its task."""
+    """A child of the process lane died under its task; `tail` is the end of what it had written."""
+
+    def __init__(self, why: str, tail: str = "") -> None:
+        super().__init__(why)
+        self.tail = tail

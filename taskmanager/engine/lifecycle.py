@@ -8,7 +8,7 @@ final batch → commit → every open handle is told → close. What still execu
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -21,7 +21,7 @@ from taskmanager.engine.instance import InstanceLock
 from taskmanager.engine.joiner import Joiner
 from taskmanager.engine.leftover import Leftover
 from taskmanager.engine.live_task import Phase
-from taskmanager.engine.loops import Loops, shielded
+from taskmanager.engine.loops import shielded
 from taskmanager.engine.neighbours import Neighbours
 from taskmanager.engine.polling import NAME as CLAIMER
 from taskmanager.engine.polling import Poller
@@ -49,10 +49,8 @@ class Duties(Protocol):
 
     async def recover(self) -> int: ...
     def start(self) -> None: ...
-    async def stop(self) -> None: ...
     def stop_heartbeat(self) -> None: ...
     def outlive_loop(self) -> None: ...
-    def leave_loop(self) -> None: ...
     async def made_anew(self) -> None: ...
 
 
@@ -70,7 +68,6 @@ class Lifecycle:
         self._poller = Poller(
             engine, claimer, neighbours, check_file=self._file_watch.look, on_death=self._takeover.death.set
         )
-        self._loops = Loops(engine.loop, engine.failing_duties)
         self._lock: InstanceLock | None = None
         self._cut_short = asyncio.Event()
         self._starting: asyncio.Task[Any] | None = None
@@ -93,7 +90,7 @@ class Lifecycle:
             await self._patiently(self._duties.recover)
             self._duties.start()
             engine.stall.start()
-            self._loops.start(WRITER, partial(engine.writer.start, self._after_write))
+            engine.host.start_task(WRITER, partial(engine.writer.start, self._after_write))
             with contextlib.suppress(StoreUnavailable):  # registered and recovered is up; this look is owed then
                 await self._patiently(self._poller.look_first)
         except GeneratorExit:  # collected with its loop: there is nothing to be awaited any more
@@ -111,12 +108,8 @@ class Lifecycle:
         engine.is_up = True
         self._unstopped.begin()
         engine.kick()
-        self._begin("takeover", self._takeover.run)
-        self._begin(CLAIMER, self._poller.run)
-
-    def _begin(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        loop = self.engine.loop
-        self._loops.start(name, lambda: loop.create_task(run(), name=f"taskmanager-{name}"))
+        engine.host.start("takeover", self._takeover.run)
+        engine.host.start(CLAIMER, self._poller.run)
 
     async def _patiently(self, step: Callable[[], Awaitable[object]]) -> None:
         """A file that somebody else has locked for some seconds does not stop an application from starting."""
@@ -154,12 +147,13 @@ class Lifecycle:
         """Let go of everything: this instance is dead, and what is in the file is recovered by the next start."""
         engine = self.engine
         engine.is_stopping = True
-        await self._duties.stop()
+        engine.host.leave(WRITER)
+        await engine.host.stop()
         self._duties.stop_heartbeat()
         engine.close_timers()
-        self._loops.leave(WRITER)
-        await self._loops.stop()
         await engine.writer.close(0.0)
+        await engine.runner.processes.close(0.0)
+        await engine.host.close()
         if self._lock is not None:
             self._lock.close_descriptor()  # the file stays beside the row: it proves the death
         await engine.store.close()
@@ -242,8 +236,7 @@ class Lifecycle:
         await self._drain(drained_s)
         await self._file_watch.look_for_good(self._commit_deadline - CANCEL_GRACE_S)
         await self._stop_what_runs()
-        await self._duties.stop()
-        await self._loops.stop(but=WRITER)
+        await engine.host.stop(but=WRITER)
         self._leftover.note()
         if self._leftover.thread_count:
             self._duties.outlive_loop()
@@ -300,7 +293,7 @@ class Lifecycle:
         await engine.inbox.caught_up()
         cancel_memory_only(engine, "the next retry")  # of those that failed during the drain
         release_waiting(engine)
-        self._loops.leave(WRITER)  # until here it is begun again if somebody cancels every task there is
+        engine.host.leave(WRITER)  # until here it is begun again if somebody cancels every task there is
         return await engine.writer.close(max(0.1, deadline - engine.loop.time()))
 
     async def _close_store(self, unsaved: int) -> None:
@@ -309,6 +302,7 @@ class Lifecycle:
         await self._file_watch.close()
         engine.runner.threads.close()
         await engine.runner.processes.close(max(0.0, self._commit_deadline - engine.loop.time()))
+        await engine.host.close()
         await self.unregister(unsaved)
         self._has_closed = True
         try:
@@ -319,8 +313,6 @@ class Lifecycle:
 
     def leave_loop(self) -> None:
         """The loop will not run again; what is left is done in the running one."""
-        self._loops.leave_loop()
-        self._duties.leave_loop()
         self.engine.leave_loop()
 
     async def unregister(self, unsaved: int) -> None:

@@ -1,83 +1,198 @@
-"""The loops of one instance, each in a task of its own: one that ends before it was told to is begun again.
+"""The host of one instance: one task, from its start to its end, whose task group holds duties and lanes.
 
-A program may cancel every task that it finds, and an exception for the interpreter may come in the middle of one of
-ours. Without its writer, its claimer or its reaper an instance would go on and keep nothing of its promise.
+A loop that ends before it was told to is begun again. A program may cancel every task that it finds, and an exception
+for the interpreter may come in the middle of one of ours. Without its claimer or its reaper an instance would go on and
+keep nothing of its promise. What raises in the group is kept from it: the group would end all the others.
 """
 
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
+from contextvars import Context
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from taskmanager.model.logger import logger
 
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
 AGAIN_AFTER_S: Final = 0.1
 """Not at once: whoever cancels all tasks of a loop before it is closed must not find ever new ones."""
+CLOSE_PATIENCE_S: Final = 1.0
+"""How long the host waits for what has not ended when it ends."""
 
-Begin = Callable[[], "asyncio.Task[Any]"]
+Run = Callable[[], Coroutine[Any, Any, None]]
 
 
-class Loops:
-    """Some loops that are begun and told to end together. `faults` has why one does not run, by its name."""
+class Host:
+    """Owns the task group of one instance. `faults` has why a loop does not run, by its name."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, faults: dict[str, str]) -> None:
         self._loop = loop
         self._faults = faults
-        self._begins: dict[str, Begin] = {}
-        self._tasks: dict[str, asyncio.Task[Any]] = {}
+        self._begins: dict[str, Callable[[], None]] = {}
+        self._running: dict[str, asyncio.Task[Any]] = {}
+        self._unbegun: list[tuple[Run, str]] = []
+        """What is in no group yet, or has not made its first step there."""
+        self._task: asyncio.Task[None] | None = None
+        self._group: TaskGroup | None = None
+        self._members: set[asyncio.Task[Any]] = set()
+        self._is_closed = False
+        self._is_over = asyncio.Event()
 
     def __repr__(self) -> str:
-        running = [name for name, task in self._tasks.items() if not task.done()]
-        return f"<Loops {', '.join(running) or 'none'} running>"
+        return f"<Host of {', '.join(self._running) or 'nothing'}>"
 
-    def start(self, name: str, begin: Begin) -> None:
+    def start(self, name: str, run: Run) -> None:
         """Begin this loop, and again whenever it ends otherwise than by returning."""
-        self._begins[name] = begin
-        self._begin(name)
+        assert name not in self._begins, name
+        self._begins[name] = lambda: self.spawn(partial(self._keep, name, run), name)
+        self._begins[name]()
+
+    def start_task(self, name: str, begin: Callable[[], "asyncio.Task[Any]"]) -> None:
+        """The same for a loop that makes a task of its own, outside of the group."""
+
+        def watch() -> None:
+            task = self._running[name] = begin()
+            task.add_done_callback(partial(self._task_ended, name))
+
+        self._begins[name] = watch
+        watch()
+
+    def spawn(self, run: Run, name: str) -> None:
+        """Run this once in the group; nothing that it raises reaches its neighbours."""
+        if self._is_closed:
+            return
+        self._unbegun.append((run, name))
+        if self._group is not None:
+            self._enter(self._group, run, name)
+        elif self._task is None:
+            self._begin_host()
+
+    def _begin_host(self) -> None:
+        if self._task is None and not self._is_closed:
+            # In no context of a caller: what lives as long as the instance must not hold, or log with, that of a task.
+            self._task = Context().run(self._loop.create_task, self._live(), name="taskmanager-host")
+            self._task.add_done_callback(self._host_ended)
+
+    def _enter(self, group: "TaskGroup", run: Run, name: str) -> None:
+        Context().run(group.start_soon, partial(self._alone, run, name), name=f"taskmanager-{name}")
 
     def is_running(self, name: str) -> bool:
-        """Whether it runs at this moment."""
-        return name in self._tasks and not self._tasks[name].done()
+        """Whether this loop runs at this moment."""
+        return name in self._running
 
     def leave(self, name: str) -> None:
         """Whoever began it ends it too: it is not begun again."""
         self._begins.pop(name, None)
-        self._tasks.pop(name, None)
+        self._running.pop(name, None)
 
     def leave_loop(self) -> None:
         """The loop of their tasks will not run again: forget them, without a word when they are collected."""
         self._begins.clear()
-        for task in self._tasks.values():
+        self._is_closed = True
+        for task in (*self._members, *self._running.values()):
             let_loop_close(task)
-        self._tasks.clear()
+        if self._task is not None:
+            let_loop_close(self._task)
+            self._task = None
+        self._running.clear()
 
     async def stop(self, *, but: str | None = None) -> None:
-        """End all of them, or all but one."""
-        tasks = [task for name, task in self._tasks.items() if name != but]
+        """End all loops, or all but one. What a lane has spawned goes on."""
         self._begins = {name: begin for name, begin in self._begins.items() if name == but}
-        self._tasks = {name: task for name, task in self._tasks.items() if name == but}
+        tasks = [task for name, task in self._running.items() if name != but]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
-    def _begin(self, name: str) -> None:
-        task = self._tasks[name] = self._begins[name]()
-        task.add_done_callback(partial(self._ended, name))
+    async def close(self) -> None:
+        """End the host, last of all."""
+        self._is_closed = True
+        self._is_over.set()
+        if (task := self._task) is not None:
+            await asyncio.wait([task], timeout=CLOSE_PATIENCE_S)
+            task.cancel()
 
-    def _ended(self, name: str, task: "asyncio.Task[Any]") -> None:
-        exc = None if task.cancelled() else task.exception()
-        if name not in self._begins or (exc is None and not task.cancelled()):
-            return
-        self._faults[name] = why = "cancelled by somebody else" if exc is None else f"ended by {type(exc).__name__}"
-        self._loop.call_later(AGAIN_AFTER_S, self._again, name, why, exc)
+    async def _live(self) -> None:
+        from anyio import create_task_group
+
+        async with contextlib.AsyncExitStack() as stack:
+            self._group = await stack.enter_async_context(create_task_group())
+            try:
+                for run, name in self._unbegun:
+                    self._enter(self._group, run, name)
+                await self._is_over.wait()
+            except GeneratorExit:  # collected with its loop: there is nothing to be awaited any more
+                stack.pop_all()
+                raise
+            finally:
+                self._group = None
+
+    def _host_ended(self, task: "asyncio.Task[None]") -> None:
+        """Cancelled by a stranger, or with one of its members. What had not made its first step is begun again here;
+        loops that had are by themselves.
+        """
+        if not task.cancelled():
+            task.exception()
+        self._task = None
+        if self._unbegun:
+            self._loop.call_later(AGAIN_AFTER_S, self._begin_host)
+
+    async def _keep(self, name: str, run: Run) -> None:
+        if name not in self._begins:
+            return  # stopped before its first step
+        task = asyncio.current_task()
+        assert task is not None
+        self._running[name] = task
+        try:
+            await run()
+        except (asyncio.CancelledError, Exception) as exc:  # noqa: BLE001  # logged when it is begun again
+            self._ended(name, exc)
+        except (KeyboardInterrupt, SystemExit) as exc:
+            self._ended(name, exc)
+            raise
+        else:
+            self._begins.pop(name, None)
+        finally:
+            if self._running.get(name) is task:
+                del self._running[name]
+
+    async def _alone(self, run: Run, name: str) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._members.add(task)
+        self._unbegun.remove((run, name))
+        try:
+            await run()
+        except asyncio.CancelledError:
+            pass  # a group takes a member that was cancelled for its own end
+        except Exception:
+            logger.critical("the %s failed unexpectedly", name, exc_info=True)
+        finally:
+            self._members.discard(task)
+
+    def _task_ended(self, name: str, task: "asyncio.Task[Any]") -> None:
+        if self._running.get(name) is task:
+            del self._running[name]
+        exc = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if exc is not None:
+            self._ended(name, exc)
+
+    def _ended(self, name: str, exc: BaseException) -> None:
+        if name in self._begins:
+            is_cancelled = isinstance(exc, asyncio.CancelledError)
+            why = "cancelled by somebody else" if is_cancelled else f"ended by {type(exc).__name__}"
+            self._faults[name] = why
+            self._loop.call_later(AGAIN_AFTER_S, self._again, name, why, None if is_cancelled else exc)
 
     def _again(self, name: str, why: str, exc: BaseException | None) -> None:
         if name in self._begins:
             logger.critical("the %s was %s, and is begun again", name, why, exc_info=exc)
             self._faults.pop(name, None)
-            self._begin(name)
+            self._begins[name]()
 
 
 async def shielded(work: Coroutine[Any, Any, object]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.mistakes import mistake_in
-from taskmanager.model.result import Snooze, TaskError, TaskResult, trusted_code
+from taskmanager.model.result import Snooze, TaskError, TaskResult, plain_text, trusted_code
 from taskmanager.model.states import BuiltInTaskCode
 
 MAX_REASON_CHARS = 20_000
@@ -59,50 +59,73 @@ def timed_out(live: LiveTask) -> Outcome:
 
 
 def failure_of(live: LiveTask, exc: BaseException) -> Outcome:
-    """The outcome of an exception that user code raised."""
-    words = _words(exc)
-    message = f"{type(exc).__name__}: {words}" if words else type(exc).__name__
-    error = TaskError(trusted_code(live.definition.code_of(exc)), message)
-    return Outcome("failed", error=error, reason=describe(exc))
+    """The outcome of an exception that user code raised. Whatever that does when it is looked at, it has an outcome."""
+    return failure_in_words(live, type(exc), words_of(exc), describe(exc))
 
 
-def _words(exc: BaseException) -> str:
+def failure_in_words(live: LiveTask, kind: type[BaseException], words: str, text: str) -> Outcome:
+    """The same of an exception of which only the class is here, with its words and its traceback."""
     try:
-        return str(exc)
-    except Exception as broken:  # noqa: BLE001  # user code too
-        return f"<its text cannot be made: {type(broken).__name__}>"
+        code = live.definition.code_of(kind)
+    except BaseException:  # its metaclass is user code too
+        code = BuiltInTaskCode.UNHANDLED_EXCEPTION
+    return Outcome("failed", error=TaskError(trusted_code(code), words), reason=text)
+
+
+def words_of(exc: BaseException) -> str:
+    """The name of its class and its message, as far as they can be had."""
+    name = name_of(type(exc))
+    try:
+        words = plain_text(str(exc))
+    except BaseException as broken:
+        words = f"<its text cannot be made: {name_of(type(broken))}>"
+    return f"{name}: {words}" if words else name
+
+
+def name_of(kind: type) -> str:
+    """The name of a class, whatever its metaclass says."""
+    return str(vars(type)["__name__"].__get__(kind))
 
 
 def describe(exc: BaseException) -> str:
     """The traceback as text, without the engine's own frames, bounded in size."""
+    frames = frames_of(exc)
     try:
-        text = _traceback_of(exc)
-    except Exception as broken:  # noqa: BLE001  # the attributes of an exception may be user code
-        return f"{type(exc).__name__}, <its traceback cannot be made: {type(broken).__name__}>"
+        text = "".join(traceback.format_exception(type(exc), exc, frames))
+    except BaseException as broken:  # the attributes of an exception may be user code
+        why = f"{words_of(exc)}\n<its traceback cannot be made in full: {name_of(type(broken))}>"
+        text = f"{_places(frames)}{why}"
     if len(text) > MAX_REASON_CHARS:
         half = MAX_REASON_CHARS // 2
         text = f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
     return text
 
 
-def _traceback_of(exc: BaseException) -> str:
-    return "".join(traceback.format_exception(type(exc), exc, frames_of(exc)))
+def _places(frames: TracebackType | None) -> str:
+    """Where it was raised, without a look at the exception. The recursion that it asks for may leave no room for it."""
+    try:
+        return "Traceback (most recent call last):\n" + "".join(traceback.format_tb(frames)) if frames else ""
+    except (RecursionError, MemoryError):
+        return ""
 
 
 def frames_of(exc: BaseException) -> TracebackType | None:
-    """Where it was raised, without the engine's own frames, which come first."""
-    frames = exc.__traceback__
+    """Where it was raised, without the engine's own frames, which come first; whatever its class says of it."""
+    frames = _traceback_of(exc)
     while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("taskmanager.engine."):
         frames = frames.tb_next
     return frames
 
 
+def _traceback_of(exc: BaseException) -> TracebackType | None:
+    """That of the interpreter, whatever the class of the exception says."""
+    frames: TracebackType | None = vars(BaseException)["__traceback__"].__get__(exc)
+    return frames
+
+
 def as_cause(exc: BaseException) -> BaseException:
-    """The exception as users get it: without the engine's own frames, where it lets itself be touched."""
-    try:
-        return BaseException.with_traceback(exc, frames_of(exc))
-    except Exception:  # noqa: BLE001  # its attributes may be user code
-        return exc
+    """The exception as users get it: without the engine's own frames."""
+    return BaseException.with_traceback(exc, frames_of(exc))
 
 
 def comes_from_signal(exc: BaseException) -> bool:
@@ -118,7 +141,7 @@ def comes_from_signal(exc: BaseException) -> bool:
         return False
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     codes = [getattr(getattr(each, "func", each), "__code__", None) for each in handlers]  # asyncio's is a partial
-    tb = exc.__traceback__
+    tb = _traceback_of(exc)
     while tb is not None and tb.tb_frame.f_code not in codes and tb.tb_next is not None:
         tb = tb.tb_next
     if tb is None or tb.tb_frame.f_code in codes:

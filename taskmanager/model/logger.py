@@ -12,7 +12,7 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, NamedTuple
@@ -66,6 +66,18 @@ class Log(logging.LoggerAdapter[logging.Logger]):
             self._note(exc)
         else:
             self.fault = None
+
+    def pass_on(self, fields: Mapping[str, object]) -> None:
+        """Hand a record that was made in another process to its own logger, if that would emit it."""
+        try:
+            record = logging.makeLogRecord(dict(fields))
+            of_record = logging.getLogger(str(record.name))
+            if of_record.isEnabledFor(record.levelno):
+                of_record.handle(record)
+        except BaseException as exc:
+            if _is_for_the_process(exc):
+                raise
+            self._note(exc)
 
     def _log_raised(
         self, level: int, msg: str, args: tuple[object, ...], raised: Raised, *, stacklevel: int, extra: dict[str, Any]

@@ -223,19 +223,19 @@ def with_retry_numbers(error: TaskError, *, count: int, maximum: int, exhausted:
 
 
 def code_of(
-    exc: BaseException,
+    kind: type[BaseException],
     task_mapper: ExceptionMapper | None,
     global_mapper: ExceptionMapper | None,
     task_default: str | None,
     global_default: str,
 ) -> str:
-    """The error code that an unhandled exception becomes; a built-in one as its enum member.
+    """The error code that an unhandled exception of this class becomes; a built-in one as its enum member.
 
     The task's mapper is asked before the global one, and each of them for the exact class before the nearest class that
     is mapped to `Subclasses`; then the task's default holds, then the global default.
     """
     for mapper in (task_mapper, global_mapper):
-        code = _mapped(type(exc), mapper) if mapper else None
+        code = _mapped(kind, mapper) if mapper else None
         if code is not None:
             return trusted_code(plain_text(code))
     return trusted_code(plain_text(global_default if task_default is None else task_default))

@@ -184,10 +184,11 @@ class World:
         return self.store.in_flight > 0
 
     def has_lane_in_flight(self) -> bool:
-        """A thread or a child process runs a task."""
+        """A thread or a child process runs a task, or a child process is on its way out."""
         engine = self._engine
-        return engine is not None and any(
-            attempt.live.definition.lane != "async" for attempt in engine.runner.running.values()
+        return engine is not None and (
+            engine.runner.processes.is_ending
+            or any(attempt.live.definition.lane != "async" for attempt in engine.runner.running.values())
         )
 
     def has_abandoned_work(self) -> bool:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from taskmanager import Snooze
-from taskmanager.engine.child import ChildCall, ChildReply
-from taskmanager.engine.lanes import BrokenProcess
+from taskmanager.engine.child import ChildCall, ChildReply, Heard, News
+from taskmanager.engine.lanes import BrokenProcess, Ended
 from tests.simulation.jobs import Planned, work_s
 
 if TYPE_CHECKING:
@@ -32,27 +32,22 @@ class SimulatedThreads:
         """How long the function that runs now takes."""
         self._seconds, self._run = seconds, run
 
-    def submit(self, call: Callable[[], Any], context: Context) -> "asyncio.Future[Any]":
+    def submit(self, call: Callable[[], Any], context: Context) -> "asyncio.Future[Ended]":
         """As `ThreadLane.submit`."""
         process = self._process
         process.gives_lane("thread")
-        future: asyncio.Future[Any] = process.loop.create_future()
-        value, error = None, None
+        future: asyncio.Future[Ended] = process.loop.create_future()
         try:
-            value = context.run(call)
+            ended = Ended(context.run(call))
         except Exception as exc:
-            error = exc
+            ended = Ended(error=exc)
         run = self._run
         assert run is not None, "the function has said how long it takes"
 
         def deliver() -> None:
             process.world.runs.end(run)
-            if future.done():
-                return
-            if error is None:
-                future.set_result(value)
-            else:
-                future.set_exception(error)
+            if not future.done():
+                future.set_result(ended)
 
         ends_us = process.world.now_us + round(self._seconds * 1_000_000)
         process.at(ends_us, lambda: process.loop.call_soon(deliver))
@@ -81,7 +76,7 @@ class SimulatedChildren:
     async def close(self, patience_s: float) -> None:
         """None comes up here."""
 
-    async def run(self, call: ChildCall, on_child: Callable[[], None]) -> ChildReply:
+    async def run(self, call: ChildCall, on_child: Callable[[], None], heard: Heard) -> ChildReply:
         """As `ProcessLane.run`: a child may be long in coming up, and cancelling kills it."""
         process = self._process
         process.gives_lane("child")
@@ -94,6 +89,8 @@ class SimulatedChildren:
         child = Child(run, process.loop.create_future())
         self.busy.append(child)
         kind, _, number = plan.partition(":")
+        if kind == "progress":
+            heard(News((1, 2, ""), [], [], 0))
         reply = self._work(run, label, kind, float(number or 0))
         end = self.die if reply is None else lambda each: self._answer(each, reply)
         world.at(world.now_us + round(work_s(plan) * 1_000_000), lambda: end(child))
@@ -116,7 +113,7 @@ class SimulatedChildren:
             value = Snooze(amount)
         elif kind == "exit":
             error = SystemExit(3)
-        return ChildReply(value, error, None, (1, 2, "") if kind == "progress" else None, [])
+        return ChildReply(value) if error is None else ChildReply(words=repr(error), kind=type(error), exc=error)
 
     def _answer(self, child: Child, reply: ChildReply) -> None:
         if self._process.is_alive and not child.is_gone:

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from anyio import to_process
 
 from taskmanager import ConfigurationError, TaskCancelled, TaskFailed, TaskInterrupted, TaskManager, current_task
 from taskmanager.engine import lane_faults
 from taskmanager.engine.child import find_function
-from taskmanager.engine.lanes import BrokenProcess, CannotStart, ProcessLane
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -379,22 +377,6 @@ async def test_what_a_child_comes_to_is_what_a_thread_would_have_come_to() -> No
         for what, code in (("refused", "REFUSED"), ("locked", "LOCKED"), ("coroutine", "UNHANDLED_EXCEPTION")):
             here, there = [(await asyncio.wait_for(task.enqueue(what).result(), 30)).err_value for task in lanes]
             assert (there.error_code, there.message) == (code, here.message)
-
-
-async def test_a_child_that_was_gone_before_it_could_be_killed_has_died_under_its_task(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its code may have run, so nobody may call the attempt one that could not start."""
-    lane = ProcessLane(1)
-
-    async def gone(*args: Any, **options: Any) -> None:
-        raise ProcessLookupError
-
-    monkeypatch.setattr(to_process, "run_sync", gone)
-    with pytest.raises(BrokenProcess, match="while it ran the task"):
-        await lane._ask(len, is_task=True)
-    with pytest.raises(CannotStart):
-        await lane._ask(len, is_task=False)
 
 
 async def test_an_argument_that_cannot_go_to_a_child_is_named(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ async def test_an_unexpected_error_of_the_store_is_said_and_survived(
         assert [record.levelname for record in caplog.records].count("CRITICAL") >= 1
         lifecycle = manager._lifecycle
         assert lifecycle is not None
-        assert lifecycle._loops.is_running("claimer")
+        assert lifecycle.engine.host.is_running("claimer")
 
 
 @pytest.mark.parametrize("failing", ["check_file", "free_queues"])

@@ -378,7 +378,7 @@ def test_codes_of_a_mapper_may_match_subclasses(manager: TaskManager) -> None:
     """`Subclasses("CODE")` is a value of a mapper."""
     made = manager.task(exception_mapper={LookupError: Subclasses("NOT_FOUND")})(top_level)
     assert made.binding is not None
-    assert made.binding.definition.code_of(KeyError()) == "NOT_FOUND"
+    assert made.binding.definition.code_of(KeyError) == "NOT_FOUND"
 
 
 @pytest.mark.req("PR-15")

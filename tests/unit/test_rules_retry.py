@@ -240,38 +240,38 @@ class Leaf(Middle):
     ],
 )
 def test_the_order_of_resolution(task_mapper: Any, global_mapper: Any, task_default: str | None, code: str) -> None:
-    assert code_of(Leaf(), task_mapper, global_mapper, task_default, "UNHANDLED_EXCEPTION") == code
+    assert code_of(Leaf, task_mapper, global_mapper, task_default, "UNHANDLED_EXCEPTION") == code
 
 
 @pytest.mark.req("RP-27", "RP-37")
 def test_a_plain_entry_matches_no_subclass() -> None:
-    assert code_of(Leaf(), {Middle: "TASK", Base: "TASK"}, {Exception: "GLOBAL"}, None, "NONE") == "NONE"
+    assert code_of(Leaf, {Middle: "TASK", Base: "TASK"}, {Exception: "GLOBAL"}, None, "NONE") == "NONE"
 
 
 def test_a_subclasses_entry_matches_its_class_and_what_derives_from_it() -> None:
     mapper: ExceptionMapper = {Middle: Subclasses("MIDDLE")}
-    assert code_of(Leaf(), mapper, None, None, "NONE") == "MIDDLE"
-    assert code_of(Middle(), mapper, None, None, "NONE") == "MIDDLE"
-    assert code_of(Base(), mapper, None, None, "NONE") == "NONE"
+    assert code_of(Leaf, mapper, None, None, "NONE") == "MIDDLE"
+    assert code_of(Middle, mapper, None, None, "NONE") == "MIDDLE"
+    assert code_of(Base, mapper, None, None, "NONE") == "NONE"
 
 
 def test_the_nearest_class_wins_and_the_exact_one_before_it() -> None:
     mapper: ExceptionMapper = {Base: Subclasses("BASE"), Middle: Subclasses("MIDDLE")}
-    assert code_of(Leaf(), mapper, None, None, "NONE") == "MIDDLE"
-    assert code_of(Leaf(), {**mapper, Leaf: "LEAF"}, None, None, "NONE") == "LEAF"
-    assert code_of(Leaf(), {Base: Subclasses("BASE"), Middle: "EXACT_MIDDLE"}, None, None, "NONE") == "BASE"
+    assert code_of(Leaf, mapper, None, None, "NONE") == "MIDDLE"
+    assert code_of(Leaf, {**mapper, Leaf: "LEAF"}, None, None, "NONE") == "LEAF"
+    assert code_of(Leaf, {Base: Subclasses("BASE"), Middle: "EXACT_MIDDLE"}, None, None, "NONE") == "BASE"
 
 
 def test_the_tasks_own_subclasses_come_before_an_exact_global_entry() -> None:
-    assert code_of(Leaf(), {Base: Subclasses("TASK")}, {Leaf: "GLOBAL"}, None, "NONE") == "TASK"
+    assert code_of(Leaf, {Base: Subclasses("TASK")}, {Leaf: "GLOBAL"}, None, "NONE") == "TASK"
 
 
 def test_a_resolved_code_always_makes_an_error() -> None:
     class Own(str, enum.Enum):  # noqa: UP042  # the older spelling, whose str() is its name
         CODE = "OWN_CODE"
 
-    assert TaskError(code_of(Leaf(), None, None, None, "UNHANDLED_EXCEPTION")).error_code == "UNHANDLED_EXCEPTION"
-    assert TaskError(code_of(Leaf(), {Leaf: Own.CODE}, None, None, "NONE")).error_code == "OWN_CODE"
+    assert TaskError(code_of(Leaf, None, None, None, "UNHANDLED_EXCEPTION")).error_code == "UNHANDLED_EXCEPTION"
+    assert TaskError(code_of(Leaf, {Leaf: Own.CODE}, None, None, "NONE")).error_code == "OWN_CODE"
 
 
 @pytest.mark.parametrize("jitter", [True, False])

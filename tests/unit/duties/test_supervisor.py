@@ -64,11 +64,11 @@ async def test_a_duty_that_fails_unexpectedly_is_tried_again_and_shown_until_it_
         has_failed.set()
         await has_ended.wait()
 
-    scene.duties._begin("reaper", 0, work, at_once=True)
+    scene.duties._begin("sweep", 0, work, at_once=True)
     await asyncio.wait_for(has_failed.wait(), 10)
-    assert scene.manager.status().failing_duties == {"reaper": "ValueError: boom"}
+    assert scene.manager.status().failing_duties == {"sweep": "ValueError: boom"}
     critical = [each for each in caplog.records if each.levelno == logging.CRITICAL]
-    assert [each.getMessage() for each in critical] == ["the reaper failed unexpectedly, and tries again"]
+    assert [each.getMessage() for each in critical] == ["the sweep failed unexpectedly, and tries again"]
     assert critical[0].exc_info is not None, "once in a row, with its traceback"
     has_ended.set()
     await until(lambda: scene.manager.status().failing_duties == {})

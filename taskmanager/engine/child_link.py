@@ -1,0 +1,257 @@
+"""One child process of the process lane, as its parent knows it: what it says, how it ends, and what ended it."""
+
+import asyncio
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Callable
+from subprocess import PIPE
+from typing import Any, Final
+
+from anyio import (
+    BrokenResourceError,
+    CancelScope,
+    ClosedResourceError,
+    EndOfStream,
+    IncompleteRead,
+    move_on_after,
+    open_process,
+)
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from taskmanager.engine.child import HEADER, Heard, News, PackedReply, Welcome, framed
+from taskmanager.engine.loops import Host, shielded
+
+MAX_FRAME_BYTES: Final = 1 << 40
+TAIL_BYTES: Final = 8_192
+"""Of what a child has written to its standard error: the end is kept."""
+EXIT_PATIENCE_S: Final = 1.0
+"""How long a child whose channel is at its end may take to exit, and the channel of one that has exited to end."""
+STDERR_PATIENCE_S: Final = 0.2
+"""A program that the child has started may hold its standard error open for ever."""
+
+# The path first: the library may be found through it alone. -P keeps the current directory out of it until then.
+_PROGRAM: Final = (
+    "import os, pickle, sys; calls = os.fdopen(os.dup(0), 'rb'); sys.path[:] = pickle.load(calls); "
+    "from taskmanager.engine.child_program import serve; serve(calls)"
+)
+_AT_END: Final = (EndOfStream, IncompleteRead, BrokenResourceError, ClosedResourceError, OSError)
+
+
+class Died(Exception):
+    """The child died; `has_begun` tells whether it had taken the call, `tail` the end of what it has written."""
+
+    def __init__(self, why: str, *, has_begun: bool, tail: str = "") -> None:
+        super().__init__(why)
+        self.has_begun = has_begun
+        self.tail = tail
+
+
+class _Unreadable(Exception):
+    """What came from the child is none of our frames."""
+
+
+class MainFailed(Exception):
+    """The main module of the program has raised in the child."""
+
+
+async def spawned(host: Host, heard_idle: Heard, on_gone: "Callable[[Child], None]") -> "Child":
+    """A child that comes up: `is_ready` is there when it has read the main module, and can take a task.
+
+    Raises what the system says when there is none.
+    """
+    command = [sys.executable, "-P", "-u", "-c", _PROGRAM]
+    child = Child(await open_process(command, stdin=PIPE, stdout=PIPE, stderr=PIPE), heard_idle, on_gone)
+    for run in (child.listen, child.keep_stderr, child.watch_exit):
+        host.spawn(run, f"child {child.pid}")
+    await child.send(pickle.dumps(list(sys.path)) + pickle.dumps(tuple(_welcome())))
+    return child
+
+
+def _welcome() -> Welcome:
+    main = sys.modules["__main__"]
+    name = getattr(getattr(main, "__spec__", None), "name", None)
+    if name is not None and (name == "__main__" or name.endswith(".__main__")):
+        name = None  # what is started with the name of its folder may have no guard, and be found by its path
+    return Welcome(os.getpid(), sys.argv, name, getattr(main, "__file__", None))
+
+
+class Child:
+    """One process. It runs one task at a time, which hears its news; `heard_idle` hears what comes in between."""
+
+    def __init__(self, process: Process, heard_idle: Heard, on_gone: "Callable[[Child], None]") -> None:
+        loop = asyncio.get_running_loop()
+        self.is_ready: asyncio.Future[None] = loop.create_future()
+        self.is_gone = False
+        self.idle_since_s = 0.0
+        self._process = process
+        self._heard_idle = heard_idle
+        self._on_gone = on_gone
+        self._reply: asyncio.Future[PackedReply] | None = None
+        self._heard: Heard | None = None
+        self._has_begun = False
+        self._is_killed = False
+        self._tail = bytearray()
+        self._stderr_over = asyncio.Event()
+        self._gone = asyncio.Event()
+
+    def __repr__(self) -> str:
+        state = "gone" if self.is_gone else "idle" if self._reply is None else "busy"
+        return f"<Child {self.pid} {state}>"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ask(self, body: object, heard: Heard) -> PackedReply:
+        """The reply to one call. Cancelling kills the child, and ends when that is gone. Raises `Died`."""
+        if self.is_gone:
+            raise Died("it died before it had a task", has_begun=False)
+        self._reply = asyncio.get_running_loop().create_future()
+        self._heard, self._has_begun = heard, False
+        self._tail.clear()
+        try:
+            await self.send(framed("call", body))
+            return await self._reply
+        except asyncio.CancelledError:
+            self.kill()
+            await shielded(self.wait_gone())
+            raise
+        finally:
+            self._reply = self._heard = None
+
+    async def send(self, data: bytes) -> None:
+        """What cannot be sent has nobody to read it: `listen` tells of that."""
+        assert self._process.stdin is not None
+        try:
+            await self._process.stdin.send(data)
+        except (*_AT_END, RuntimeError):
+            return
+
+    def kill(self) -> None:
+        """End it now; another one may come in its place at once."""
+        self._is_killed = True
+        self._on_gone(self)
+        if self._process.returncode is None:
+            try:
+                self._process.kill()
+            except ProcessLookupError:  # it has exited by itself
+                return
+
+    async def dismiss(self) -> None:
+        """Let it end in order: there are no more calls."""
+        assert self._process.stdin is not None
+        await self._process.stdin.aclose()
+
+    async def wait_gone(self) -> None:
+        """Until there is no such process any more."""
+        await self._gone.wait()
+
+    # In the host.
+
+    async def listen(self) -> None:
+        """Hear what it says until it ends, and tell what has ended it."""
+        assert self._process.stdout is not None
+        stream = BufferedByteReceiveStream(self._process.stdout)
+        is_broken, cancelled = False, None
+        try:
+            while True:
+                word, payload = await _frame(stream)
+                self._hear(word, payload)
+                await asyncio.sleep(0)  # what it says may fill the buffer faster than it is heard
+        except _AT_END:
+            pass
+        except _Unreadable:
+            is_broken = True
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+            self.kill()
+        with CancelScope(shield=True):
+            await self._bury(is_broken)
+        if cancelled is not None:
+            raise cancelled
+
+    def _hear(self, word: str, payload: Any) -> None:
+        if word == "news":
+            (self._heard or self._heard_idle)(News(*payload))
+        elif word == "begun":
+            self._has_begun = True
+        elif word == "reply":
+            if self._reply is not None and not self._reply.done():
+                self._reply.set_result(PackedReply(*payload))
+        elif not self.is_ready.done():
+            if word == "ready":
+                self.is_ready.set_result(None)
+            else:
+                words, is_interrupt = payload
+                self.is_ready.set_exception(Died(words, has_begun=False) if is_interrupt else MainFailed(words))
+
+    async def _bury(self, is_broken: bool) -> None:
+        with move_on_after(0.0 if is_broken else EXIT_PATIENCE_S):
+            await self._process.wait()
+        has_exited = self._process.returncode is not None
+        was_killed = self._is_killed
+        self.kill()
+        with move_on_after(STDERR_PATIENCE_S):
+            await self._stderr_over.wait()
+        await self._process.aclose()
+        if is_broken:
+            why = "it was killed: what came from it cannot be read"
+        elif not has_exited:
+            why = "it was killed: it had closed the connection to its parent"
+        else:
+            why = ending(self._process.returncode or 0, is_ours=was_killed)
+        tail = self._tail.decode("utf-8", "replace").strip()
+        died = Died(why, has_begun=self._has_begun, tail=tail)
+        for waiter in (self.is_ready, self._reply):
+            if waiter is not None and not waiter.done():
+                waiter.set_exception(died)
+                waiter.exception()  # whoever waited for it may have gone
+        self.is_gone = True
+        self._gone.set()
+        self._on_gone(self)
+
+    async def keep_stderr(self) -> None:
+        """Keep the end of what it writes."""
+        assert self._process.stderr is not None
+        try:
+            while True:
+                self._tail += await self._process.stderr.receive()
+                del self._tail[:-TAIL_BYTES]
+        except _AT_END:
+            self._stderr_over.set()
+
+    async def watch_exit(self) -> None:
+        """A copy of the child that its task has left behind may hold the channel open: nothing more comes from it."""
+        await self._process.wait()
+        with move_on_after(EXIT_PATIENCE_S):
+            await self._gone.wait()
+        if not self.is_gone and self._process.stdout is not None:
+            await self._process.stdout.aclose()
+
+
+async def _frame(stream: BufferedByteReceiveStream) -> tuple[str, Any]:
+    (length,) = HEADER.unpack(await stream.receive_exactly(HEADER.size))
+    if length > MAX_FRAME_BYTES:
+        raise _Unreadable
+    body = await stream.receive_exactly(length)
+    try:
+        word, payload = pickle.loads(body)  # noqa: S301  # our child's
+    except Exception as exc:  # whatever comes of bytes that are none of ours
+        raise _Unreadable from exc
+    return word, payload
+
+
+def ending(returncode: int, *, is_ours: bool = False) -> str:
+    """How a process has ended, in words."""
+    if returncode >= 0 or sys.platform == "win32":
+        return f"exited with {returncode}"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:  # a real-time signal
+        name = f"signal {-returncode}"
+    if name == "SIGKILL" and not is_ours:
+        return f"killed by {name}, as the system does with a process that takes too much memory"
+    return f"killed by {name}"
