@@ -202,6 +202,7 @@ def inside_the_file(connection: sqlite3.Connection, db: Path) -> Iterator[Findin
     yield claims([each for each in has if is_dead(database, each.owner)])
     yield sharing(db, connection, alive)
     yield living(alive, {sender: at for sender, _, at in sorted(beats, key=lambda beat: beat[2])}, now)
+    yield duties(alive)
     yield functions(free, alive)
     yield clocks(newest, now)
 
@@ -276,6 +277,22 @@ def living(alive: Sequence[InstanceRow], beats: Mapping[str, int], now: int) -> 
         )  # fmt: skip
     count = len(alive)
     return Finding("instances", True, f"{count or 'none'} alive" if count != 1 else "1 alive")
+
+
+def duties(alive: Sequence[InstanceRow]) -> Finding:
+    """What goes on beside the tasks of an instance, by its own account. The log is one of them."""
+    failing = []
+    for each in alive:
+        said = said_by(each).get("failing_duties")
+        if isinstance(said, Mapping):
+            failing += [f"the {name} of {process_name(each.pid)}: {why}" for name, why in said.items()]
+    if not failing:
+        return Finding("duties", True, "heartbeat, recovery, retention and log work")
+    more = f"; and {len(failing) - _SHOWN} more" if len(failing) > _SHOWN else ""
+    return Finding(
+        "duties", False, "; ".join(failing[:_SHOWN]) + more,
+        "what it says there is wrong beside the tasks; its log, if it has one, says since when",
+    )  # fmt: skip
 
 
 def functions(free: Sequence[FreeQueue], alive: Sequence[InstanceRow]) -> Finding:

@@ -63,6 +63,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Begin every duty. A store that nobody else sees, and that ends with the instance, needs two of them only."""
+        logger.look()
         self._engine.host.start(SCHEDULES, self.schedules.run)
         self._begin("expiry", EXPIRY_INTERVAL_S, self._expiry.run_once, at_once=True)
         if self._is_alone:
@@ -122,6 +123,7 @@ async def _repeat(
         if not is_first:
             await _rest(pause_s(interval_s, surprised))
         is_first = False
+        logger.look()
         try:
             await work()
         except StoreUnavailable as exc:

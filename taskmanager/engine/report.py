@@ -81,7 +81,7 @@ def facts_at_rest(engine: Engine) -> tuple[object, ...] | None:
         tuple((queue.waiting, queue.slots.running) for queue in engine.dispatcher.queues.values()),
         len(writer.outbox.unsaved_ended),
         writer.degraded_since,
-        tuple(sorted(engine.failing_duties.items())),
+        tuple(sorted(_failing(engine).items())),
     )
 
 
@@ -115,7 +115,7 @@ def _oldest_waiting(engine: Engine) -> dict[str, int]:
 
 def _failing(engine: Engine) -> dict[str, str]:
     """What goes on beside the tasks and fails, and why; the log too, where nobody would read of it."""
-    return dict(engine.failing_duties) if logger.fault is None else {**engine.failing_duties, "log": logger.fault}
+    return dict(engine.failing_duties) if logger.trouble is None else {**engine.failing_duties, "log": logger.trouble}
 
 
 def _task_document(attempt: Attempt) -> dict[str, Any]:

@@ -4,6 +4,10 @@ Filters, record factories and handlers are user code, and called in the middle o
 are started, in the writer, in the thread of the heartbeat. A record that is lost to them is told on `sys.stderr`, as
 handlers do it, and in `fault` until one gets through.
 
+Many promises are kept by a record: a task failed for good, the file cannot be written. `logging.config` disables every
+logger that it does not name, unless it is told otherwise, and nobody reads of anything any more. That is warned of. A
+logger that was silenced on purpose (by a level, a filter, a NullHandler) is left alone.
+
 What a record says of names and errors is text of others too. It stays one line without control characters, so that
 nobody can write a line that looks like another record, or move the cursor of whoever reads the log.
 """
@@ -12,6 +16,7 @@ import logging
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from types import TracebackType
@@ -20,6 +25,10 @@ from typing import Any, Final, NamedTuple
 from taskmanager.model.escaping import escaped, escaped_lines
 
 INDENT: Final = "  "
+DISABLED: Final = (
+    "the logger 'taskmanager' is disabled, and nothing that goes wrong is logged: logging.config does that to each "
+    "logger that it does not name; give it disable_existing_loggers=False"
+)
 
 
 class Block(str):
@@ -42,6 +51,29 @@ class Log(logging.LoggerAdapter[logging.Logger]):
     fault: str | None = None
     """Why the last record was lost; None while they get through."""
     lost_count = 0
+    _has_warned = False
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nobody reads of what happens, as far as it is not meant to be so."""
+        return DISABLED if self._is_disabled() else self.fault
+
+    def look(self) -> None:
+        """Warn, once each time, when the logger was disabled."""
+        is_disabled = self._is_disabled()
+        if is_disabled and not self._has_warned:
+            self._has_warned = True  # before it is said: a thread of ours may look at the same time
+            _warn(DISABLED)
+        self._has_warned = is_disabled
+
+    def _is_disabled(self) -> bool:
+        """Whether it is, and nobody has silenced it on purpose as well."""
+        if not self.logger.disabled:
+            return False
+        level = max(self.logger.getEffectiveLevel(), self.logger.manager.disable + 1)
+        return level <= logging.CRITICAL and not any(
+            isinstance(each, logging.NullHandler) for each in self.logger.handlers
+        )
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """As it was given: this adapter adds nothing to a record."""
@@ -50,6 +82,8 @@ class Log(logging.LoggerAdapter[logging.Logger]):
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Hand the record over. `raised`: its `exc_info`, and what formatters print of it."""
         if not self.logger.isEnabledFor(level):
+            if self.logger.disabled:
+                self.look()
             return
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the record names who called us
         try:
@@ -97,6 +131,18 @@ class Log(logging.LoggerAdapter[logging.Logger]):
             with suppress(OSError, ValueError):  # nobody can be told
                 sys.stderr.write("--- a record of taskmanager could not be logged ---\n")
                 traceback.print_exception(exc, file=sys.stderr)
+
+
+def _warn(text: str) -> None:
+    """Warn in any case: neither a filter that makes errors of warnings, nor a way of the application's own to show
+    them, may end what goes on here.
+    """
+    try:
+        # Not `warn`, which says a sentence once in the life of a process.
+        warnings.warn_explicit(text, RuntimeWarning, "taskmanager", 0)
+    except Exception:  # noqa: BLE001  # see above
+        with suppress(OSError, ValueError, AttributeError):  # nobody can be told
+            sys.stderr.write(f"RuntimeWarning: {text}\n")
 
 
 def plain(value: object) -> object:

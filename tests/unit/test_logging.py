@@ -3,12 +3,14 @@
 import asyncio
 import gc
 import io
+import json
 import logging
 import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -16,7 +18,7 @@ from taskmanager import TaskError, TaskManager, TaskResult, current_task
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
-from taskmanager.model.logger import logger
+from taskmanager.model.logger import DISABLED, logger
 
 pytestmark = pytest.mark.anyio
 LOGGER = logging.getLogger("taskmanager")
@@ -253,7 +255,7 @@ from taskmanager import TaskManager, current_task
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
-from taskmanager.model.logger import logger
+from taskmanager.model.logger import DISABLED, logger
 manager = TaskManager("tasks.db")
 
 @manager.task
@@ -269,3 +271,101 @@ assert logging.getLogger().handlers == []
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, check=True, text=True)
     assert (done.stdout, done.stderr) == ("", "")
+
+
+_CONFIGURES: Final = """
+import asyncio, json, logging, logging.config, subprocess, sys, warnings
+from taskmanager import TaskManager
+
+manager = TaskManager("tasks.db")
+
+async def main():
+    if MOMENT == "before the start":
+        CONFIGURE
+    async with manager:
+        if MOMENT == "while it runs":
+            CONFIGURE
+        while not manager.status().failing_duties:
+            await asyncio.sleep(0.05)
+        said, doctor = dict(manager.status().failing_duties), [sys.executable, "-m", "taskmanager", "doctor"]
+        while b"!!  duties" not in (await asyncio.to_thread(subprocess.run, doctor, capture_output=True)).stdout:
+            await asyncio.sleep(0.05)
+        logging.getLogger("taskmanager").disabled = False
+        assert not manager.status().failing_duties
+    print(json.dumps(said))
+
+asyncio.run(main())
+"""
+_INI: Final = """
+[loggers]
+keys=root
+[handlers]
+keys=console
+[formatters]
+keys=
+[logger_root]
+handlers=console
+[handler_console]
+class=StreamHandler
+args=()
+"""
+
+
+@pytest.mark.parametrize("moment", ["before the start", "while it runs"])
+@pytest.mark.parametrize(
+    "configure",
+    [
+        "logging.config.dictConfig({'version': 1, 'root': {'level': 'INFO'}})",
+        "logging.config.dictConfig({'version': 1}); warnings.simplefilter('error')",
+        "logging.config.fileConfig('logging.ini')",
+    ],
+)
+def test_a_logger_that_logging_config_has_disabled_is_seen(tmp_path: Path, configure: str, moment: str) -> None:
+    """Promises are kept by a record that nobody reads then. A warning, `failing_duties` and `doctor` say so, and what
+    to write instead; a filter that makes errors of warnings ends neither the start nor a duty.
+    """
+    (tmp_path / "logging.ini").write_text(_INI)
+    (tmp_path / "program.py").write_text(_CONFIGURES.replace("CONFIGURE", configure).replace("MOMENT", repr(moment)))
+    command = [sys.executable, "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"log": DISABLED}
+    assert done.stderr.count(f"RuntimeWarning: {DISABLED}") == 1
+
+
+@pytest.mark.parametrize("way", ["a level", "the level of the root", "a NullHandler", "logging.disable"])
+def test_a_logger_that_was_silenced_on_purpose_is_not_reported(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever wants to read nothing needs no advice, also where `logging.config` has disabled the logger besides."""
+    monkeypatch.setattr(LOGGER, "disabled", True)
+    with pytest.warns(RuntimeWarning, match="disable_existing_loggers"):
+        logger.look()
+    assert logger.trouble == DISABLED
+    LOGGER.disabled = False
+    logger.look()
+    if way == "a level":
+        monkeypatch.setattr(LOGGER, "level", logging.CRITICAL + 1)
+    elif way == "the level of the root":
+        monkeypatch.setattr(LOGGER, "level", logging.NOTSET)
+        monkeypatch.setattr(logging.root, "level", logging.CRITICAL + 1)
+    elif way == "a NullHandler":
+        monkeypatch.setattr(LOGGER, "handlers", [logging.NullHandler()])
+    else:
+        monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
+    for is_disabled in (False, True):
+        LOGGER.disabled = is_disabled
+        logger.look()
+        logger.error("nobody reads this")
+        assert logger.trouble is None
+
+
+def test_each_time_the_logger_is_disabled_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the next record is lost, too: what happens between two rounds of a duty is seen at once."""
+    for _ in range(2):
+        monkeypatch.setattr(LOGGER, "disabled", True)
+        with pytest.warns(RuntimeWarning) as warned:
+            logger.error("lost")
+        assert len(warned) == 1
+        logger.error("lost")  # a second warning would be an error here
+        logger.look()
+        LOGGER.disabled = False
+        logger.look()
