@@ -175,7 +175,8 @@ UNWRITABLE: Final = {
     "deleted": ("[os.unlink(each) for each in os.listdir('.') if each.startswith('t.db')]", "deleted"),
     "no descriptors": (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n\
-try:\n    while True: os.dup(0)\nexcept OSError: pass",
+held = []\ntry:\n    while True: held.append(os.dup(0))\nexcept OSError: pass\n\
+os.close(held.pop()); os.close(held.pop())",  # not enough for a loop; a thread that ends needs one
         "Too many open files",
     ),
 }
