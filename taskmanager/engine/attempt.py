@@ -1,11 +1,14 @@
 """One running attempt: its deadline, why it was asked to stop, and its slot.
 
 An async task that awaits a handle gives up its slot meanwhile, or parents waiting for children would deadlock a full
-lane. `drive` steps the user's coroutine itself, because only there is it known that the coroutine is suspended,
-and only there can it be made to wait for its slot *before* it goes on, so that a limit is never exceeded.
+lane. It has no slot only while one of its coroutines, its own or one that it has begun beside itself, waits for a
+handle, and its own one is suspended. `drive` steps the user's coroutine itself, because only there is it known that
+the coroutine is suspended, and only there can it be made to wait for its slot *before* it goes on, so that a limit is
+never exceeded.
 """
 
 import asyncio
+import sys
 import types
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import ContextVar
@@ -166,11 +169,19 @@ class Attempt:
             self.awaited[waiter] = task_id
         self.lend()
 
-    def end_wait(self, waiter: "asyncio.Task[Any] | None" = None) -> None:
-        """It got its answer, or was cancelled."""
+    async def end_wait(self, waiter: "asyncio.Task[Any] | None" = None) -> None:
+        """It got its answer, or was cancelled. When no coroutine of the attempt waits any more, this one goes on with
+        the slot: `drive` sees to that for the attempt's own coroutine only, not for what that has begun beside itself.
+        """
         self.awaiting -= 1
         if self.awaited:
             self.awaited.pop(waiter, None)
+        if not (self.has_slot or self.awaiting):
+            thrown = sys.exception()
+            last = await slot_again(self, thrown)
+            self.lend()  # if another one has begun to wait meanwhile
+            if last is not None and last is not thrown:
+                raise last
 
     def lend(self, turns: int = 0) -> None:
         """Give up the slot, if a handle is still awaited after so many turns of the loop."""
@@ -196,6 +207,28 @@ current: ContextVar[Any] = ContextVar("taskmanager_current_task")
 """The attempt (or its stand-in) that the running code belongs to."""
 
 
+async def slot_again(attempt: Attempt, thrown: BaseException | None) -> BaseException | None:
+    """Wait until the attempt has its slot, and return what is raised then: `thrown`, or a later cancellation.
+
+    What the engine has asked to end must see that at once, and clean up. A time limit of user code, or a cancellation
+    by it, lets the task go on, which it does within the limits.
+    """
+    while not (attempt.has_slot or attempt.is_over or isinstance(thrown, GeneratorExit)):
+        if thrown is not None and attempt.stop_reason is not None:
+            attempt.keeper.take_back_now(attempt)
+            break
+        slot = attempt.keeper.take_back(attempt)
+        try:
+            if thrown is None:
+                await slot
+            else:
+                thrown = await outlast(slot, thrown, is_hurried=lambda: attempt.is_cancelled)
+        except BaseException as exc:
+            thrown = exc
+        slot.cancel()  # where it is not done: nobody waits for it any more
+    return thrown
+
+
 @types.coroutine
 def drive(coro: Coroutine[Any, Any, Any], attempt: Attempt) -> Generator[Any, Any, Any]:
     """Like `await coro`, but with the slot given up while the coroutine waits for a handle, and taken back
@@ -218,19 +251,9 @@ def drive(coro: Coroutine[Any, Any, Any], attempt: Attempt) -> Generator[Any, An
             value = yield waited
         except BaseException as exc:
             thrown = exc
-        while not attempt.has_slot:
-            # What the engine has asked to end must see that at once, and clean up. A time limit of user code, or a
-            # cancellation by it, lets the task go on, which it does within the limits.
-            if thrown is not None and (attempt.stop_reason is not None or isinstance(thrown, GeneratorExit)):
-                attempt.keeper.take_back_now(attempt)
-                break
-            slot = attempt.keeper.take_back(attempt)
+        if not attempt.has_slot:
             try:
-                if thrown is None:
-                    yield from slot.__await__()
-                else:
-                    thrown = yield from outlast(slot, thrown, is_hurried=lambda: attempt.is_cancelled).__await__()
+                thrown = yield from slot_again(attempt, thrown).__await__()
             except BaseException as exc:
                 thrown = exc
-            slot.cancel()  # where it is not done: this attempt does not wait for it any more
         attempt.is_suspended, attempt.held_up_by, attempt.gathered = False, None, None

@@ -358,6 +358,10 @@ class Dispatcher:
 
     def take_back_now(self, attempt: Attempt) -> None:
         """Give the slot at once, even above the limit: `attempt` was cancelled and must clean up."""
+        self._take_back(attempt)
+        self.wants_take()  # other coroutines of it may wait for the slot too
+
+    def _take_back(self, attempt: Attempt) -> None:
         attempt.has_slot = True
         if attempt.live.crash_count and self._suspect is None:
             self._suspect = attempt.live
@@ -375,10 +379,13 @@ class Dispatcher:
             attempt, future = resuming.popleft()
             if future.done():  # cancelled while it waited for its slot
                 continue
+            if attempt.has_slot or attempt.is_over:
+                future.set_result(None)
+                continue
             queue = self.queue(attempt.live.queue_name)
             is_second = attempt.live.crash_count > 0 and self._suspect is not None
             if is_second or not (slots.has_room and queue.slots.has_room):
                 resuming.append((attempt, future))
                 continue
-            self.take_back_now(attempt)
+            self._take_back(attempt)
             future.set_result(None)

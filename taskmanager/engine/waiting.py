@@ -46,7 +46,7 @@ async def lent_slot(task_id: str | None, running: Mapping[str, Attempt], *, is_b
     try:
         yield
     finally:
-        attempt.end_wait(waiter)
+        await attempt.end_wait(waiter)
 
 
 def _check(attempt: Attempt, task_id: str, running: Mapping[str, Attempt], *, is_bounded: bool) -> None:

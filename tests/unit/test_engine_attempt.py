@@ -348,3 +348,139 @@ def test_a_gather_over_many_handles_looks_at_each_of_them_once() -> None:
     assert all(attempt.is_held_up_by(waiter) for waiter in waiters)
     assert not attempt.is_held_up_by(cast("Any", object()))
     assert looks == 1
+
+
+async def gathers(side: Callable[[], Awaitable[None]]) -> None:
+    await asyncio.gather(side(), asyncio.sleep(0))
+
+
+async def begins_a_task(side: Callable[[], Awaitable[None]]) -> None:
+    await asyncio.ensure_future(side())
+
+
+async def waits_within_hours(side: Callable[[], Awaitable[None]]) -> None:
+    await asyncio.wait_for(side(), 7200)
+
+
+async def opens_a_group_of_asyncio(side: Callable[[], Awaitable[None]]) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(cast("Any", side()))
+
+
+async def opens_a_group_of_anyio(side: Callable[[], Awaitable[None]]) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(side)
+
+
+BESIDE = [gathers, begins_a_task, waits_within_hours, opens_a_group_of_asyncio, opens_a_group_of_anyio]
+
+
+@pytest.mark.parametrize("cancelled", [None, move_on_after, fail_after, timeout_of_asyncio, wait_for_of_asyncio])
+@pytest.mark.parametrize("beside", BESIDE)
+async def test_what_a_task_begins_beside_itself_goes_on_within_the_limit(
+    beside: Callable[..., Awaitable[None]], cancelled: Callable[..., Awaitable[None]] | None
+) -> None:
+    """An attempt is without a slot only while a coroutine of it waits for a handle, whichever coroutine that is."""
+    manager = TaskManager(None, concurrency=1)
+    order: list[str] = []
+
+    @manager.task(name="child")
+    async def child(label: str) -> None:
+        order.append(f"{label} begins")
+        await asyncio.sleep(10)
+        order.append(f"{label} ends")
+
+    @manager.task(name="parent", timeout=60)
+    async def parent() -> None:
+        first = child.enqueue("child")
+        child.enqueue("other")
+
+        async def side() -> None:
+            await (plainly(first) if cancelled is None else cancelled(plainly, first))
+            order.append("parent goes on")
+            await asyncio.sleep(1)
+            order.append("parent waits again")
+            await child.with_options(priority=1).enqueue("second")
+            order.append("parent ends")
+
+        await beside(side)
+
+    async with isolated(manager) as world:
+        with at_most(FEW_TURNS):
+            handle = parent.enqueue()
+            await world.drain()
+        await handle
+        assert manager.status().queues["default"].running == 0
+    goes_on = ["parent goes on", "parent waits again", "second begins", "second ends", "parent ends"]
+    assert order == ["child begins", "child ends", *goes_on, "other begins", "other ends"]
+
+
+async def test_one_of_many_that_wait_needs_no_slot_to_go_on() -> None:
+    """It may have to do so before the others, which wait for a child without a slot, come to their end."""
+    manager = TaskManager(None, concurrency=1)
+
+    @manager.task(name="child")
+    async def child() -> None: ...
+
+    @manager.task(name="parent")
+    async def parent() -> None:
+        first_is_done, second_is_done = asyncio.Event(), asyncio.Event()
+
+        async def first() -> None:
+            await child.enqueue()
+            first_is_done.set()
+            await second_is_done.wait()
+
+        async def second() -> None:
+            await first_is_done.wait()
+            await child.enqueue()
+            second_is_done.set()
+
+        await asyncio.gather(first(), second(), plainly(child.with_options(delay=10).enqueue()))
+
+    async with isolated(manager) as world:
+        handle = parent.enqueue()
+        await world.drain()
+        await handle
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_all_that_ask_for_the_slot_go_on_with_it(*, is_cancelled: bool) -> None:
+    """The task and what it has begun beside itself, at one time: it is taken once. A cancellation by hand takes it at
+    once, for all of them."""
+    manager = TaskManager(None, concurrency=1)
+    went_on: list[str] = []
+
+    @manager.task(name="child")
+    async def child(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    @manager.task(name="parent", timeout=10_000)
+    async def parent() -> None:
+        child.enqueue(1000)
+
+        async def side(label: str, begins_after_s: float) -> None:
+            await asyncio.sleep(begins_after_s)
+            with anyio.move_on_after(2):
+                await child.enqueue(0)
+            went_on.append(label)
+
+        sides = [asyncio.ensure_future(side("a", 0)), asyncio.ensure_future(side("b", 4))]
+        try:
+            await asyncio.sleep(7)
+        finally:
+            await asyncio.wait(sides)
+            went_on.append("parent")
+
+    async with isolated(manager) as world:
+        handle = parent.enqueue()
+        await world.advance(100)
+        assert went_on == []
+        if is_cancelled:
+            handle.cancel()
+            await world.advance(0)
+            assert len(went_on) == 3
+        await world.drain()
+        assert (await handle.result()).is_ok() is not is_cancelled
+        assert sorted(went_on) == ["a", "b", "parent"]
+        assert manager.status().queues["default"].running == 0
