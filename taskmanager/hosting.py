@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 from taskmanager.engine.lifecycle import CANCEL_GRACE_S
 from taskmanager.engine.loops import let_loop_close
 from taskmanager.engine.settings import Settings
+from taskmanager.engine.unstopped import leave_unstopped
 from taskmanager.model.errors import ConfigurationError, StoreError, StoreUnavailable, TaskManagerError, error_line
 from taskmanager.model.logger import logger
 from taskmanager.model.states import TaskStatus
@@ -249,6 +250,7 @@ def _end(number: signal.Signals, *, is_worker: bool) -> None:
         raise KeyboardInterrupt
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads it any more, or None
         sys.stdout.flush()
+    leave_unstopped()  # who dies of a signal runs no exit hooks
     signal.raise_signal(number)
     raise SystemExit(ENDED_BY + number)  # the first process of a container, or one that ignores the signal, lives on
 

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -189,6 +190,29 @@ def test_a_program_that_was_asked_to_end_ends_by_its_first_signal(
     if main != "twice":
         assert f"stopped after {number}; 12 tasks wait for the next start" in errors
     assert ("KeyboardInterrupt" in errors) == (number == "SIGINT")
+
+
+@pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_another_manager_that_is_never_stopped_is_written_before_the_end(
+    tmp_path: Path, number: str, status: int
+) -> None:
+    """Who dies of a signal runs no exit hooks."""
+    way = """
+another = TaskManager("another.db")
+@another.task(persist=True)
+async def kept():
+    await asyncio.Event().wait()
+async def both():
+    await another.start()
+    kept.with_options(delay=60).enqueue()
+    await asked()
+manager.run(both)
+"""
+    out, errors = _ends(tmp_path, number, way)
+    assert out == f"half a crawl {status}\n"
+    assert "another.db was started and never stopped: 1 task was written" in errors
+    with closing(sqlite3.connect(tmp_path / "another.db")) as connection:
+        assert connection.execute("SELECT status FROM taskmanager_tasks").fetchall() == [("PENDING",)]
 
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
