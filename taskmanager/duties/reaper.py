@@ -11,6 +11,7 @@ from typing import Final
 
 from taskmanager.duties.heartbeat import Heartbeat
 from taskmanager.duties.recovery import PAGE, Recovery
+from taskmanager.duties.strays import Strays
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import sign_of_life
 from taskmanager.model.logger import logger
@@ -42,18 +43,19 @@ class Observation:
 class Reaper:
     """The observer of one instance."""
 
-    def __init__(self, engine: Engine, recovery: Recovery, heartbeat: Heartbeat) -> None:
+    def __init__(self, engine: Engine, recovery: Recovery, strays: Strays, heartbeat: Heartbeat) -> None:
         self._engine = engine
         self._recovery = recovery
+        self._strays = strays
         self._heartbeat = heartbeat
         self._seen: dict[tuple[str, str], Observation] = {}
         self._troubles_seen = 0
         self._swept_s = 0.0
 
     async def run_once(self) -> int:
-        """One sweep: the dead first, then the silent; how many tasks were moved."""
+        """One sweep: the dead first, then what is lost here, then the silent; how many tasks were moved."""
         config = self._engine.settings.recovery
-        moved = await self.recover_dead()
+        moved = await self.recover_dead() + await self._strays.recover()
         silent_claimers, silent_runners = await self._silent()
         if silent_claimers and config.auto_requeue_stale_claimed:
             freed = sum([await self._recovery.free_waiting(owner) for owner in silent_claimers])

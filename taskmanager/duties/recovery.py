@@ -9,9 +9,9 @@ behind the last row seen, so that rows which cannot be recovered never starve th
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from taskmanager.codec.results import encode_error_text
 from taskmanager.engine.definition import options_of, retry_rule_of
@@ -29,25 +29,13 @@ from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, UnreadableR
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
 from taskmanager.model.wording import counted
-from taskmanager.rules.recovery import Orphan, Verdict, judge_orphan
+from taskmanager.rules.recovery import NO_CRASH, Crash, Orphan, Verdict, judge_orphan
 from taskmanager.store.constraints import failed, unreadable
 from taskmanager.store.protocol import InstanceRow, Store
 
 PAGE: Final = 500
 FREE_PAGE: Final = 1_000
 """Waiting rows that are freed in one transaction: bounds how long it keeps other writers waiting."""
-
-
-class Crash(NamedTuple):
-    """What is known of the death of one owner."""
-
-    counts: bool
-    """False when the machine was restarted: a power cut says nothing about the tasks that ran."""
-    only_suspect: str | None
-    """The one task that had crashed before and ran in this crash, when it is one."""
-
-
-NO_CRASH: Final = Crash(False, None)
 
 
 class Recovery:
@@ -92,7 +80,7 @@ class Recovery:
             after = rows[-1].task_id
             orphans = [row for row in rows if (running if row.status == TaskStatus.RUNNING else waiting)]
             left_count += len(rows) - len(orphans)
-            moved_count += await self.recover(orphans, crashes)
+            moved_count += await self.recover(orphans, lambda row: crashes[row.claimed_by_worker_id or ""])
         if not left_count and (dead or not self._has_swept):
             await self._clear_away(dead)
         if moved_count or dead:
@@ -130,12 +118,11 @@ class Recovery:
         counts = boot_id is None or boot_id == self._identity.boot_id
         return Crash(counts, suspects[0] if len(suspects) == 1 else None)
 
-    async def recover(self, rows: list[TaskRow], crashes: Mapping[str, Crash] | None = None) -> int:
+    async def recover(self, rows: list[TaskRow], crash_of: Callable[[TaskRow], Crash] = lambda row: NO_CRASH) -> int:
         """Move these rows on, each only if it still says what was read; how many were moved."""
         if not rows:
             return 0
-        known = crashes or {}
-        writes = [self._judge(row, known.get(row.claimed_by_worker_id or "", NO_CRASH)) for row in rows]
+        writes = [self._judge(row, crash_of(row)) for row in rows]
         report = await self._store.commit(writes)
         # What the store does not take as it should be has columns that contradict each other: it cannot run either.
         odd = [row for row in rows if row.task_id in report.rejected and not isinstance(row, UnreadableRow)]
@@ -185,6 +172,7 @@ def orphan_of(row: TaskRow, crash: Crash = NO_CRASH) -> Orphan:
         is_only_suspect=crash.only_suspect == row.task_id,
         is_interruption_noted=is_interruption_noted,
         good_until=row.good_until,
+        what=crash.what,
     )
 
 

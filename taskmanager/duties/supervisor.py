@@ -15,6 +15,7 @@ from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.retention import Retention
 from taskmanager.duties.schedules.loop import NAME as SCHEDULES
 from taskmanager.duties.schedules.loop import Schedules
+from taskmanager.duties.strays import Strays
 from taskmanager.duties.worker_states import WorkerStates
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.polling import make_due
@@ -44,7 +45,8 @@ class Supervisor:
         self._engine = engine
         self._is_alone = is_alone
         self._heartbeat = Heartbeat(engine)
-        self._reaper = Reaper(engine, recovery, self._heartbeat)
+        self._strays = Strays(engine, recovery)
+        self._reaper = Reaper(engine, recovery, self._strays, self._heartbeat)
         self._expiry = Expiry(engine, recovery)
         self._retention = Retention(engine)
         self._worker_states = WorkerStates(engine)
@@ -61,6 +63,10 @@ class Supervisor:
         await self.schedules.open()
         return moved
 
+    async def recover_strays(self) -> int:
+        """Give back what names this instance and is unknown to it."""
+        return await self._strays.recover()
+
     def start(self) -> None:
         """Begin every duty. A store that nobody else sees, and that ends with the instance, needs two of them only."""
         logger.look()
@@ -70,8 +76,7 @@ class Supervisor:
             return
         config = self._engine.settings.recovery
         self._heartbeat.start()
-        if config.auto_fail_stale_running or config.auto_requeue_stale_claimed:
-            self._begin("reaper", config.check_interval_ms / 1000, self._reaper.run_once)
+        self._begin("reaper", config.check_interval_ms / 1000, self._reaper.run_once)
         self._begin("retention", config.retention_sweep_interval_s, self._retention.run_once, at_once=True)
         self._begin("worker states", config.worker_state_snapshot_interval_ms / 1000, self._worker_states.run_once)
         self._begin("live tasks", LIVE_TASKS_INTERVAL_S, self._live_tasks.run_once)

@@ -4,7 +4,6 @@ Functions are looked up before the claim, so a row of an unknown function is nev
 rows as it has room for; the rest stays free, and costs nothing until there is room again.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Final
@@ -18,10 +17,9 @@ from taskmanager.engine.live_task import Ending, LiveTask, Phase
 from taskmanager.engine.neighbours import Neighbours
 from taskmanager.engine.shared_limit import SharedLimit
 from taskmanager.model.logger import logger
-from taskmanager.model.record import TaskRow, TaskWrite, UnreadableRow, expected_of
+from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 from taskmanager.model.wording import counted
-from taskmanager.store.constraints import failed
 from taskmanager.store.protocol import ClaimRequest, FreeQueue
 
 CLAIM_PAGE: Final = 1_000
@@ -29,11 +27,6 @@ CLAIM_PAGE: Final = 1_000
 FIRST_PAGE: Final = 200
 """Rows per queue that are claimed before the start returns: the best of all, more than start at once by default."""
 BEST_PRIORITY: Final = 1
-
-
-def _given_back(row: TaskRow, now_us: int) -> TaskWrite:
-    freed = row._replace(status=TaskStatus.PENDING.value, claimed_at=None, claimed_by_worker_id=None, updated_at=now_us)
-    return TaskWrite(freed, expected_of(row))
 
 
 class Claimer:
@@ -46,20 +39,14 @@ class Claimer:
         self._fairness = Fairness(engine)
         self._reported_unknown: set[str] = set()
         self._next_due_at: int | None = None
-        self._claiming = asyncio.Lock()
-        """Held while a claim is under way: the rows it takes are neither free in the store nor in memory yet."""
 
     def __repr__(self) -> str:
-        return f"<Claimer {'at work' if self._claiming.locked() else 'idle'}, next row due at {self._next_due_at}>"
+        work = "at work" if self._engine.claiming.locked() else "idle"
+        return f"<Claimer {work}, next row due at {self._next_due_at}>"
 
     def is_due(self, now_us: int) -> bool:
         """Whether a free row that was not due at the last claim is so now."""
         return self._next_due_at is not None and self._next_due_at <= now_us
-
-    async def settled(self) -> None:
-        """Return when no claim is under way."""
-        async with self._claiming:
-            return
 
     def share(self) -> None:
         """Somebody else works on the file now: what was claimed for later is free for whoever can start it first."""
@@ -74,7 +61,7 @@ class Claimer:
         What starts meanwhile makes room for the next look: a backlog must not keep that from hearing of pauses, cancels
         and deaths.
         """
-        async with self._claiming:
+        async with self._engine.claiming:
             if await self._claim_due(is_first=is_first) and not is_first:
                 self._expect(await self._engine.store.free_queues())  # behind the rows that were due may be others
 
@@ -120,34 +107,6 @@ class Claimer:
             else:
                 claimed += await self._fill(queue, names)
         return claimed > 0
-
-    async def take_strays(self) -> None:
-        """Rows of a claim that failed after it had taken effect: ours in the store, and not in memory.
-
-        With the answer it was lost which of them have a place of their own in a queue that is limited for the whole
-        file, so those are given back, and claimed anew.
-        """
-        engine = self._engine
-        me = engine.identity.instance_id
-        after = ""
-        while rows := await engine.store.fetch_owned([me], limit=CLAIM_PAGE, after=after):
-            after = rows[-1].task_id
-            returned: list[TaskWrite] = []
-            for row in rows:
-                is_here = row.task_id in engine.live or row.task_id in engine.writer.unsaved_ended
-                if row.status != TaskStatus.CLAIMED or is_here or row.task_name not in engine.definitions:
-                    continue
-                queue = engine.dispatcher.queue(row.queue_name)
-                if isinstance(row, UnreadableRow):
-                    ended = failed(row, engine.clock.now_us())
-                    returned.append(TaskWrite(ended, expected_of(row)))
-                elif queue.shared_limit is None:
-                    self._take(row)
-                else:
-                    returned.append(_given_back(row, engine.clock.now_us()))
-                    queue.has_backlog = queue.shared_limit.is_owed = True
-            if returned:
-                await engine.store.commit(returned)
 
     async def _fill_first(self, queue: QueueState, names: list[str]) -> int:
         """Claim the best of one queue, so that they may start; how many were claimed."""
@@ -256,6 +215,8 @@ class Claimer:
 
     def _take(self, row: TaskRow, *, is_granted: bool = True) -> None:
         engine = self._engine
+        if self._is_overtaken(row):
+            return
         shared = engine.dispatcher.queue(row.queue_name).shared_limit
         if shared is not None:
             shared.hold(row.task_id, is_granted=is_granted)
@@ -287,6 +248,17 @@ class Claimer:
             engine.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
         else:
             engine.enter(live)
+
+    def _is_overtaken(self, row: TaskRow) -> bool:
+        """Whether the row comes from an older copy of the file, and its task is here: that goes on, and is written over
+        the row. Else a task that runs here would be begun a second time.
+        """
+        live = self._engine.live.get(row.task_id) or self._engine.writer.unsaved_ended.get(row.task_id)
+        if live is None or live.is_awaiting_store or not live.has_overtaken(row):
+            return False
+        live.saving.committed = expected_of(row)
+        self._engine.writer.mark(live)
+        return True
 
     def _report_unknown(self, free: list[FreeQueue]) -> None:
         for each in free:

@@ -89,6 +89,7 @@ class Engine:
         self.progress = ProgressSaver(self.loop, self.writer, clock)
         self.follower = Follower(store, self.row_codec.decode_result)
         self.wants_claim = asyncio.Event()
+        self.claiming = asyncio.Lock()  # held while rows of a claim are neither free in the store nor in memory yet
         self.lane_faults = LaneFaults(self.loop, self.dispatcher, self.runner.processes, self.failing_duties)
         self._idle_waiters: list[asyncio.Future[Any]] = []
 

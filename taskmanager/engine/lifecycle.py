@@ -48,6 +48,7 @@ class Duties(Protocol):
     """What goes on beside the tasks, from the registration of the instance to its end."""
 
     async def recover(self) -> int: ...
+    async def recover_strays(self) -> int: ...
     def start(self) -> None: ...
     def stop_heartbeat(self) -> None: ...
     def outlive_loop(self) -> None: ...
@@ -66,7 +67,12 @@ class Lifecycle:
         neighbours = Neighbours(engine.settings.database, engine.identity.instance_id)
         claimer = Claimer(engine, neighbours, self._after_write.give_up)
         self._poller = Poller(
-            engine, claimer, neighbours, check_file=self._file_watch.look, on_death=self._takeover.death.set
+            engine,
+            claimer,
+            neighbours,
+            check_file=self._file_watch.look,
+            on_death=self._takeover.death.set,
+            recover_strays=duties.recover_strays,
         )
         self._lock: InstanceLock | None = None
         self._cut_short = asyncio.Event()
@@ -343,4 +349,5 @@ class Lifecycle:
     async def _made_anew(self) -> None:
         """The file is another one: nothing that was read from the old one is known of it."""
         self._poller.is_owed = True
+        self.engine.wants_claim.set()
         await self._duties.made_anew()

@@ -228,6 +228,11 @@ class LiveTask:
             and committed[1] == self.owner
         )
 
+    def has_overtaken(self, row: TaskRow) -> bool:
+        """Whether an older copy of the file was put in its place, and this row of it is an earlier state of this."""
+        is_same = row.sent_at == self.sent_at and row.start_count <= self.start_count
+        return self.saving.is_written_anew and is_same
+
     def store_arguments(self) -> None:
         """Keep the arguments of a memory-only task for its record, where they can be stored."""
         self.encodes_later = False

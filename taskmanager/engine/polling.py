@@ -49,12 +49,14 @@ class Poller:
         *,
         check_file: Callable[[], Awaitable[None]],
         on_death: Callable[[], None],
+        recover_strays: Callable[[], Awaitable[int]],
     ) -> None:
         self._engine = engine
         self._claimer = claimer
         self.neighbours = neighbours
         self.check_file = check_file
         self._on_death = on_death
+        self._recover_strays = recover_strays
         self._version: int | None = None
         self.is_owed = False
         """Whether the next look is a whole one, whatever the version of the store says."""
@@ -166,14 +168,14 @@ class Poller:
             await engine.follower.look_at_all()  # our own recovery may have ended what is followed here
         if (changed or asked or is_due) and not engine.is_stopping:
             if was_owed:
-                await claimer.take_strays()
+                await self._recover_strays()
             await claimer.claim(is_first=is_first)
         self._version, self.is_owed = version, False
 
     async def has_strays(self) -> bool:
         """Whether rows that a claim has taken may be in nobody's memory. A claim under way is waited for."""
-        await self._claimer.settled()
-        return self.is_owed
+        async with self._engine.claiming:
+            return self.is_owed
 
     async def _mend_due(self, now_us: int) -> bool:
         """After a step back of the wall clock: what was due stays due. Whether any was."""

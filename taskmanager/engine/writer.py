@@ -407,8 +407,7 @@ def _is_ours(live: LiveTask, row: TaskRow) -> bool:
         return found in live.saving.in_doubt and row.status == TaskStatus.PENDING and row.sent_at == live.sent_at
     if live.saving.is_written_anew:
         # An older copy of the file was put in its place. Free there, or already ours: nobody else has taken it since.
-        is_older = found.start_count <= live.start_count and row.sent_at == live.sent_at
-        return is_older and (found.owner is None or found.owner == live.owner)
+        return live.has_overtaken(row) and (found.owner is None or found.owner == live.owner)
     return found in live.saving.in_doubt or found == live.saving.committed
 
 

@@ -5,11 +5,25 @@ two instances that judge the same row at once say the same but for jitter, and o
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.states import WAITING, AttemptOutcome, BuiltInTaskCode, TaskStatus
 from taskmanager.rules.retry import RetryRule
+
+
+class Crash(NamedTuple):
+    """What is known of the end of the runs of one owner, beside what the row says."""
+
+    counts: bool
+    """False when the machine was restarted: a power cut says nothing about the tasks that ran."""
+    only_suspect: str | None
+    """The one task that had crashed before and ran in this crash, when it is one."""
+    what: str = "its owner is gone"
+    """For people, as the beginning of a sentence."""
+
+
+NO_CRASH: Final = Crash(False, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +43,7 @@ class Orphan:
     is_only_suspect: bool = False
     is_interruption_noted: bool = False
     good_until: int | None = None
+    what: str = NO_CRASH.what
 
     def is_expired(self, now: int) -> bool:
         """Whether it must not start any more."""
@@ -73,7 +88,7 @@ def _judge_waiting(orphan: Orphan, now: int) -> Verdict:
         return _ended(TaskStatus.CANCELLED, BuiltInTaskCode.TASK_CANCELLED, None, "cancelled while it waited")
     if orphan.is_expired(now):
         return _ended(TaskStatus.EXPIRED, BuiltInTaskCode.TASK_EXPIRED, None, "good_until passed while it waited")
-    return _free_again(None, None, "its owner is gone and it had not started; free again")
+    return _free_again(None, None, f"{orphan.what} and it had not started; free again")
 
 
 def _judge_interrupted(orphan: Orphan) -> Verdict:
@@ -89,14 +104,14 @@ def _judge_crashed(orphan: Orphan, now: int, random_01: float, crash_budget: int
         died = f"its process died {orphan.crash_count} times while it ran, and it was the only suspect"
         return _ended(TaskStatus.FAILED, code, outcome, f"quarantined: {died}")
     if orphan.requeue_on_interrupt:
-        return _free_again(code, outcome, "its owner is gone; safe to repeat, so it starts again")
+        return _free_again(code, outcome, f"{orphan.what}; safe to repeat, so it starts again")
     delay_s = rule.next_delay_s(code, orphan.retry_count, random_01)
     if delay_s is None:
         why = "no retry is left" if rule.covers(code) else "no policy retries a crash"
-        return _ended(TaskStatus.FAILED, code, outcome, f"its owner is gone while it ran; {why}")
+        return _ended(TaskStatus.FAILED, code, outcome, f"{orphan.what} while it ran; {why}")
     if orphan.is_expired(now + round(delay_s * SECOND_US)):
-        return _ended(TaskStatus.FAILED, code, outcome, "its owner is gone while it ran; a retry would miss good_until")
-    reason = f"its owner is gone while it ran; retry {orphan.retry_count + 1} of {rule.max_retries}"
+        return _ended(TaskStatus.FAILED, code, outcome, f"{orphan.what} while it ran; a retry would miss good_until")
+    reason = f"{orphan.what} while it ran; retry {orphan.retry_count + 1} of {rule.max_retries}"
     return Verdict(TaskStatus.PENDING, delay_s, True, code, outcome, reason)
 
 

@@ -8,7 +8,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from taskmanager.model.errors import StoreError
-from taskmanager.model.record import AttemptRow, StartWrite, SuccessWrite, TaskRow, TaskWrite, Write, due_at
+from taskmanager.model.record import (
+    AttemptRow,
+    StartWrite,
+    SuccessWrite,
+    TaskRow,
+    TaskWrite,
+    Write,
+    due_at,
+    expected_of,
+)
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow, busy_of
 from taskmanager.model.states import TERMINAL, WAITING, TaskStatus
 from taskmanager.store.constraints import encodable_write, is_memory_only, write_fault
@@ -228,6 +237,9 @@ class MemoryStore:
     async def fetch_owned(self, owners: Collection[str], *, limit: int, after: str = "") -> list[TaskRow]:
         return self._page(lambda owner: owner in owners, limit, after)
 
+    async def fetch_owned_ids(self, owner: str, *, limit: int, after: str = "") -> list[str]:
+        return [row.task_id for row in await self.fetch_owned([owner], limit=limit, after=after)]
+
     async def fetch_orphans(self, live_owners: Collection[str], *, limit: int, after: str = "") -> list[TaskRow]:
         return self._page(lambda owner: owner not in live_owners, limit, after)
 
@@ -418,11 +430,7 @@ def _changed(write: StartWrite | SuccessWrite, current: TaskRow) -> TaskRow:
 def _wins(write: TaskWrite, current: TaskRow | None) -> bool:
     if write.expected is None:
         return current is None or all(row.status in TERMINAL and is_memory_only(row) for row in (current, write.row))
-    return current is not None and write.expected == (
-        current.status,
-        current.claimed_by_worker_id,
-        current.start_count,
-    )
+    return current is not None and write.expected == expected_of(current)
 
 
 def _freed(row: TaskRow, now: int) -> TaskRow:

@@ -231,6 +231,10 @@ class Store(Protocol):
         """Non-terminal rows whose owner is one of `owners`, by id, after `after`."""
         ...
 
+    async def fetch_owned_ids(self, owner: str, *, limit: int, after: str = "") -> list[str]:
+        """The ids of those of one owner; costs next to nothing however large the rows are."""
+        ...
+
     async def fetch_orphans(self, live_owners: Collection[str], *, limit: int, after: str = "") -> list[TaskRow]:
         """Non-terminal rows with an owner that is none of `live_owners`, by id, after `after`."""
         ...

@@ -51,6 +51,14 @@ class Checks:
         """What only a file held that was deleted, also what was written to it after that, and when it was sent."""
         self.kept: dict[str, Process] = {}
         """Tasks that were in the memory of a process when it made the file anew."""
+        self.behind: dict[str, str] = {}
+        """Tasks that an instance held when an older copy was put in the place of the file, and has not written to it
+        yet. What it runs goes on, and must not be begun again.
+        """
+        self._ended_nowhere: set[str] = set()
+        """Tasks that have ended by a file that was lost, and not by the older copy in its place."""
+        self._lost_runs: set[tuple[str, int]] = set()
+        """Attempts that an older copy says are running."""
         self.may_revive: set[str] = set()
         """Tasks for which somebody asked that: `retry`, or the same key again."""
 
@@ -79,6 +87,43 @@ class Checks:
                 self._begin_anew(task_id)
         self.saved.clear()
         self.rows, self.attempts = {}, {}
+
+    def restore(self, rows: dict[str, TaskRow], attempts: dict[tuple[str, int], AttemptRow]) -> None:
+        """An older copy was put in the place of the file: what no living process holds goes on as it says."""
+        held = {task_id: each.instance_id or "" for each in self._world.alive for task_id in each.held_ids}
+        for task_id, row in self.rows.items():
+            self.gone[task_id] = row.sent_at
+            if task_id not in held:
+                self._begin_anew(task_id)
+        self.behind = {task_id: holder for task_id, holder in held.items() if task_id in rows}
+        self._lost_runs = {(row.task_id, row.start_count) for row in rows.values() if row.status == TaskStatus.RUNNING}
+        self.saved.clear()
+        self.rows, self.attempts = rows, attempts
+
+    def leaves(self, process: "Process", but: frozenset[str] = frozenset()) -> None:
+        """What it held and holds no more, for it has died or has written the end to the lost file, goes on as the older
+        copy says.
+        """
+        for task_id, holder in list(self.behind.items()):
+            if holder in process.instance_ids and task_id not in but:
+                self._fall_back(task_id)
+
+    def _fall_back(self, task_id: str) -> None:
+        self.behind.pop(task_id, None)
+        self._begin_anew(task_id)
+
+    def _judge_behind(self, process: "Process", old: TaskRow, new: TaskRow) -> bool:
+        """Whether this row of an older copy is written over by who has the task; others may take it until then."""
+        holder = self.behind.get(old.task_id)
+        if holder is None:
+            return False
+        if new.claimed_by_worker_id not in (None, holder) and process.instance_id != holder:
+            self._fall_back(old.task_id)
+            return False
+        is_claim = new.status == TaskStatus.CLAIMED != old.status  # it does not know that it is its own yet
+        if process.instance_id == holder and not is_claim:
+            del self.behind[old.task_id]
+        return process.instance_id == holder
 
     def _begin_anew(self, task_id: str) -> None:
         """Its record is gone: who names that id again means another task."""
@@ -128,8 +173,13 @@ class Checks:
                     self.gone[row.task_id] = row.sent_at
                 if row.status == TaskStatus.RUNNING:
                     self.started.add((row.task_id, row.start_count, row.claimed_by_worker_id or ""))
+                if row.status in TERMINAL and row.task_id in self.rows and row.task_id not in self._ended_nowhere:
+                    self._ended_nowhere.add(row.task_id)
+                    self._fall_back(row.task_id)
         elif verb == "open" and process.has_outlived_the_file:
             self.kept |= dict.fromkeys(process.held_ids, process)
+        if self.behind and (verb == "open" or not process.view.is_current):
+            self.leaves(process, but=frozenset(process.held_ids))
 
     def _note(self, process: "Process", verb: str, row: TaskRow) -> None:
         self._world.log(
@@ -147,6 +197,7 @@ class Checks:
         place = (old.status, old.claimed_by_worker_id, old.start_count)
         if place != (new.status, new.claimed_by_worker_id, new.start_count):
             self._note(process, verb, new)
+        is_behind = self._judge_behind(process, old, new)
         is_snoozed = new.snooze_count > old.snooze_count
         # An attempt whose start was taken back before user code ran leaves none.
         has_run = self._world.runs.starts[old.task_id, old.start_count] > 0
@@ -162,7 +213,7 @@ class Checks:
             self._judge_revival(old, new, what)
         if new.start_count < old.start_count and old.status not in TERMINAL:
             fault(f"the start count went back: {what}")
-        if is_again and not is_snoozed and (old.task_id, old.start_count) not in self._fresh:
+        if is_again and not is_snoozed and not is_behind and (old.task_id, old.start_count) not in self._fresh:
             fault(f"an attempt left no row: {what}")
         self._judge_owner(process, verb, old, new, what)
         if new.start_count > old.start_count:
@@ -282,7 +333,7 @@ class Checks:
             return True
         if holder.was_out or self._was_silent(holder):
             return True
-        return (attempt.task_id, attempt.attempt) in self._world.runs.crashed
+        return (attempt.task_id, attempt.attempt) in self._world.runs.crashed | self._lost_runs
 
     def at_rest(self) -> None:
         """Nothing is left to be written, and nobody has stopped yet: what lived in memory is in the new file."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from taskmanager.engine.stall import TOLERANCE_S
 from tests.simulation.calls import Calls
+from tests.simulation.disk import FileDisk
 from tests.simulation.process import HEART_US, Process
 from tests.simulation.world import World
 
@@ -25,6 +26,8 @@ class Days:
         self._is_one_time = bool(world.timetable.entries or world.has_retention)
         """What is due, and what is old, is judged by the one time that all have; elsewhere they may differ."""
         self._deletes = world.is_on_file and self._chance.random() < 0.3
+        if world.is_on_file and not self._deletes and self._chance.random() < 0.4:
+            world.at(self._chance.randrange(round(FAULTY_S * 500_000)), self._copy_file)
         self._actions: list[tuple[Callable[[], None], int]] = [
             (self._start_one, 4),
             (self._kill, 4),
@@ -142,6 +145,19 @@ class Days:
         """Somebody cleans up, once."""
         if self._deletes and not self._world.loss_count:
             self._world.lose_file()
+
+    def _copy_file(self) -> None:
+        """Somebody makes a backup, and puts it in the place of the file a while later."""
+        world = self._world
+        assert isinstance(world.disk, FileDisk)
+        world.log(None, "the file is copied")
+        world.disk.keep_copy()
+        after_us = self._chance.choice((10_000, 300_000, 2_000_000, 5_000_000))
+        world.at(world.now_us + self._chance.randrange(after_us), self._restore_file)
+
+    def _restore_file(self) -> None:
+        if self._world.has_faults:
+            self._world.restore_file()
 
     def _run_short(self) -> None:
         """No threads are left, or no memory for child processes."""

@@ -8,6 +8,7 @@ import os
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar, TypeVarTuple, cast
@@ -295,6 +296,7 @@ class FileDisk:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._copy = path.with_name("backup.db")
         first = InlineSqliteStore(path, synchronous="normal")
         _finish(first.open())
         _finish(first.close())
@@ -319,16 +321,32 @@ class FileDisk:
         migrate(self._judge, ":memory:")
         self._forget()
 
+    def keep_copy(self) -> None:
+        """Somebody makes a backup."""
+        with closing(sqlite3.connect(self._copy)) as copy:
+            self._judge.backup(copy)
+
+    def restore(self) -> tuple[dict[str, TaskRow], Attempts]:
+        """The backup is moved to the place of the file; what it holds."""
+        for end in ("-wal", "-shm"):
+            self.path.with_name(f"{self.path.name}{end}").unlink(missing_ok=True)
+        self._copy.replace(self.path)
+        self._open_anew()
+        return self.rows(is_last=True) or {}, self._attempts
+
+    def _open_anew(self) -> None:
+        self._judge.close()
+        self._judge = sqlite3.connect(self.path, isolation_level=None)
+        self._judged = Files.of(str(self.path))
+        self._forget()
+
     def _forget(self) -> None:
         self._seen, self._rows, self._attempts = None, {}, {}
         self._live, self._last_attempt = "[]", 0
 
     def _look_for_the_new_one(self) -> None:
         if not self._judged.is_database_there() and self.path.exists():
-            self._judge.close()
-            self._judge = sqlite3.connect(self.path, isolation_level=None)
-            self._judged = Files.of(str(self.path))
-            self._forget()
+            self._open_anew()
 
     def rows(self, *, is_last: bool = False) -> dict[str, TaskRow] | None:
         self._look_for_the_new_one()

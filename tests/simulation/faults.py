@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 READS = frozenset(
     {"free_queues", "best_waiting", "counts", "instances", "heartbeats", "paused_queues", "latest_stamp"}
     | {"schedules", "busy_schedules"}
-    | {f"fetch{what}" for what in ("", "_attempts", "_ids", "_many", "_owned", "_orphans", "_cancel_requests")}
+    | {
+        f"fetch{what}"
+        for what in ("", "_attempts", "_ids", "_many", "_owned", "_owned_ids", "_orphans", "_cancel_requests")
+    }
 )
 """What goes through the reader's connection; everything else is the writer's."""
 

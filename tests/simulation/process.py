@@ -334,6 +334,7 @@ class Process:
             self.world.log(self, "stop raised", exc)
         finally:
             self.is_stopping = False
+            self.world.checks.leaves(self)
         took_s = self.loop.time() - began
         self.world.log(self, "has stopped", f"after {took_s:.3f} s")
         took_s -= self.closing_us / 1_000_000
@@ -377,10 +378,14 @@ class Process:
         """One task in a transaction of the application's own, which holds up every other write for `held_s`."""
         transaction, task_id = Transaction(self), None
         if transaction.is_open:
-            task_id = self.manager.submit_in(
-                transaction.connection, self.jobs[name], self.world.next_label(), "sleep:0.1"
-            )
             self.transactions.append(transaction)
+            try:
+                task_id = self.manager.submit_in(
+                    transaction.connection, self.jobs[name], self.world.next_label(), "sleep:0.1"
+                )
+            except TaskManagerError:
+                transaction.cut()  # or its lock would be held until some collection of garbage
+                raise
             self.world.log(self, "submits", task_id, f"for {held_s} s", "" if keeps else "and rolls back")
             end = partial(transaction.end, task_id, keeps=keeps)
             self.at(self.world.now_us + round(held_s * 1_000_000), end)
@@ -391,6 +396,7 @@ class Process:
             return
         self.world.log(self, "dies")
         self.is_alive = self.is_up = self.has_outlived_the_file = False
+        self.world.checks.leaves(self)
         if self.lifecycle is not None and self.lifecycle._lock is not None:
             self.lifecycle._lock.close_descriptor()
         for lock in self.world.locks_of(self):

@@ -63,7 +63,9 @@ class Runs:
         for other in self.now:
             # Who puts an ended task back from another process cannot know that its old thread still works.
             is_same = other.task_id == task_id and other.life == run.life
-            if is_same and not (other.process.was_out or process.was_out or self._is_split(task_id)):
+            if other.task_id == task_id and other.instance_id == run.instance_id:
+                self._world.fault(f"{name} {task_id} runs twice at once in {process}")
+            elif is_same and not (other.process.was_out or process.was_out or self._is_split(task_id)):
                 self._world.fault(f"{name} {task_id} runs in {process} while it runs in {other.process}")
         self._judge_suspects(run)
         self._world.pauses.judge(run)
@@ -125,7 +127,8 @@ class Runs:
             self._world.fault(f"{run.name} {run.task_id} attempt {run.attempt} runs before its start is in the store")
         row = checks.rows.get(run.task_id)
         is_ours = row is not None and row.status == TaskStatus.RUNNING and row.start_count == run.attempt
-        was_lost = not process.view.is_current or (row is None and run.task_id in checks.gone)
+        is_gone = row is None and run.task_id in checks.gone
+        was_lost = not process.view.is_current or is_gone or run.task_id in checks.behind
         if not is_ours and not process.was_out and not was_lost:
             self._world.fault(f"{run.name} {run.task_id} attempt {run.attempt} starts on the row {row}")
 

@@ -196,14 +196,25 @@ class World:
         """Somebody deletes it."""
         assert isinstance(self.disk, FileDisk)
         self.log(None, "the file is deleted")
+        self._outlive_file()
+        self.checks.lose()
+        self.disk.lose()
+
+    def restore_file(self) -> None:
+        """Somebody puts an older copy in its place."""
+        assert isinstance(self.disk, FileDisk)
+        self.log(None, "the file is replaced by an older copy")
+        self._outlive_file()
+        self.checks.restore(*self.disk.restore())
+        self.timetable.restore()
+
+    def _outlive_file(self) -> None:
         self.loss_count += 1
         for each in self.processes:
             each.has_outlived_the_file = each.is_alive and not each.was_out and not each.is_leaving and each.is_up
             each.was_degraded = True  # what it commits until it notices is nowhere
-        self.checks.lose()
         self.pauses.lose()
         self.timetable.lose()
-        self.disk.lose()
 
     def locks_of(self, process: Process) -> list[instance.InstanceLock]:
         """The lock files that a process holds."""

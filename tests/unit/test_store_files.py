@@ -35,6 +35,21 @@ def plain(path: Path) -> Iterator[sqlite3.Connection]:
         yield other
 
 
+async def test_heartbeats_follow_a_store_that_was_opened_anew_between_two_of_them(path: Path, tmp_path: Path) -> None:
+    """A file put in the place of the first one is all that others read: in the old one a living instance looks dead."""
+    store = SqliteStore(path)
+    await store.open()
+    beater = store.open_beater()
+    beater.beat([Beat("me", "runner", 1, "host", 1)])
+    path.rename(tmp_path / "moved.db")
+    await store.close()
+    await store.open()
+    beater.beat([Beat("me", "runner", 2, "host", 1)])
+    assert await store.heartbeats() == [("me", "runner", 2)]
+    beater.close()
+    await store.close()
+
+
 @pytest.mark.parametrize("names", [["-wal"], ["-shm"], ["-wal", "-shm"]])
 async def test_a_log_that_was_deleted_is_noticed_and_made_anew(
     path: Path, names: list[str], monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,7 @@ from typing import Final
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.store.protocol import Beat, WorkerState
 from taskmanager.store.sqlite.connection import BUSY_TIMEOUT_S, primary_code, transaction, translate
+from taskmanager.store.sqlite.files import Files
 from taskmanager.store.sqlite.open_files import open_existing
 
 _STATE: Final = ", ".join(WorkerState._fields)
@@ -17,13 +18,15 @@ class SqliteBeater:
     """A plain connection that lives and dies with the heartbeat's thread. Kept, because an application that has used
     up its descriptors is alive.
 
-    `is_whole` says whether the file and its log are the ones that the store has open.
+    `files` are the ones that the store has open; None while it has none. They may have been made anew between two
+    beats, so that the path leads to them, and this connection does not.
     """
 
-    def __init__(self, path: str, is_whole: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, path: str, files: Callable[[], Files | None]) -> None:
         self._path = path
-        self._is_whole = is_whole
+        self._files = files
         self._connection: sqlite3.Connection | None = None
+        self._connected_to: Files | None = None
 
     @property
     def is_open(self) -> bool:
@@ -52,14 +55,19 @@ class SqliteBeater:
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is None:
+            self._connected_to = self._files()
             self._connection = open_existing(self._path, "mode=rw", timeout=BUSY_TIMEOUT_S)
         return self._connection
 
     def let_go(self) -> None:
         """Close the connection to a file, or a log, that was deleted: nobody else can find what is written there."""
         with suppress(StoreError):  # who cannot look keeps what there is
-            if not self._is_whole():
+            if self._files() != self._connected_to or not self._is_whole():
                 self.close()
+
+    def _is_whole(self) -> bool:
+        files = self._files()
+        return files is not None and files.is_database_there() and files.is_log_there()
 
     def close(self) -> None:
         """Close the connection, if there is one."""

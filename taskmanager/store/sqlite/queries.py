@@ -120,6 +120,18 @@ def fetch_owned(connection: sqlite3.Connection, owners: Collection[str], limit: 
     return task_rows(connection, _OWNED, {"owners": json.dumps(list(owners)), "after": after, "limit": limit})
 
 
+def fetch_owned_ids(connection: sqlite3.Connection, owner: str, limit: int, after: str) -> list[str]:
+    """See `Store.fetch_owned_ids`. The index holds all that is asked for."""
+    query = f"""
+        SELECT json_group_array(id) FROM (
+            SELECT id FROM taskmanager_tasks INDEXED BY taskmanager_tasks_owner
+            WHERE claimed_by_worker_id = ? AND id > ? AND status IN ({LIVE_SQL}) ORDER BY id LIMIT ?
+        )
+    """
+    (found,) = connection.execute(query, (owner, after, limit)).fetchone()
+    return list(json.loads(found))
+
+
 def fetch_orphans(connection: sqlite3.Connection, owners: Collection[str], limit: int, after: str) -> list[TaskRow]:
     """See `Store.fetch_orphans`."""
     return task_rows(connection, _ORPHANS, {"owners": json.dumps(list(owners)), "after": after, "limit": limit})

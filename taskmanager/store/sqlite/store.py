@@ -199,6 +199,9 @@ class SqliteStore:
     async def fetch_owned(self, owners: Collection[str], *, limit: int, after: str = "") -> list[TaskRow]:
         return await self._read(queries.fetch_owned, owners, limit, after)
 
+    async def fetch_owned_ids(self, owner: str, *, limit: int, after: str = "") -> list[str]:
+        return await self._read(queries.fetch_owned_ids, owner, limit, after)
+
     async def fetch_orphans(self, live_owners: Collection[str], *, limit: int, after: str = "") -> list[TaskRow]:
         return await self._read(queries.fetch_orphans, live_owners, limit, after)
 
@@ -227,12 +230,8 @@ class SqliteStore:
         await self._write(upkeep.forget_instances, instance_ids)
 
     def open_beater(self) -> SqliteBeater:
-        self._beater = SqliteBeater(self.path, self._is_whole)
+        self._beater = SqliteBeater(self.path, lambda: self._files)
         return self._beater
-
-    def _is_whole(self) -> bool:
-        files = self._files
-        return files is not None and files.is_database_there() and files.is_log_there()
 
     async def heartbeats(self) -> list[tuple[str, str, int]]:
         return await self._read(beat.heartbeats)
