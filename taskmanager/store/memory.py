@@ -8,16 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from taskmanager.model.errors import StoreError
-from taskmanager.model.record import (
-    AttemptRow,
-    StartWrite,
-    SuccessWrite,
-    TaskRow,
-    TaskWrite,
-    Write,
-    due_at,
-    expected_of,
-)
+from taskmanager.model.record import AttemptRow, StartWrite, SuccessWrite, TaskRow, TaskWrite, Write, due_at
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow, busy_of
 from taskmanager.model.states import TERMINAL, WAITING, TaskStatus
 from taskmanager.store.constraints import encodable_write, is_memory_only, write_fault
@@ -430,7 +421,8 @@ def _changed(write: StartWrite | SuccessWrite, current: TaskRow) -> TaskRow:
 def _wins(write: TaskWrite, current: TaskRow | None) -> bool:
     if write.expected is None:
         return current is None or all(row.status in TERMINAL and is_memory_only(row) for row in (current, write.row))
-    return current is not None and write.expected == expected_of(current)
+    held = current and (current.status, current.claimed_by_worker_id, current.start_count)
+    return write.expected == held
 
 
 def _freed(row: TaskRow, now: int) -> TaskRow:
