@@ -65,6 +65,7 @@ class World:
         self.virtual = virtual
         """The time of the loop; None on a real clock."""
         self.is_over = False
+        self._loop = asyncio.get_running_loop()
         self._accepted: list[tuple[EnqueuedTask, LiveTask]] = []
 
     def __repr__(self) -> str:
@@ -115,12 +116,21 @@ class World:
 
     # Moving.
 
+    def _check_loop(self) -> None:
+        """Time passes on the loop of the world only; on another one a test would wait for real, or for ever."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise ConfigurationError(
+                "this world lives on another event loop, which stands still meanwhile. Let one plugin of pytest run "
+                "both the fixture and the test, on one loop: pytest-asyncio in auto mode takes the tests of anyio"
+            )
+
     async def advance(self, seconds: Seconds) -> None:
         """Let that much time pass; everything that is due on the way runs, in order, and is waited for.
 
         Threads and child processes take no virtual time: it holds still while they run. Raises `ConfigurationError` for
         what is no duration, and outside of `async with isolated(...)`, where that much time would really pass.
         """
+        self._check_loop()
         if self.is_over:
             raise ConfigurationError("this world has ended; let time pass inside of `async with isolated(...)`")
         given_s = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
@@ -132,6 +142,7 @@ class World:
 
     async def idle(self) -> None:
         """Run everything that can go on without time passing. On a real clock: a few turns of the loop."""
+        self._check_loop()
         if self.virtual is not None:
             await self.virtual.idle()
             return
@@ -143,6 +154,7 @@ class World:
 
         Raises `RuntimeError` when something never will: its function is not registered, or its queue is paused.
         """
+        self._check_loop()
         looks = 0
         while True:
             await self.manager.join()
@@ -157,6 +169,7 @@ class World:
 
     async def restart(self) -> None:
         """Stop the manager and start it again on the same store, as a deploy does."""
+        self._check_loop()
         await self.manager.stop()
         await self.start()
 

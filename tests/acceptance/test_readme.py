@@ -5,6 +5,8 @@ What a fence says after its language:
 - ```` ```python ````: a program, run in a directory of its own.
 - ```` ```python continues ````: goes on with the block before it; both are one program.
 - ```` ```python file=jobs.py ````: a module that the programs of the page can import, run as a program too.
+- ```` ```python pytest ````: a file of tests, or with `file=conftest.py` of fixtures: run by pytest with each plugin.
+- ```` ```python anyio ````: what the page says to add to `conftest.py` for the plugin of anyio.
 - ```` ```text output ````: exactly what the program before it prints.
 - ```` ```pyi ````: signatures; each is written in the source like that.
 - ```` ```sh ````: commands that exist.
@@ -96,7 +98,7 @@ def programs() -> Iterator[tuple[Path, Program]]:
         elif block.language == "python" and "continues" in block.words:
             assert current is not None, f"{block.place} continues nothing"
             current = (current[0], current[1]._replace(source=current[1].source + "\n\n" + block.text))
-        elif block.language == "python":
+        elif block.language == "python" and not {"pytest", "anyio"} & {*block.words}:
             if current is not None:
                 yield current
             current = (block.page, Program(block.file or "example.py", block.place, block.text, None))
@@ -106,7 +108,11 @@ def programs() -> Iterator[tuple[Path, Program]]:
 
 def modules_of(page: Path) -> dict[str, str]:
     """The modules that the programs of a page can import."""
-    return {block.file: block.text for block in blocks() if block.page == page and block.file is not None}
+    return {
+        block.file: block.text
+        for block in blocks()
+        if block.page == page and block.file is not None and "pytest" not in block.words
+    }
 
 
 @pytest.mark.parametrize(("page", "program"), [pytest.param(*each, id=each[1].place) for each in programs()])
@@ -126,10 +132,86 @@ def test_a_program_runs_as_pasted_and_prints_what_the_page_says(page: Path, prog
         assert done.stdout == program.output
 
 
+def pytest_files_of(page: Path, *, for_anyio: bool) -> dict[str, str]:
+    """The files of tests on a page, for the plugin that they are written for, or changed as it says for the other."""
+    found, more = {}, ""
+    for block in blocks():
+        if block.page == page and "pytest" in block.words:
+            found[block.file or f"test_line_{block.line}.py"] = block.text
+        elif block.page == page and "anyio" in block.words:
+            more = block.text
+    if not for_anyio:
+        return found
+    changes = {"pytest.mark.asyncio": "pytest.mark.anyio", "pytest_asyncio": "pytest"}
+    for old, new in changes.items():
+        found = {name: text.replace(old, new) for name, text in found.items()}
+    return {**found, "conftest.py": f"{found['conftest.py']}\n\n{more}"}
+
+
+PLUGINS: Final = {
+    "pytest-asyncio, strict as by default": (False, []),
+    "pytest-asyncio, auto": (False, ["-o", "asyncio_mode=auto"]),
+    "anyio alone": (True, ["-p", "no:asyncio"]),
+    "anyio beside pytest-asyncio": (True, []),
+}
+
+
+@pytest.mark.parametrize("plugin", PLUGINS)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if pytest_files_of(page, for_anyio=False)], ids=lambda page: page.name
+)
+def test_the_tests_on_a_page_pass_with_each_plugin(page: Path, plugin: str, tmp_path: Path) -> None:
+    """In a process and a directory of their own, without anything of this suite; every test of them is run."""
+    pytest.importorskip("fastapi")
+    pytest.importorskip("pytest_asyncio")
+    for_anyio, arguments = PLUGINS[plugin]
+    files = pytest_files_of(page, for_anyio=for_anyio)
+    for name, text in {**modules_of(page), **files}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    # pytest-asyncio warns of its own defaults, of which the page uses none.
+    warnings = ["-W", "error", "-W", "ignore::pytest.PytestDeprecationWarning"]
+    command = [sys.executable, "-m", "pytest", "-q", *warnings, "-p", "no:cacheprovider", "-c", os.devnull]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [*command, "--rootdir", str(tmp_path), *arguments, str(tmp_path)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False,
+    )  # fmt: skip
+    count = sum(len(re.findall(r"^(?:async )?def test_", text, re.MULTILINE)) for text in files.values())
+    assert re.search(rf"^{count} passed in ", done.stdout, re.MULTILINE), done.stdout + done.stderr
+
+
 def test_the_first_program_of_the_readme_is_short() -> None:
     """It is read before anything else."""
     first = next(block for block in blocks() if block.page.name == "README.md" and block.language == "python")
     assert len([line for line in first.text.splitlines() if line.strip()]) <= README_PROGRAM_LINES
+
+
+def _installed_above(block: Block) -> set[str]:
+    """What a reader of the page has installed by then: the library, and what the lines above say."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    above = "\n".join(block.page.read_text(encoding="utf-8").splitlines()[: block.line])
+    words = [word for line in re.findall(r"pip install ([^`\n]+)", above) for word in line.split()]
+    wanted = [*project["dependencies"], *words]
+    for word in words:
+        extra = re.fullmatch(r"'\.\[(\w+)\]'", word)
+        wanted += project["optional-dependencies"][extra[1]] if extra else []
+    return {re.split(r"[^\w-]", each)[0].replace("-", "_") for each in wanted}
+
+
+def test_everything_that_a_program_imports_is_installed_by_a_line_above_it() -> None:
+    """A reader has what the page told them to install, and not what stands in the environment of its authors."""
+    faults = []
+    for block in blocks():
+        if block.language != "python":
+            continue
+        known = {"taskmanager", *(name.removesuffix(".py") for name in modules_of(block.page))}
+        for node in ast.walk(ast.parse(block.text)):
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            tops = {name.split(".")[0] for name in names} - known - sys.stdlib_module_names
+            tops |= {"httpx"} if "fastapi.testclient" in names else set()
+            faults += [f"{block.place}: {name}" for name in tops - _installed_above(block)]
+    assert faults == []
 
 
 def test_every_block_says_what_it_is() -> None:

@@ -3,8 +3,10 @@
 import asyncio
 import threading
 import time
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -539,6 +541,21 @@ async def test_a_held_call_waits_for_its_release() -> None:
     store.let_go()
     await task
     assert store.held == []
+
+
+async def test_a_world_says_that_it_lives_on_another_loop(manager: TaskManager) -> None:
+    """A fixture and a test that two plugins run, each on its own loop, would wait for each other for ever."""
+
+    def on_another_loop(call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        with pytest.raises(ConfigurationError, match="lives on another event loop"):
+            asyncio.run(call())
+
+    async with isolated(manager) as world:
+        for call in (lambda: world.advance(1), world.idle, world.drain, world.restart):
+            thread = threading.Thread(target=on_another_loop, args=(call,))
+            thread.start()
+            thread.join()
+        await world.advance(1)
 
 
 async def test_a_store_that_is_down_comes_back(manager: TaskManager) -> None:
