@@ -51,7 +51,7 @@ def _is_here(lifecycle: Lifecycle) -> bool:
         )
     if _running_loop() is engine.loop:
         return True
-    if engine.loop.is_closed():
+    if engine.inbox.is_loop_closed():
         raise ManagerStopped(
             "the event loop that the manager was started in is closed; await manager.stop() to forget that start, and "
             "use `async with manager:` or manager.run(main)"
@@ -63,7 +63,7 @@ def check_stop(lifecycle: Lifecycle) -> None:
     """A stop in another loop would wait for ever, and one in a task of the manager for that task; one of a start that
     is another process's, or gone, forgets it.
     """
-    if not (lifecycle.engine.intake.is_forked or lifecycle.engine.loop.is_closed()):
+    if not (lifecycle.engine.intake.is_forked or lifecycle.engine.inbox.is_loop_closed()):
         check_loop(lifecycle)
         refuse_inside(lifecycle.engine.dispatcher, "stop()", _STOP_OUTSIDE)
 

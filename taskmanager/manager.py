@@ -298,7 +298,7 @@ class TaskManager:
         `WrongProcess`. A stopped one may be started again, on another loop too.
         """
         check_process(self._settings, self._intake)
-        if self._lifecycle is not None and not self._lifecycle.engine.loop.is_closed():
+        if self._lifecycle is not None and not self._lifecycle.engine.inbox.is_loop_closed():
             raise ConfigurationError("the manager runs already; stop it before starting it again")
         await self.stop()
         self._registry.warn_at_start()
@@ -325,7 +325,7 @@ class TaskManager:
         if lifecycle is None:
             return
         check_stop(lifecycle)
-        if lifecycle.is_stopping and not lifecycle.engine.loop.is_closed():
+        if lifecycle.is_stopping and not lifecycle.engine.inbox.is_loop_closed():
             await lifecycle.wait_stopped()
             return
         try:

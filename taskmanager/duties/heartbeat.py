@@ -7,6 +7,7 @@ running task may be silent, the claimer's beat stops, so that waiting work is ta
 
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -25,6 +26,11 @@ BLOCKED_AFTER_S: Final = 2.0
 """A loop that does not answer for this long is reported as blocked."""
 SLOW_WRITE_S: Final = 1.0
 """A beat that takes this long meets what others may not get through at all."""
+
+
+def _nothing() -> bool:
+    """Where nobody wants to know."""
+    return True
 
 
 class Rest:
@@ -79,6 +85,7 @@ class Heartbeat:
         self._stop = threading.Event()
         self._rest: Rest | None = None
         self._thread: threading.Thread | None = None
+        self._on_loop_closed: Callable[[], bool] = _nothing
         self._loop_thread = threading.current_thread()
         self._answered_s = self._rested_s = engine.clock.elapsed_s()
         config = engine.settings.recovery
@@ -98,11 +105,13 @@ class Heartbeat:
         """All that could not be written so far. While it grows, the silence of others says nothing."""
         self._writing_since_s: float | None = None
 
-    def start(self) -> None:
+    def start(self, on_loop_closed: Callable[[], bool] = _nothing) -> None:
         """Beat once now, then every interval, until `stop` or the end of the thread whose loop this is about.
 
-        That need not be the main thread, which may end before it.
+        That need not be the main thread, which may end before it. `on_loop_closed` is called in the thread of the
+        heartbeat until it returns True, and may ask it to outlive the loop.
         """
+        self._on_loop_closed = on_loop_closed
         self._answered_s = self._rested_s = self._engine.clock.elapsed_s()  # a start may have waited for the file
         thread = threading.Thread(target=self._run, name="taskmanager-heartbeat", daemon=True)
         try:
@@ -116,7 +125,7 @@ class Heartbeat:
         self._stop.set()
         if self._rest is not None:
             self._rest.end()
-        if self._thread is not None:
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(patience_s)
 
     def _run(self) -> None:
@@ -131,9 +140,21 @@ class Heartbeat:
             beater.close()
 
     def _beat_until_stopped(self, beater: Beater, rest: Rest) -> None:
-        while self._survives(beater):
-            if rest.wait(LOOP_PROBE_S) or not (self._loop_thread.is_alive() or self.outlives_loop):
+        while True:
+            if not self._survives(beater) and self._leave_loop() and not self.outlives_loop:
                 return
+            if rest.wait(LOOP_PROBE_S):
+                return
+            if not (self._loop_thread.is_alive() or self.outlives_loop or self._engine.inbox.is_loop_closed()):
+                return
+
+    def _leave_loop(self) -> bool:
+        """The loop was closed, and nobody has stopped the manager before that. False when it is to be asked again."""
+        try:
+            return self._on_loop_closed()
+        except Exception:
+            logger.critical("what a manager that was never stopped holds could not be written", exc_info=True)
+            return True
 
     def _survives(self, beater: Beater) -> bool:
         """One round. A bug of ours must not end the heartbeat: others would take over what runs here."""
@@ -219,7 +240,7 @@ class Heartbeat:
 
     def _probe_loop(self) -> bool:
         """Ask a loop that was not heard of lately for an answer. False: it is closed for good."""
-        if self._engine.loop.is_closed():
+        if self._engine.inbox.is_loop_closed():
             return False
         now_s = self._engine.clock.elapsed_s()
         beats = self._engine.stall.beat_count

@@ -67,15 +67,18 @@ class Supervisor:
         """Give back what names this instance and is unknown to it."""
         return await self._strays.recover()
 
-    def start(self) -> None:
-        """Begin every duty. A store that nobody else sees, and that ends with the instance, needs two of them only."""
+    def start(self, on_loop_closed: Callable[[], bool]) -> None:
+        """Begin every duty. A store that nobody else sees, and that ends with the instance, needs two of them only.
+
+        `on_loop_closed` is called in the thread of the heartbeat, again and again until it returns True.
+        """
         logger.look()
         self._engine.host.start(SCHEDULES, self.schedules.run)
         self._begin("expiry", EXPIRY_INTERVAL_S, self._expiry.run_once, at_once=True)
         if self._is_alone:
             return
         config = self._engine.settings.recovery
-        self._heartbeat.start()
+        self._heartbeat.start(on_loop_closed)
         self._begin("reaper", config.check_interval_ms / 1000, self._reaper.run_once)
         self._begin("retention", config.retention_sweep_interval_s, self._retention.run_once, at_once=True)
         self._begin("worker states", config.worker_state_snapshot_interval_ms / 1000, self._worker_states.run_once)

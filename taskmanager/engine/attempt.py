@@ -51,6 +51,8 @@ class Attempt:
     """One start of one task, from its committed start to its outcome."""
 
     task: "asyncio.Task[None] | None" = None
+    thread: "asyncio.Future[Any] | None" = None
+    """Done when the thread that runs its code has ended."""
     timer: asyncio.TimerHandle | None = None
     stop_reason: StopReason | None = None
     on_end: Callable[[], None] | None = None

@@ -159,6 +159,7 @@ class Runner:
             args, kwargs = _arguments(live)
             _reach_code(attempt)
             future = self.threads.submit(partial(live.definition.fn, *args, **kwargs), copy_context())
+            attempt.thread = future
         except CannotStart as exc:
             self._finish(attempt, Outcome("unstarted", reason=str(exc)))
             return

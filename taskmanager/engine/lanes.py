@@ -54,8 +54,9 @@ class ThreadLane:
         self._idle = 0
         self._thread_count = 0
         self._lock = threading.Lock()
-        self.on_outlived: Callable[[], None] | None = None
-        """Called in a thread whose job ended after its loop was closed."""
+        self._on_outlived: Callable[[], None] | None = None
+        self._executing: set[asyncio.Future[Ended]] = set()
+        """Those of jobs whose code has not ended."""
 
     def submit(self, call: Callable[[], Any], context: Context) -> "asyncio.Future[Ended]":
         """Run `call` in a thread. The future gets what it came to; cancelling it does not stop the thread.
@@ -69,6 +70,7 @@ class ThreadLane:
                 self._idle -= 1
             else:
                 self._start_thread()
+            self._executing.add(future)
         self._jobs.put(_Job(call, context, loop, future))
         return future
 
@@ -88,18 +90,36 @@ class ThreadLane:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            if not _run(job) and self.on_outlived is not None:
-                self.on_outlived()
+            self._do(job)
             del job  # or the thread would keep the last task's arguments alive while it waits
             with self._lock:
                 self._idle += 1
+
+    def _do(self, job: _Job) -> None:
+        ended = _run(job)
+        with self._lock:  # before it is told: the loop may be closed before it hears
+            self._executing.discard(job.future)
+            on_outlived = self._on_outlived
+        try:
+            job.loop.call_soon_threadsafe(_deliver, job.future, ended)
+        except RuntimeError:  # the manager has stopped and recorded this attempt as interrupted
+            if on_outlived is not None:
+                on_outlived()
+        finally:
+            del ended, job  # the exception has these frames among its own, and would be held by them
+
+    def outlive(self, on_outlived: Callable[[], None]) -> "frozenset[asyncio.Future[Ended]]":
+        """The futures of what executes; this call is made in the thread of each whose loop is closed at its end."""
+        with self._lock:
+            self._on_outlived = on_outlived
+            return frozenset(self._executing)
 
     def __repr__(self) -> str:
         return f"<ThreadLane {self._thread_count} threads, {self._idle} idle>"
 
 
-def _run(job: _Job) -> bool:
-    """Run it and deliver its outcome; False when its loop is closed and nobody can be told."""
+def _run(job: _Job) -> "Ended":
+    """What its code came to."""
     pid = os.getpid()
     try:
         ended = Ended(job.context.run(job.call))
@@ -107,12 +127,9 @@ def _run(job: _Job) -> bool:
         ended = Ended(error=exc)
     end_if_copy(pid, ended.error)
     try:
-        job.loop.call_soon_threadsafe(_deliver, job.future, ended)
-    except RuntimeError:
-        return False  # the manager has stopped and recorded this attempt as interrupted
+        return ended
     finally:
-        del ended, job  # the exception has this frame among its own, and would be held by that
-    return True
+        del ended, job  # as above
 
 
 def _deliver(future: "asyncio.Future[Any]", ended: Ended) -> None:

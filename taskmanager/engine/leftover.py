@@ -36,18 +36,22 @@ class Leftover:
     def __repr__(self) -> str:
         return f"<Leftover {len(self)} attempts, {self.thread_count} of them threads>"
 
-    def note(self) -> None:
-        """Go on without what has not ended."""
+    def note(self, *, is_loop_gone: bool) -> None:
+        """Go on without what has not ended. Of a loop that will not run again only threads go on."""
         runner = self._engine.runner
-        self._attempts = set(runner.abandoned)
-        for attempt in list(runner.running.values()):
-            runner.abandon(attempt)
-            self._attempts.add(attempt)
-            attempt.close(None)
-            if not attempt.live.is_elsewhere:
-                self._record(attempt)
-        self.thread_count = sum(attempt.live.definition.lane == "thread" for attempt in self._attempts)
-        runner.threads.on_outlived = self._thread_outlived_loop
+        with self._lock:  # a thread that ends meanwhile waits until it was counted
+            threads = runner.threads.outlive(self._thread_outlived_loop)
+            self._attempts = {each for each in runner.abandoned if not is_loop_gone or each.thread in threads}
+            for attempt in list(runner.running.values()):
+                if is_loop_gone and attempt.thread not in threads:  # nothing of it executes, whatever it came to
+                    self._engine.interrupt(attempt)
+                    continue
+                runner.abandon(attempt)
+                self._attempts.add(attempt)
+                attempt.close(None)
+                if not attempt.live.is_elsewhere:
+                    self._record(attempt)
+            self.thread_count = sum(attempt.live.definition.lane == "thread" for attempt in self._attempts)
         for attempt in self._attempts:
             attempt.on_end = lambda ended=attempt: self._ended(ended)
             if attempt.task is not None:

@@ -49,7 +49,7 @@ class Duties(Protocol):
 
     async def recover(self) -> int: ...
     async def recover_strays(self) -> int: ...
-    def start(self) -> None: ...
+    def start(self, on_loop_closed: Callable[[], bool]) -> None: ...
     def stop_heartbeat(self) -> None: ...
     def outlive_loop(self) -> None: ...
     async def made_anew(self) -> None: ...
@@ -85,7 +85,7 @@ class Lifecycle:
         self.is_stopping = False
         """True from the moment a stop was asked for."""
         self._leftover = Leftover(engine, self._let_go)
-        self._unstopped = Unstopped(engine, self._after_write, self._leftover, self)
+        self._unstopped = Unstopped(engine, self._after_write, self)
 
     async def start(self) -> None:
         """Bring the engine up; on an error everything that was opened is closed again."""
@@ -94,7 +94,7 @@ class Lifecycle:
         try:
             await self._open()
             await self._patiently(self._duties.recover)
-            self._duties.start()
+            self._duties.start(self.loop_is_closed)
             engine.stall.start()
             engine.host.start_task(WRITER, partial(engine.writer.start, self._after_write))
             with contextlib.suppress(StoreUnavailable):  # registered and recovered is up; this look is owed then
@@ -192,11 +192,8 @@ class Lifecycle:
             self.engine.intake.close()
             self._unstopped.end()
             return
-        if self.engine.loop.is_closed():
+        if self.engine.inbox.is_loop_closed():
             await self._unstopped.write()
-            self._leftover.may_let_go = True
-            if not self._leftover:
-                self._let_go()
             return
         try:
             await self._came_up.wait()
@@ -243,9 +240,7 @@ class Lifecycle:
         await self._file_watch.look_for_good(self._commit_deadline - CANCEL_GRACE_S)
         await self._stop_what_runs()
         await engine.host.stop(but=WRITER)
-        self._leftover.note()
-        if self._leftover.thread_count:
-            self._duties.outlive_loop()
+        self.note_leftover(is_loop_gone=False)
         unsaved = await self._final_batches()
         tell_everybody(engine)
         await self._close_store(unsaved)
@@ -320,6 +315,22 @@ class Lifecycle:
     def leave_loop(self) -> None:
         """The loop will not run again; what is left is done in the running one."""
         self.engine.leave_loop()
+
+    def loop_is_closed(self) -> bool:
+        """Nobody has stopped this start, and its loop is gone; False when that is to be told again."""
+        return self._unstopped.leave_soon()
+
+    def note_leftover(self, *, is_loop_gone: bool) -> None:
+        """Go on without what still executes; for threads the heart beats on."""
+        self._leftover.note(is_loop_gone=is_loop_gone)
+        if self._leftover.thread_count:
+            self._duties.outlive_loop()
+
+    def let_go_when_over(self) -> None:
+        """The last thing of a start that was not stopped; what still executes does it at its end."""
+        self._leftover.may_let_go = True
+        if not self._leftover:
+            self._let_go()
 
     async def unregister(self, unsaved: int) -> None:
         """Take this instance out of the store, where nothing is left that names it."""

@@ -9,13 +9,13 @@ import asyncio
 import atexit
 import contextlib
 import os
+import threading
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections import Counter
 from collections.abc import Iterable
 from typing import Final, Protocol
 
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.leftover import Leftover
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.releasing import cancel_memory_only, release_waiting, tell_everybody
 from taskmanager.engine.writer import WriterListener
@@ -38,18 +38,23 @@ class Start(Protocol):
 
     async def stop_now(self) -> None: ...
     def leave_loop(self) -> None: ...
+    def note_leftover(self, *, is_loop_gone: bool) -> None: ...
     async def unregister(self, unsaved: int) -> None: ...
+    def let_go_when_over(self) -> None: ...
 
 
 class Unstopped:
     """Of one start, from the moment it is up until its stop has ended."""
 
-    def __init__(self, engine: Engine, listener: WriterListener, leftover: Leftover, start: Start) -> None:
+    def __init__(self, engine: Engine, listener: WriterListener, start: Start) -> None:
         self._engine = engine
         self._listener = listener
-        self._leftover = leftover
         self._start = start
         self._pid = os.getpid()
+        self._loop = engine.loop
+        self._is_over = False
+        self._writing = threading.Lock()
+        """The thread of the heartbeat, a next start and the end of the program may all find the loop closed."""
 
     def __repr__(self) -> str:
         return f"<Unstopped {'up' if self in _unstopped else 'over'}, {self._engine!r}>"
@@ -60,26 +65,47 @@ class Unstopped:
 
     def end(self) -> None:
         """It was stopped, or it is another process's."""
+        self._is_over = True
         _unstopped.discard(self)
 
     def leave(self) -> None:
         """The program ends."""
-        self.end()
         if os.getpid() != self._pid or _running_loop() is not None:
             return
-        if self._engine.loop.is_running():
+        if self._loop.is_running():
             self._ask_to_stop()
             return
         try:
-            with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-                runner.run(self.write())
+            with self._writing:
+                self._write_here()
         except OSError as exc:  # there are no descriptors for another loop
+            self.end()
             self._say(self._unfinished(), str(exc))
+
+    def leave_soon(self) -> bool:
+        """The loop was closed, and the program goes on; False when that is to be tried again.
+
+        Never waits for another thread that is at it, which waits for the thread of the heartbeat, where this is called.
+        """
+        if not self._writing.acquire(blocking=False):
+            return False
+        try:
+            self._write_here()
+        except OSError:  # as above
+            return False
+        finally:
+            self._writing.release()
+        return True
+
+    def _write_here(self) -> None:
+        """In a loop of this thread."""
+        with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+            runner.run(self._write_once())
 
     def _ask_to_stop(self) -> None:
         """In its own thread the loop goes on until the last line of the program, and changes memory meanwhile."""
         lives, reason = self._unfinished(), None
-        stopping = asyncio.run_coroutine_threadsafe(self._start.stop_now(), self._engine.loop)
+        stopping = asyncio.run_coroutine_threadsafe(self._start.stop_now(), self._loop)
         try:
             stopping.result(STOP_PATIENCE_S)
         except TimeoutError:
@@ -89,8 +115,22 @@ class Unstopped:
         self._say(lives, reason)
 
     async def write(self) -> None:
-        """Write what memory holds, from another loop than that of the start, which never runs again."""
-        self.end()
+        """Write what memory holds, from another loop than that of the start, which never runs again; and let go of its
+        threads and descriptors. Whoever comes second waits for the first, and does nothing.
+        """
+        with self._writing:
+            await self._write_once()
+
+    async def _write_once(self) -> None:
+        if self._is_over:
+            return
+        try:
+            await self._write()
+        finally:
+            self.end()
+            self._start.let_go_when_over()
+
+    async def _write(self) -> None:
         engine, reason = self._engine, None
         self._start.leave_loop()
         engine.intake.close()
@@ -102,10 +142,7 @@ class Unstopped:
         except StoreError as exc:
             reason = str(exc)
             await self._forget_lost_file(lives)
-        for attempt in list(engine.runner.running.values()):
-            if attempt.live.definition.lane == "async":
-                engine.interrupt(attempt)
-        self._leftover.note()
+        self._start.note_leftover(is_loop_gone=True)
         cancel_memory_only(engine, "the task started")
         release_waiting(engine)
         if reason is None:
@@ -114,6 +151,7 @@ class Unstopped:
             await self._start.unregister(unsaved)
         tell_everybody(engine)
         await engine.store.close()
+        engine.runner.threads.close()
         self._say(lives, reason)
 
     async def _forget_lost_file(self, lives: Iterable[LiveTask]) -> None:

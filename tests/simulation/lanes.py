@@ -26,7 +26,6 @@ class SimulatedThreads:
         self._process = process
         self._seconds = 0.0
         self._run: Run | None = None
-        self.on_outlived: Callable[[], None] | None = None
 
     def works(self, seconds: float, run: Any) -> None:
         """How long the function that runs now takes."""
@@ -52,6 +51,10 @@ class SimulatedThreads:
         ends_us = process.world.now_us + round(self._seconds * 1_000_000)
         process.at(ends_us, lambda: process.loop.call_soon(deliver))
         return future
+
+    def outlive(self, on_outlived: Callable[[], None]) -> "frozenset[asyncio.Future[Ended]]":
+        """No loop is closed here."""
+        return frozenset()
 
     def close(self) -> None:
         """Nothing to let go."""

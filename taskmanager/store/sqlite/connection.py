@@ -3,8 +3,10 @@
 import asyncio
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn, TypeVar, TypeVarTuple
 
@@ -112,7 +114,7 @@ class Connection:
         if self._raw.is_inherited:
             raise StoreError(f"{self._path} {IS_FORKED}; return the work to the parent process")
         try:
-            if self._inner is None:
+            if self._inner is None or not _thread_of(self._inner).is_alive():
                 return work(self._raw, *args)
             return await _in_one_hop(self._inner, work, *args)
         except sqlite3.Error as error:
@@ -124,10 +126,27 @@ class Connection:
         """Close it and end its thread. An inherited connection is only forgotten."""
         if self._raw.kept_with is self and not self._raw.is_inherited:
             self._raw.kept_with = None
-            if self._inner is None:
-                self._raw.close()
+            if self._inner is None or not _thread_of(self._inner).is_alive():
+                self._close_here()
             else:
                 await self._inner.close()
+
+    def end(self) -> None:
+        """Close it and end its thread, from another loop than that which used it, and which will not run again."""
+        if self._inner is None or self._raw.kept_with is not self or self._raw.is_inherited:
+            return
+        self._raw.kept_with = None
+        thread = _thread_of(self._inner)
+        if thread.is_alive():
+            self._inner.stop()
+            thread.join(THREAD_ENDS_S)
+        if not thread.is_alive():  # else it closes the connection when it has done what it is at
+            self._close_here()
+
+    def _close_here(self) -> None:
+        self._raw.close()
+        if self._inner is not None:
+            self._inner._connection = None  # noqa: SLF001  # or it would warn that nobody has closed it
 
 
 async def _in_one_hop(inner: aiosqlite.Connection, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
@@ -139,6 +158,22 @@ async def _in_one_hop(inner: aiosqlite.Connection, work: Callable[[sqlite3.Conne
     raw = inner._conn  # noqa: SLF001  # see above
     result: R = await inner._execute(work, raw, *args)  # type: ignore[no-untyped-call]  # noqa: SLF001  # see above
     return result
+
+
+def _thread_of(inner: aiosqlite.Connection) -> threading.Thread:
+    """The thread of a connection. It may have ended: when it cannot tell its loop, because that is closed."""
+    return inner._thread  # noqa: SLF001  # see above
+
+
+def _work_while_loop_is_open(run: Callable[[], None]) -> None:
+    """What the thread of a connection does. An answer for a loop that was closed meanwhile is nobody's any more; for
+    aiosqlite it is an error in a thread, which Python would print.
+    """
+    try:
+        run()
+    except RuntimeError as error:
+        if "closed" not in str(error):
+            raise
 
 
 def create_private(path: Path) -> None:
@@ -208,10 +243,11 @@ async def _connect_once(path: str, configure: Callable[[sqlite3.Connection], Non
         check_same_thread=False,
         factory=factory,
     )
-    # Up to 0.21 the connection was the thread. A store that nobody closed must not hold up the interpreter's exit:
-    # non-daemon threads are joined before any exit hook could end them.
-    thread: Any = getattr(connecting, "_thread", connecting)
+    # A store that nobody closed must not hold up the interpreter's exit: non-daemon threads are joined before any exit
+    # hook could end them.
+    thread = _thread_of(connecting)
     thread.daemon = True
+    thread.run = partial(_work_while_loop_is_open, thread.run)  # type: ignore[method-assign]  # the way in that the class has
     try:
         inner = await connecting
     except BaseException:  # cancelled, too

@@ -99,7 +99,11 @@ class SqliteStore:
             raise_not_open(self.path)
         if not (files.is_database_there() and files.is_log_there()):
             raise StoreUnavailable(f"{self.path} or its log was deleted or replaced")
+        before = self._reader, self._writer
         self._reader, self._writer = None, connect_inline(self.path, self._synchronous)
+        for each in before:
+            if each is not None:
+                each.end()
 
     async def close(self) -> None:
         reader, self._reader = self._reader, None
