@@ -253,5 +253,5 @@ def ending(returncode: int, *, is_ours: bool = False) -> str:
     except ValueError:  # a real-time signal
         name = f"signal {-returncode}"
     if name == "SIGKILL" and not is_ours:
-        return f"killed by {name}, as the system does with a process that takes too much memory"
+        return f"killed by {name}, the system does that when memory runs out"
     return f"killed by {name}"

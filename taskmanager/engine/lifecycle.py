@@ -200,7 +200,8 @@ class Lifecycle:
             if not self._has_failed:
                 await self._stop_or_abort(drain_timeout_s)
         finally:
-            self._unstopped.end()
+            if not self.engine.inbox.is_loop_closed():  # else the stop was cut off, and somebody writes the rest
+                self._unstopped.end()
             self._stopped.set()
             self._leftover.may_let_go = True  # a stop that still writes lets go by itself
 

@@ -108,7 +108,7 @@ def reports_and_dies(how: str) -> None:
         ("exit", "exited with 9"),
         ("abort", "killed by SIGABRT"),
         ("SIGSEGV", "killed by SIGSEGV"),
-        ("SIGKILL", "killed by SIGKILL, as the system does with a process that takes too much memory"),
+        ("SIGKILL", "killed by SIGKILL, the system does that when memory runs out"),
     ],
 )
 async def test_a_death_says_its_cause_and_keeps_what_was_reported(
