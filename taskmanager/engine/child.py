@@ -114,6 +114,8 @@ class ChildSource:
 
     is_cancelled = False
     is_detached = False
+    is_over = False
+    """A thread that the task has left behind reports for nobody, and not for the next task."""
 
     def __init__(self, call: ChildCall, reports: Reports) -> None:
         self.task_id = call.task_id
@@ -130,10 +132,12 @@ class ChildSource:
         return _clock.now_us()
 
     def progress(self, done: float, total: float | None, text: str) -> None:
-        self._reports.progress(readable(done), readable(total), readable(text))
+        if not self.is_over:
+            self._reports.progress(readable(done), readable(total), readable(text))
 
     def log(self, at: int, text: str, fields: dict[str, object]) -> None:
-        self._reports.log((at, readable(text), {key: readable(fields[key]) for key in fields}))
+        if not self.is_over:
+            self._reports.log((at, readable(text), {key: readable(fields[key]) for key in fields}))
 
 
 def framed(word: str, payload: object) -> bytes:
@@ -172,7 +176,8 @@ def _unpicklable(call: ChildCall) -> str:
 
 def run(call: ChildCall, reports: Reports, pid: int) -> PackedReply:
     """Run one task in this child, which is process `pid`, whatever comes of it."""
-    token = current.set(ChildSource(call, reports))
+    source = ChildSource(call, reports)
+    token = current.set(source)
     try:
         fn = find_function(call.module, call.qualname)
         value = fn(*call.args, **call.kwargs)
@@ -183,6 +188,7 @@ def run(call: ChildCall, reports: Reports, pid: int) -> PackedReply:
         end_if_copy(pid, exc)
         return packed_failure(exc)
     finally:
+        source.is_over = True
         current.reset(token)
 
 

@@ -221,6 +221,8 @@ class Child:
                 self._tail += await self._process.stderr.receive()
                 del self._tail[:-TAIL_BYTES]
         except _AT_END:
+            pass
+        finally:
             self._stderr_over.set()
 
     async def watch_exit(self) -> None:

@@ -270,3 +270,60 @@ def test_a_program_that_ends_without_a_stop_waits_for_no_child_that_comes_up(tmp
     site.finish()
     assert set(site.statuses().values()) == {"COMPLETED"}
     site.assert_sound()
+
+
+_PACKAGE_MAIN = """
+import asyncio, logging, sys, time
+from pathlib import Path
+from taskmanager import TaskManager
+from .helper import helped
+
+logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s", handlers=[
+    logging.FileHandler(sys.argv[1]), logging.StreamHandler()])
+logging.getLogger("taskmanager").setLevel(logging.WARNING)
+log = logging.getLogger("shop")
+manager = TaskManager(None, processes=1)
+
+@manager.task(executor="process")
+def work(number: int) -> int:
+    log.info("order %d", number)
+    print("not shown")
+    return helped(number)
+
+@manager.task(executor="process")
+def sleep() -> None:
+    Path(sys.argv[1] + ".up").touch()
+    time.sleep(60)
+
+async def main() -> None:
+    await manager.start()
+    print([await work.enqueue(number) for number in range(3)])
+    sleep.enqueue()
+    while not Path(sys.argv[1] + ".up").exists():
+        await asyncio.sleep(0.01)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_a_main_module_of_a_package_is_read_as_it_was_started(tmp_path: Path) -> None:
+    """With its relative imports and its arguments; its own logging says each record once, in the file too. And a loop
+    that ends under a busy child kills that at once, before anything of the instance is begun again.
+    """
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "__init__.py").touch()
+    (tmp_path / "shop" / "helper.py").write_text("def helped(number): return number + 1\n")
+    (tmp_path / "shop" / "app.py").write_text(_PACKAGE_MAIN)
+    done = subprocess.run(
+        [sys.executable, "-m", "shop.app", "own.log"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        timeout=PATIENCE_S, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "[1, 2, 3]\n", done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith("shop:")] == [
+        f"shop: order {n}" for n in range(3)
+    ]
+    assert [line for line in (tmp_path / "own.log").read_text().splitlines() if "order" in line] == [
+        f"shop: order {number}" for number in range(3)
+    ]
+    assert "begun again" not in done.stderr

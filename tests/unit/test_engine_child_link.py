@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -157,6 +158,37 @@ async def test_reports_in_a_loop_are_gathered_and_the_newest_count(manager: Task
     info = await handle.info()
     assert info.progress["done"] == 4_999
     assert [each["text"] for each in info.log] == [f"line {number}" for number in range(4_000, 5_000)]
+
+
+def leaves_a_thread(gate: str) -> None:
+    context = current_task()
+
+    def go_on() -> None:
+        waits_for(gate)
+        context.progress(9, 9, "of the first")
+        context.log("of the first")
+        log.warning("of a thread")
+        Path(gate + ".said").touch()
+
+    threading.Thread(target=go_on, daemon=True).start()
+
+
+def opens_and_waits(gate: str) -> None:
+    Path(gate).touch()
+    waits_for(gate + ".said")
+
+
+async def test_a_thread_that_a_task_has_left_behind_reports_for_no_other(
+    manager: TaskManager, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its progress and its lines are of a task that is over; what it logs is still logged."""
+    gate = str(tmp_path / "gate")
+    await asyncio.wait_for(bound(manager, leaves_a_thread).enqueue(gate), 30)
+    handle = bound(manager, opens_and_waits).enqueue(gate)
+    await asyncio.wait_for(handle, 30)
+    info = await handle.info()
+    assert (info.progress, info.log) == (None, ())
+    assert "of a thread" in caplog.text
 
 
 # Log records.
