@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ pytestmark = pytest.mark.anyio
 async def test_pauses_and_schedules_outlive_a_deleted_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What memory knows of them is written anew: the next fire is the one that was planned, and a pause stays one."""
     world = World(tmp_path / "tasks.db")
-    daily = world.manager.schedule(cron="0 3 * * *", name="daily")
+    half_a_day_on = (datetime.now(UTC).hour + 12) % 24  # it must not fire meanwhile
+    daily = world.manager.schedule(cron=f"0 {half_a_day_on} * * *", name="daily")
     daily(
         world.manager.schedule(every=100_000, name="paused")(world.manager.schedule(every=100_000, name="far")(_tick))
     )

@@ -115,12 +115,14 @@ async def test_a_sweep_ends_when_the_clock_is_stepped_under_it(stage: Any, monke
     assert "ended now" in scene.statuses()
 
 
-async def leave_free_pages(scene: Scene) -> None:
-    """What a sweep has deleted that a stop cut short before it gave the space back."""
-    await scene.put(*(ended(f"gone {number}", "COMPLETED", NOW_US)._replace(args="x" * 20_000) for number in range(50)))
-    while await scene.engine.store.purge(None, None, 500):
-        pass
-    ((pages,),) = scene.query("PRAGMA freelist_count")
+def leave_free_pages(database: Path) -> None:
+    """What a sweep has deleted that was cut short before it gave the space back, or another program."""
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")  # a sweep of the manager waits
+        connection.execute("CREATE TABLE gone AS SELECT zeroblob(1000000)")
+        connection.execute("DROP TABLE gone")
+        ((pages,),) = connection.execute("PRAGMA freelist_count")
+        connection.execute("COMMIT")
     assert pages > 200
 
 
@@ -131,7 +133,7 @@ async def test_free_space_is_given_back_whoever_has_deleted_the_rows(stage: Any,
         heartbeat_retention_hours=None, worker_state_retention_hours=None, terminal_record_retention_hours=None
     )
     scene = await stage(recovery=never)
-    await leave_free_pages(scene)
+    leave_free_pages(scene.db)
     if clock == "stepped":
         scene.clock.wall_us += 1_000 * HOUR_US
     await scene.duties._retention.run_once()
@@ -141,8 +143,8 @@ async def test_free_space_is_given_back_whoever_has_deleted_the_rows(stage: Any,
 async def test_a_shrink_that_a_stop_cut_short_is_taken_up_by_the_next_start(stage: Any, tmp_path: Path) -> None:
     """The first sweep of a start finds it."""
     scene = await stage()
-    await leave_free_pages(scene)
     await scene.manager.stop()
+    leave_free_pages(scene.db)
     later = Scene(tmp_path)
     async with later.manager:
         await later.duties._retention.run_once()
