@@ -45,10 +45,7 @@ def check_loop(lifecycle: Lifecycle) -> None:
 def _is_here(lifecycle: Lifecycle) -> bool:
     """Whether the manager runs in the loop that asks. Raises where nothing of it will ever run in this process."""
     engine = lifecycle.engine
-    if engine.intake.is_forked:
-        raise WrongProcess(
-            "the manager runs in the process that this one was forked from; return the work to that process"
-        )
+    _check_process(lifecycle)
     if _running_loop() is engine.loop:
         return True
     if engine.inbox.is_loop_closed():
@@ -57,6 +54,13 @@ def _is_here(lifecycle: Lifecycle) -> bool:
             "use `async with manager:` or manager.run(main)"
         )
     return False
+
+
+def _check_process(lifecycle: Lifecycle) -> None:
+    if lifecycle.engine.intake.is_forked:
+        raise WrongProcess(
+            "the manager runs in the process that this one was forked from; return the work to that process"
+        )
 
 
 def check_stop(lifecycle: Lifecycle) -> None:
@@ -251,6 +255,7 @@ class CurrentInstance:
         if running is None:
             return live is not None and self._intake().cancel_held(live)
         lifecycle = running.lifecycle
+        _check_process(lifecycle)
         if _running_loop() is lifecycle.engine.loop:
             return running.records.cancel_now(task_id, live)
         # From a thread, a route that is no coroutine for one: asked all the same, and answered by the end of the task.

@@ -1,6 +1,7 @@
 """The caller's end of a task: await it, ask for its state, cancel it."""
 
 import asyncio
+import os
 from collections.abc import Generator
 from typing import Any, Generic, TypeVar, cast
 from weakref import ref
@@ -19,6 +20,7 @@ from taskmanager.model.errors import (
     TaskFailed,
     TaskInterrupted,
     TaskNotCompleted,
+    WrongProcess,
 )
 from taskmanager.model.record import TaskInfo
 from taskmanager.model.result import TaskResult
@@ -26,17 +28,30 @@ from taskmanager.model.states import TaskStatus
 
 R_co = TypeVar("R_co", covariant=True)
 
+_process = object()
+"""Another one in a forked child."""
+
+
+def _forked() -> None:
+    global _process  # one value for the whole process
+    _process = object()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
 
 class TaskHandle(Generic[R_co]):
     """One accepted task. Keep it or drop it: the task does not care. After a retry it stands for the new run."""
 
-    __slots__ = ("__weakref__", "_cause", "_first", "_found", "_instance", "_live", "_seen", "_task_id")
+    __slots__ = ("__weakref__", "_cause", "_first", "_found", "_instance", "_live", "_process", "_seen", "_task_id")
 
     def __init__(self, instance: CurrentInstance, task_id: str, live: LiveTask | None, found: bool = False) -> None:
         self._instance = instance
         self._task_id = task_id
         self._live = live
         self._found = found
+        self._process = _process
         self._seen: TaskStatus | None = None
         self._first: TaskHandle[R_co] | None = None
         self._cause: tuple[Ending, BaseException] | None = None
@@ -126,6 +141,7 @@ class TaskHandle(Generic[R_co]):
             return cast("Ending", await self._wait(live, live.waiters_list()))
 
     async def _wait(self, live: LiveTask, waiters: "list[asyncio.Future[Any]]") -> Any:
+        self._check_process(live)
         hint = self._instance.hint_of_no_start(live)
         try:
             return await wait_in(waiters)
@@ -182,7 +198,17 @@ class TaskHandle(Generic[R_co]):
         One that was asked may still end otherwise; and of a task that is not in the memory of this instance only the
         file knows even whether there is one. `await manager.cancel(task_id)` knows what became of it.
         """
-        return self._instance.cancel_now(self._task_id, self._newest())
+        live = self._newest()
+        if live is not None and not (live.status.is_terminal or live.is_elsewhere):
+            self._check_process(live)
+        return self._instance.cancel_now(self._task_id, live)
+
+    def _check_process(self, live: LiveTask) -> None:
+        """Raise `WrongProcess` for what was in memory when this process was forked: nobody here works on that."""
+        if live is self._live and self._process is not _process:
+            raise WrongProcess(
+                f"task {self._task_id} was enqueued in the process that this one was forked from; use its handle there"
+            )
 
     def __repr__(self) -> str:
         return f"<TaskHandle {self._task_id} {self.status}>"

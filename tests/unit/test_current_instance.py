@@ -230,3 +230,47 @@ def test_a_wait_that_nobody_can_ever_answer_raises(wait: Wait) -> None:
     with pytest.raises(ManagerStopped, match="is closed"):
         asyncio.run(waits())
     asyncio.run(manager.stop())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("in_child", ["as it is", "stopped there", "started there"])
+@pytest.mark.parametrize("in_parent", ["held", "running"])
+@pytest.mark.parametrize("use", [WAITS[0], WAITS[2], lambda handle: asyncio.to_thread(handle.cancel)])
+def test_what_was_in_memory_at_a_fork_is_refused_in_the_child(use: Wait, in_parent: str, in_child: str) -> None:
+    """Nobody works on it there, whatever became of the manager: it is its parent's, and so are its handles."""
+    manager = TaskManager("never-opened.db", requeue_pending=True)
+    manager._make_store = MemoryStore
+
+    @manager.task(name="long")
+    async def long() -> None:
+        await asyncio.Event().wait()
+
+    async def in_the_child(handle: TaskHandle[Any]) -> None:
+        if in_child != "as it is":
+            await manager.stop()
+        if in_child == "started there":
+            await manager.start()
+        async with asyncio.timeout(5):
+            await use(handle)
+
+    def fork(handle: TaskHandle[Any]) -> None:
+        pid = os.fork()
+        if not pid:
+            try:
+                asyncio.run(in_the_child(handle))
+            except WrongProcess:
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(pid, 0)[1] == 0
+
+    async def begin() -> None:
+        async with manager:
+            handle = long.enqueue()
+            await asyncio.to_thread(fork, handle)
+            assert handle.cancel()
+
+    if in_parent == "held":
+        fork(long.enqueue())
+    else:
+        asyncio.run(begin())
