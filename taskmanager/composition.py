@@ -90,5 +90,5 @@ def composed(
         Records(engine),
         ScheduleActions(engine, supervisor.schedules),
         Queues(engine),
-        StaleTasks(engine, recovery),
+        StaleTasks(store, clock, recovery, identity.instance_id, engine.wants_claim.set),
     )

@@ -445,7 +445,7 @@ class TaskManager:
         return await self._instance.needed().stale.fail_running(stale_threshold_ms)
 
     async def requeue_stale_claimed(self, stale_threshold_ms: int = 120_000) -> int:
-        """Free CLAIMED tasks of silent instances; returns how many."""
+        """Free tasks that wait in the memory of silent instances (PENDING or CLAIMED); returns how many."""
         return await self._instance.needed().stale.requeue_claimed(stale_threshold_ms)
 
     async def pause(self, queue_name: str, /) -> None:

@@ -273,7 +273,8 @@ def living(alive: Sequence[InstanceRow], beats: Mapping[str, int], now: int) -> 
     if silent:
         return Finding(
             "instances", False, f"no sign of life of {', '.join(silent[:_SHOWN])}",
-            "it is frozen, or cannot write; look at it, or end it, and its tasks are recovered",
+            "it is frozen, or cannot write; end it, and its tasks are recovered, or take them: "
+            "`taskmanager recover --frozen 5` (minutes of silence)",
         )  # fmt: skip
     count = len(alive)
     return Finding("instances", True, f"{count or 'none'} alive" if count != 1 else "1 alive")

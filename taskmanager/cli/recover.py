@@ -1,20 +1,22 @@
 """`taskmanager recover`: gives back what dead instances left, as the next start of the application would.
 
 Dead is decided by the lock files: an instance that lives holds its own, whatever its heartbeats say, and nothing of it
-is touched. What becomes of each task is decided from its row alone.
+is touched unless `--frozen` says after how long a silence it is. What becomes of each task is decided from its row
+alone.
 """
 
 from collections import Counter
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from taskmanager.cli.database import db_option, json_option, patiently, write
 from taskmanager.cli.output import answer_json
 from taskmanager.duties.recovery import PAGE, Recovery
+from taskmanager.duties.stale import StaleTasks
 from taskmanager.engine.instance import is_dead, new_identity
-from taskmanager.model.clock import SystemClock
+from taskmanager.model.clock import MINUTE_US, Clock, SystemClock
 from taskmanager.model.config import RecoveryConfig
 from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow
@@ -25,40 +27,62 @@ EPILOG: Final = """
 \b
 Examples:
   taskmanager recover
+  taskmanager recover --frozen 5
   taskmanager recover --json
 
 The application does the same at its start; use this when it cannot be started. Tasks that had not started, or are safe
 to repeat, wait again. The others are retried if their policy says so, or else are FAILED with WORKER_CRASHED.
+
+With --frozen, the tasks of instances that are alive and have sent no heartbeat for so many minutes are given back too.
+When such a process wakes up, what it writes of them is refused.
 """
 
 
 @click.command(epilog=EPILOG)
 @db_option
 @json_option
-def recover(db: Path, as_json: bool) -> None:
+@click.option(
+    "--frozen",
+    type=click.FloatRange(min=1),
+    metavar="MINUTES",
+    help="Also take what instances hold that are alive and have been silent for this long.",
+)
+def recover(db: Path, as_json: bool, frozen: float | None) -> None:
     """Give back the tasks of instances that have died."""
     database = db.absolute()
-    orphans, dead = write(db, lambda store: _recover(store, database))
+    orphans, dead, stale = write(db, lambda store: _recover(store, database, frozen))
     if as_json:
         tasks = [
             {"task_id": row.task_id, "task_name": row.task_name, "status": row.status, "error_code": row.error_code}
-            for row in orphans
+            for row in (*orphans, *stale)
         ]
-        answer_json({"dead_instances": dead, "recovered": len(orphans), "tasks": tasks})
+        found = {"dead_instances": dead, "recovered": len(tasks), "of_frozen": len(stale), "tasks": tasks}
+        answer_json(found)
         return
-    if not orphans:
+    if stale:
+        _tell(stale, "instances that are silent")
+    if not orphans and not (stale and not dead):
         click.echo(
             "nothing to recover" if not dead else f"nothing to recover; {counted(dead, 'dead instance')} cleared away"
         )
         return
-    by_end = Counter((row.status, row.error_code) for row in orphans)
-    click.echo(f"{counted(len(orphans), 'task')} of {counted(dead, 'dead instance')} recovered:")
+    if orphans:
+        _tell(orphans, counted(dead, "dead instance"))
+
+
+def _tell(rows: list[TaskRow], whose: str) -> None:
+    by_end = Counter((row.status, row.error_code) for row in rows)
+    click.echo(f"{counted(len(rows), 'task')} of {whose} recovered:")
     for (status, code), number in sorted(by_end.items(), key=str):
         click.echo(f"  {number:,} {status}{f' {escaped(code)}' if code else ''}")
 
 
-async def _recover(store: Store, database: Path) -> tuple[list[TaskRow], int]:
-    """The rows that were moved as they are now, and how many instances were dead."""
+async def _recover(
+    store: Store, database: Path, frozen_minutes: float | None
+) -> tuple[list[TaskRow], int, list[TaskRow]]:
+    """The rows of dead instances that were moved as they are now, how many instances were dead, and the rows that were
+    taken from frozen ones.
+    """
     clock = SystemClock()
     identity = new_identity(None, clock.now_us())
     known = [each.instance_id for each in await store.instances()]
@@ -67,14 +91,32 @@ async def _recover(store: Store, database: Path) -> tuple[list[TaskRow], int]:
     budget = RecoveryConfig().crash_budget
     recovery = Recovery(store, clock, identity, database, crash_budget=budget, tell=lambda row: None)  # said at the end
     await patiently(recovery.run_once)
-    now: dict[str, Any] = {}
-    for start in range(0, len(before), PAGE):
-        now.update(await store.fetch_ids([row.task_id for row in before[start : start + PAGE]]))
+    now = await _now(store, before)
     # One whose lock file was put back meanwhile lives: what has become of its tasks is its own doing.
     alive = {each.instance_id for each in await store.instances()}
     mine = [row for row in before if row.task_id in now and row.claimed_by_worker_id not in alive]
     moved = [now[row.task_id] for row in mine if now[row.task_id] != row]
-    return moved, len({*dead, *(row.claimed_by_worker_id for row in before)} - alive)
+    dead_count = len({*dead, *(row.claimed_by_worker_id for row in before)} - alive)
+    return moved, dead_count, await _take_from_frozen(store, clock, recovery, frozen_minutes)
+
+
+async def _take_from_frozen(store: Store, clock: Clock, recovery: Recovery, minutes: float | None) -> list[TaskRow]:
+    """What living instances hold that have been silent for so long, as it is now."""
+    if minutes is None:
+        return []
+    rows = await StaleTasks(store, clock, recovery, "").rows(minutes * MINUTE_US, lambda row: True)
+    for start in range(0, len(rows), PAGE):
+        await recovery.recover(rows[start : start + PAGE])
+    now = await _now(store, rows)
+    return [now[row.task_id] for row in rows if now.get(row.task_id, row) != row]
+
+
+async def _now(store: Store, rows: list[TaskRow]) -> dict[str, TaskRow]:
+    """These rows as they are now, by their ids."""
+    found: dict[str, TaskRow] = {}
+    for start in range(0, len(rows), PAGE):
+        found.update(await store.fetch_ids([row.task_id for row in rows[start : start + PAGE]]))
+    return found
 
 
 async def _orphans(store: Store, database: Path, alive: set[str]) -> list[TaskRow]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from taskmanager.engine.claiming import CLAIM_PAGE
 from taskmanager.engine.engine import Engine
-from taskmanager.model.states import TaskStatus
+from taskmanager.model.states import WAITING
 from taskmanager.store.protocol import WorkerState
 
 _MB = 1024 * 1024
@@ -39,7 +39,7 @@ class WorkerStates:
             processes=len(children),
             queues=json.dumps(sorted(queues)),
             tasks_running=len(engine.runner.running),
-            tasks_claimed=sum(live.status == TaskStatus.CLAIMED for live in engine.live.values()),
+            tasks_claimed=sum(live.status in WAITING and live.owner is not None for live in engine.live.values()),
             memory_usage_mb=memory,
             children_memory_mb=sum(children) / _MB,
             cpu_percent=process.cpu_percent(),

@@ -17,7 +17,7 @@ from taskmanager.model.errors import ConfigurationError, UnknownTask, unknown_ta
 from taskmanager.model.logger import logger
 from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow
 from taskmanager.model.result import TaskResult
-from taskmanager.model.states import TERMINAL, AttemptOutcome, TaskStatus
+from taskmanager.model.states import TERMINAL, WAITING, AttemptOutcome, TaskStatus
 from taskmanager.store.protocol import DELETE_PAUSE_S, TaskFilter
 
 PURGE_PAGE: Final = 1_000
@@ -332,7 +332,7 @@ def task_info(
     for name, read in _JSON.items():
         values[name] = read(values[name])
     values["status"] = TaskStatus(row.status)
-    values["claimed"] = row.status == TaskStatus.CLAIMED
+    values["claimed"] = row.status in WAITING and row.claimed_by_worker_id is not None
     values["is_workflow_task"] = bool(row.is_workflow_task)
     values["result"] = result
     return TaskInfo(**values, saved=is_saved, attempts=attempts)

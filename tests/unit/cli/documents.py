@@ -120,6 +120,7 @@ class RecoveryDocument(msgspec.Struct, forbid_unknown_fields=True):
 
     dead_instances: int
     recovered: int
+    of_frozen: int
     tasks: list[dict[str, str | None]]
 
 

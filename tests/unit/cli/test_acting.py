@@ -132,7 +132,7 @@ def test_purge_asks_unless_it_is_told_what(copied: tuple[Path, dict[str, str]]) 
 def test_recover_finds_nothing_where_nobody_died(copied: tuple[Path, dict[str, str]]) -> None:
     """An empty answer is an answer."""
     ran = taskmanager("recover", "--db", copied[0], "--json")
-    assert ran.document(RecoveryDocument) == RecoveryDocument(0, 0, [])
+    assert ran.document(RecoveryDocument) == RecoveryDocument(0, 0, 0, [])
     assert taskmanager("recover", "--db", copied[0]).out == "nothing to recover\n"
 
 
@@ -159,8 +159,37 @@ def test_recover_counts_nobody_dead_whose_lock_file_is_put_back(
     monkeypatch.setattr(recovery, "has_lock_file", is_put_back_now)
     monkeypatch.setattr(recovery, "PUT_BACK_S", 0.0)
     ran = taskmanager("recover", "--db", database, "--json")
-    assert ran.document(RecoveryDocument) == RecoveryDocument(0, 0, [])
+    assert ran.document(RecoveryDocument) == RecoveryDocument(0, 0, 0, [])
     assert lock.path.exists()
+    lock.drop()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no flock on this platform")
+def test_recover_takes_from_frozen_instances_what_the_flag_allows(copied: tuple[Path, dict[str, str]]) -> None:
+    """What waits in the memory of a process that hangs is PENDING or CLAIMED; without the flag nobody touches it."""
+    database, ids = copied
+    lock = InstanceLock(database, "frozen")
+    lock.take()
+    with closing(sqlite3.connect(database)) as connection, connection:
+        now = "CAST(strftime('%s', 'now') AS INTEGER) * 1000000"
+        connection.execute(
+            "INSERT INTO taskmanager_instances (instance_id, hostname, pid, process_name, started_at, updated_at) "
+            f"VALUES ('frozen', 'host', 1, 'main', {now}, {now})"
+        )
+        connection.execute(
+            "INSERT INTO taskmanager_heartbeats (sender_id, role, sent_at) "
+            f"VALUES ('frozen', 'claimer', {now} - 300000000)"
+        )
+        connection.execute(
+            f"UPDATE taskmanager_tasks SET claimed_by_worker_id = 'frozen', updated_at = {now} - 300000000 "
+            "WHERE status = 'PENDING'"
+        )
+    taken = RecoveryDocument(0, 1, 1, [{"task_id": ids["later"], "task_name": "app:job", "status": "PENDING"}])
+    for arguments, found in ((), 0), (("--frozen", "6"), 0), (("--frozen", "4"), 1), (("--frozen", "4"), 0):
+        answer = taskmanager("recover", *arguments, "--db", database, "--json").document(RecoveryDocument)
+        assert (answer.recovered, answer.of_frozen) == (found, found)
+        assert [each["task_id"] for each in answer.tasks] == [each["task_id"] for each in taken.tasks][:found]
+    assert taskmanager("recover", "--frozen", "0.5", "--db", database).code == 2
     lock.drop()
 
 

@@ -215,19 +215,22 @@ async def test_switched_off_stuck_tasks_stay_until_somebody_acts(stage: Any) -> 
     minutes_ago = NOW_US - 4 * 60 * 1_000_000
     rows = (
         task("claimed", status="CLAIMED", claimed_at=minutes_ago),
+        task("accepted", updated_at=minutes_ago),
         task("running", status="RUNNING", started_at=minutes_ago),
     )
     await scene.other("dead", *rows, is_alive=False)
     scene.clock.pass_s(3)
-    assert await scene.sweep() == {"claimed": "CLAIMED", "running": "RUNNING"}
+    assert await scene.sweep() == {"claimed": "CLAIMED", "accepted": "PENDING", "running": "RUNNING"}
     manager = scene.manager
-    assert {each.task_id for each in await manager.get_stale_tasks()} == {"claimed", "running"}
+    stale = {each.task_id: each.claimed for each in await manager.get_stale_tasks()}
+    assert stale == {"claimed": True, "accepted": True, "running": False}
     assert await manager.get_stale_tasks(stale_threshold_minutes=5) == ()
     assert await manager.mark_stale_tasks_as_failed() == 0, "300 s have not passed"
-    assert await manager.requeue_stale_claimed() == 1, "120 s have"
+    assert await manager.requeue_stale_claimed() == 2, "120 s have"
+    assert [each.claimed for each in await manager.list(status=TaskStatus.PENDING)] == [False, False]
     scene.beat("dead", "claimer")
     assert await manager.mark_stale_tasks_as_failed(stale_threshold_ms=240_000) == 1, "the other role's beat is none"
-    assert scene.statuses() == {"claimed": "PENDING", "running": "FAILED"}
+    assert scene.statuses() == {"claimed": "PENDING", "accepted": "PENDING", "running": "FAILED"}
 
 
 @pytest.mark.req("RC-04", "RC-22", "HB-04", "HB-34", "HB-55", "RC-15")

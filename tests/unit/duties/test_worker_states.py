@@ -22,21 +22,24 @@ pytestmark = pytest.mark.anyio
 async def test_a_worker_state_says_how_the_instance_is(stage: Any) -> None:
     """One row per snapshot, appended: tasks, memory, processor, and the configuration as JSON."""
     queue = QueueConfig("mail", priority=7, max_concurrency=3)
-    scene = await stage(queues=[queue], max_in_memory=500)
+    scene = await stage(queues=[queue], max_in_memory=500, concurrency=1)
     gate = asyncio.Event()
 
     @scene.manager.task(persist=True)  # type: ignore[untyped-decorator]
     async def work() -> None:
         await gate.wait()
 
-    handle = work.enqueue()
-    await handle.saved()
+    @scene.manager.task  # type: ignore[untyped-decorator]
+    async def memory_only() -> None: ...
+
+    handle, waits, other = work.enqueue(), work.with_options(delay=60).enqueue(), memory_only.enqueue()
+    await asyncio.gather(handle.saved(), waits.saved())
     await until(lambda: len(scene.engine.runner.running) == 1)
     await scene.duties._worker_states.run_once()
     scene.clock.pass_s(30)
     await scene.duties._worker_states.run_once()
     gate.set()
-    await handle
+    await asyncio.gather(handle, other)
     with closing(sqlite3.connect(scene.db)) as connection:
         connection.row_factory = sqlite3.Row
         first, second = (dict(row) for row in connection.execute("SELECT * FROM taskmanager_worker_states ORDER BY id"))
@@ -45,7 +48,7 @@ async def test_a_worker_state_says_how_the_instance_is(stage: Any) -> None:
     who = scene.engine.identity
     assert (first["worker_id"], first["hostname"], first["pid"]) == (who.instance_id, who.hostname, who.pid)
     assert first["worker_started_at"] == who.started_at
-    assert (first["processes"], first["tasks_running"], first["tasks_claimed"]) == (0, 1, 0)
+    assert (first["processes"], first["tasks_running"], first["tasks_claimed"]) == (0, 1, 1)
     assert set(json.loads(first["queues"])) == {"default", "mail"}
     assert json.loads(first["queue_priorities"])["mail"] == 7
     assert json.loads(first["queue_max_concurrency"])["mail"] == 3
