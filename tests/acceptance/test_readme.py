@@ -36,7 +36,7 @@ from taskmanager.cli.commands import cli
 from taskmanager.task import Submitter
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES: Final = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
 LANGUAGES: Final = frozenset({"python", "pyi", "sh", "text", "sql", "dockerfile", "yaml"})
 COMMANDS: Final = frozenset({"make", "taskmanager", "pip", "python", "sqlite3", "ls", "fastapi"})
 PROGRAM_TIMEOUT_S: Final = 60
@@ -486,6 +486,13 @@ def test_every_link_between_the_pages_leads_somewhere() -> None:
             if not file.exists() or (anchor and anchor not in _anchors(file)):
                 faults.append(f"{page.name}: {target}")
     assert faults == []
+
+
+def test_the_index_has_every_page_once() -> None:
+    """A page that is linked from nowhere is read by nobody."""
+    linked = re.findall(r"^- \[[^]]+\]\(([^)#]+\.md)\)", (ROOT / "docs" / "index.md").read_text("utf-8"), re.MULTILINE)
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert sorted(name for name in linked if "/" not in name) == sorted(pages)
 
 
 def test_the_readme_names_the_version_of_python_that_the_package_asks_for() -> None:
