@@ -90,6 +90,14 @@ class _Source:
         self.heap: ReadyQueue[LiveTask] = ReadyQueue(arrivals)
 
 
+def _is_watched_in_vain(live: LiveTask) -> bool:
+    """Whether the entry of a task is dropped because it waits no more; if it waits again, it gets another one."""
+    if live.is_waiting:
+        return False
+    live.watched_until = None
+    return True
+
+
 def _nobody() -> None:
     """Until the engine listens."""
 
@@ -176,13 +184,15 @@ class Dispatcher:
         self._scheduled.push(due_us, live)
 
     def watch_expiry(self, live: LiveTask) -> None:
-        """Remember that `live` has a `good_until`."""
-        if live.good_until is not None:
-            self._expiring.push(live.good_until, live)
-            if len(self._expiring) >= self._expiring_limit:
-                # Most have started long since; a promise for next month must not keep them.
-                self._expiring.discard_stale(lambda each: not each.is_waiting)
-                self._expiring_limit = max(STALE_CLEANUP_AT, 2 * len(self._expiring))
+        """Remember that `live` has a `good_until`: with one entry, however often it waits again."""
+        if live.good_until is None or live.good_until == live.watched_until:
+            return
+        live.watched_until = live.good_until
+        self._expiring.push(live.good_until, live)
+        if len(self._expiring) >= self._expiring_limit:
+            # Most have started long since; a promise for next month must not keep them.
+            self._expiring.discard_stale(_is_watched_in_vain)
+            self._expiring_limit = max(STALE_CLEANUP_AT, 2 * len(self._expiring))
 
     def wake_due(self, elapsed_s: float, now_us: int, *, holds_expiry: bool = False) -> list[LiveTask]:
         """Move what is due among the ready; the tasks whose `good_until` has passed while they waited are returned,
@@ -198,7 +208,11 @@ class Dispatcher:
 
     @staticmethod
     def _has_expired(live: LiveTask, now_us: int) -> bool:
-        return live.is_waiting and live.good_until is not None and live.good_until <= now_us
+        """Whether a task whose entry was taken expires now: once, also where `good_until` has had another entry."""
+        if live.watched_until is None or live.watched_until > now_us:
+            return False
+        live.watched_until = None
+        return live.is_waiting and not live.is_awaiting_store  # what is free in the store expires there
 
     def next_due(self) -> tuple[float | None, bool]:
         """The next elapsed-clock moment, and whether anything waits for wall time."""
@@ -222,7 +236,7 @@ class Dispatcher:
                 source.heap.discard_stale(lambda each: each.phase is not Phase.READY)
             for heap in (self._delayed, self._scheduled):
                 heap.discard_stale(lambda each: each.phase is not Phase.DELAYED)
-            self._expiring.discard_stale(lambda each: not each.is_waiting)
+            self._expiring.discard_stale(_is_watched_in_vain)
 
     def waiting(self) -> Iterator[LiveTask]:
         """Every task that waits here, each once, in no order."""

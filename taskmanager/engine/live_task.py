@@ -116,6 +116,8 @@ class LiveTask:
     # Where it stands here: its phase, and what that leaves open.
     due: float = 0.0
     """Until when it is delayed, on the clock of the heap that it is in."""
+    watched_until: int | None = None
+    """The `good_until` under which it stands among those that may expire."""
     is_duplicate: bool | None = None
     """Whether its key had a task already; None until that is known."""
     attempt: "Attempt | None" = None
