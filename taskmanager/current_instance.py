@@ -75,8 +75,11 @@ def check_stop(lifecycle: Lifecycle) -> None:
 class _Hint:
     """A timer that ends with the wait it was made for. When that takes too long, `say` says why, if there is a reason.
 
-    Time must really have passed: on the loop of a test it may jump.
+    Time must really have passed. On the loop of a test it may jump, and there is no timer where that shows: it would
+    move the time of the test.
     """
+
+    _timer: asyncio.TimerHandle | None = None
 
     def __init__(self, say: Callable[[], bool]) -> None:
         self._say = say
@@ -84,7 +87,9 @@ class _Hint:
 
     def _begin(self) -> None:
         self._began_s = _clock.elapsed_s()
-        self._timer = asyncio.get_running_loop().call_later(HINT_AFTER_S, self._look)
+        loop = asyncio.get_running_loop()
+        if getattr(loop.time, "__self__", None) is loop:
+            self._timer = loop.call_later(HINT_AFTER_S, self._look)
 
     def _look(self) -> None:
         is_real = _clock.elapsed_s() - self._began_s >= 0.9 * HINT_AFTER_S
@@ -93,7 +98,8 @@ class _Hint:
 
     def cancel(self) -> None:
         """The wait has ended."""
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def _say_no_loop(loop: asyncio.AbstractEventLoop) -> bool:

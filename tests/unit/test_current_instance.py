@@ -139,8 +139,12 @@ async def test_a_start_under_way_is_not_a_forgotten_one(caplog: pytest.LogCaptur
     await waiting
 
 
-async def test_virtual_time_never_fires_the_hint(caplog: pytest.LogCaptureFixture) -> None:
-    """It jumps; nobody has waited for three seconds."""
+@pytest.mark.parametrize("hint_after_s", [3.0, 0.0])
+async def test_virtual_time_never_fires_the_hint(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, hint_after_s: float
+) -> None:
+    """It jumps; nobody has waited for three seconds. Nor where the test has really taken so long."""
+    monkeypatch.setattr(current_instance, "HINT_AFTER_S", hint_after_s)
     manager = TaskManager("never-opened.db", requeue_pending=True)
     handle = manager.task(name="work")(work).enqueue(1)
     async with isolated(TaskManager(None)) as world:
