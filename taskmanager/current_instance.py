@@ -219,7 +219,7 @@ class CurrentInstance:
         """What a handle of a task that has ended means by now: the same, or its run after a retry; None where only the
         store knows that one.
         """
-        if not self._intake().has_run_again(ended):
+        if not self._intake().reruns.has_run_again(ended):
             # Of a key that was enqueued anew the store may not have said yet that this is a retry.
             return self._intake().by_key.get(ended.task_id, ended)
         live = self.find_live(ended.task_id)

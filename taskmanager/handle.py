@@ -8,7 +8,9 @@ from weakref import ref
 
 from taskmanager.current_instance import CurrentInstance
 from taskmanager.engine.events import wait_in
+from taskmanager.engine.intake import never_written
 from taskmanager.engine.live_task import Ending, LiveTask
+from taskmanager.engine.saving import NOT_SAVED
 from taskmanager.engine.waiting import lent_slot
 from taskmanager.model.checks import check_timeout
 from taskmanager.model.errors import (
@@ -50,7 +52,7 @@ class TaskHandle(Generic[R_co]):
         self._instance = instance
         self._task_id = task_id
         self._live = live
-        self._found = found
+        self._found = True if found else None
         self._process = _process
         self._seen: TaskStatus | None = None
         self._first: TaskHandle[R_co] | None = None
@@ -82,13 +84,17 @@ class TaskHandle(Generic[R_co]):
     @property
     def is_duplicate(self) -> bool | None:
         """Whether the idempotency key named an existing task; None until that is known (see `saved()`)."""
-        if self._found:
-            return True
-        return None if self._live is None else self._live.duplicate_answer()
+        return self._live.duplicate_answer() if self._found is None and self._live is not None else self._found
 
     def _newest(self) -> LiveTask | None:
-        live = self._live
-        return live if live is None or not live.status.is_terminal else self._instance.newest(live)
+        if self._live is None or not self._live.status.is_terminal:
+            return self._live
+        newest = self._instance.newest(self._live)
+        if newest is not None and newest is not self._live:
+            self._found = bool(self.is_duplicate)  # which is said of the call that this handle is of
+            self._live = newest
+            self._hold(newest)
+        return newest
 
     def __await__(self) -> Generator[Any, None, R_co]:
         """The task's value; raises `TaskFailed`, `TaskCancelled`, `TaskExpired` or `TaskInterrupted` when it has none.
@@ -174,6 +180,8 @@ class TaskHandle(Generic[R_co]):
             raise StoreError(f"task {self._task_id} cannot be stored: {live.saving.rejection}")
         if live.ending is not None and live.is_published and live.ending.requeued:
             raise StoreUnavailable(f"task {self._task_id} was not written before the manager stopped; enqueue it again")
+        if live.saving is NOT_SAVED:
+            raise never_written(live)
         self._instance.hurry(live)
         try:
             async with asyncio.timeout(timeout):

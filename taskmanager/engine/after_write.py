@@ -194,7 +194,7 @@ class AfterWrite:
         """As `manager.retry` does, with the arguments of this call, in one write on the row that ended badly."""
         live.saving.committed = expected_of(row)
         live.start_count = row.start_count
-        self._engine.intake.runs_again(live.task_id, row.start_count)
+        self._engine.intake.reruns.note(live.task_id, row.start_count, live)
         live.sent_at = row.sent_at
         live.updated_at = self._engine.clock.now_us()
         self._engine.writer.mark(live)

@@ -23,6 +23,8 @@ from taskmanager.engine.events import tell
 from taskmanager.engine.inbox import Inbox
 from taskmanager.engine.live_task import Ending, LiveTask, Phase
 from taskmanager.engine.log_fields import extra_of
+from taskmanager.engine.reruns import Reruns
+from taskmanager.engine.saving import NOT_SAVED
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.config import QueueConfig
 from taskmanager.model.errors import (
@@ -41,8 +43,6 @@ from taskmanager.model.wording import counted
 
 KEYED_WINDOW: Final = 10_000
 """Ended memory-only tasks with an idempotency key that are remembered, so that their key still finds them."""
-AGAIN_WINDOW: Final = 100_000
-"""Tasks that run again for which that is remembered: the handles of others give their earlier end."""
 HELD_PATIENCE_S: Final = 10
 """A call that comes so long after the first one that waits for a start says so: nobody may be going to start it."""
 HOW_TO_START: Final = (
@@ -72,7 +72,7 @@ class Intake:
         self.held: list[LiveTask] = []
         self.inbox: Inbox | None = None
         self.by_key: dict[str, LiveTask] = {}
-        self._again: dict[str, int] = {}
+        self.reruns = Reruns()
         self._keyed_ended: OrderedDict[str, LiveTask] = OrderedDict()
         self._max_pending = max_pending
         self._queue_limits = {each.name: each.max_pending for each in queues if each.max_pending is not None}
@@ -108,8 +108,10 @@ class Intake:
                     return existing, True
             self._admit(live)
             if live.idempotency_key is not None and not live.is_elsewhere:
-                if live.task_id in self.by_key:  # one that has ended badly, or it would have been found
-                    self.runs_again(live.task_id, live.start_count)
+                if (
+                    live.task_id in self.by_key or live.task_id in self.reruns
+                ):  # it has ended, or it would have been found
+                    self.reruns.note(live.task_id, live.start_count, live)
                 self.by_key[live.task_id] = live
         return live, False
 
@@ -326,9 +328,10 @@ class Intake:
     def claimed(self, live: LiveTask) -> None:
         """A row was claimed: from now on its key is found here."""
         if live.start_count or live.enqueued_at > live.sent_at:  # else it was never put back
-            self.runs_again(live.task_id, live.start_count)
+            self.reruns.note(live.task_id, live.start_count, live)
         if live.idempotency_key is not None:
             with self._lock:
+                self._forget_end(live.task_id)
                 self.by_key.setdefault(live.task_id, live)
 
     def forget_live(self, live: LiveTask) -> None:
@@ -346,8 +349,7 @@ class Intake:
                 return
             self._keyed_ended[live.task_id] = live
             if len(self._keyed_ended) > KEYED_WINDOW:
-                oldest, _ = self._keyed_ended.popitem(last=False)
-                self.by_key.pop(oldest, None)
+                self._forget_end(next(iter(self._keyed_ended)))
 
     def is_full(self, queue_name: str) -> bool:
         """Whether `enqueue` to that queue would raise `QueueFull` now."""
@@ -365,6 +367,8 @@ class Intake:
                 return False
             self.held.remove(live)
             self.by_key.pop(live.task_id, None)
+        if live.idempotency_key is not None:
+            self.reruns.note(live.task_id, 0, live)  # another call of the key will be a later run
         error = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled before the manager was started")
         live.status = TaskStatus.CANCELLED
         live.ending = Ending(TaskStatus.CANCELLED, TaskResult(err=error))
@@ -373,28 +377,22 @@ class Intake:
         for waiter in live.waiters or ():
             tell(waiter, live.ending)
         for waiter in live.save_waiters or ():
-            tell(waiter, NotPersisted(f"task {live.task_id} was cancelled before the start, and never written"))
+            tell(waiter, never_written(live))
         live.waiters = live.save_waiters = None
+        live.saving = NOT_SAVED
         return True
 
     def put_back(self, task_id: str, start_count: int) -> None:
         """The task was put back through the store, which answers for its key from now on."""
-        self.runs_again(task_id, start_count)
+        self.reruns.note(task_id, start_count)
         with self._lock:
-            if self._keyed_ended.pop(task_id, None) is not None:
-                self.by_key.pop(task_id, None)
+            self._forget_end(task_id)
 
-    def runs_again(self, task_id: str, start_count: int) -> None:
-        """What handles hold of the first so many starts of a task is not its end any more."""
-        again = self._again
-        again.pop(task_id, None)
-        again[task_id] = start_count
-        while len(again) > AGAIN_WINDOW:
-            del again[next(iter(again))]
-
-    def has_run_again(self, live: LiveTask) -> bool:
-        """Whether an ended task was put back since, here or where this instance has heard of it."""
-        return self._again.get(live.task_id, -1) >= live.start_count
+    def _forget_end(self, task_id: str) -> None:
+        """The key of a memory-only task does not find this end any more; where it runs again by now, it finds that."""
+        ended = self._keyed_ended.pop(task_id, None)
+        if ended is not None and self.by_key.get(task_id) is ended:
+            del self.by_key[task_id]
 
     def ended_keys(self, status: TaskStatus | None, cutoff: int | None) -> list[LiveTask]:
         """Memory-only tasks that hold a key, and whose records a purge with this status and this cutoff deletes."""
@@ -412,9 +410,12 @@ class Intake:
         with self._lock:
             for live in ended:
                 if self._keyed_ended.get(live.task_id) is live:
-                    del self._keyed_ended[live.task_id]
-                    if self.by_key.get(live.task_id) is live:  # else the key runs again
-                        del self.by_key[live.task_id]
+                    self._forget_end(live.task_id)
+
+
+def never_written(live: LiveTask) -> NotPersisted:
+    """What those get who wait for the record of a task that was cancelled while it was held."""
+    return NotPersisted(f"task {live.task_id} was cancelled before the start, and never written")
 
 
 def _loop_is_closed(live: LiveTask) -> ManagerStopped:

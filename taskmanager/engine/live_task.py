@@ -123,6 +123,8 @@ class LiveTask:
     attempt: "Attempt | None" = None
     successor: "LiveTask | None" = None
     """The call of the same key that runs after this one."""
+    run_number: int = 0
+    """Tells the runs of a task apart that was put back after its end (see `Reruns`)."""
 
     # How it is saved.
     saving: Saving = NOT_SAVED

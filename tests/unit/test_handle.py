@@ -12,7 +12,16 @@ from weakref import ref
 
 import pytest
 
-from taskmanager import TaskCancelled, TaskError, TaskFailed, TaskHandle, TaskManager, TaskResult, TaskStatus
+from taskmanager import (
+    NotPersisted,
+    TaskCancelled,
+    TaskError,
+    TaskFailed,
+    TaskHandle,
+    TaskManager,
+    TaskResult,
+    TaskStatus,
+)
 from taskmanager.engine.stored_tasks import retry_stored
 from taskmanager.model.record import TaskWrite, expected_of
 from taskmanager.testing import World
@@ -119,6 +128,59 @@ async def test_a_handle_cancels_the_run_after_a_retry() -> None:
             await handle
 
 
+@pytest.mark.parametrize("persist", [True, False])
+async def test_a_handle_follows_runs_that_never_started(persist: bool) -> None:
+    """Cancelled while it waits, and enqueued again by its key: each handle knows the latest, also at the end."""
+    manager = manager_of()
+    flaky = Flaky(manager, persist=persist)
+    flaky.fails = False
+    later = flaky.task.with_options(idempotency_key="key", delay=100)
+    held = later.enqueue(1)
+    assert held.cancel()
+    assert held.status is TaskStatus.CANCELLED
+    with pytest.raises(NotPersisted):
+        await held.saved()
+    handles = [held]
+    async with world_of(manager) as (world, _):
+        for _ in range(2):
+            handles.append(later.enqueue(1))
+            assert [each.status for each in handles] == [TaskStatus.PENDING] * len(handles)
+            waiting = [asyncio.ensure_future(each.result()) for each in handles]
+            await world.advance(1)
+            assert handles[0].cancel()
+            assert {(await each).err_value.error_code for each in waiting} == {"TASK_CANCELLED"}
+            assert [each.status for each in handles] == [TaskStatus.CANCELLED] * len(handles)
+        handles.append(flaky.enqueue())
+        assert [await each for each in handles] == [101] * 4
+        assert [each.is_duplicate for each in handles[:2]] == [False, False]
+        await manager.stop()
+        assert [each.status for each in handles] == [TaskStatus.COMPLETED] * 4
+
+
+async def test_a_key_finds_the_run_and_not_the_end_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a memory-only task: neither the end that the retry of another process left behind, nor the end that leaves the
+    window while the task runs again."""
+    monkeypatch.setattr("taskmanager.engine.intake.KEYED_WINDOW", 1)
+    manager = manager_of()
+    flaky = Flaky(manager, persist=False)
+    async with world_of(manager) as (world, store):
+        handle = flaky.enqueue()
+        for again in (by_another_process, by_its_key):
+            assert (await handle.result()).is_err()
+            flaky.gate.clear()
+            await again(world, store, flaky, handle)
+            await world.advance(1)
+            runs = flaky.runs
+            if again is by_its_key:
+                other = flaky.task.with_options(idempotency_key="other").enqueue(1)
+                assert other.cancel()
+                await world.advance(1)
+            assert flaky.enqueue().status is TaskStatus.RUNNING
+            await world.advance(1)
+            assert flaky.runs == runs
+            flaky.gate.set()
+
+
 async def test_a_retry_that_is_refused_changes_no_handle() -> None:
     manager = manager_of()
     flaky = Flaky(manager, persist=True)
@@ -132,7 +194,7 @@ async def test_a_retry_that_is_refused_changes_no_handle() -> None:
 
 async def test_the_memory_of_retries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest go first; a handle of one of those gives the end that it knows."""
-    monkeypatch.setattr("taskmanager.engine.intake.AGAIN_WINDOW", 2)
+    monkeypatch.setattr("taskmanager.engine.reruns.WINDOW", 2)
     manager = manager_of()
     flaky = Flaky(manager, persist=True)
     async with world_of(manager) as (world, store):
@@ -143,7 +205,7 @@ async def test_the_memory_of_retries_is_bounded(monkeypatch: pytest.MonkeyPatch)
         for handle in handles:
             await by_the_manager(world, store, flaky, handle)
         assert [(await handle.result()).is_ok() for handle in handles] == [False, True, True]
-        assert len(engine_of(manager).intake._again) == 2
+        assert len(engine_of(manager).intake.reruns._latest) == 2
 
 
 # Why it failed.
@@ -229,7 +291,7 @@ async def test_another_end_than_the_one_of_the_cause_has_none() -> None:
         assert row is not None
         again = row._replace(start_count=2)
         await store.memory.commit([TaskWrite(again, expected_of(row))])
-        engine_of(manager).intake.runs_again(handle.task_id, 1)
+        engine_of(manager).intake.reruns.note(handle.task_id, 1)
         with pytest.raises(TaskFailed) as caught:
             await handle
         assert caught.value.__cause__ is None
