@@ -259,7 +259,7 @@ class Runner:
         else:
             self.running.pop(attempt.live.task_id, None)
             self._report(attempt, outcome)
-        attempt.raised = None
+        attempt.raised = attempt.thread = None  # that one holds the exception, too
         if attempt.on_gone:
             attempt.on_gone()
 
