@@ -15,6 +15,7 @@ from taskmanager.cli.database import read, write
 from taskmanager.cli.filters import search_of, tell_what_was_meant
 from taskmanager.cli.output import answer_json, draw, screen
 from taskmanager.cli.task_ids import the_tasks
+from taskmanager.console.cause import MAX_CHARS
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow
@@ -22,7 +23,7 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import Store
 from taskmanager.store.sqlite.queries import fetch_ids
-from taskmanager.store.sqlite.search import Search, find_ids
+from taskmanager.store.sqlite.search import Search, error_messages, find_ids
 
 PAGE: Final = 500
 SHOWN_BEFORE: Final = 10
@@ -105,7 +106,8 @@ def _preview(connection: sqlite3.Connection, chosen: Sequence[str], *, as_json: 
         from taskmanager.console.task_table import task_table
 
         shown = [rows[task_id] for task_id in chosen[:SHOWN_BEFORE] if task_id in rows]
-        draw(task_table(shown, SystemClock().now_us(), screen().width))
+        messages = error_messages(connection, [row.task_id for row in shown], MAX_CHARS)
+        draw(task_table(shown, messages, SystemClock().now_us(), screen().width))
     if len(chosen) > SHOWN_BEFORE:
         click.echo(f"... and {len(chosen) - SHOWN_BEFORE:,} more")
     if is_dry:

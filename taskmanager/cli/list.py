@@ -1,6 +1,6 @@
 """`taskmanager list`: the records of the file, newest first."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,13 +11,14 @@ from taskmanager.cli.filters import filter_options, search_of, tell_what_was_mea
 from taskmanager.cli.output import answer_json, draw, screen
 from taskmanager.cli.records import record
 from taskmanager.cli.task_ids import the_task
+from taskmanager.console.cause import MAX_CHARS
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import LIVE, TaskStatus
 from taskmanager.model.wording import counted
-from taskmanager.store.sqlite.search import Search, find, memory_only
+from taskmanager.store.sqlite.search import Search, error_messages, find, memory_only
 
 DEFAULT_LIMIT: Final = 20
 
@@ -56,13 +57,14 @@ def list_tasks(limit: int, before: str | None, db: Path, as_json: bool, **filter
         if not rows:
             tell_what_was_meant(connection, search)
         database = db.absolute()
+        messages = error_messages(connection, [row.task_id for row in rows], MAX_CHARS)
         unseen = [each for each in memory_only(connection) if not is_dead(database, each.instance_id)]
     owners = [row.claimed_by_worker_id for row in rows if row.status in LIVE and row.claimed_by_worker_id is not None]
     dead = {owner for owner in set(owners) if is_dead(database, owner)}
     if as_json:
         answer_json([record(row) for row in rows])
         return
-    _show(rows, search, limit)
+    _show(rows, messages, search, limit)
     if dead:
         held = counted(sum(owner in dead for owner in owners), "task")
         click.echo(f"\nheld by dead instances: {held}; a start, or `taskmanager recover`, gives them back")
@@ -71,13 +73,13 @@ def list_tasks(limit: int, before: str | None, db: Path, as_json: bool, **filter
         click.echo(f"\nrunning, not in the file: {what}; see `taskmanager status`")
 
 
-def _show(rows: Sequence[TaskRow], search: Search, limit: int) -> None:
+def _show(rows: Sequence[TaskRow], messages: Mapping[str, str], search: Search, limit: int) -> None:
     if not rows:
         click.echo("no tasks" if search.is_everything else "no such tasks")
         return
     from taskmanager.console.task_table import task_table
 
-    draw(task_table(rows, SystemClock().now_us(), screen().width))
+    draw(task_table(rows, messages, SystemClock().now_us(), screen().width))
     if len(rows) == limit:
         click.echo()
         click.echo(escaped(f"older ones: --before {rows[-1].task_id}"))

@@ -22,9 +22,9 @@ def kind(code: str, message: str | None) -> str:
     return cause(code, (message or "").partition(":")[0]) if code == BuiltInTaskCode.UNHANDLED_EXCEPTION else code
 
 
-def cause_of(row: TaskRow) -> str:
+def cause_of(row: TaskRow, message: str | None) -> str:
     """Why this task ended as it did; empty where it has no error. Of a sealed result there is only the code."""
-    return "" if row.error_code is None else cause(row.error_code, message_of(row))
+    return "" if row.error_code is None else cause(row.error_code, message)
 
 
 def message_of(row: TaskRow) -> str | None:

@@ -3,7 +3,7 @@
 Why a task failed says more than the beginning of its id: where there is no room for both, the id is cut to its end.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from rich.cells import cell_len
@@ -57,11 +57,11 @@ class _Column(NamedTuple):
 
 _NAME: Final = _Column("task", _NAME_BESIDE_ERROR, lambda row: escaped(row.task_name))
 _QUEUE: Final = _Column("queue", 16, lambda row: escaped(row.queue_name))
-_ERROR: Final = _Column("error", MAX_CHARS, lambda row: escaped(cause_of(row)))
 
 
-def task_table(rows: Sequence[TaskRow], now_us: int, width: int) -> Table:
-    """Tasks (one at least) in `width` columns; no line wraps."""
+def task_table(rows: Sequence[TaskRow], messages: Mapping[str, str], now_us: int, width: int) -> Table:
+    """Tasks (one at least) in `width` columns, with the messages of their errors by id; no line wraps."""
+    error = _Column("error", MAX_CHARS, lambda row: escaped(cause_of(row, messages.get(row.task_id))))
     has_errors = width >= _NARROW and any(row.error_code for row in rows)
     is_whole = width >= (_WIDE_BESIDE_ERRORS if has_errors else _NARROW)
     id_title, id_width = ("id", _ID_WIDTH) if is_whole else ("id end", _ID_END_WIDTH)
@@ -69,7 +69,7 @@ def task_table(rows: Sequence[TaskRow], now_us: int, width: int) -> Table:
     when_width = min(_MOST_WHEN_WIDTH, max(_WHEN_WIDTH, *(len(when(row, now_us)) for row in rows)))
     room = width - sum(each + GAP for each in (id_width, _STATUS_WIDTH, when_width, *(most for _, most in extras)))
     if has_errors:
-        extras.append((_ERROR, min(_ERROR.width(rows), room - GAP - _NAME.width(rows))))
+        extras.append((error, min(error.width(rows), room - GAP - _NAME.width(rows))))
         room -= GAP + extras[-1][1]
     name_width = max(_LEAST_NAME_WIDTH, room)
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")

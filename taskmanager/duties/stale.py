@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from taskmanager.duties.recovery import PAGE, Recovery
-from taskmanager.engine.records import task_info
+from taskmanager.engine.records import summary_info
 from taskmanager.model.checks import check_threshold
 from taskmanager.model.clock import MINUTE_US, Clock
 from taskmanager.model.record import TaskInfo, TaskRow
@@ -30,7 +30,7 @@ class StaleTasks:
         """Those tasks, as users see them."""
         check_threshold(threshold_minutes, "stale_threshold_minutes")
         rows = await self.rows(threshold_minutes * MINUTE_US, lambda row: True)
-        return tuple(task_info(row, is_saved=True, result=None, attempts=None) for row in rows)
+        return tuple(summary_info(row, is_saved=True) for row in rows)
 
     async def fail_running(self, threshold_ms: float) -> int:
         """RUNNING ones: requeued, retried or failed, by what their rows say."""

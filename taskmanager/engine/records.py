@@ -15,7 +15,7 @@ from taskmanager.model.clock import from_us
 from taskmanager.model.config import is_int
 from taskmanager.model.errors import ConfigurationError, UnknownTask, unknown_task
 from taskmanager.model.logger import logger
-from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow
+from taskmanager.model.record import WITHOUT_PAYLOAD, AttemptInfo, AttemptRow, TaskInfo, TaskRow
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TERMINAL, WAITING, AttemptOutcome, TaskStatus
 from taskmanager.store.protocol import DELETE_PAUSE_S, TaskFilter
@@ -78,14 +78,12 @@ class Records:
             wanted = wanted._replace(before=await self._place_of(before))
         await self._engine.inbox.caught_up()
         stored, memory = await self._fetch_and_see(wanted)
-        rows: list[tuple[TaskRow, bool, TaskResult[Any] | None]] = [(row, True, None) for row in stored]
+        rows = [(row, True) for row in stored]
         for live in memory.values():
             if _matches(live, wanted) and (wanted.before is None or (live.sent_at, live.task_id) < wanted.before):
-                rows.append((live.row(), live.is_saved, _result_in(live)))
+                rows.append((live.row(), live.is_saved))
         rows.sort(key=lambda entry: (entry[0].sent_at, entry[0].task_id), reverse=True)
-        return tuple(
-            self._info(row, is_saved=saved, attempts=None, result=result) for row, saved, result in rows[: wanted.limit]
-        )
+        return tuple(summary_info(row, is_saved=saved) for row, saved in rows[: wanted.limit])
 
     async def _fetch_and_see(self, wanted: TaskFilter) -> tuple[Sequence[TaskRow], Mapping[str, LiveTask]]:
         """As many rows as are wanted, without those that memory knows better, as long as there are any; and memory.
@@ -112,10 +110,10 @@ class Records:
         live = self.find_live(task_id)
         if live is not None:
             return live.sent_at, task_id
-        row = await self._engine.store.fetch(task_id)
-        if row is None:
+        found = await self._engine.store.fetch_many(TaskFilter(task_id=task_id))
+        if not found:
             raise UnknownTask(f"there is no task {task_id} to list before; take an id from an earlier page")
-        return row.sent_at, task_id
+        return found[0].sent_at, task_id
 
     def _in_memory(self) -> dict[str, LiveTask]:
         return {**self._engine.writer.unsaved_ended, **self._engine.live}
@@ -326,6 +324,10 @@ def task_info(
     attempts: tuple[AttemptInfo, ...] | None,
 ) -> TaskInfo:
     """The view of a row that users get."""
+    return TaskInfo(**_values(row), result=result, saved=is_saved, attempts=attempts)
+
+
+def _values(row: TaskRow) -> dict[str, Any]:
     values: dict[str, Any] = row._asdict()
     for name in _INSTANTS:
         values[name] = _instant(values[name])
@@ -334,8 +336,14 @@ def task_info(
     values["status"] = TaskStatus(row.status)
     values["claimed"] = row.status in WAITING and row.claimed_by_worker_id is not None
     values["is_workflow_task"] = bool(row.is_workflow_task)
-    values["result"] = result
-    return TaskInfo(**values, saved=is_saved, attempts=attempts)
+    del values["result"]
+    return values
+
+
+def summary_info(row: TaskRow, *, is_saved: bool) -> TaskInfo:
+    """The view of a row in a list: without its `PAYLOAD`, even where it was read."""
+    row = row._replace(**WITHOUT_PAYLOAD)
+    return TaskInfo(**{**_values(row), "log": None}, result=None, saved=is_saved, attempts=None)
 
 
 def attempt_info(row: AttemptRow) -> AttemptInfo:

@@ -382,7 +382,7 @@ def _detail(info: TaskInfo, tracebacks: bool) -> TaskmanagerTaskDetail:
         result=value,
         error=fault,
         traceback=info.failed_reason if tracebacks else None,
-        log=[_log_line(each) for each in info.log],
+        log=[_log_line(each) for each in info.log or ()],
         attempts=[_attempt(each, tracebacks) for each in info.attempts or ()],
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from taskmanager.model.clock import LAST_US
 from taskmanager.model.result import TaskResult
@@ -57,6 +57,11 @@ class TaskRow(NamedTuple):
     is_workflow_task: int
     created_at: int
     updated_at: int
+
+
+PAYLOAD: Final = ("args", "kwargs", "result", "log")
+"""The columns that may be large. A list loads none of them: None there means that they were not asked for."""
+WITHOUT_PAYLOAD: Final[dict[str, Any]] = dict.fromkeys(PAYLOAD)
 
 
 class UnreadableRow(TaskRow):
@@ -212,7 +217,8 @@ class TaskInfo:
     """One task as it was at one moment. Instants are aware UTC; `attempts` is None unless it was asked for.
 
     `saved` says whether the file holds this state already. `args` and `kwargs` are the stored JSON text, None where the
-    arguments of a memory-only task could not be stored.
+    arguments of a memory-only task could not be stored. What `list` gives has no `args`, `kwargs`, `result` and `log`:
+    None there means that they were not asked for.
     """
 
     task_id: str
@@ -248,7 +254,7 @@ class TaskInfo:
     scheduled_for: datetime | None
     cancel_requested_at: datetime | None
     progress: Mapping[str, Any] | None
-    log: tuple[Mapping[str, Any], ...]
+    log: tuple[Mapping[str, Any], ...] | None
     worker_pid: int | None
     worker_hostname: str | None
     worker_process_name: str | None

@@ -95,6 +95,7 @@ class TaskFilter(NamedTuple):
     queue_name: str | None = None
     limit: int = 100
     before: tuple[int, str] | None = None
+    task_id: str | None = None
 
 
 class Beat(NamedTuple):
@@ -224,7 +225,7 @@ class Store(Protocol):
         ...
 
     async def fetch_many(self, wanted: TaskFilter) -> list[TaskRow]:
-        """Newest first by (sent_at, id)."""
+        """Newest first by (sent_at, id), without their `PAYLOAD`: None in the place of what may be large."""
         ...
 
     async def fetch_owned(self, owners: Collection[str], *, limit: int, after: str = "") -> list[TaskRow]:

@@ -155,10 +155,12 @@ def told(report: CommitReport) -> tuple[object, set[str]]:
 
 async def picture(store: Store) -> tuple[list[TaskRow], list[Any]]:
     """Everything that a store can be asked."""
-    rows = await store.fetch_many(TaskFilter(limit=len(IDS)))
+    found = await store.fetch_ids([*IDS, "nobody"])
+    rows = [found[task_id] for task_id in sorted(found)]
     answers: list[Any] = [await store.fetch_attempts(row.task_id) for row in rows]
+    answers += [await store.fetch_many(TaskFilter(limit=len(IDS))), await store.fetch_many(TaskFilter(task_id="t1"))]
     answers += [await store.counts(), await store.free_queues(), await store.instances(), await store.paused_queues()]
-    answers += [await store.fetch_ids([*IDS, "nobody"]), await store.fetch_cancel_requests("i1")]
+    answers.append(await store.fetch_cancel_requests("i1"))
     for owners in (OWNERS[:1], OWNERS, []):
         answers.append(await store.fetch_owned(owners, limit=2, after="t1"))
         answers.append(await store.fetch_orphans(owners, limit=3))

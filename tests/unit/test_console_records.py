@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 from rich.console import Console
 
-from taskmanager.console.cause import cause, cause_of, kind
+from taskmanager.console.cause import cause, cause_of, kind, message_of
 from taskmanager.console.diagnosis import diagnosis_view
 from taskmanager.console.durations import exact, relative, short
 from taskmanager.console.finding import Finding
@@ -137,7 +137,8 @@ def test_a_list_shows_an_id_to_copy_and_what_the_width_allows(width: int) -> Non
         task(9, status="EXPIRED", error_code="TASK_EXPIRED", queue_name="a-queue-with-a-very-long-name"),
         task(10, enqueued_at=NOW - 7_300 * SECOND),
     ]
-    assert_screen(f"list_{width}", drawn(task_table(rows, NOW, width), width))
+    messages = {row.task_id: message_of(row) or "" for row in rows}
+    assert_screen(f"list_{width}", drawn(task_table(rows, messages, NOW, width), width))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,8 @@ def test_a_failure_is_named_by_what_says_most_about_it(code: str, message: str |
 @pytest.mark.parametrize("result", [None, "sealed", "[]", '{"err": 1}', '{"err": {"message": 2}}', '{"ok": 3}'])
 def test_of_a_result_that_cannot_be_read_there_is_the_code(result: str | None) -> None:
     """A manager with `codec=` seals its results, and anybody may have written into the file."""
-    assert cause_of(task(1, status="FAILED", error_code="SMTP_DOWN", result=result)) == "SMTP_DOWN"
+    row = task(1, status="FAILED", error_code="SMTP_DOWN", result=result)
+    assert cause_of(row, message_of(row)) == "SMTP_DOWN"
 
 
 @pytest.mark.parametrize("width", [80, 120])

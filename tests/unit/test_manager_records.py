@@ -1,15 +1,17 @@
 """Records in memory and in the file are one list, for those who page through it and for handles that look from afar."""
 
 import asyncio
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from taskmanager import TaskFailed, TaskManager, TaskStatus
-from taskmanager.model.record import TaskRow
+from taskmanager import TaskFailed, TaskManager, TaskStatus, current_task
+from taskmanager.model.record import PAYLOAD, TaskRow
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import TaskFilter
 from taskmanager.testing import isolated
+from tests.acceptance.odd_files import ENDED, insert, made_file
 
 pytestmark = pytest.mark.anyio
 
@@ -164,3 +166,51 @@ async def test_a_key_that_runs_again_keeps_what_a_retry_keeps(
             assert (after.task_id, after.sent_at, after.start_count) == (before.task_id, before.sent_at, 2)
             assert [each.outcome for each in after.attempts or ()] == ["FAILED", "COMPLETED"]
             await manager.flush()
+
+
+@pytest.mark.parametrize("is_persisted", [True, False])
+async def test_lists_carry_no_payloads(tmp_path: Path, is_persisted: bool) -> None:
+    """Arguments, results and logs may be large: a list loads none of them, wherever the task is; `get` has them."""
+    manager = TaskManager(tmp_path / "tasks.db" if is_persisted else None)
+
+    @manager.task(persist=is_persisted)
+    async def work(text: str) -> str:
+        current_task().log("here")
+        return text
+
+    @manager.task(persist=is_persisted)
+    async def wait(text: str) -> None:
+        await asyncio.Event().wait()
+
+    async with manager:
+        done, running = work.enqueue("large"), wait.enqueue("large")
+        delayed = work.with_options(delay=3_600).enqueue("large")
+        await done
+        for _ in range(2):
+            listed = await manager.list()
+            assert {each.task_id for each in listed} == {done.task_id, running.task_id, delayed.task_id}
+            for each in listed:
+                assert (each.args, each.kwargs, each.result, each.log) == (None, None, None, None)
+                assert (await manager.list(before=each.task_id)) == listed[listed.index(each) + 1 :]
+            info = await manager.get(done.task_id)
+            assert info is not None
+            assert (info.args, info.kwargs) == ('["large"]', "{}")
+            assert info.result is not None
+            assert (info.result.ok_value, [each["text"] for each in info.log or ()]) == ("large", ["here"])
+            await manager.flush()
+
+
+async def test_a_list_does_not_read_payloads(tmp_path: Path) -> None:
+    """Not even to drop them: what cannot be read there is not noticed."""
+    rows = [{"id": "a", **ENDED, column: b"\xff"} for column in PAYLOAD]
+    with closing(await made_file(tmp_path / "tasks.db")) as connection:
+        for number, row in enumerate(rows):
+            insert(connection, "taskmanager_tasks", {**row, "id": str(number)})
+        connection.execute("COMMIT")
+    async with TaskManager(tmp_path / "tasks.db") as manager:
+        listed = await manager.list(limit=10)
+        assert [each.failed_reason for each in listed] == [None] * len(PAYLOAD)
+        for each in listed:
+            info = await manager.get(each.task_id)
+            assert info is not None
+            assert info.failed_reason is not None

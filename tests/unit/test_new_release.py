@@ -119,7 +119,8 @@ async def stored(path: Path) -> None:
 
 async def by_name(manager: TaskManager) -> dict[str, TaskInfo]:
     await asyncio.gather(*(manager.handle(info.task_id).result(timeout=60) for info in await manager.list()))
-    return {info.task_name: info for info in await manager.list()}
+    found = [await manager.get(info.task_id) for info in await manager.list()]
+    return {info.task_name: info for info in found if info is not None}
 
 
 async def test_arguments_that_no_longer_fit_are_a_failure_that_can_be_repaired(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from taskmanager.model.record import AttemptRow, TaskRow
+from taskmanager.model.record import PAYLOAD, AttemptRow, TaskRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import InstanceRow, TaskFilter
 from taskmanager.store.sqlite.rows import (
@@ -23,18 +23,22 @@ from taskmanager.store.sqlite.rows import (
 from taskmanager.store.sqlite.statements import ATTEMPT_COLUMNS, LIVE_SQL, TASK_COLUMNS
 
 _TASK: Final = ", ".join(f"t.{name}" for name in TASK_COLUMNS)
+SUMMARY: Final = ", ".join(f"NULL AS {name}" if name in PAYLOAD else f"t.{name}" for name in TASK_COLUMNS)
+"""The columns of a row in a list."""
 _NAMES: Final = ", ".join(TASK_COLUMNS)
 _UNDECODABLE: Final = "\ufffd"
 
 
-def task_rows(connection: sqlite3.Connection, source: str, parameters: Sequence[Any] | dict[str, Any]) -> list[TaskRow]:
+def task_rows(
+    connection: sqlite3.Connection, source: str, parameters: Sequence[Any] | dict[str, Any], columns: str = _TASK
+) -> list[TaskRow]:
     """The tasks `t` of `source`, which is all that follows FROM."""
-    packed = f"SELECT json_group_array(json_array({_NAMES})) FROM (SELECT {_TASK} FROM {source})"
+    packed = f"SELECT json_group_array(json_array({_NAMES})) FROM (SELECT {columns} FROM {source})"
     try:
         (text,) = connection.execute(packed, parameters).fetchone()
     except sqlite3.DataError:
         # Together longer than the longest text SQLite makes (1 GB); one by one they are not.
-        return [read_row(row) for row in connection.execute(f"SELECT {_TASK} FROM {source}", parameters)]
+        return [read_row(row) for row in connection.execute(f"SELECT {columns} FROM {source}", parameters)]
     return packed_rows(text)
 
 
@@ -79,12 +83,15 @@ def fetch_many(connection: sqlite3.Connection, wanted: TaskFilter) -> list[TaskR
         if value is not None:
             conditions.append(f"t.{column} = ?")
             parameters.append(str(value))
+    if wanted.task_id is not None:
+        conditions.append("t.id = CAST(? AS TEXT)")
+        parameters.append(wanted.task_id)
     if wanted.before is not None:
         conditions.append("(t.sent_at, t.id) < (?, CAST(? AS TEXT))")
         parameters.extend(wanted.before)
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
     source = f"taskmanager_tasks AS t {where} ORDER BY t.sent_at DESC, t.id DESC LIMIT ?"
-    return task_rows(connection, source, (*parameters, wanted.limit))
+    return task_rows(connection, source, (*parameters, wanted.limit), SUMMARY)
 
 
 # Without statistics the planner takes the status index instead, and reads rows of everybody.

@@ -1,7 +1,8 @@
 """What a person at a terminal asks: which tasks look like this, and which one is meant by part of its id."""
 
+import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from taskmanager.codec.columns import loads_flat
@@ -9,7 +10,7 @@ from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import InstanceRow
-from taskmanager.store.sqlite.queries import fetch_ids, instances, task_rows, whole_id
+from taskmanager.store.sqlite.queries import SUMMARY, fetch_ids, instances, task_rows, whole_id
 from taskmanager.store.sqlite.rows import unpacked
 from taskmanager.store.sqlite.statements import quoted
 
@@ -37,10 +38,21 @@ class Search(NamedTuple):
 
 
 def find(connection: sqlite3.Connection, search: Search, limit: int) -> list[TaskRow]:
-    """At most `limit` rows, newest first by (sent_at, id)."""
+    """At most `limit` rows, newest first by (sent_at, id), without their `PAYLOAD`."""
     where, parameters = _conditions(search)
     source = f"taskmanager_tasks AS t {where} ORDER BY t.sent_at DESC, t.id DESC LIMIT :limit"
-    return task_rows(connection, source, {**parameters, "limit": limit})
+    return task_rows(connection, source, {**parameters, "limit": limit}, SUMMARY)
+
+
+def error_messages(connection: sqlite3.Connection, task_ids: Sequence[str], max_chars: int) -> dict[str, str]:
+    """The beginning of the message of each that has ended with an error, as far as its result is not sealed."""
+    query = """
+        SELECT t.id, substr(json_extract(t.result, '$.err.message'), 1, ?) FROM json_each(?) AS wanted
+        JOIN taskmanager_tasks AS t ON t.id = wanted.value
+        WHERE t.error_code IS NOT NULL AND json_valid(t.result)
+    """
+    rows = connection.execute(query, (max_chars, json.dumps(list(task_ids)))).fetchall()
+    return {task_id: message for task_id, message in rows if isinstance(message, str)}
 
 
 def find_ids(connection: sqlite3.Connection, search: Search) -> list[str]:
