@@ -153,7 +153,8 @@ def _arguments(row: TaskRow) -> str:
 def _result(row: TaskRow) -> str:
     result = _parsed(row.result)
     if isinstance(result, Mapping):
-        return cut(_value(result.get("ok")), MAX_VALUE_CHARS)
+        said = _value(result["ok"]) if "ok" in result else f"not stored: {escaped(message_of(row) or '')}"
+        return cut(said, MAX_VALUE_CHARS)
     return "not stored" if row.result is None else f"sealed by the application ({len(row.result):,} characters)"
 
 

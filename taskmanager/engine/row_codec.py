@@ -4,7 +4,7 @@ A result is read, and an outcome written, by code of the application too: a code
 enum's `_missing_`. It is called in the loops of the engine, so whatever that raises ends here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from taskmanager.codec.results import decode_untyped, encode_error_text
@@ -54,14 +54,15 @@ def stored_arguments(
         return None, None
 
 
-def stored_result(definition: Definition, value: Any) -> str:
-    """What a task has returned, or why that cannot be stored."""
+def stored_result(definition: Definition, value: Any, tell: Callable[[Definition, str], None]) -> str:
+    """What a task has returned, or why that cannot be stored, which `tell` is told."""
     try:
         return definition.results.encode_ok(value)
     except ArgumentError as exc:
         why = str(exc)
     except BaseException as exc:  # noqa: BLE001  # see above
         why = f"task {definition.name}: the result cannot be stored: {type(exc).__name__}"
+    tell(definition, why)
     return stored_error(definition, TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why))
 
 

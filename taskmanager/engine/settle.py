@@ -10,11 +10,13 @@ from typing import Final, NamedTuple
 
 from taskmanager.codec.safe import safe_text
 from taskmanager.engine.attempt import Attempt, StopReason
+from taskmanager.engine.definition import Definition
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask, Phase
 from taskmanager.engine.outcome import Outcome
 from taskmanager.engine.row_codec import stored_error, stored_result
 from taskmanager.model.clock import SECOND_US
+from taskmanager.model.logger import logger
 from taskmanager.model.record import AttemptRow
 from taskmanager.model.result import TaskError, TaskResult, trusted_code
 from taskmanager.model.states import AttemptOutcome, BuiltInTaskCode, TaskStatus
@@ -43,6 +45,7 @@ class Settlement:
         self._crash_budget = crash_budget
         self._now_us = now_us
         self._random_01 = random_01
+        self._told_not_stored: set[str] = set()
         self.tally: Counter[str] = Counter()
         """What has come of tasks here: how many ended, by status; "retry" and "requeued" count those that run again."""
 
@@ -91,13 +94,21 @@ class Settlement:
         self.tally["COMPLETED"] += 1
         live.completed_at = live.updated_at = now
         if outcome.error is None:
-            live.result_text = stored_result(live.definition, outcome.value)
+            live.result_text = stored_result(live.definition, outcome.value, self._tell_not_stored)
             live.ending = Ending(TaskStatus.COMPLETED, TaskResult(ok=outcome.value))
         else:
+            self._tell_not_stored(live.definition, outcome.error.message)
             live.result_text = stored_error(live.definition, outcome.error)
             live.ending = Ending(TaskStatus.COMPLETED, TaskResult(err=outcome.error))
         self._add_attempt(live, attempt, now, AttemptOutcome.COMPLETED, False, None, None)
         return NOTHING_MORE
+
+    def _tell_not_stored(self, definition: Definition, why: str) -> None:
+        """Log it for the first task of each function; the record of each says it too."""
+        if definition.name not in self._told_not_stored:
+            self._told_not_stored.add(definition.name)
+            text = "a result of task %s is not kept (logged once): %s"
+            logger.warning(text, definition.name, why, extra={"task_name": definition.name})
 
     def _fail(self, live: LiveTask, attempt: Attempt, outcome: Outcome) -> Next:
         error = outcome.error or TaskError(BuiltInTaskCode.UNHANDLED_EXCEPTION)

@@ -119,9 +119,9 @@ async def test_the_application_runs_what_is_healthy_and_ends_the_rest(odd_file: 
         await asyncio.gather(*(manager.handle(each).result(timeout=60) for each in ending))
         infos = {each.task_id: each for each in await manager.list(limit=EVERY)}
         assert infos.keys() >= {*file.odd, *file.ended} - {each for each in file.odd if file.odd[each].column == "id"}
-        for task_id in infos:
+        for task_id, listed in infos.items():
             info = await manager.get(task_id, include_attempts=True)
-            assert info is not None, infos[task_id]
+            assert info is not None, listed
             if task_id in file.odd:
                 _check(file.odd[task_id], info)
         assert sum((await manager.counts()).values()) >= len(infos)

@@ -261,3 +261,10 @@ def test_foreign_text_does_not_steer_the_terminal() -> None:
     with console.capture() as capture:
         console.print(record_view(Record(task(1, task_name="x\x1b]0;owned\x07"), (), Outlook("next"), None, NOW)))
     assert "\x1b]" not in capture.get()
+
+
+def test_a_result_that_is_not_kept_says_what_to_do() -> None:
+    """`show` gives the advice that stands in the record, as `--json` does."""
+    result = '{"err":{"error_code":"RESULT_NOT_AVAILABLE","message":"NaN has no form; pass None","data":null}}'
+    row = task(1, status="COMPLETED", result=result)
+    assert "not stored: NaN has no form; pass None" in drawn(record_view(Record(row, [], Outlook(""), None, NOW)), 120)

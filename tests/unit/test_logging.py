@@ -369,3 +369,25 @@ def test_each_time_the_logger_is_disabled_is_warned_of_once(monkeypatch: pytest.
         logger.look()
         LOGGER.disabled = False
         logger.look()
+
+
+async def test_results_that_are_not_kept_are_one_warning_per_function(caplog: pytest.LogCaptureFixture) -> None:
+    """It names the function and says what to do; a thousand such results are no thousand lines."""
+    manager = TaskManager(None)
+
+    @manager.task(name="opaque")
+    async def opaque() -> object:
+        return object()
+
+    @manager.task(name="number")
+    async def number() -> float:
+        return float("nan")
+
+    async with manager:
+        await asyncio.gather(*(each.enqueue() for each in (opaque, number) * 3))
+    warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert [line.partition(" (logged once): ")[0] for line in warned] == [
+        "a result of task opaque is not kept",
+        "a result of task number is not kept",
+    ]
+    assert "pass None or a text in its place" in warned[1]
