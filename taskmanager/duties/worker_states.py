@@ -1,12 +1,13 @@
 """Writes one row per interval that says how this instance is: tasks, memory, processor, configuration."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from taskmanager.engine.claiming import CLAIM_PAGE
 from taskmanager.engine.engine import Engine
+from taskmanager.model.config import QueueConfig
 from taskmanager.model.states import WAITING
 from taskmanager.store.protocol import WorkerState
 
@@ -46,7 +47,7 @@ class WorkerStates:
             memory_percent=memory_percent,
             max_claim_batch=CLAIM_PAGE,
             max_claim_per_worker=settings.max_in_memory,
-            cluster_wide_cap=None,
+            cluster_wide_cap=_file_wide_limit(queue.config for queue in queues.values()),
             queue_priorities=_by_queue({name: queue.config.priority for name, queue in queues.items()}),
             queue_max_concurrency=_by_queue({name: queue.config.max_concurrency for name, queue in queues.items()}),
             recovery_config=json.dumps(asdict(settings.recovery)),
@@ -73,6 +74,12 @@ def _children_memory(process: Any) -> list[int]:
         except psutil.Error:
             continue
     return found
+
+
+def _file_wide_limit(queues: Iterable[QueueConfig]) -> int | None:
+    """How many tasks may run at once in all instances together, of the queues with such a limit; None without one."""
+    limits = [each.max_concurrency or 0 for each in queues if each.is_limited_in_file]
+    return sum(limits) if limits else None
 
 
 def _by_queue(values: Mapping[str, object]) -> str:

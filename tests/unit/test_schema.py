@@ -6,13 +6,14 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 
-from taskmanager import RetryPolicy, TaskHandle, TaskManager, TaskStatus
+from taskmanager import QueueConfig, RetryPolicy, TaskHandle, TaskManager, TaskStatus, current_task
 from taskmanager.store.sqlite import SqliteStore
 
 pytestmark = pytest.mark.anyio
@@ -241,3 +242,79 @@ async def test_a_store_has_all_tables_of_the_list(tmp_path: Path) -> None:
         assert connection.execute("SELECT max(version) FROM taskmanager_schema").fetchone() >= (2,)
     names = ("tasks", "task_attempts", "heartbeats", "worker_states", "schedule_state", "instances", "queues", "schema")
     assert found >= {f"taskmanager_{name}" for name in names}
+
+
+ALWAYS_NULL: dict[tuple[str, str], str] = {
+    ("tasks", "claim_expires_at"): "a claim is as good as the lock of its instance; no lease runs out",
+    ("tasks", "finalizing_at"): "a task is RUNNING until its outcome is committed, in the same write",
+    ("tasks", "finalizing_by_worker_id"): "its owner until then is claimed_by_worker_id",
+    ("heartbeats", "task_id"): "one beat covers all tasks of its sender",
+    ("instances", "stopped_at"): "an orderly stop removes the row; who has died writes nothing",
+}
+"""Columns that nothing fills, each with the reason. Those who read the file from outside may rely on it."""
+
+
+async def test_a_column_that_is_always_null_is_in_this_list(tmp_path: Path) -> None:
+    """A busy day fills every other column: what is NULL for no reason is a promise that nobody keeps."""
+    path = tmp_path / "tasks.db"
+    queue = QueueConfig("mail", max_concurrency=2, scope="file")
+    manager = TaskManager(path, instance_name="web", queues=[queue], store_poll=0.02)
+    once_more = RetryPolicy.fixed([1], auto_retry_for=["UNHANDLED_EXCEPTION"], jitter=False)
+    started = asyncio.Event()
+
+    @manager.task(persist=True, queue_name="mail", retry_policy=once_more)
+    async def fails() -> None:
+        raise ValueError("no")
+
+    @manager.task(persist=True, queue_name="mail")
+    async def waits() -> None:
+        current_task().progress(1, 2, "half")
+        current_task().log("here")
+        started.set()
+        await asyncio.Event().wait()
+
+    @manager.schedule(every=3_600, name="hourly", run_on_startup=True)
+    @manager.task(name="tick")
+    async def tick() -> int:
+        return 1
+
+    filled: set[tuple[str, str]] = set()
+    async with manager:
+        soon = datetime.now(UTC) + timedelta(hours=1)
+        options = {"tags": {"user": "1"}, "idempotency_key": "k", "good_until": soon}
+        failing, waiting = fails.enqueue(), waits.with_options(**options).enqueue()  # type: ignore[arg-type]
+        await asyncio.wait_for(started.wait(), 10)
+        filled |= filled_columns(path)
+        await manager.cancel(waiting.task_id)
+        await asyncio.gather(failing.result(), waiting.result(), manager.flush())
+        await manager.pause("mail")
+        await manager.pause_schedule("hourly")
+        lifecycle = manager._lifecycle
+        assert lifecycle is not None
+        duties: Any = lifecycle._duties
+        await duties._worker_states.run_once()
+        await duties._live_tasks.run_once()
+        filled |= filled_columns(path)
+    with closing(sqlite3.connect(path)) as connection:
+        assert {each for each in columns(connection) if each not in filled} == ALWAYS_NULL.keys()
+
+
+def columns(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Every column of our tables, by table and name."""
+    query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'taskmanager@_%' ESCAPE '@'"
+    tables = [name for (name,) in connection.execute(query)]
+    return [
+        (table.removeprefix("taskmanager_"), name)
+        for table in tables
+        for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")
+    ]
+
+
+def filled_columns(path: Path) -> set[tuple[str, str]]:
+    """Those that some row has a value in."""
+    with closing(sqlite3.connect(path)) as connection:
+        return {
+            (table, name)
+            for table, name in columns(connection)
+            if connection.execute(f"SELECT count({name}) FROM taskmanager_{table}").fetchone() != (0,)
+        }

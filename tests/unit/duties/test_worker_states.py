@@ -21,8 +21,12 @@ pytestmark = pytest.mark.anyio
 )  # fmt: skip
 async def test_a_worker_state_says_how_the_instance_is(stage: Any) -> None:
     """One row per snapshot, appended: tasks, memory, processor, and the configuration as JSON."""
-    queue = QueueConfig("mail", priority=7, max_concurrency=3)
-    scene = await stage(queues=[queue], max_in_memory=500, concurrency=1)
+    queues = [
+        QueueConfig("mail", priority=7, max_concurrency=3),
+        QueueConfig("one", max_concurrency=1, scope="file"),
+        QueueConfig("two", max_concurrency=2, scope="file"),
+    ]
+    scene = await stage(queues=queues, max_in_memory=500, concurrency=1)
     gate = asyncio.Event()
 
     @scene.manager.task(persist=True)  # type: ignore[untyped-decorator]
@@ -49,7 +53,7 @@ async def test_a_worker_state_says_how_the_instance_is(stage: Any) -> None:
     assert (first["worker_id"], first["hostname"], first["pid"]) == (who.instance_id, who.hostname, who.pid)
     assert first["worker_started_at"] == who.started_at
     assert (first["processes"], first["tasks_running"], first["tasks_claimed"]) == (0, 1, 1)
-    assert set(json.loads(first["queues"])) == {"default", "mail"}
+    assert set(json.loads(first["queues"])) == {"default", "mail", "one", "two"}
     assert json.loads(first["queue_priorities"])["mail"] == 7
     assert json.loads(first["queue_max_concurrency"])["mail"] == 3
     assert json.loads(first["recovery_config"])["crash_budget"] == 3
@@ -59,4 +63,4 @@ async def test_a_worker_state_says_how_the_instance_is(stage: Any) -> None:
     assert 0 < first["memory_percent"] < 100
     assert second["cpu_percent"] >= 0
     assert (first["max_claim_batch"], first["max_claim_per_worker"]) == (1_000, 500)
-    assert first["cluster_wide_cap"] is None
+    assert first["cluster_wide_cap"] == 3
