@@ -15,7 +15,7 @@ from taskmanager.model.clock import from_us
 from taskmanager.model.config import is_int
 from taskmanager.model.errors import ConfigurationError, UnknownTask, unknown_task
 from taskmanager.model.logger import logger
-from taskmanager.model.record import WITHOUT_PAYLOAD, AttemptInfo, AttemptRow, TaskInfo, TaskRow
+from taskmanager.model.record import WITHOUT_PAYLOAD, AttemptInfo, AttemptRow, TaskInfo, TaskRow, UnreadableRow
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TERMINAL, WAITING, AttemptOutcome, TaskStatus
 from taskmanager.store.protocol import DELETE_PAUSE_S, TaskFilter
@@ -329,6 +329,8 @@ def task_info(
 
 def _values(row: TaskRow) -> dict[str, Any]:
     values: dict[str, Any] = row._asdict()
+    if isinstance(row, UnreadableRow):  # the id alone is more than its text: it must lead to the row again
+        values |= {name: str(text) for name, text in values.items() if isinstance(text, str) and name != "task_id"}
     for name in _INSTANTS:
         values[name] = _instant(values[name])
     for name, read in _JSON.items():

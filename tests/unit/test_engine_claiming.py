@@ -1,7 +1,9 @@
 """`taskmanager.engine.claiming`: rows in the file that no version of this library has written."""
 
 import asyncio
+import copy
 import logging
+import pickle
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from taskmanager import TaskManager, TaskStatus
 from taskmanager.engine.instance import has_lock_file, is_dead, lock_path
 from taskmanager.model.errors import StoreError
 from taskmanager.store.sqlite import SqliteStore
-from tests.acceptance.odd_files import FREE, RUNNING, insert, made_file
+from tests.acceptance.odd_files import FREE, LOST, RUNNING, insert, made_file
 
 pytestmark = pytest.mark.anyio
 
@@ -47,6 +49,21 @@ async def test_whoever_waits_for_an_unreadable_task_is_told(tmp_path: Path, capl
                 assert info is not None
                 assert info.status is TaskStatus.FAILED
     assert sorted(record.task_id for record in caplog.records) == ["gone", "odd"]  # type: ignore[attr-defined]  # extra
+
+
+async def test_the_view_of_an_unreadable_task_is_plain_data(tmp_path: Path) -> None:
+    """It can be copied and sent like any other, and its id leads to the row again, though it is not UTF-8."""
+    manager = await made_manager(tmp_path / "tasks.db", {**LOST, "id": b"\xff", "worker_hostname": b"caf\xc3"})
+    async with manager:
+        (listed,) = await manager.list()
+        (again,) = pickle.loads(pickle.dumps((copy.deepcopy(listed),)))
+        assert (again.task_id, again.worker_hostname) == ("\ufffd", "caf\ufffd")
+        assert type(again.worker_hostname) is str
+        for task_id in (again.task_id, "\ufffd"):
+            info = await manager.get(task_id)
+            assert info is not None
+            assert "id is not UTF-8" in (info.failed_reason or "")
+            assert await manager.cancel(task_id) is False
 
 
 @pytest.mark.parametrize("name", ["q" * 5_000, "", " ", "two\nlines", "nul\0", "\x1b[31m"])

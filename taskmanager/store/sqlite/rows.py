@@ -36,6 +36,9 @@ class Undecodable(str):
         made.raw = raw
         return made
 
+    def __reduce__(self) -> tuple[type["Undecodable"], tuple[bytes]]:
+        return Undecodable, (self.raw,)
+
 
 sqlite3.register_adapter(Undecodable, lambda text: text.raw)
 
