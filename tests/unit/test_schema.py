@@ -15,6 +15,7 @@ import pytest
 
 from taskmanager import QueueConfig, RetryPolicy, TaskHandle, TaskManager, TaskStatus, current_task
 from taskmanager.store.sqlite import SqliteStore
+from tests.unit.duties.scene import until
 
 pytestmark = pytest.mark.anyio
 
@@ -259,11 +260,15 @@ async def test_a_column_that_is_always_null_is_in_this_list(tmp_path: Path) -> N
     path = tmp_path / "tasks.db"
     queue = QueueConfig("mail", max_concurrency=2, scope="file")
     manager = TaskManager(path, instance_name="web", queues=[queue], store_poll=0.02)
-    once_more = RetryPolicy.fixed([1], auto_retry_for=["UNHANDLED_EXCEPTION"], jitter=False)
+    much_later = RetryPolicy.fixed([3_600], auto_retry_for=["UNHANDLED_EXCEPTION"], jitter=False)
     started = asyncio.Event()
 
-    @manager.task(persist=True, queue_name="mail", retry_policy=once_more)
+    @manager.task(persist=True, retry_policy=much_later)
     async def fails() -> None:
+        raise ValueError("no")
+
+    @manager.task(persist=True)
+    async def fails_at_once() -> None:
         raise ValueError("no")
 
     @manager.task(persist=True, queue_name="mail")
@@ -282,8 +287,10 @@ async def test_a_column_that_is_always_null_is_in_this_list(tmp_path: Path) -> N
     async with manager:
         soon = datetime.now(UTC) + timedelta(hours=1)
         options = {"tags": {"user": "1"}, "idempotency_key": "k", "good_until": soon}
-        failing, waiting = fails.enqueue(), waits.with_options(**options).enqueue()  # type: ignore[arg-type]
+        await fails.enqueue().saved()
+        failing, waiting = fails_at_once.enqueue(), waits.with_options(**options).enqueue()  # type: ignore[arg-type]
         await asyncio.wait_for(started.wait(), 10)
+        await until(lambda: ("tasks", "next_retry_at") in filled_columns(path))
         filled |= filled_columns(path)
         await manager.cancel(waiting.task_id)
         await asyncio.gather(failing.result(), waiting.result(), manager.flush())
