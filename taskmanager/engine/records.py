@@ -15,7 +15,7 @@ from taskmanager.model.clock import from_us
 from taskmanager.model.config import is_int
 from taskmanager.model.errors import ConfigurationError, UnknownTask, unknown_task
 from taskmanager.model.logger import logger
-from taskmanager.model.record import WITHOUT_PAYLOAD, AttemptInfo, AttemptRow, TaskInfo, TaskRow, UnreadableRow
+from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow, UnreadableRow
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TERMINAL, WAITING, AttemptOutcome, TaskStatus
 from taskmanager.store.protocol import DELETE_PAUSE_S, TaskFilter
@@ -344,7 +344,7 @@ def _values(row: TaskRow) -> dict[str, Any]:
 
 def summary_info(row: TaskRow, *, is_saved: bool) -> TaskInfo:
     """The view of a row in a list: without its `PAYLOAD`, even where it was read."""
-    row = row._replace(**WITHOUT_PAYLOAD)
+    row = row.without_payload()
     return TaskInfo(**{**_values(row), "log": None}, result=None, saved=is_saved, attempts=None)
 
 

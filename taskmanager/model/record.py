@@ -58,10 +58,13 @@ class TaskRow(NamedTuple):
     created_at: int
     updated_at: int
 
+    def without_payload(self) -> "TaskRow":
+        """The row as it stands in a list."""
+        return self._replace(args=None, kwargs=None, result=None, log=None)
+
 
 PAYLOAD: Final = ("args", "kwargs", "result", "log")
 """The columns that may be large. A list loads none of them: None there means that they were not asked for."""
-WITHOUT_PAYLOAD: Final[dict[str, Any]] = dict.fromkeys(PAYLOAD)
 
 
 class UnreadableRow(TaskRow):

@@ -8,16 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from taskmanager.model.errors import StoreError
-from taskmanager.model.record import (
-    WITHOUT_PAYLOAD,
-    AttemptRow,
-    StartWrite,
-    SuccessWrite,
-    TaskRow,
-    TaskWrite,
-    Write,
-    due_at,
-)
+from taskmanager.model.record import AttemptRow, StartWrite, SuccessWrite, TaskRow, TaskWrite, Write, due_at
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow, busy_of
 from taskmanager.model.states import TERMINAL, WAITING, TaskStatus
 from taskmanager.store.constraints import encodable_write, is_memory_only, write_fault
@@ -230,11 +221,9 @@ class MemoryStore:
             and (wanted.task_name is None or row.task_name == wanted.task_name)
             and (wanted.queue_name is None or row.queue_name == wanted.queue_name)
             and (wanted.task_id is None or row.task_id == wanted.task_id)
+            and (wanted.before is None or _age(row) < wanted.before)
         ]
-        if wanted.before is not None:
-            found = [row for row in found if _age(row) < wanted.before]
-        found = sorted(found, key=_age, reverse=True)[: wanted.limit]
-        return [row._replace(**WITHOUT_PAYLOAD) for row in found]
+        return [row.without_payload() for row in sorted(found, key=_age, reverse=True)[: wanted.limit]]
 
     async def fetch_owned(self, owners: Collection[str], *, limit: int, after: str = "") -> list[TaskRow]:
         return self._page(lambda owner: owner in owners, limit, after)
