@@ -5,7 +5,8 @@ An application commits within milliseconds, so either its lock or the log change
 leave a transaction open; then nothing can be saved, and the application cannot write that into the file.
 
 A process that reads the file as bytes drops SQLite's locks on it by that (`close` of any descriptor does). It does not
-notice, but whichever process closes the database next takes itself for the last one, and deletes the log.
+notice, but whichever process closes the database next takes itself for the last one, and deletes the log. With the
+log's index it is the same: whoever opens the database next takes itself for the first one, and empties the index.
 """
 
 import contextlib
@@ -52,8 +53,8 @@ class WriterWatch:
 
 
 def without_lock(database: Path, pids: Collection[int]) -> set[int] | None:
-    """Those of these processes that have the file open and hold no lock on it, at two looks; None where the system does
-    not say. A connection to a file with a log holds one from its first read to its end.
+    """Those of these processes that have the file or its log's index open and hold no lock on it, at two looks; None
+    where the system does not say. A connection to a file with a log holds one on both from its first read to its end.
     """
     found = _without_lock(database, pids)
     if found:
@@ -63,15 +64,19 @@ def without_lock(database: Path, pids: Collection[int]) -> set[int] | None:
 
 
 def _without_lock(database: Path, pids: Collection[int]) -> set[int] | None:
-    file = database.stat()
-    openers = {pid for pid in pids if _has_open(pid, file)}
     try:
         lines = Path("/proc/locks").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return None
     # `4: POSIX  ADVISORY  READ 29296 00:1b:14915 1073741826 1073742335`; the device is not that of `stat` everywhere.
     words = [line.split() for line in lines if " POSIX " in line and "->" not in line]
-    return openers - {int(each[4]) for each in words if each[5].rpartition(":")[2] == str(file.st_ino)}
+    held = {(int(each[4]), int(each[5].rpartition(":")[2])) for each in words}
+    real, found = database.resolve(), set()
+    for name in (real, real.with_name(real.name + "-shm")):
+        with contextlib.suppress(FileNotFoundError):
+            file = name.stat()
+            found |= {pid for pid in pids if (pid, file.st_ino) not in held and _has_open(pid, file)}
+    return found
 
 
 def _has_open(pid: int, file: os.stat_result) -> bool:
