@@ -101,6 +101,8 @@ CHANGES = {
     "DROP VIEW taskmanager_pending; CREATE TABLE taskmanager_pending (x)": "taskmanager_pending is not the view",
     "DROP TABLE taskmanager_queues; CREATE VIEW taskmanager_queues AS SELECT 1": "taskmanager_queues is not the table",
     "DROP INDEX taskmanager_tasks_free; CREATE INDEX taskmanager_tasks_free ON users (id)": "is not the index",
+    "DROP TABLE taskmanager_schema; CREATE TABLE taskmanager_schema (version INTEGER)": "lacks applied_at, name",
+    "DROP TABLE taskmanager_schema; CREATE VIEW taskmanager_schema AS SELECT 2 AS version": "is not the table",
     "DROP TABLE taskmanager_schema; ALTER TABLE taskmanager_queues DROP COLUMN paused_at": "lacks paused_at",
 }
 

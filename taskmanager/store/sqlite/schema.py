@@ -49,6 +49,11 @@ class Part(NamedTuple):
     columns: frozenset[str]
 
 
+_VERSIONS: Final = Part(
+    "table", "taskmanager_schema", "taskmanager_schema", _CREATE_VERSIONS, frozenset({"version", "name", "applied_at"})
+)
+
+
 @cache
 def migrations() -> list[Migration]:
     """All steps this version of the library knows, in order."""
@@ -142,6 +147,7 @@ def check_is_ours(connection: sqlite3.Connection, path: str) -> None:
 
 
 def _version_known(connection: sqlite3.Connection, newest: int, path: str) -> int:
+    _refuse_changed(connection, [_VERSIONS], path)
     current = version(connection)
     if current > newest:
         raise StoreError(
