@@ -42,6 +42,8 @@ class Welcome(NamedTuple):
     """What a child needs to know of its program before it can take a task."""
 
     parent_pid: int
+    is_of_main_thread: bool
+    """Whether the thread that has spawned it lives as long as the parent."""
     argv: list[str]
     main_name: str | None
     """Of a main module that was started by its name, with `python -m`."""

@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from subprocess import PIPE
 from typing import Any, Final
@@ -75,7 +76,8 @@ def _welcome() -> Welcome:
     name = getattr(getattr(main, "__spec__", None), "name", None)
     if name is not None and (name == "__main__" or name.endswith(".__main__")):
         name = None  # what is started with the name of its folder may have no guard, and be found by its path
-    return Welcome(os.getpid(), sys.argv, name, getattr(main, "__file__", None))
+    is_of_main_thread = threading.current_thread() is threading.main_thread()
+    return Welcome(os.getpid(), is_of_main_thread, sys.argv, name, getattr(main, "__file__", None))
 
 
 class Child:

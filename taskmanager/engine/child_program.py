@@ -30,7 +30,7 @@ def serve(calls: BinaryIO) -> None:
     reports = ChildReports(_own_channel())
     faulthandler.enable(file=2)
     welcome = Welcome(*pickle.load(calls))  # noqa: S301  # our parent's
-    _bind_to_parent(welcome.parent_pid)
+    _bind_to_parent(welcome)
     logs = CrossingLogs(reports)
     logs.install()
     child.is_loading_main = True
@@ -119,17 +119,19 @@ def _hear_sigterm() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _bind_to_parent(parent_pid: int) -> None:
+def _bind_to_parent(welcome: Welcome) -> None:
     """End when the parent does, even in the middle of a task."""
-    if sys.platform == "linux":
+    if sys.platform == "linux" and welcome.is_of_main_thread:  # Linux means the end of the thread that has spawned it
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_watch_parent, args=(parent_pid,), name="taskmanager-parent-watch", daemon=True).start()
+    threading.Thread(
+        target=_watch_parent, args=(welcome.parent_pid,), name="taskmanager-parent-watch", daemon=True
+    ).start()
 
 
 def _watch_parent(parent_pid: int) -> None:
-    # Covers platforms without prctl, and a parent that died before prctl was called.
+    # Covers what is not bound by prctl, and a parent that died before that was called.
     while os.getppid() == parent_pid:
         time.sleep(PARENT_POLL_S)
     os._exit(1)

@@ -61,6 +61,16 @@ def call_by_call(cells: list[Cell]) -> None:
     loop.close()
 
 
+def thread_by_thread(cells: list[Cell]) -> None:
+    """A server of threads may run the one loop in whatever thread has a request: none of them lives as long as it."""
+    loop = asyncio.new_event_loop()
+    for cell in cells:
+        thread = threading.Thread(target=lambda run=cell: loop.run_until_complete(run()))  # type: ignore[misc]
+        thread.start()
+        thread.join()
+    loop.close()
+
+
 def as_in_a_notebook(cells: list[Cell]) -> None:
     """The loop of the kernel runs in the main thread for ever; what a user writes are tasks in it."""
     loop = asyncio.new_event_loop()
@@ -120,6 +130,7 @@ KINDS = [
     with_asyncio_run,
     in_a_thread,
     call_by_call,
+    thread_by_thread,
     as_in_a_notebook,
     with_anyio_run,
     pytest.param(with_eager_tasks, marks=pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.12 has them")),
