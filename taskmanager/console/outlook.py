@@ -6,7 +6,7 @@ from taskmanager.duties.recovery import orphan_of
 from taskmanager.engine.definition import timeout_of
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.escaping import escaped
-from taskmanager.model.record import TaskRow
+from taskmanager.model.record import TaskRow, UnreadableRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.rules.recovery import judge_orphan
 from taskmanager.store.protocol import InstanceRow
@@ -39,6 +39,8 @@ def outlook(row: TaskRow, around: Surroundings) -> Outlook:
         return _ended(row, status)
     if row.claimed_by_worker_id is not None and around.is_owner_dead:
         return _orphaned(row, around)
+    if isinstance(row, UnreadableRow) and status is not TaskStatus.RUNNING:
+        return Outlook("it is FAILED when its turn comes, unless what cannot be read in its row is mended before")
     if row.cancel_requested_at is not None:
         return Outlook("a cancel was requested; its instance ends it")
     return _running(row, around) if status is TaskStatus.RUNNING else _waiting(row, around)
@@ -46,6 +48,8 @@ def outlook(row: TaskRow, around: Surroundings) -> Outlook:
 
 def _ended(row: TaskRow, status: TaskStatus) -> Outlook:
     part = row.task_id[-_SHORT_ID:]
+    if isinstance(row, UnreadableRow):
+        return Outlook("nothing; what cannot be read in its row must be mended before it can run again")
     if row.args is None or row.kwargs is None:
         return Outlook("nothing; its arguments could not be stored, so it cannot be run again")
     if status is TaskStatus.COMPLETED:

@@ -16,7 +16,7 @@ from taskmanager.console.record import Record, record_view
 from taskmanager.console.task_table import task_table
 from taskmanager.model.clock import to_us
 from taskmanager.model.escaping import escaped, escaped_lines
-from taskmanager.model.record import AttemptRow, TaskRow
+from taskmanager.model.record import AttemptRow, TaskRow, UnreadableRow
 from taskmanager.store.protocol import InstanceRow
 from tests.unit.screens import assert_screen, drawn
 
@@ -268,3 +268,13 @@ def test_a_result_that_is_not_kept_says_what_to_do() -> None:
     result = '{"err":{"error_code":"RESULT_NOT_AVAILABLE","message":"NaN has no form; pass None","data":null}}'
     row = task(1, status="COMPLETED", result=result)
     assert "not stored: NaN has no form; pass None" in drawn(record_view(Record(row, [], Outlook(""), None, NOW)), 120)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [("FAILED", "must be mended before it can run again"), ("PENDING", "FAILED when its turn comes")],
+)
+def test_the_outlook_of_an_unreadable_task_promises_no_run(status: str, words: str) -> None:
+    """Neither its turn nor a retry runs what nobody can read."""
+    row = UnreadableRow._make(task(1, status=status))
+    assert words in outlook(row, Surroundings(NOW, living_count=1)).text
