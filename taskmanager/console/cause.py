@@ -10,21 +10,25 @@ from taskmanager.model.wording import why
 
 MAX_CHARS: Final = 200
 """No screen has room for more of a message."""
+ROOM_FOR_ALL: Final = 60
+"""Columns in which code, type and the beginning of a message stand side by side."""
 
 
-def cause(code: str, message: str | None) -> str:
-    """Return the reason in the few words for which a column has room."""
-    return why(code, message, max_chars=MAX_CHARS, is_short=True)
+def cause(code: str, message: str | None, room: int) -> str:
+    """Return code, type and message for a column of `room`; in a small one the code may give way to the type."""
+    return why(code, message, max_chars=MAX_CHARS, is_short=room < ROOM_FOR_ALL)
 
 
 def kind(code: str, message: str | None) -> str:
-    """The same without what differs from one failure to the next: `SMTP_DOWN`, or `ValueError`."""
-    return cause(code, (message or "").partition(":")[0]) if code == BuiltInTaskCode.UNHANDLED_EXCEPTION else code
+    """Return what failures of one kind share: `SMTP_DOWN`, or `ValueError`."""
+    if code != BuiltInTaskCode.UNHANDLED_EXCEPTION:
+        return code
+    return why(code, (message or "").partition(":")[0], is_short=True)
 
 
-def cause_of(row: TaskRow, message: str | None) -> str:
+def cause_of(row: TaskRow, message: str | None, room: int) -> str:
     """Why this task ended as it did; empty where it has no error. Of a sealed result there is only the code."""
-    return "" if row.error_code is None else cause(row.error_code, message)
+    return "" if row.error_code is None else cause(row.error_code, message, room)
 
 
 def message_of(row: TaskRow) -> str | None:

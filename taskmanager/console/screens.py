@@ -88,7 +88,7 @@ def status_lines(picture: Picture, width: int, height: int | None, *, is_ascii: 
     tables = (
         sections.instances(picture, grid)._replace(least=2),
         sections.queues(picture)._replace(least=3),
-        sections.troubles(picture)._replace(least=2),
+        sections.troubles(picture, grid)._replace(least=2),
         sections.schedules(picture),
         sections.running(picture, grid, is_ascii=is_ascii),
     )
@@ -121,10 +121,10 @@ def watch_lines(picture: Picture, width: int, height: int, *, is_ascii: bool = F
 def _watched(picture: Picture, grid: Grid, is_ascii: bool) -> tuple[Section, ...]:
     return (
         sections.running(picture, grid, is_ascii=is_ascii)._replace(least=5),
-        sections.failures(picture)._replace(least=3),
+        sections.failures(picture, grid)._replace(least=3),
         sections.queues(picture)._replace(least=2),
         sections.instances(picture, grid),
-        sections.troubles(picture),
+        sections.troubles(picture, grid),
         sections.schedules(picture),
     )
 

@@ -86,7 +86,7 @@ def _queue(each: QueueSight, now_us: int) -> Row:
     return Row(Cell(each.queue_name), figures, Cell("paused", PAUSED_STYLE) if each.is_paused else NOTHING)
 
 
-def troubles(picture: Picture) -> Section:
+def troubles(picture: Picture, grid: Grid) -> Section:
     """The tasks of the last hour that fail most, and those that take longest, in turns."""
     paces = {each.task_name: each for each in picture.slowest}
     failing = {each.task_name: each for each in picture.most_failing}
@@ -99,7 +99,7 @@ def troubles(picture: Picture) -> Section:
         failed = _number(count, FAILED_STYLE, is_capped=are_some and count > 0)
         ended = NOT_KNOWN if pace is None or is_sample else _number(pace.ended_count)
         figures = (ended, failed, *_durations(pace))
-        why = cause(failures.last_error_code, failures.last_error_message) if failures else ""
+        why = cause(failures.last_error_code, failures.last_error_message, grid.remark) if failures else ""
         rows.append(Row(Cell(name), figures, Cell(why, FAILED_STYLE)))
     heads = ("ended", "failed", "mean", "longest")
     return Section("Failing and slow", heads, rows, "error", essential=(1, 3))
@@ -139,16 +139,17 @@ def _schedule(each: NextRun, now_us: int, is_anybody_there: bool) -> Row:
     return Row(Cell(each.schedule_name), figures, remark)
 
 
-def failures(picture: Picture) -> Section:
+def failures(picture: Picture, grid: Grid) -> Section:
     """The last attempts that failed."""
-    rows = [_failure(each, picture.taken_at) for each in picture.failures]
+    rows = [_failure(each, picture.taken_at, grid) for each in picture.failures]
     return Section("Last failures", ("", "attempt", "retries", "ago"), rows, "error", essential=(2, 3))
 
 
-def _failure(each: Failure, now_us: int) -> Row:
+def _failure(each: Failure, now_us: int, grid: Grid) -> Row:
     again = Cell("yes") if each.will_retry else Cell("no", "dim")
     figures = (NOTHING, Cell(str(each.attempt)), again, _ago(each.finished_at, now_us))
-    return Row(Cell(each.task_name), figures, Cell(cause(each.error_code, each.error_message), FAILED_STYLE))
+    reason = cause(each.error_code, each.error_message, grid.remark)
+    return Row(Cell(each.task_name), figures, Cell(reason, FAILED_STYLE))
 
 
 def running(picture: Picture, grid: Grid, *, is_ascii: bool) -> Section:

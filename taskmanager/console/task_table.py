@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from taskmanager.console.cause import MAX_CHARS, cause_of
+from taskmanager.console.cause import MAX_CHARS, ROOM_FOR_ALL, cause_of
 from taskmanager.console.cut import cut_front
 from taskmanager.console.durations import relative, short
 from taskmanager.model.escaping import escaped
@@ -61,7 +61,6 @@ _QUEUE: Final = _Column("queue", 16, lambda row: escaped(row.queue_name))
 
 def task_table(rows: Sequence[TaskRow], messages: Mapping[str, str], now_us: int, width: int) -> Table:
     """Tasks (one at least) in `width` columns, with the messages of their errors by id; no line wraps."""
-    error = _Column("error", MAX_CHARS, lambda row: escaped(cause_of(row, messages.get(row.task_id))))
     has_errors = width >= _NARROW and any(row.error_code for row in rows)
     is_whole = width >= (_WIDE_BESIDE_ERRORS if has_errors else _NARROW)
     id_title, id_width = ("id", _ID_WIDTH) if is_whole else ("id end", _ID_END_WIDTH)
@@ -69,7 +68,9 @@ def task_table(rows: Sequence[TaskRow], messages: Mapping[str, str], now_us: int
     when_width = min(_MOST_WHEN_WIDTH, max(_WHEN_WIDTH, *(len(when(row, now_us)) for row in rows)))
     room = width - sum(each + GAP for each in (id_width, _STATUS_WIDTH, when_width, *(most for _, most in extras)))
     if has_errors:
-        extras.append((error, min(error.width(rows), room - GAP - _NAME.width(rows))))
+        error_room = room - GAP - _NAME.width(rows)
+        error = _error_column(rows, messages, error_room)
+        extras.append((error, min(error.width(rows), error_room)))
         room -= GAP + extras[-1][1]
     name_width = max(_LEAST_NAME_WIDTH, room)
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
@@ -85,6 +86,13 @@ def task_table(rows: Sequence[TaskRow], messages: Mapping[str, str], now_us: int
         more = (Text(column.text(row)) for column, _ in extras)
         table.add_row(Text(escaped(row.task_id[-id_width:])), status, name, *more, Text(when(row, now_us)))
     return table
+
+
+def _error_column(rows: Sequence[TaskRow], messages: Mapping[str, str], room: int) -> _Column:
+    """Return the reasons with code, type and message, if they fit; else the code may give way to the type."""
+    whole = _Column("error", MAX_CHARS, lambda row: cause_of(row, messages.get(row.task_id), ROOM_FOR_ALL))
+    brief = whole._replace(text=lambda row: cause_of(row, messages.get(row.task_id), room))
+    return whole if whole.width(rows) <= room else brief
 
 
 def when(row: TaskRow, now_us: int) -> str:

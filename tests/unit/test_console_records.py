@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 from rich.console import Console
 
-from taskmanager.console.cause import cause, cause_of, kind, message_of
+from taskmanager.console.cause import ROOM_FOR_ALL, cause, cause_of, kind, message_of
 from taskmanager.console.diagnosis import diagnosis_view
 from taskmanager.console.durations import exact, relative, short
 from taskmanager.console.finding import Finding
@@ -17,6 +17,7 @@ from taskmanager.console.task_table import task_table
 from taskmanager.model.clock import to_us
 from taskmanager.model.escaping import escaped, escaped_lines
 from taskmanager.model.record import AttemptRow, TaskRow, UnreadableRow
+from taskmanager.model.wording import why
 from taskmanager.store.protocol import InstanceRow
 from tests.unit.screens import assert_screen, drawn
 
@@ -151,15 +152,31 @@ def test_a_list_shows_an_id_to_copy_and_what_the_width_allows(width: int) -> Non
     ],
 )
 def test_a_failure_is_named_by_what_says_most_about_it(code: str, message: str | None, words: str, of_all: str) -> None:
-    """Its code and how its message begins; an exception without a code of its own by its type."""
-    assert (cause(code, message), kind(code, message)) == (words, of_all)
+    """Its code and how its message begins; in a small column, an exception without a code of its own by its type."""
+    assert (cause(code, message, ROOM_FOR_ALL - 1), kind(code, message)) == (words, of_all)
+    assert cause(code, message, ROOM_FOR_ALL) == why(code, message)
+
+
+@pytest.mark.parametrize(
+    ("message", "width", "shown"),
+    [
+        ("KeyError: 'a'", 80, "UNHANDLED_EXCEPTION: KeyError: 'a'"),
+        ("KeyError: no invoice of that number", 80, "  KeyError: no invoice of that number"),
+        ("KeyError: no invoice of that number", 160, "UNHANDLED_EXCEPTION: KeyError: no invoice of that number"),
+        ("KeyError: " + "x" * 200, 160, "UNHANDLED_EXCEPTION: KeyError: xxxx"),
+    ],
+)
+def test_a_list_says_code_type_and_message_where_they_fit(message: str, width: int, shown: str) -> None:
+    """People name the code in a policy and with `--code`. Where it would push the message out, the type says more."""
+    row = task(1, status="FAILED", task_name="a:b", error_code="UNHANDLED_EXCEPTION")
+    assert shown in drawn(task_table([row], {row.task_id: message}, NOW, width), width)
 
 
 @pytest.mark.parametrize("result", [None, "sealed", "[]", '{"err": 1}', '{"err": {"message": 2}}', '{"ok": 3}'])
 def test_of_a_result_that_cannot_be_read_there_is_the_code(result: str | None) -> None:
     """A manager with `codec=` seals its results, and anybody may have written into the file."""
     row = task(1, status="FAILED", error_code="SMTP_DOWN", result=result)
-    assert cause_of(row, message_of(row)) == "SMTP_DOWN"
+    assert cause_of(row, message_of(row), 0) == "SMTP_DOWN"
 
 
 @pytest.mark.parametrize("width", [80, 120])
