@@ -288,7 +288,8 @@ class Intake:
     def drain(self) -> None:
         """Memory-only tasks are refused from now on."""
         with self._lock:
-            self.door = Door.DRAINING
+            if self.door is not Door.STOPPED:
+                self.door = Door.DRAINING
 
     def close(self) -> None:
         """Everything is refused from now on. What came in last is still in the inbox, which nobody fills any more."""

@@ -208,7 +208,7 @@ class Lifecycle:
     async def _stop_or_abort(self, drain_timeout_s: float) -> None:
         """A mistake of ours in the middle of a stop leaves no file open either, and nobody waiting."""
         try:
-            await self._stop(drain_timeout_s)
+            await self._stop_whoever_cancels(drain_timeout_s)
         except GeneratorExit:  # as above
             raise
         except BaseException:
@@ -220,6 +220,18 @@ class Lifecycle:
                 tell_everybody(self.engine)
                 await self._abort()
             raise
+
+    async def _stop_whoever_cancels(self, drain_timeout_s: float) -> None:
+        """Whoever ends an event loop cancels every task in it, and waits: that cuts the drain short, not the stop."""
+        while True:
+            try:
+                await self._stop(drain_timeout_s)
+            except asyncio.CancelledError:
+                if self._has_closed:
+                    raise
+                drain_timeout_s = 0.0
+            else:
+                return
 
     async def stop_now(self) -> None:
         """Stop without a drain, or wait for the stop that is under way."""

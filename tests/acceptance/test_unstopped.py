@@ -238,3 +238,49 @@ def test_a_loop_that_does_not_answer_at_exit_is_waited_for_in_bounded_time(tmp_p
     """Its thread changes memory as it likes, so nothing is written beside it; what stands in the file is recovered."""
     done = ended(tmp_path, "in_thread().call_soon_threadsafe(time.sleep, 30)")
     assert "its event loop did not stop within 3 s" in said(done)
+
+
+def test_a_stop_that_the_end_of_its_loop_cuts_off_is_made_all_the_same(tmp_path: Path) -> None:
+    """`asyncio.run` cancels every task when its main function is over, in whatever turn of the stop that is; starts
+    that were on their way to the file are in nobody's hands then.
+    """
+    program = """
+async def leave(manager, again, once, turns):
+    await manager.start()
+    for n in range(5):
+        again.enqueue(n), once.enqueue(n)
+    asyncio.create_task(manager.stop())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+def cut_off(turns):
+    manager = TaskManager(f"cut{turns}.db", requeue_pending=True)
+
+    @manager.task(name="again", requeue_on_interrupt=True)
+    async def again(n):
+        await asyncio.sleep(1000)
+
+    @manager.task(name="once")
+    async def once(n):
+        await asyncio.sleep(1000)
+
+    asyncio.run(leave(manager, again, once, turns))
+
+for turns in range(12):
+    cut_off(turns)
+"""
+    done = ended(tmp_path, program)
+    assert done.returncode == 0, done.stderr
+    for turns in range(12):
+        with closing(sqlite3.connect(tmp_path / f"cut{turns}.db")) as connection:
+            found = dict(
+                connection.execute(
+                    "SELECT task_name || ' ' || status, count(*) FROM taskmanager_tasks GROUP BY 1"
+                ).fetchall()
+            )
+            named = connection.execute("SELECT claimed_by_worker_id, status FROM taskmanager_tasks").fetchall()
+        assert found.pop("again PENDING") == 5, (turns, found)
+        assert sum(found.values()) == 5
+        assert set(found) <= {"once PENDING", "once INTERRUPTED"}, (turns, found)
+        assert all(owner is None for owner, status in named if status == "PENDING")
+    assert not list(tmp_path.glob("*.lock"))
