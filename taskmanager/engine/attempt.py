@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from taskmanager.codec.safe import dumps_safe, readable
 from taskmanager.codec.values import loads
+from taskmanager.engine.interrupts import is_handed_on
 from taskmanager.engine.live_task import LiveTask, tags_of
 from taskmanager.engine.loops import outlast
 from taskmanager.model.clock import Clock, SystemClock, from_us
@@ -78,6 +79,8 @@ class Attempt:
     is_suspended = False
     is_abandoned = False
     is_over = False
+    is_told = False
+    """Whether what its code raised comes from another task of the loop: whoever runs the loop got it from there."""
     raised: BaseException | None = None
     """What its code has raised, from then until that is in the log: its frames hold the objects of user code."""
     clock: Clock = SystemClock()
@@ -244,6 +247,9 @@ def drive(coro: Coroutine[Any, Any, Any], attempt: Attempt) -> Generator[Any, An
             waited = coro.send(value) if thrown is None else coro.throw(thrown)
         except StopIteration as stop:
             return stop.value
+        except (KeyboardInterrupt, SystemExit, BaseExceptionGroup) as exc:
+            attempt.is_told = is_handed_on(exc, thrown)
+            raise
         finally:
             value = thrown = None  # an exception that leaves this frame must not be held by it
         attempt.is_suspended, attempt.held_up_by, attempt.gathered = True, waited, None

@@ -13,11 +13,12 @@ from typing import Any, Final
 
 from taskmanager.engine.attempt import Attempt, StopReason, current, drive
 from taskmanager.engine.child import ChildCall, ChildReply, News
+from taskmanager.engine.interrupts import comes_from_signal, leaves_of
 from taskmanager.engine.lanes import BrokenProcess, CannotStart, Ended, ProcessLane, ThreadLane
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.loops import Host, let_loop_close
-from taskmanager.engine.outcome import Outcome, comes_from_signal, failure_in_words, failure_of, outcome_of, timed_out
+from taskmanager.engine.outcome import Outcome, failure_in_words, failure_of, outcome_of, timed_out
 from taskmanager.model.errors import ArgumentError, ManagerStopped, ManagerStopping, TaskNotCompleted
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError
@@ -147,6 +148,8 @@ class Runner:
         except BaseException as exc:
             if comes_from_signal(exc):
                 self._interrupt(attempt, exc)
+                if attempt.is_told:
+                    return
                 raise
             outcome = self._raised(attempt, exc)
         self._finish(attempt, outcome)
@@ -307,9 +310,10 @@ def _comes_from_stop(exc: BaseException) -> bool:
 
     Who lets that through was interrupted by the stop, like a task that is cancelled by it, and has not failed.
     """
-    if issubclass(type(exc), BaseExceptionGroup):
-        # Not its attribute, which its class may have made one of its own.
-        return all(map(_comes_from_stop, vars(BaseExceptionGroup)["exceptions"].__get__(exc)))
+    return all(map(_is_of_stop, leaves_of(exc)))
+
+
+def _is_of_stop(exc: BaseException) -> bool:
     if issubclass(type(exc), TaskNotCompleted):
         return exc.error.error_code in _OF_STOP  # type: ignore[attr-defined]  # it is one of ours
     return issubclass(type(exc), ManagerStopping | ManagerStopped)

@@ -1,12 +1,10 @@
 """What one attempt came to: made of the value that user code returned, or of the exception that it raised."""
 
-import signal
-import threading
 import traceback
-from opcode import opmap
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
+from taskmanager.engine.interrupts import traceback_of
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.mistakes import mistake_in
 from taskmanager.model.result import Snooze, TaskError, TaskResult, plain_text, trusted_code
@@ -111,41 +109,12 @@ def _places(frames: TracebackType | None) -> str:
 
 def frames_of(exc: BaseException) -> TracebackType | None:
     """Where it was raised, without the engine's own frames, which come first; whatever its class says of it."""
-    frames = _traceback_of(exc)
+    frames = traceback_of(exc)
     while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("taskmanager.engine."):
         frames = frames.tb_next
-    return frames
-
-
-def _traceback_of(exc: BaseException) -> TracebackType | None:
-    """That of the interpreter, whatever the class of the exception says."""
-    frames: TracebackType | None = vars(BaseException)["__traceback__"].__get__(exc)
     return frames
 
 
 def as_cause(exc: BaseException) -> BaseException:
     """The exception as users get it: without the engine's own frames."""
     return BaseException.with_traceback(exc, frames_of(exc))
-
-
-def comes_from_signal(exc: BaseException) -> bool:
-    """Whether a signal raised it, Ctrl-C for one, in whatever line of the main thread: it is meant for the process.
-
-    The same raised by a line of user code is that task's own end.
-    """
-    kind = type(exc)
-    if (
-        not issubclass(kind, KeyboardInterrupt | SystemExit)
-        or threading.current_thread() is not threading.main_thread()
-    ):
-        return False
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    codes = [getattr(getattr(each, "func", each), "__code__", None) for each in handlers]  # asyncio's is a partial
-    tb = _traceback_of(exc)
-    while tb is not None and tb.tb_frame.f_code not in codes and tb.tb_next is not None:
-        tb = tb.tb_next
-    if tb is None or tb.tb_frame.f_code in codes:
-        return tb is not None
-    # Python's own handler has no frame. It raises between two instructions, or in a call that was waiting.
-    is_by_a_line = tb.tb_frame.f_code.co_code[tb.tb_lasti] == opmap["RAISE_VARARGS"]
-    return kind is KeyboardInterrupt and handlers[0] is signal.default_int_handler and not is_by_a_line

@@ -6,13 +6,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+import anyio
 import pytest
 
 from taskmanager import TaskManager
+from taskmanager.engine.lanes import ProcessLane
 from taskmanager.store.memory import MemoryStore
 
 pytestmark = [
@@ -114,6 +116,84 @@ def test_ctrl_c_in_a_task_goes_to_whoever_runs_the_loop(
             assert handle.status == status
     loop.close()
     assert "never retrieved" not in caplog.text
+
+
+async def gathers(side: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    await asyncio.gather(side(), asyncio.sleep(10))
+
+
+async def awaits_a_task(side: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    await asyncio.ensure_future(side())
+
+
+async def opens_a_group_of_asyncio(side: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(side())
+
+
+async def opens_a_group_of_anyio(side: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async with anyio.create_task_group() as outer:
+
+        async def inner() -> None:
+            async with anyio.create_task_group() as group:
+                group.start_soon(side)
+
+        outer.start_soon(inner)
+
+
+@pytest.mark.parametrize("beside", [gathers, awaits_a_task, opens_a_group_of_asyncio, opens_a_group_of_anyio])
+@pytest.mark.parametrize("handler", [signal.default_int_handler, raise_interrupt])
+def test_ctrl_c_beside_a_task_goes_through_once(beside: Callable[..., Any], handler: Any) -> None:
+    """In what the task has begun, it is raised where that runs, and again in the task that waits for it. Whoever runs
+    the loop gets it by the one or by the other: the stop that follows must not be ended by the same Ctrl-C."""
+    manager, _, _ = manager_with(at_once)
+
+    async def side() -> None:
+        in_a_call_that_waits()
+
+    @manager.task(name="waits", persist=True)
+    async def waits() -> None:
+        await beside(side)
+
+    loop = asyncio.new_event_loop()
+    with handled_by(handler):
+        loop.run_until_complete(manager.start())
+        handle = waits.enqueue()
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(handle.result())
+        loop.run_until_complete(manager.stop())
+    assert handle.status == "INTERRUPTED"
+    loop.close()
+
+
+@pytest.mark.parametrize(("executor", "status"), [("thread", "COMPLETED"), ("process", "INTERRUPTED")])
+def test_ctrl_c_in_our_wait_for_a_lane_goes_through(
+    executor: Any, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What runs in a thread goes on, and nobody has stopped it; a child is told to end."""
+    manager, _, _ = manager_with(at_once)
+    job = manager.task(name="job", persist=True, executor=executor)(sleeps)
+    wait = asyncio.shield if executor == "thread" else ProcessLane.run
+
+    def interrupted(*args: Any) -> Any:
+        monkeypatch.undo()
+        at_once()
+        return wait(*args)
+
+    loop = asyncio.new_event_loop()
+    with handled_by(signal.default_int_handler):
+        loop.run_until_complete(manager.start())
+        handle = job.enqueue()
+        monkeypatch.setattr(*((asyncio, "shield") if executor == "thread" else (ProcessLane, "run")), interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(handle.result())
+        loop.run_until_complete(manager.stop())
+    loop.close()
+    assert handle.status == status
+
+
+def sleeps() -> None:
+    threading.Event().wait(0.2)
 
 
 @pytest.mark.parametrize("work", [raises_itself, exits])
