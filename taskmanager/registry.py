@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import sys
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -19,6 +18,7 @@ from taskmanager.engine.intake import Door
 from taskmanager.engine.schedule import Schedule, ScheduleOptions, make_schedule
 from taskmanager.model.config import ExceptionMapper, RetryPolicy, raise_faults
 from taskmanager.model.errors import ConfigurationError, UnknownTask
+from taskmanager.model.logger import warn
 from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.result import seconds_of
 from taskmanager.model.states import Lane
@@ -128,7 +128,7 @@ class Registry:
         for definition in new:
             for parameter, kind in unstorable(definition.fn, task_name=definition.name).items():
                 file, line = _place_of(definition)
-                warnings.warn_explicit(
+                warn(
                     f"task {definition.name!r} is persisted, but its parameter {parameter!r} takes {kind}, which "
                     "cannot be stored: every call will be refused. Pass an id, a path or data, and open the rest "
                     "inside the task; or give the task persist=False, and it is lost at a restart",
@@ -143,7 +143,7 @@ class Registry:
         unkept, self._unkept = self._unkept, {}
         for name, (file, line) in unkept.items():
             if name not in scheduled:
-                warnings.warn_explicit(
+                warn(
                     f"task {name!r} has requeue_on_interrupt=True but nothing persists it; it will not come back. "
                     "Give it persist=True, or the manager requeue_pending=True",
                     UserWarning,

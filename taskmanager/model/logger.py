@@ -63,7 +63,7 @@ class Log(logging.LoggerAdapter[logging.Logger]):
         is_disabled = self._is_disabled()
         if is_disabled and not self._has_warned:
             self._has_warned = True  # before it is said: a thread of ours may look at the same time
-            _warn(DISABLED)
+            warn(DISABLED)
         self._has_warned = is_disabled
 
     def _is_disabled(self) -> bool:
@@ -133,16 +133,16 @@ class Log(logging.LoggerAdapter[logging.Logger]):
                 traceback.print_exception(exc, file=sys.stderr)
 
 
-def _warn(text: str) -> None:
+def warn(text: str, category: type[Warning] = RuntimeWarning, file: str = "taskmanager", line: int = 0) -> None:
     """Warn in any case: neither a filter that makes errors of warnings, nor a way of the application's own to show
     them, may end what goes on here.
     """
     try:
-        # Not `warn`, which says a sentence once in the life of a process.
-        warnings.warn_explicit(text, RuntimeWarning, "taskmanager", 0)
+        # Not `warnings.warn`, which says a sentence once in the life of a process.
+        warnings.warn_explicit(text, category, file, line)
     except Exception:  # noqa: BLE001  # see above
         with suppress(OSError, ValueError, AttributeError):  # nobody can be told
-            sys.stderr.write(f"RuntimeWarning: {text}\n")
+            sys.stderr.write(f"{file}:{line}: {category.__name__}: {text}\n")
 
 
 def plain(value: object) -> object:

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 import sqlite3
 import subprocess
 import sys
@@ -424,10 +425,10 @@ async def test_requeue_on_interrupt_that_nothing_persists_warns(tmp_path: Path) 
         with pytest.warns(UserWarning, match="requeue_pending=True") as caught:
             await start(manager)
         assert [warning.filename for warning in caught] == [__file__]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         await start(TaskManager(tmp_path / "b.db", requeue_pending=True))
         await start(TaskManager(tmp_path / "c.db"), persist=True)
+    assert not caught
 
 
 @pytest.mark.anyio
@@ -443,10 +444,22 @@ async def test_a_task_that_only_a_schedule_makes_is_persisted(tmp_path: Path) ->
     async def later() -> None: ...
 
     manager.schedule(every=3600)(later)
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        async with manager:
+            pass
+    assert not caught
+
+
+@pytest.mark.anyio
+async def test_a_warning_that_a_filter_makes_an_error_ends_no_start(capsys: pytest.CaptureFixture[str]) -> None:
+    """With `python -W error`, a deploy must not fail because of advice; it is printed all the same, with its line."""
+    manager = TaskManager(None)
+    manager.task(requeue_on_interrupt=True, name="job")(top_level)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         async with manager:
             pass
+    assert re.match(rf"{re.escape(__file__)}:\d+: UserWarning: task 'job' has requeue_on", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
@@ -695,5 +708,7 @@ async def test_a_parameter_that_can_never_be_stored_is_said_at_the_start(tmp_pat
         "task 'wrong' is persisted, but its parameter 'connection' takes Connection",
     ]
     assert {each.filename for each in said} == {__file__}
-    async with manager:  # once is enough
-        pass
+    with warnings.catch_warnings(record=True, action="always") as said:  # once is enough
+        async with manager:
+            pass
+    assert not said
