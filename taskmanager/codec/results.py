@@ -41,7 +41,7 @@ class ResultCodec:
             return _OK_NONE
         data = self._stored.encode(value)
         if isinstance(data, Refusal):
-            hint = "; annotate the return type" if self._stored.is_untyped else ""
+            hint = "; annotate the return type" if data.wants_annotation and self._stored.is_untyped else ""
             raise ArgumentError(
                 f"task {self._task_name}: the result ({type_name(value)}) cannot be stored: {data.reason}{hint}"
             )

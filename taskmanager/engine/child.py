@@ -234,7 +234,7 @@ def _packed_value(value: Any) -> PackedReply:
 
 
 def _why_lost(broken: BaseException) -> str:
-    return f"the result could not come out of the child process: {words_of(broken)}"
+    return f"the result could not come out of the child process: {words_of(broken)}; return what pickle can carry"
 
 
 def find_function(module_name: str, qualname: str) -> Any:

@@ -76,6 +76,8 @@ def test_a_function_without_a_return_annotation_returns_plain_json() -> None:
         ArgumentError, match=r"jobs:work: the result \(Report\) cannot be stored.*annotate the return type"
     ):
         codec.encode_ok(REPORT)
+    with pytest.raises(ArgumentError, match="pass None or a text in its place$"):
+        codec.encode_ok(float("nan"))  # no annotation would help
 
 
 @pytest.mark.parametrize(
