@@ -76,7 +76,7 @@ class FileWatch:
             self._is_told = True
             raise
         if self._is_told:
-            logger.warning("the database %s can be looked after again", self._engine.settings.database)
+            logger.warning("the database can be looked after again")
         self._is_told = False
         if self._owes_rest:
             await self._write_rest()
@@ -96,11 +96,11 @@ class FileWatch:
             logger.error(text, *args)
 
     async def _reopen(self) -> None:
-        """The file was deleted or replaced: make it anew, and write all that lives in memory."""
+        """The file was deleted or replaced: open the one of that name, or a new one, and write what lives in memory."""
         engine = self._engine
         self._say(
-            "the database %s was deleted or replaced while in use; it is made anew with %s from memory, "
-            "but what only the old file held is gone",
+            "the database %s was deleted or replaced while in use; the file of that name now, made anew if there is "
+            "none, gets %s from memory, but what only the old file held is gone",
             engine.settings.database,
             counted(len(engine.live), "task"),
         )
