@@ -7,6 +7,7 @@ from typing import Any
 
 from taskmanager.engine.claiming import CLAIM_PAGE
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.report import fullest
 from taskmanager.model.config import QueueConfig
 from taskmanager.model.states import WAITING
 from taskmanager.store.protocol import WorkerState
@@ -28,7 +29,7 @@ class WorkerStates:
     def _snapshot(self) -> WorkerState:
         engine, settings = self._engine, self._engine.settings
         process = self._measured_process()
-        queues = engine.dispatcher.queues
+        queues, _ = fullest(engine.dispatcher.queues)
         children = _children_memory(process)
         with process.oneshot():
             memory, memory_percent = process.memory_info().rss / _MB, process.memory_percent()

@@ -9,12 +9,12 @@ from contextvars import Context
 from typing import Final
 
 from taskmanager.engine.definition import timeout_of
-from taskmanager.engine.dispatch import QueueState
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.events import log_failed
 from taskmanager.engine.fairness import Fairness
 from taskmanager.engine.live_task import Ending, LiveTask, Phase
 from taskmanager.engine.neighbours import Neighbours
+from taskmanager.engine.queue_state import QueueState
 from taskmanager.engine.shared_limit import SharedLimit
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
@@ -80,7 +80,7 @@ class Claimer:
     async def _claim_due(self, *, is_first: bool) -> bool:
         """One round over the queues; whether anything was claimed."""
         engine = self._engine
-        for queue in list(engine.dispatcher.queues.values()):
+        for queue in list(engine.dispatcher.backlogs):
             queue.leave_nothing()  # set again below, or by what spills from here on
         free = await engine.store.free_queues()
         if odd := [each for each in free if not each.is_readable]:
@@ -159,7 +159,7 @@ class Claimer:
         Whether rows are left nobody says, so there may be some, until a look finds none.
         """
         engine = self._engine
-        queue.has_backlog = True
+        queue.leave_some()
         is_closed = queue.is_paused or engine.is_stopping or shared.is_left_to_others
         if is_closed or await self._fairness.yields(queue, names, self._neighbours.living):
             shared.is_owed = True

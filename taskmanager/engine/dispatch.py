@@ -7,87 +7,24 @@ the entry stays and is skipped when it comes up, because the phase of the task s
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from heapq import heapify, heappop, heapreplace
-from itertools import count
+from heapq import heappop, heappush, heapreplace
+from itertools import count, islice
 from typing import Final
 
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.live_task import LiveTask, Phase
-from taskmanager.engine.shared_limit import SharedLimit
+from taskmanager.engine.queue_state import Entry, QueueState, Source, SourceKey
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.config import QueueConfig, queue_of_a_row
 from taskmanager.model.states import Lane, TaskStatus
 from taskmanager.rules.limits import Slots
-from taskmanager.rules.ready import DelayedQueue, ReadyQueue
+from taskmanager.rules.ready import DelayedQueue
 
 STALE_CLEANUP_AT: Final = 1_000
 """Heaps are rebuilt without ended tasks when this many, and half of all entries, are stale."""
 
-NONE_LEFT: Final = 101
-"""Worse than any priority."""
-
-
-class QueueState:
-    """One named queue: its configuration, who runs, and how many wait."""
-
-    __slots__ = (
-        "best_left", "config", "entered", "has_backlog", "is_paused", "left", "shared_limit", "slots", "stored_waiting",
-    )  # fmt: skip
-
-    def __init__(self, config: QueueConfig) -> None:
-        self.config = config
-        self.shared_limit = SharedLimit(config.max_concurrency or 0) if config.is_limited_in_file else None
-        self.slots = Slots(config.max_concurrency) if self.shared_limit is None else self.shared_limit.slots
-        self.is_paused = False
-        self.has_backlog = False
-        """Whether rows that could run now were left in the store for want of room."""
-        self.best_left = NONE_LEFT
-        """No row that was left is better than this, as far as anybody here knows."""
-        self.entered = 0
-        self.left = 0
-        self.stored_waiting = 0
-
-    @property
-    def waiting(self) -> int:
-        """Tasks of this queue waiting in memory. `entered` counts under the intake's lock, `left` on the loop only."""
-        return self.entered - self.left
-
-    def leave(self, priority: int) -> None:
-        """A row of this priority, and perhaps worse ones, were left in the store."""
-        self.has_backlog = True
-        self.best_left = min(self.best_left, priority)
-
-    def leave_nothing(self) -> None:
-        """A claim takes what there is; what it leaves it says."""
-        self.has_backlog, self.best_left = False, NONE_LEFT
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a task of this queue may start now."""
-        return not self.is_paused and self.slots.has_room
-
-    def __repr__(self) -> str:
-        paused = ", paused" if self.is_paused else ""
-        return f"<QueueState {self.config.name!r} {self.slots!r}, {self.waiting} waiting{paused}>"
-
-
-class _Source:
-    """The ready tasks of one queue in one lane, apart by what they need.
-
-    `needs_store`: not safe to repeat, so nothing starts that is not committed. `is_suspect`: its process died under it
-    before, so it runs apart from other suspects, and from what is not safe to repeat.
-    """
-
-    __slots__ = ("heap", "is_suspect", "lane", "needs_store", "queue")
-
-    def __init__(
-        self, queue: QueueState, lane: Slots, needs_store: bool, is_suspect: bool, arrivals: Iterator[int]
-    ) -> None:
-        self.queue = queue
-        self.lane = lane
-        self.needs_store = needs_store
-        self.is_suspect = is_suspect
-        self.heap: ReadyQueue[LiveTask] = ReadyQueue(arrivals)
+FORGET_PAGE: Final = 1_000
+"""Queues that are looked at together, in search of those without work."""
 
 
 def _is_watched_in_vain(live: LiveTask) -> bool:
@@ -107,14 +44,24 @@ class Dispatcher:
 
     def __init__(self, lanes: dict[Lane, int], queues: Iterable[QueueConfig]) -> None:
         self.lanes: dict[Lane, Slots] = {lane: Slots(limit) for lane, limit in lanes.items()}
-        self.queues: dict[str, QueueState] = {config.name: QueueState(config) for config in queues}
+        self.backlogs: dict[QueueState, None] = {}
+        """Queues of which rows that could run now were left in the store."""
+        self.queues: dict[str, QueueState] = {config.name: QueueState(config, self.backlogs) for config in queues}
+        self._configured = frozenset(self.queues)
         self.has_shared_limits = any(queue.shared_limit is not None for queue in self.queues.values())
         """Whether the limit of any queue holds for all instances."""
-        self._sources: dict[tuple[str, Lane, bool, bool], _Source] = {}
+        self._standing: dict[Lane, list[Entry]] = {lane: [] for lane in lanes}
+        """Heaps of the sources that may have something to start, the best one first."""
+        self._closed: dict[QueueState, None] = {}
+        """Queues with ready tasks that were paused, or full."""
+        self._held_back: list[Source] = []
+        """Those with tasks that may not start in the state of things in which they were looked at."""
+        self._held_in = (False, False)
         self._suspect: LiveTask | None = None
-        self._filled: dict[_Source, None] = {}
-        """Those with ready tasks, and some that were taken empty: queues are made by name, and may be many."""
         self._arrivals = count()
+        self._entries = count()
+        self.left_count = 0
+        """Tasks that have left the waiting, of all queues."""
         self._delayed: DelayedQueue[LiveTask] = DelayedQueue()
         self._scheduled: DelayedQueue[LiveTask] = DelayedQueue()
         self._expiring: DelayedQueue[LiveTask] = DelayedQueue()
@@ -122,6 +69,7 @@ class Dispatcher:
         self._resuming: dict[Lane, deque[tuple[Attempt, asyncio.Future[None]]]] = {lane: deque() for lane in lanes}
         self._room_waiters: list[asyncio.Future[None]] = []
         self._stale_count = 0
+        self._clean_up_at = STALE_CLEANUP_AT
         self.is_store_degraded = False
         self.pause_count = 0
         """How often a queue was paused or resumed here: what was read of the store before that is not the newest."""
@@ -129,7 +77,7 @@ class Dispatcher:
 
     def __repr__(self) -> str:
         running = sum(slots.running for slots in self.lanes.values())
-        ready = sum(len(source.heap) for source in self._sources.values())
+        ready = sum(len(source.heap) for source in self._sources())
         return f"<Dispatcher {running} running, {ready} ready, {len(self._delayed) + len(self._scheduled)} delayed>"
 
     # What waits.
@@ -139,8 +87,24 @@ class Dispatcher:
         state = self.queues.get(name)
         if state is None:
             # Another thread may have made it in this moment.
-            state = self.queues.setdefault(name, QueueState(queue_of_a_row(name)))
+            state = self.queues.setdefault(name, QueueState(queue_of_a_row(name), self.backlogs))
         return state
+
+    def forget_idle(self, most: int) -> None:
+        """Forget queues without work, as long as there are more than `most`. In the loop, under the lock of the intake.
+
+        A few are looked at each time; the others have their turn later.
+        """
+        for name, queue in list(islice(self.queues.items(), FORGET_PAGE)) if len(self.queues) > most else ():
+            del self.queues[name]
+            if name in self._configured or not queue.is_idle:
+                self.queues[name] = queue  # behind all others
+            if len(self.queues) <= most:
+                return
+
+    def _sources(self) -> Iterator[Source]:
+        for queue in list(self.queues.values()):
+            yield from queue.sources.values()
 
     def set_paused(self, name: str, paused: bool) -> None:
         """A queue was paused or resumed here, and the store says so too."""
@@ -157,19 +121,30 @@ class Dispatcher:
         live.phase = Phase.READY
         definition = live.definition
         needs_store = live.is_persisted and not definition.requeue_on_interrupt
-        key = (live.queue_name, definition.lane, needs_store, live.crash_count > 0)
-        source = self._sources.get(key)
+        queue = self.queue(live.queue_name)
+        key = (definition.lane, needs_store, live.crash_count > 0)
+        source = queue.sources.get(key)  # type: ignore[call-overload]  # a plain tuple is the same key
         if source is None:
-            source = self._sources[key] = _Source(
-                self.queue(live.queue_name),
-                self.lanes[definition.lane],
-                needs_store,
-                live.crash_count > 0,
-                self._arrivals,
-            )
-        if not source.heap:
-            self._filled[source] = None
+            source = queue.sources[SourceKey(*key)] = Source(queue, SourceKey(*key), self._arrivals)
         source.heap.push(live.priority, live.enqueued_at, live)
+        if source.is_parked:
+            return
+        if source.entry is not None:
+            priority, enqueued_at, _ = source.entry[1]
+            if live.priority > priority or (live.priority == priority and live.enqueued_at >= enqueued_at):
+                return
+        self._stand(source)
+
+    def _stand(self, source: Source) -> None:
+        """Let a source stand in the heap of its lane, at the place of its first task. An entry that it had before is
+        skipped when it comes up.
+        """
+        source.is_parked, source.is_exact = False, True
+        source.entry = self._entry_of(source)
+        heappush(self._standing[source.key.lane], source.entry)
+
+    def _entry_of(self, source: Source) -> Entry:
+        return (source.queue.config.priority, source.heap.peek_key(), next(self._entries), source)
 
     def add_delayed(self, live: LiveTask, due_elapsed_s: float) -> None:
         """`live` may start when the elapsed clock reaches `due_elapsed_s` (delays, retries, snoozes)."""
@@ -227,32 +202,34 @@ class Dispatcher:
     def forget(self, live: LiveTask) -> None:
         """`live` has left the waiting early; its heap entry is dropped when it comes up, or in a clean-up."""
         self._stale_count += 1
-        if self._stale_count < STALE_CLEANUP_AT:
+        if self._stale_count < self._clean_up_at:
             return
-        held = len(self._delayed) + len(self._scheduled) + sum(len(s.heap) for s in self._sources.values())
-        if self._stale_count * 2 >= held:
+        held = len(self._delayed) + len(self._scheduled) + sum(len(source.heap) for source in self._sources())
+        self._clean_up_at = max(STALE_CLEANUP_AT, held // 2)
+        if self._stale_count >= self._clean_up_at:
             self._stale_count = 0
-            for source in self._sources.values():
+            for source in self._sources():
                 source.heap.discard_stale(lambda each: each.phase is not Phase.READY)
+                source.is_exact = False
             for heap in (self._delayed, self._scheduled):
                 heap.discard_stale(lambda each: each.phase is not Phase.DELAYED)
             self._expiring.discard_stale(_is_watched_in_vain)
 
     def waiting(self) -> Iterator[LiveTask]:
         """Every task that waits here, each once, in no order."""
-        for source in self._sources.values():
+        for source in self._sources():
             yield from (live for live in source.heap if live.phase is Phase.READY)
         for heap in (self._delayed, self._scheduled):
             yield from (live for live in heap if live.phase is Phase.DELAYED)
 
     def worst_priority(self, queue_name: str) -> int | None:
         """The largest priority number among the ready tasks of a queue."""
-        found = [s.heap.worst_priority() for s in self._sources.values() if s.queue.config.name == queue_name]
+        found = [source.heap.worst_priority() for source in self.queue(queue_name).sources.values()]
         return max((each for each in found if each is not None), default=None)
 
     def count_ready(self, queue_name: str, up_to: int) -> int:
         """How many ready tasks of a queue are as good as this priority, or better; some may have been cancelled."""
-        return sum(s.heap.count_up_to(up_to) for s in self._sources.values() if s.queue.config.name == queue_name)
+        return sum(source.heap.count_up_to(up_to) for source in self.queue(queue_name).sources.values())
 
     # What starts.
 
@@ -264,47 +241,88 @@ class Dispatcher:
         for lane, resuming in self._resuming.items():
             if resuming:
                 self._resume(lane)
+        self._look_again()
         taken: list[LiveTask] = []
-        open_sources = self._open_sources()
-        while open_sources:
-            queue_priority, _, source = open_sources[0]
-            if not (source.heap and self._may_start(source)):  # and no more in this turn: slots are only taken in it
-                heappop(open_sources)
+        lanes = list(self._standing)
+        while (best := self._best_lane(lanes)) is not None:
+            heap = self._standing[best]
+            source = heap[0][3]
+            if not self._may_start(source):  # and no more in this turn: slots are only taken in it
+                heappop(heap)
+                self._park(source)
                 continue
             live = source.heap.pop()
+            source.is_exact = False
             if live.phase is Phase.READY:
                 self._start(live, source)
                 taken.append(live)
             else:
                 self._stale_count -= 1
-            if source.heap and len(open_sources) > 1:
-                heapreplace(open_sources, (queue_priority, source.heap.peek_key(), source))
         return taken
 
-    def _open_sources(self) -> list[tuple[int, tuple[int, int, int], _Source]]:
-        """A heap of what may start: by queue priority, then task priority, then age. No two of these keys are equal."""
-        found = []
-        for source in [*self._filled]:
-            if not source.heap:
-                del self._filled[source]
-            elif self._may_start(source):
-                found.append((source.queue.config.priority, source.heap.peek_key(), source))
-        heapify(found)
-        return found
+    def _best_lane(self, lanes: list[Lane]) -> Lane | None:
+        """The lane with the best task, or None. Lanes without room, or without tasks, leave the list."""
+        is_alone = len(lanes) == 1
+        lanes[:] = [lane for lane in lanes if self.lanes[lane].has_room and self._has_first(lane, is_alone)]
+        if len(lanes) > 1:
+            return min(lanes, key=lambda lane: self._standing[lane][0])
+        return lanes[0] if lanes else None
 
-    def _start(self, live: LiveTask, source: _Source) -> None:
+    def _has_first(self, lane: Lane, is_alone: bool) -> bool:
+        """Whether any source stands in this heap, once the first one that does has tasks and is where it belongs."""
+        heap = self._standing[lane]
+        while heap:
+            source = heap[0][3]
+            if heap[0] is not source.entry:
+                heappop(heap)
+            elif not source.heap:
+                heappop(heap)
+                source.entry = None
+            elif source.is_exact or (is_alone and len(heap) == 1):
+                return True
+            else:
+                source.is_exact = True
+                source.entry = self._entry_of(source)
+                heapreplace(heap, source.entry)
+        return False
+
+    def _park(self, source: Source) -> None:
+        """It may start nothing now, and is looked at when that may have changed."""
+        source.is_parked, source.entry = True, None
+        if source.queue.is_open:
+            self._held_back.append(source)
+            self._held_in = (self._suspect is not None, self.is_store_degraded)
+        else:
+            self._closed[source.queue] = None
+
+    def _look_again(self) -> None:
+        """Let those stand again whose queue is open by now, and the others when what held them back has changed."""
+        state = (self._suspect is not None, self.is_store_degraded)
+        parked: list[Source] = []
+        if self._held_back and state != self._held_in:
+            parked, self._held_back = self._held_back, []
+        for queue in [queue for queue in self._closed if queue.is_open]:
+            del self._closed[queue]
+            parked += [source for source in queue.sources.values() if source.is_parked]
+        for source in parked:
+            source.is_parked = False
+            if source.heap:
+                self._stand(source)
+
+    def _start(self, live: LiveTask, source: Source) -> None:
         live.phase = Phase.STARTING
-        if source.is_suspect:
+        if source.key.is_suspect:
             self._suspect = live
-        source.lane.take()
+        self.lanes[source.key.lane].take()
         source.queue.slots.take()
 
-    def _may_start(self, source: _Source) -> bool:
-        if not source.lane.has_room or not source.queue.is_open:
+    def _may_start(self, source: Source) -> bool:
+        if not source.queue.is_open:
             return False
-        if self._suspect is not None and (source.needs_store or source.is_suspect):
+        needs_store = source.key.needs_store
+        if self._suspect is not None and (needs_store or source.key.is_suspect):
             return False
-        return not (self.is_store_degraded and source.needs_store)
+        return not (self.is_store_degraded and needs_store)
 
     def give_back(self, live: LiveTask) -> None:
         """The slot of a task that has ended, or will not start after all."""
@@ -326,12 +344,14 @@ class Dispatcher:
         """`live` waits again (a retry, a snooze): counted on the loop, so by taking back a departure."""
         queue = self.queue(live.queue_name)
         queue.left -= 1
+        self.left_count -= 1
         queue.stored_waiting += live.is_persisted
 
     def left_waiting(self, live: LiveTask) -> None:
         """`live` waits no more: it started, ended, or went elsewhere."""
         queue = self.queue(live.queue_name)
         queue.left += 1
+        self.left_count += 1
         queue.stored_waiting -= live.is_persisted
         self.wake_room_waiters()
 

@@ -15,7 +15,7 @@ from taskmanager.codec.safe import dumps_safe
 from taskmanager.engine.alarm import Alarm
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.definition import Definition
-from taskmanager.engine.dispatch import Dispatcher, QueueState
+from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.events import log_again, log_end, resolve, wait_in
 from taskmanager.engine.execution import Runner
 from taskmanager.engine.follow import Follower
@@ -30,6 +30,7 @@ from taskmanager.engine.loops import Host
 from taskmanager.engine.memory_window import MemoryWindow
 from taskmanager.engine.outcome import Outcome, as_cause
 from taskmanager.engine.progress import ProgressSaver
+from taskmanager.engine.queue_state import QueueState
 from taskmanager.engine.row_codec import RowCodec
 from taskmanager.engine.settings import Settings
 from taskmanager.engine.settle import Settlement
@@ -228,7 +229,7 @@ class Engine:
 
     def wants_more(self) -> None:
         """Ask for free rows when a queue runs low."""
-        if self.has_backlog and not self.wants_claim.is_set() and any(map(self._is_low, self._queues())):
+        if self.has_backlog and not self.wants_claim.is_set() and any(map(self._is_low, self.dispatcher.backlogs)):
             self.wants_claim.set()
 
     def _is_low(self, queue: QueueState) -> bool:
@@ -240,11 +241,7 @@ class Engine:
     @property
     def has_backlog(self) -> bool:
         """Whether rows that could run now were left in the store."""
-        return any(queue.has_backlog for queue in self._queues())
-
-    def _queues(self) -> list[QueueState]:
-        """As they are now: other threads may add one at any time."""
-        return list(self.dispatcher.queues.values())
+        return bool(self.dispatcher.backlogs)
 
     def run(self, live: LiveTask) -> None:
         """User code runs from here on."""

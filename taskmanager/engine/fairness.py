@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from taskmanager.codec.values import loads
-from taskmanager.engine.dispatch import QueueState
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.queue_state import QueueState
 from taskmanager.store.protocol import FreeQueue, InstanceRow
 
 MIN_POLL_S: Final = 0.25

@@ -49,6 +49,8 @@ class Inbox:
         self._is_due = False
         self._turn_waiters: list[asyncio.Future[Any]] = []
         self._unsaved_end_count = 0
+        self._entered_count = 0
+        """Tasks that were put in, of all queues."""
         self.queue = dispatcher.queue
         self.is_loop_closed = self._loop.is_closed
         """Then nobody will ever look into it."""
@@ -69,12 +71,14 @@ class Inbox:
         """Hand over a task. `RuntimeError`, and nothing is kept, when the loop is closed."""
         queue = self.queue(live.queue_name)
         queue.entered += 1
+        self._entered_count += 1
         self._arrived.append(live)
         try:
             self._ring()
         except RuntimeError:
             self._arrived.remove(live)
             queue.entered -= 1
+            self._entered_count -= 1
             raise
 
     def _ring(self) -> None:
@@ -164,12 +168,15 @@ class Inbox:
 
     def unsaved_count(self) -> int:
         """What counts against `max_pending`: waiting in memory, and ended or changed but not in the store yet."""
-        # Other threads may add a queue at any time.
-        waiting = sum(queue.waiting for queue in list(self._dispatcher.queues.values()))
         history = self._writer.outbox.unsaved_history_count
         if self._writer.degraded_since is None:
             history = max(0, history - HISTORY_BATCH)  # less than that just waits for its interval
-        return waiting + self._unsaved_end_count + history
+        return self.waiting_count + self._unsaved_end_count + history
+
+    @property
+    def waiting_count(self) -> int:
+        """Tasks that wait in memory, of all queues."""
+        return self._entered_count - self._dispatcher.left_count
 
     def may_be_full(self, limit: int) -> bool:
         """A cheap look that never says no too early: whether it is worth counting exactly."""

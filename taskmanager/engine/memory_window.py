@@ -1,7 +1,8 @@
 """How much of what waits is held in memory, queue by queue. The rest is free in the store, and costs nothing there."""
 
-from taskmanager.engine.dispatch import Dispatcher, QueueState
+from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.live_task import LiveTask, Phase
+from taskmanager.engine.queue_state import QueueState
 from taskmanager.model.states import TaskStatus
 
 

@@ -153,6 +153,7 @@ class Poller:
     async def look(self, *, is_first: bool = False) -> None:
         """Has anybody written, is anything due, was a claim asked for?"""
         engine, claimer = self._engine, self._claimer
+        engine.intake.forget_idle_queues(engine.dispatcher)  # no claim is under way that holds one
         asked = engine.wants_claim.is_set()
         engine.wants_claim.clear()
         # A look that fails half-way is owed: what it had noticed would not be noticed again.

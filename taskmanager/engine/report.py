@@ -1,16 +1,17 @@
 """One instance at one moment, as frozen words for programs, and as the JSON that other processes see of it."""
 
 from collections.abc import Mapping
+from heapq import nsmallest
 from itertools import islice
 from typing import Any, Final
 
 from taskmanager.codec.safe import dumps_safe
 from taskmanager.codec.values import loads
 from taskmanager.engine.attempt import Attempt
-from taskmanager.engine.dispatch import QueueState
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.live_task import Phase
+from taskmanager.engine.queue_state import QueueState
 from taskmanager.model.clock import SECOND_US, from_us
 from taskmanager.model.logger import logger
 from taskmanager.model.status import LaneStatus, ManagerStatus, QueueStatus, ScheduleInfo
@@ -40,7 +41,7 @@ def live_document(engine: Engine) -> dict[str, Any]:
     microseconds since 1970 UTC.
     """
     engine.inbox.look()
-    queues, unlisted = _fullest(engine.dispatcher.queues)
+    queues, unlisted = fullest(engine.dispatcher.queues)
     running = engine.runner.running.values()
     oldest_s = engine.writer.oldest_unsaved_s() or 0.0
     shown = sorted(running, key=lambda each: (each.live.progress_text is None, each.started_at))[:MAX_SHOWN_TASKS]
@@ -90,13 +91,14 @@ def _tenth(instant_us: float) -> int:
     return round(instant_us / 100_000) * 100_000
 
 
-def _fullest(queues: Mapping[str, QueueState]) -> tuple[dict[str, QueueState], list[QueueState]]:
+def fullest(queues: Mapping[str, QueueState]) -> tuple[dict[str, QueueState], list[QueueState]]:
     """As many as are shown, those in which most waits and runs; and the others."""
-    ordered = sorted(queues.items())
-    if len(ordered) > MAX_SHOWN_QUEUES:
-        ordered.sort(key=lambda each: each[1].waiting + each[1].slots.running, reverse=True)
-    shown = dict(sorted(ordered[:MAX_SHOWN_QUEUES]))
-    return shown, [queue for _, queue in ordered[MAX_SHOWN_QUEUES:]]
+    found = list(queues.items())
+    if len(found) <= MAX_SHOWN_QUEUES:
+        return dict(sorted(found)), []
+    most = nsmallest(MAX_SHOWN_QUEUES, found, key=lambda each: (-each[1].waiting - each[1].slots.running, each[0]))
+    shown = dict(sorted(most))
+    return shown, [queue for name, queue in found if name not in shown]
 
 
 def _queue_document(queue: QueueState) -> dict[str, Any]:
@@ -150,7 +152,7 @@ def status_of(engine: Engine | None, intake: Intake, schedules: tuple[ScheduleIn
         storage_degraded_since=None if since is None else from_us(since),
         oldest_unsaved_s=writer.oldest_unsaved_s(),
         unsaved_count=writer.unsaved_count,
-        waiting_count=sum(queue.waiting for queue in dispatcher.queues.values()),
+        waiting_count=engine.inbox.waiting_count,
         oldest_waiting_s=None if oldest is None else max(0.0, (engine.clock.now_us() - oldest) / SECOND_US),
         running_count=len(engine.runner.running),
         abandoned_count=len(engine.runner.abandoned),
@@ -163,7 +165,7 @@ def status_of(engine: Engine | None, intake: Intake, schedules: tuple[ScheduleIn
                 waiting=queue.waiting,
                 is_paused=queue.is_paused,
             )
-            for name, queue in dispatcher.queues.items()
+            for name, queue in list(dispatcher.queues.items())  # other threads may add one at any time
         },
         schedules=schedules,
     )

@@ -113,6 +113,95 @@ def test_the_best_of_all_that_may_start_is_next_each_time(seed: int) -> None:
     assert world.take() == expected
 
 
+class Oracle:
+    """Looks at every waiting task before every start."""
+
+    def __init__(self, world: World, queues: list[QueueConfig]) -> None:
+        self.world = world
+        self.queues = {each.name: each for each in queues}
+        self.waiting: list[LiveTask] = []
+        self.running: list[LiveTask] = []
+
+    def take(self) -> list[str]:
+        taken = []
+        while startable := [live for live in self.waiting if self._may_start(live)]:
+            best = min(startable, key=lambda live: (self.queues[live.queue_name].priority, live.priority,
+                                                    live.enqueued_at, int(live.task_id)))  # fmt: skip
+            self.waiting.remove(best)
+            self.running.append(best)
+            taken.append(best.task_id)
+        return taken
+
+    def _may_start(self, live: LiveTask) -> bool:
+        dispatcher, limit = self.world.dispatcher, self.queues[live.queue_name].max_concurrency
+        in_lane = sum(each.definition.lane == live.definition.lane for each in self.running)
+        in_queue = sum(each.queue_name == live.queue_name for each in self.running)
+        if in_lane >= (dispatcher.lanes[live.definition.lane].limit or 0) or in_queue >= (limit or 1_000):
+            return False
+        needs_store = live.is_persisted and not live.definition.requeue_on_interrupt
+        has_suspect = any(each.crash_count for each in self.running)
+        is_held = has_suspect and (needs_store or live.crash_count > 0)
+        is_paused = dispatcher.queue(live.queue_name).is_paused
+        return not (is_paused or is_held or (dispatcher.is_store_degraded and needs_store))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_dispatch_takes_the_best_over_many_turns(seed: int) -> None:
+    """Whatever was full, paused, held back by a suspect or by the store meanwhile, and whenever it is not any more."""
+    chance = random.Random(seed)
+    queues = [
+        QueueConfig(f"q{n}", priority=chance.choice([10, 50]), max_concurrency=chance.choice([None, 1, 2]))
+        for n in range(chance.choice((1, 3, 8)))
+    ]
+    world = World(*queues, concurrency=chance.randrange(1, 6), threads=chance.randrange(1, 4))
+    oracle, names = Oracle(world, queues), iter(range(10_000))
+    kinds: list[dict[str, Any]] = [{"persist": False}, {}, {"requeue_on_interrupt": True}]
+    for _ in range(80):
+        for _ in range(chance.randrange(6)):
+            fn = chance.choice([None, None, sync])
+            definition = definition_of(fn, queue_name=chance.choice(queues).name, **chance.choice(kinds))
+            how = {"priority": chance.randrange(1, 4), "enqueued_at": chance.randrange(10)}
+            how["crash_count"] = int(definition.is_persisted and chance.random() < 0.1)
+            oracle.waiting.append(world.ready(str(next(names)), definition, **how))
+        for live in chance.sample(oracle.running, k=min(len(oracle.running), chance.randrange(4))):
+            oracle.running.remove(live)
+            world.dispatcher.give_back(live)
+        for queue in queues:
+            if chance.random() < 0.1:
+                world.dispatcher.set_paused(queue.name, paused=chance.random() < 0.5)
+        if oracle.waiting and chance.random() < 0.1:
+            gone = chance.choice(oracle.waiting)
+            gone.phase = Phase.ENDED
+            world.dispatcher.forget(gone)
+            oracle.waiting.remove(gone)
+        if chance.random() < 0.1:
+            world.dispatcher.is_store_degraded = chance.random() < 0.5
+        assert world.take() == oracle.take()
+
+
+def test_dispatch_forgets_queues_without_work() -> None:
+    """What was configured stays, and all where something waits, runs or was left in the store, or is paused."""
+    world = World(QueueConfig("configured"))
+    dispatcher = world.dispatcher
+    busy = world.ready("busy", of_queue("busy"))
+    dispatcher.queue("busy").entered += 1
+    running = world.ready("running", of_queue("running"), priority=1)
+    assert world.take() == ["running", "busy"]
+    dispatcher.give_back(busy)
+    dispatcher.set_paused("paused", paused=True)
+    dispatcher.queue("left").leave(50)
+    for number in range(5_000):
+        dispatcher.queue(f"customer {number}")
+    for _ in range(20):
+        dispatcher.forget_idle(0)
+    assert set(dispatcher.queues) == {"configured", "busy", "running", "paused", "left"}
+    dispatcher.give_back(running)
+    dispatcher.queue("left").leave_nothing()
+    dispatcher.set_paused("paused", paused=False)
+    dispatcher.forget_idle(0)
+    assert set(dispatcher.queues) == {"configured", "busy"}
+
+
 def test_a_turn_looks_at_each_queue_a_few_times_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue is made by its name, one for each customer perhaps; and one that was used up costs nothing any more."""
     looks = 0
