@@ -23,6 +23,8 @@ from taskmanager.rules.ready import DelayedQueue
 STALE_CLEANUP_AT: Final = 1_000
 """Heaps are rebuilt without ended tasks when this many, and half of all entries, are stale."""
 
+KNOWN_QUEUES: Final = 100
+"""So many names of queues are remembered without work in them: a slip in one is told by those that are known."""
 FORGET_PAGE: Final = 1_000
 """Queues that are looked at together, in search of those without work."""
 
@@ -90,7 +92,7 @@ class Dispatcher:
             state = self.queues.setdefault(name, QueueState(queue_of_a_row(name), self.backlogs))
         return state
 
-    def forget_idle(self, most: int) -> None:
+    def forget_idle(self, most: int = KNOWN_QUEUES) -> None:
         """Forget queues without work, as long as there are more than `most`. In the loop, under the lock of the intake.
 
         A few are looked at each time; the others have their turn later.

@@ -44,8 +44,6 @@ from taskmanager.model.wording import counted
 
 KEYED_WINDOW: Final = 10_000
 """Ended memory-only tasks with an idempotency key that are remembered, so that their key still finds them."""
-KNOWN_QUEUES: Final = 100
-"""So many names of queues are remembered without work in them: a slip in one is told by those that are known."""
 HELD_PATIENCE_S: Final = 10
 """A call that comes so long after the first one that waits for a start says so: nobody may be going to start it."""
 HOW_TO_START: Final = (
@@ -320,9 +318,8 @@ class Intake:
 
     def forget_idle_queues(self, dispatcher: Dispatcher) -> None:
         """Nobody enters a queue while it is looked whether anything is in it."""
-        if len(dispatcher.queues) > KNOWN_QUEUES:
-            with self._lock:
-                dispatcher.forget_idle(KNOWN_QUEUES)
+        with self._lock:
+            dispatcher.forget_idle()
 
     def forked(self) -> None:
         """This is a child now. What ran in the parent stays the parent's, and so does what was held for its start.
