@@ -21,7 +21,7 @@ from taskmanager.engine.instance import InstanceLock
 from taskmanager.engine.joiner import Joiner
 from taskmanager.engine.leftover import Leftover
 from taskmanager.engine.live_task import Phase
-from taskmanager.engine.loops import shielded
+from taskmanager.engine.loops import cancelled_once, shielded
 from taskmanager.engine.neighbours import Neighbours
 from taskmanager.engine.polling import NAME as CLAIMER
 from taskmanager.engine.polling import Poller
@@ -131,7 +131,7 @@ class Lifecycle:
 
     async def _open(self) -> None:
         engine = self.engine
-        await engine.store.open()
+        await cancelled_once(engine.store.open())  # or what it closes then stays open behind the start
         database = engine.settings.database
         if database is not None:
             self._lock = InstanceLock(database, engine.identity.instance_id)

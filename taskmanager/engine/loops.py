@@ -204,6 +204,20 @@ async def shielded(work: Coroutine[Any, Any, object]) -> None:
         raise cancelled
 
 
+async def cancelled_once(work: Coroutine[Any, Any, object]) -> None:
+    """Wait for `work`, to which one cancellation is passed on: the next one must not break off how it cleans up."""
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError as exc:
+        task.cancel()
+        await outlast(task, exc)
+        with contextlib.suppress(asyncio.CancelledError):
+            task.result()
+        raise
+    task.result()
+
+
 async def outlast(
     awaited: "asyncio.Future[Any]",
     cancelled: BaseException | None = None,

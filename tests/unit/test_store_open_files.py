@@ -279,8 +279,11 @@ async def test_a_connection_is_closed_though_who_opens_it_is_cancelled(
     assert not is_open_here(path)
 
 
-async def test_a_start_that_is_cancelled_anywhere_leaves_no_open_file(tmp_path: Path) -> None:
-    """After each number of turns of the loop, until a start gets through."""
+@pytest.mark.parametrize("is_cancelled_again", [False, True])
+async def test_a_start_that_is_cancelled_anywhere_leaves_no_open_file(
+    tmp_path: Path, *, is_cancelled_again: bool
+) -> None:
+    """After each number of turns of the loop, until a start gets through; or in each turn from then on."""
     path, turns, is_up = tmp_path / "tasks.db", 0, False
     while not is_up:
         manager = TaskManager(path)
@@ -288,6 +291,9 @@ async def test_a_start_that_is_cancelled_anywhere_leaves_no_open_file(tmp_path: 
         for _ in range(turns):
             await asyncio.sleep(0)
         starting.cancel()
+        while is_cancelled_again and not starting.done():
+            await asyncio.sleep(0)
+            starting.cancel()
         with suppress(asyncio.CancelledError):
             await starting
             is_up = True
