@@ -35,6 +35,8 @@ class Host:
         self._running: dict[str, asyncio.Task[Any]] = {}
         self._unbegun: list[tuple[Run, str]] = []
         """What is in no group yet, or has not made its first step there."""
+        self._entered: dict[tuple[Run, str], Coroutine[Any, Any, None]] = {}
+        """The latter. A group that is cancelled forgets them, and Python says that nobody has awaited them."""
         self._task: asyncio.Task[None] | None = None
         self._group: TaskGroup | None = None
         self._members: set[asyncio.Task[Any]] = set()
@@ -77,7 +79,13 @@ class Host:
             self._task.add_done_callback(self._host_ended)
 
     def _enter(self, group: "TaskGroup", run: Run, name: str) -> None:
-        Context().run(group.start_soon, partial(self._alone, run, name), name=f"taskmanager-{name}")
+        member = self._entered[run, name] = self._alone(run, name)
+        Context().run(lambda: group.start_soon(lambda: member, name=f"taskmanager-{name}"))
+
+    def _close_entered(self) -> None:
+        for member in self._entered.values():
+            member.close()
+        self._entered.clear()
 
     def is_running(self, name: str) -> bool:
         """Whether this loop runs at this moment."""
@@ -92,6 +100,7 @@ class Host:
         """The loop of their tasks will not run again: forget them, without a word when they are collected."""
         self._begins.clear()
         self._is_closed = True
+        self._close_entered()
         for task in (*self._members, *self._running.values()):
             let_loop_close(task)
         if self._task is not None:
@@ -138,6 +147,7 @@ class Host:
         if not task.cancelled():
             task.exception()
         self._task = None
+        self._close_entered()
         if self._unbegun:
             self._loop.call_later(AGAIN_AFTER_S, self._begin_host)
 
@@ -165,6 +175,7 @@ class Host:
         assert task is not None
         self._members.add(task)
         self._unbegun.remove((run, name))
+        del self._entered[run, name]
         try:
             await run()
         except asyncio.CancelledError:

@@ -1,7 +1,9 @@
 """The host of an instance: what raises in it, or is cancelled there by a stranger, harms nothing beside it."""
 
 import asyncio
+import gc
 import logging
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -164,3 +166,20 @@ async def test_host_has_the_duties_and_tasks_of_users_are_plain() -> None:
     assert type(task) is asyncio.Task
     assert parent is None
     assert ours() == set()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("turns", range(6))
+def test_loops_that_end_before_their_first_step_end_without_a_word(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that starts and is over at once reads of no coroutine that was never awaited."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: said.append(found.exc_value))
+    said: list[BaseException | None] = []
+
+    async def begin() -> None:
+        Scene().loop("of all")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    asyncio.run(begin())
+    gc.collect()
+    assert said == []
