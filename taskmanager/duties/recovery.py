@@ -30,7 +30,7 @@ from taskmanager.model.result import TaskError
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.rules.recovery import NO_CRASH, Crash, Orphan, Verdict, judge_orphan
-from taskmanager.store.constraints import failed, unreadable
+from taskmanager.store.constraints import unreadable
 from taskmanager.store.protocol import InstanceRow, Store
 
 PAGE: Final = 500
@@ -149,10 +149,9 @@ class Recovery:
         orphan = orphan_of(row, crash)
         verdict = judge_orphan(orphan, now, self._random_01(), self._crash_budget)
         if isinstance(row, UnreadableRow) and verdict.status is TaskStatus.PENDING:
-            return TaskWrite(failed(row, now), expected_of(row))
-        # The row of an attempt copies from this one, so there is none of what cannot be read.
-        has_attempt = verdict.outcome is not None and not isinstance(row, UnreadableRow)
-        attempts = (_attempt(row, verdict, now),) if has_attempt else ()
+            code = BuiltInTaskCode.UNHANDLED_EXCEPTION  # it would run, and cannot
+            verdict = Verdict(TaskStatus.FAILED, None, False, code, verdict.outcome, row.fault)
+        attempts = () if verdict.outcome is None else (_attempt(row, verdict, now),)
         moved = _moved(row._replace(crash_count=orphan.crash_count), verdict, now)
         return TaskWrite(moved, expected_of(row), attempts)
 
@@ -210,7 +209,7 @@ def _attempt(row: TaskRow, verdict: Verdict, now: int) -> AttemptRow:
     assert verdict.outcome is not None
     return AttemptRow(
         row.task_id,
-        row.start_count,
+        max(1, row.start_count),  # a count that cannot be read is 0
         verdict.outcome.value,
         int(verdict.spends_retry),
         row.started_at or now,

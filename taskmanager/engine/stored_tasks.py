@@ -52,7 +52,7 @@ def why_not_again(row: TaskRow, *, force: bool) -> str | None:
     if status is TaskStatus.COMPLETED and not force:
         return "it is COMPLETED, and runs again only by force"
     if isinstance(row, UnreadableRow):
-        return (row.failed_reason or "").partition("\n")[0]
+        return row.fault
     if row.args is None or row.kwargs is None:
         return "its arguments could not be stored"
     return None

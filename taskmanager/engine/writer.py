@@ -25,7 +25,7 @@ from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE, Outbox, Sent
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
-from taskmanager.model.record import TaskRow, expected_of
+from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import CommitReport, Store
@@ -408,7 +408,9 @@ def _is_ours(live: LiveTask, row: TaskRow) -> bool:
     if live.saving.is_written_anew:
         # An older copy of the file was put in its place. Free there, or already ours: nobody else has taken it since.
         return live.has_overtaken(row) and (found.owner is None or found.owner == live.owner)
-    return found in live.saving.in_doubt or found == live.saving.committed
+    # Of a row that cannot be read the count is a guess, by which no write would ever win.
+    is_as_known = found == live.saving.committed and not isinstance(row, UnreadableRow)
+    return is_as_known or found in live.saving.in_doubt
 
 
 def log_rejected(live: LiveTask, reason: str) -> None:

@@ -74,6 +74,11 @@ class UnreadableRow(TaskRow):
 
     __slots__ = ()
 
+    @property
+    def fault(self) -> str:
+        """The sentence that says what cannot be read."""
+        return (self.failed_reason or "").partition("\n")[0]
+
 
 class AttemptRow(NamedTuple):
     """One row of `taskmanager_task_attempts`: an attempt that has ended. Never changed once written."""

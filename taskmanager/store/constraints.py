@@ -76,7 +76,7 @@ def unreadable(row: TaskRow, faults: Iterable[str]) -> UnreadableRow:
 
 def failed(row: UnreadableRow, now: int) -> UnreadableRow:
     """The row as it ends where it would run: nobody knows what it should do."""
-    error = TaskError(BuiltInTaskCode.UNHANDLED_EXCEPTION, (row.failed_reason or "").partition("\n")[0])
+    error = TaskError(BuiltInTaskCode.UNHANDLED_EXCEPTION, row.fault)
     return row._replace(
         status=TaskStatus.FAILED.value,
         claimed_at=None,

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
-from taskmanager.model.record import TaskRow, TaskWrite, UnreadableRow, expected_of
+from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, UnreadableRow, expected_of
+from taskmanager.model.schedule import ScheduleFire
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import ClaimRequest, TaskFilter
 from taskmanager.store.sqlite import SqliteStore
+from taskmanager.store.sqlite.health import faults
 from taskmanager.store.sqlite.reading import open_read_only
 from taskmanager.store.sqlite.search import Search, find, find_ids, ids_like, memory_only, queue_names
 from tests.acceptance.odd_files import DEAD, FREE, LOST, NOW, OTHERS, RUNNING, insert, made_file
+from tests.contract.rows import task
 
 pytestmark = pytest.mark.anyio
 
@@ -176,4 +179,42 @@ async def test_a_row_that_contradicts_itself_holds_no_other_back(path: Path) -> 
     assert await store.release(DEAD, NOW) == 0
     assert await store.make_due(NOW) == 0
     assert await store.request_cancel("odd", NOW)
+    await store.close()
+
+
+@pytest.mark.parametrize("column", ["worker_hostname", "worker_process_name", "args", "id"])
+async def test_the_attempt_of_an_unreadable_row_is_written_once(path: Path, column: str) -> None:
+    """Its text is what is shown of the row, under the id that the row has."""
+    odd = {"id": "odd", **RUNNING, "worker_hostname": "h", "worker_process_name": "p", "args": "[]", column: CUT}
+    store = await written(path, odd)
+    (row,) = await store.fetch_orphans([], limit=1)
+    ended = row._replace(status="FAILED", claimed_by_worker_id=None, failed_at=NOW)
+    attempt = AttemptRow(
+        row.task_id, 1, "WORKER_FAILURE", 0, NOW, NOW, "WORKER_CRASHED", "gone", "gone", DEAD, row.worker_hostname, 1,
+        row.worker_process_name, NOW,
+    )  # fmt: skip
+    assert await store.commit([TaskWrite(ended, expected_of(row), (attempt,))]) == ({}, {})
+    assert await store.fetch_attempts(row.task_id) == [attempt]
+    await store.close()
+    with open_read_only(path) as connection:
+        assert faults(connection) == []
+
+
+async def test_an_id_with_a_nul_is_one_that_cannot_be_read(path: Path) -> None:
+    """JSON in SQLite ends a text there, and a list of such ids would name others."""
+    store = await written(path, {"id": "a\0b", **FREE}, {"id": "a", **FREE, "sent_at": NOW + 1})
+    assert list(await store.fetch_ids(["a\0b"])) == ["a", "a\0b"]
+    assert {row.task_id: row.status for row in await store.claim(claim_of())} == {"a": "CLAIMED", "a\0b": "FAILED"}
+    await store.close()
+
+
+async def test_a_schedule_goes_on_whatever_its_row_says(path: Path) -> None:
+    """A count that is full stays full, and a next run in no year of the calendar is computed anew."""
+    full = {**OTHERS["taskmanager_schedule_state"], "run_count": 2**63 - 1}
+    far = {**full, "schedule_name": "far", "run_count": 5, "next_run_at": 2**62}
+    store = await written(path, full, far, table="taskmanager_schedule_state")
+    fires = [ScheduleFire("s", "h", NOW, NOW + 1, task("t1"), NOW), ScheduleFire("far", "h", None, NOW + 1, None, NOW)]
+    assert await store.fire_schedules(fires) == frozenset()
+    assert {row.run_count: row.next_run_at for row in await store.schedules()} == {5: NOW + 1, 2**63 - 1: NOW + 1}
+    assert await store.fetch("t1")
     await store.close()

@@ -14,6 +14,7 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import InstanceRow, TaskFilter
 from taskmanager.store.sqlite.rows import (
     Undecodable,
+    is_odd_id,
     packed_rows,
     read_attempt,
     read_row,
@@ -64,13 +65,13 @@ def fetch_attempts(connection: sqlite3.Connection, task_id: str) -> list[Attempt
     return [read_attempt(row) for row in connection.execute(query, (task_id,)).fetchall()]
 
 
-def fetch_ids(connection: sqlite3.Connection, task_ids: Sequence[str]) -> dict[str, TaskRow]:
+def fetch_ids(connection: sqlite3.Connection, task_ids: Sequence[str], columns: str = _TASK) -> dict[str, TaskRow]:
     """See `Store.fetch_ids`."""
     if not task_ids:
         return {}
     source = "json_each(?) AS wanted JOIN taskmanager_tasks AS t ON t.id = wanted.value"
-    rows = task_rows(connection, source, (json.dumps(list(task_ids)),))
-    rows += filter(None, [fetch(connection, each) for each in task_ids if isinstance(each, Undecodable)])
+    rows = task_rows(connection, source, (json.dumps(list(task_ids)),), columns)
+    rows += filter(None, [fetch(connection, each) for each in task_ids if is_odd_id(each)])
     return {row.task_id: row for row in rows}
 
 
@@ -132,11 +133,11 @@ def fetch_owned_ids(connection: sqlite3.Connection, owner: str, limit: int, afte
     query = f"""
         SELECT json_group_array(id) FROM (
             SELECT id FROM taskmanager_tasks INDEXED BY taskmanager_tasks_owner
-            WHERE claimed_by_worker_id = ? AND id > ? AND status IN ({LIVE_SQL}) ORDER BY id LIMIT ?
+            WHERE claimed_by_worker_id = ? AND id > CAST(? AS TEXT) AND status IN ({LIVE_SQL}) ORDER BY id LIMIT ?
         )
     """
     (found,) = connection.execute(query, (owner, after, limit)).fetchone()
-    return list(json.loads(found))
+    return unpacked(found)
 
 
 def fetch_orphans(connection: sqlite3.Connection, owners: Collection[str], limit: int, after: str) -> list[TaskRow]:

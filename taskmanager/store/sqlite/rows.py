@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from taskmanager.codec.columns import EMPTY, are_options, is_readable
+from taskmanager.model.clock import LAST_US
 from taskmanager.model.record import AttemptRow, TaskRow, UnreadableRow
 from taskmanager.model.schedule import ScheduleRow
 from taskmanager.model.states import AttemptOutcome, TaskStatus
@@ -41,6 +42,11 @@ class Undecodable(str):
 
 
 sqlite3.register_adapter(Undecodable, lambda text: text.raw)
+
+
+def is_odd_id(task_id: str) -> bool:
+    """Whether JSON that SQLite reads cannot name it: it ends such a text at a NUL."""
+    return "\0" in task_id or isinstance(task_id, Undecodable)
 
 
 def text_of(data: bytes) -> str:
@@ -88,6 +94,7 @@ def _is_sound(row: TaskRow) -> bool:
     """Whether the rest of the library can rely on everything that this row says."""
     return (
         row.status in _STATUSES
+        and "\0" not in row.task_id
         and are_options(row.task_options)
         and (row.tags is None or is_readable("tags", row.tags))
         and (row.progress is None or is_readable("progress", row.progress))
@@ -107,6 +114,8 @@ def _unreadable(row: TaskRow) -> UnreadableRow:
     """The row as it may be shown, with the reason. Its bytes stay in the file."""
     faults = [f"{name} is not UTF-8" for name, value in row._asdict().items() if type(value) is Undecodable]
     mended: dict[str, Any] = {}
+    if "\0" in row.task_id:
+        faults.append("task_id holds a NUL")
     if row.status not in _STATUSES:
         faults.append(f"status {row.status!r} is none of this version")
         mended["status"] = status_of(row.status).value
@@ -137,6 +146,11 @@ def read_attempt(values: Iterable[Any]) -> AttemptRow:
 
 
 def read_schedule(values: Iterable[Any]) -> ScheduleRow:
-    """One schedule."""
+    """One schedule. A next run that lies outside of the calendar would never come, so it is to be computed."""
     row = ScheduleRow._make(values)
-    return row._replace(is_declared=bool(row.is_declared), run_count=max(0, row.run_count))
+    due = row.next_run_at
+    return row._replace(
+        is_declared=bool(row.is_declared),
+        run_count=max(0, row.run_count),
+        next_run_at=due if due is not None and 0 <= due <= LAST_US else None,
+    )

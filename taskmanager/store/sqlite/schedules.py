@@ -29,7 +29,7 @@ UPDATE taskmanager_schedule_state AS s SET
     updated_at = json_extract(v.value, '$[2]'),
     last_run_at = iif(json_extract(v.value, '$[3]') IS NULL, last_run_at, json_extract(v.value, '$[2]')),
     last_task_id = coalesce(json_extract(v.value, '$[3]'), last_task_id),
-    run_count = run_count + (json_extract(v.value, '$[3]') IS NOT NULL)
+    run_count = min(run_count, 9223372036854775806) + (json_extract(v.value, '$[3]') IS NOT NULL)
 FROM json_each(?) AS v WHERE s.schedule_name = json_extract(v.value, '$[0]')
 """
 _BUSY: Final = f"""

@@ -10,7 +10,16 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from taskmanager.model.record import Expected, StartWrite, SuccessWrite, TaskRow, TaskWrite, UnreadableRow, Write
+from taskmanager.model.record import (
+    AttemptRow,
+    Expected,
+    StartWrite,
+    SuccessWrite,
+    TaskRow,
+    TaskWrite,
+    UnreadableRow,
+    Write,
+)
 from taskmanager.model.states import TERMINAL
 from taskmanager.store.constraints import encodable_write, is_memory_only
 from taskmanager.store.protocol import CommitReport
@@ -76,13 +85,26 @@ WHERE id = CAST(? AS TEXT) AND status = ? AND claimed_by_worker_id IS CAST(? AS 
 """
 
 
-def end_unreadable(connection: sqlite3.Connection, row: UnreadableRow, expected: Expected) -> None:
-    """End a row of which not everything can be read. What cannot be read stays as it is, for whoever can mend it."""
+_ADD_ATTEMPT: Final = f"""
+INSERT INTO taskmanager_task_attempts ({", ".join(sql.ATTEMPT_COLUMNS)})
+VALUES (CAST(? AS TEXT){", ?" * (len(sql.ATTEMPT_COLUMNS) - 1)}) ON CONFLICT (task_id, attempt) DO NOTHING
+"""
+
+
+def end_unreadable(
+    connection: sqlite3.Connection, row: UnreadableRow, expected: Expected, attempts: Sequence[AttemptRow] = ()
+) -> None:
+    """End a row of which not everything can be read. What cannot be read stays as it is, for whoever can mend it; its
+    attempts have it as it is shown.
+    """
     said = (row.status, row.failed_at, row.updated_at, row.error_code, row.failed_reason, row.result)
     counts = (row.retry_count, row.max_retries, row.start_count, row.crash_count, row.snooze_count)
     parameters = (*said, row.cancel_requested_at, *counts, row.task_id, *expected)
     if not connection.execute(_END_UNREADABLE, parameters).rowcount:
         raise _SomebodyLost
+    for attempt in attempts:
+        shown = [str(value) if isinstance(value, str) else value for value in attempt[1:]]
+        connection.execute(_ADD_ATTEMPT, (attempt.task_id, *shown))
 
 
 def _apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> None:
@@ -93,6 +115,7 @@ def _apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> None:
     starts: list[tuple[Any, ...]] = []
     ends: list[tuple[Any, ...]] = []
     changes: list[tuple[Any, ...]] = []
+    has_unreadable = False
     for write in writes:
         if isinstance(write, StartWrite):
             first_starts.append((write[0], *write[3:], *write[2]))
@@ -101,7 +124,8 @@ def _apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> None:
         elif (expected := write.expected) is None:
             inserts.append(write.row)
         elif isinstance(write.row, UnreadableRow):
-            end_unreadable(connection, write.row, expected)
+            end_unreadable(connection, write.row, expected, write.attempts)
+            has_unreadable = True
         else:
             row = write.row
             kind = starts if _is_start(row, expected) else ends if _is_end(row, expected) else changes
@@ -112,7 +136,11 @@ def _apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> None:
     _execute(connection, sql.step_tasks, starts, sql.STEP)
     _execute(connection, sql.step_tasks, ends, sql.STEP)
     _execute(connection, sql.update_tasks, changes, sql.UPDATE)
-    _add_attempts(connection, writes)
+    _add_attempts(connection, [each for each in writes if not _is_unreadable(each)] if has_unreadable else writes)
+
+
+def _is_unreadable(write: Write) -> bool:
+    return isinstance(write, TaskWrite) and isinstance(write.row, UnreadableRow)
 
 
 def _is_start(row: TaskRow, expected: Expected) -> bool:
@@ -176,7 +204,7 @@ def _losers(connection: sqlite3.Connection, writes: Sequence[Write]) -> list[str
     updates = [
         [write.task_id, *write.expected]
         for write in writes
-        if write.expected is not None and not (isinstance(write, TaskWrite) and isinstance(write.row, UnreadableRow))
+        if write.expected is not None and not _is_unreadable(write)
     ]
     taken = _ids(connection, _EXISTING, inserts)
     holding = _ids(connection, _HOLDING, updates)

@@ -267,3 +267,41 @@ class _World:
     def counts(self) -> dict[str, int]:
         with closing(sqlite3.connect(self.db)) as other:
             return dict(other.execute("SELECT status, count(*) FROM taskmanager_tasks GROUP BY status").fetchall())
+
+
+async def test_a_stray_whose_id_cannot_be_read_is_ended_and_passed(stage: Any) -> None:
+    """A page that ends with such an id is followed by the next one; what ran leaves an attempt."""
+    scene = await stage()
+    me = scene.engine.identity.instance_id
+    rows = [task("a"), task("b", status="RUNNING"), task("c"), task("d", status="RUNNING"), task("e")]
+    await scene.put(*(row._replace(claimed_by_worker_id=me) for row in rows))
+    with closing(sqlite3.connect(scene.db)) as connection, connection:
+        for task_id, odd in (("a", b"\xff"), ("b", b"\xfe"), ("c", b"c\0c"), ("d", b"d\0d")):
+            connection.execute("UPDATE taskmanager_tasks SET id = CAST(? AS TEXT) WHERE id = ?", (odd, task_id))
+    for _ in range(2):  # two ids that look the same are dealt with one after the other
+        await asyncio.wait_for(scene.duties._reaper.run_once(), 20)
+    said = "SELECT hex(id), status FROM taskmanager_tasks"
+    assert dict(scene.query(said)) == {
+        "FF": "FAILED", "FE": "FAILED", "630063": "FAILED", "640064": "FAILED", "65": "PENDING",
+    }  # fmt: skip
+    attempts = scene.query("SELECT hex(task_id), attempt, outcome, will_retry FROM taskmanager_task_attempts")
+    assert sorted(attempts) == [("640064", 1, "WORKER_FAILURE", 0), ("FE", 1, "WORKER_FAILURE", 0)]
+
+
+async def test_a_row_that_no_write_can_meet_any_more_is_given_up(stage: Any, tmp_path: Path) -> None:
+    """Its count was damaged while its task waited here: it is another's row, and no stop fails for it."""
+    scene = await stage()
+
+    @scene.manager.task(persist=True)
+    async def later() -> None: ...
+
+    handle = later.with_options(delay=60).enqueue()
+    await handle.saved()
+    with closing(sqlite3.connect(scene.db)) as connection, connection:
+        connection.execute("UPDATE taskmanager_tasks SET start_count = 1 << 40")
+    handle.cancel()
+    await until(lambda: handle.task_id not in scene.engine.live)
+    await scene.sweep()
+    result = await handle.result(timeout=20)
+    assert "start_count is 1099511627776" in result.err_value.message
+    await scene.manager.stop()
