@@ -22,7 +22,7 @@ from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import Store
-from taskmanager.store.sqlite.queries import fetch_ids
+from taskmanager.store.sqlite.queries import SUMMARY, fetch_ids
 from taskmanager.store.sqlite.search import Search, error_messages, find_ids
 
 PAGE: Final = 500
@@ -101,7 +101,7 @@ def _preview(connection: sqlite3.Connection, chosen: Sequence[str], *, as_json: 
     if as_json:
         answer_json([{"task_id": task_id} for task_id in chosen])
         return
-    rows = fetch_ids(connection, chosen[:SHOWN_BEFORE])
+    rows = fetch_ids(connection, chosen[:SHOWN_BEFORE], SUMMARY)
     if rows:
         from taskmanager.console.task_table import task_table
 

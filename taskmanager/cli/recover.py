@@ -19,7 +19,7 @@ from taskmanager.engine.instance import is_dead, new_identity
 from taskmanager.model.clock import MINUTE_US, Clock, SystemClock
 from taskmanager.model.config import RecoveryConfig
 from taskmanager.model.escaping import escaped
-from taskmanager.model.record import TaskRow
+from taskmanager.model.record import TaskRow, expected_of
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import Store
 
@@ -91,11 +91,9 @@ async def _recover(
     budget = RecoveryConfig().crash_budget
     recovery = Recovery(store, clock, identity, database, crash_budget=budget, tell=lambda row: None)  # said at the end
     await patiently(recovery.run_once)
-    now = await _now(store, before)
     # One whose lock file was put back meanwhile lives: what has become of its tasks is its own doing.
     alive = {each.instance_id for each in await store.instances()}
-    mine = [row for row in before if row.task_id in now and row.claimed_by_worker_id not in alive]
-    moved = [now[row.task_id] for row in mine if now[row.task_id] != row]
+    moved = await _moved(store, [row for row in before if row.claimed_by_worker_id not in alive])
     dead_count = len({*dead, *(row.claimed_by_worker_id for row in before)} - alive)
     return moved, dead_count, await _take_from_frozen(store, clock, recovery, frozen_minutes)
 
@@ -104,25 +102,26 @@ async def _take_from_frozen(store: Store, clock: Clock, recovery: Recovery, minu
     """What living instances hold that have been silent for so long, as it is now."""
     if minutes is None:
         return []
-    rows = await StaleTasks(store, clock, recovery, "").rows(minutes * MINUTE_US, lambda row: True)
-    for start in range(0, len(rows), PAGE):
-        await recovery.recover(rows[start : start + PAGE])
-    now = await _now(store, rows)
-    return [now[row.task_id] for row in rows if now.get(row.task_id, row) != row]
+    stale = StaleTasks(store, clock, recovery, "")
+    rows = await stale.rows(minutes * MINUTE_US, lambda row: True)
+    await stale.recover(rows)
+    return await _moved(store, rows)
 
 
-async def _now(store: Store, rows: list[TaskRow]) -> dict[str, TaskRow]:
-    """These rows as they are now, by their ids."""
-    found: dict[str, TaskRow] = {}
-    for start in range(0, len(rows), PAGE):
-        found.update(await store.fetch_ids([row.task_id for row in rows[start : start + PAGE]]))
-    return found
+async def _moved(store: Store, before: list[TaskRow]) -> list[TaskRow]:
+    """Those of these rows that somebody has moved on since, as they are now."""
+    moved: list[TaskRow] = []
+    for start in range(0, len(before), PAGE):
+        page = before[start : start + PAGE]
+        now = await store.fetch_ids([row.task_id for row in page])
+        moved += [now[row.task_id] for row in page if expected_of(now.get(row.task_id, row)) != expected_of(row)]
+    return moved
 
 
 async def _orphans(store: Store, database: Path, alive: set[str]) -> list[TaskRow]:
     found: list[TaskRow] = []
     after = ""
-    while rows := await store.fetch_orphans(alive, limit=PAGE, after=after):
+    while rows := await store.fetch_orphans(alive, limit=PAGE, after=after, is_summary=True):
         after = rows[-1].task_id
         # Whoever has registered since the list was read holds its lock.
         found += [row for row in rows if is_dead(database, row.claimed_by_worker_id or "")]

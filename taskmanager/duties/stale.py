@@ -1,12 +1,12 @@
 """Manual recovery of stale tasks: judged once, by wall time, for people who know what they are doing."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from taskmanager.duties.recovery import PAGE, Recovery
 from taskmanager.engine.records import summary_info
 from taskmanager.model.checks import check_threshold
 from taskmanager.model.clock import MINUTE_US, Clock
-from taskmanager.model.record import TaskInfo, TaskRow
+from taskmanager.model.record import TaskInfo, TaskRow, expected_of
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import Store
 
@@ -35,25 +35,30 @@ class StaleTasks:
     async def fail_running(self, threshold_ms: float) -> int:
         """RUNNING ones: requeued, retried or failed, by what their rows say."""
         check_threshold(threshold_ms, "stale_threshold_ms")
-        return await self._recover(await self.rows(threshold_ms * 1_000, lambda row: row.status == TaskStatus.RUNNING))
+        return await self.recover(await self.rows(threshold_ms * 1_000, lambda row: row.status == TaskStatus.RUNNING))
 
     async def requeue_claimed(self, threshold_ms: float) -> int:
         """Those that wait in the memory of their owner, PENDING or CLAIMED: free again."""
         check_threshold(threshold_ms, "stale_threshold_ms")
-        return await self._recover(await self.rows(threshold_ms * 1_000, lambda row: row.status != TaskStatus.RUNNING))
+        return await self.recover(await self.rows(threshold_ms * 1_000, lambda row: row.status != TaskStatus.RUNNING))
 
-    async def _recover(self, rows: list[TaskRow]) -> int:
-        count = await self._recovery.recover(rows)
+    async def recover(self, found: Sequence[TaskRow]) -> int:
+        """Move those on that still stand as they were found; how many. Only they are read with their `PAYLOAD`."""
+        count = 0
+        for start in range(0, len(found), PAGE):
+            page = {row.task_id: expected_of(row) for row in found[start : start + PAGE]}
+            whole = (await self._store.fetch_ids(list(page))).values()
+            count += await self._recovery.recover([row for row in whole if expected_of(row) == page.get(row.task_id)])
         self._moved()
         return count
 
     async def rows(self, threshold_us: float, is_wanted: Callable[[TaskRow], bool]) -> list[TaskRow]:
-        """Those of them that are wanted, as they stand."""
+        """Those of them that are wanted, without their `PAYLOAD`."""
         now = self._clock.now_us()
         beats = {(sender, role): sent_at for sender, role, sent_at in await self._store.heartbeats()}
         found: list[TaskRow] = []
         after = ""
-        while rows := await self._store.fetch_orphans({self._my_id}, limit=PAGE, after=after):
+        while rows := await self._store.fetch_orphans({self._my_id}, limit=PAGE, after=after, is_summary=True):
             after = rows[-1].task_id
             found.extend(row for row in rows if is_wanted(row) and now - _last_sign(row, beats) > threshold_us)
         return found

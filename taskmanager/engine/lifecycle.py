@@ -146,7 +146,7 @@ class Lifecycle:
 
     async def _register(self) -> None:
         engine = self.engine
-        engine.wall_clock.note_last_use(await engine.store.latest_stamp())
+        engine.wall_clock.note_last_use(await engine.store.latest_stamp(engine.clock.now_us()))
         await engine.store.save_instance(engine.identity.row(engine.clock.now_us()))
 
     async def _abort(self) -> None:

@@ -61,9 +61,10 @@ class WatchedClock:
         return now_us
 
     def note_last_use(self, stamp_us: int) -> None:
-        """The newest stamp in the file, 0 without any, before this start has written to it.
+        """The newest stamp in the file up to now, 0 without any, before this start has written to it.
 
-        Only the first one counts: a registration that seemed to fail is tried again, and may have arrived.
+        A stamp of the future says nothing of the last use: the clock was set back since, or a row is damaged. Only the
+        first one counts: a registration that seemed to fail is tried again, and may have arrived.
         """
         if not self._last_use_us:
             self._last_use_us = stamp_us

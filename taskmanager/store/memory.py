@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
+from taskmanager.model.clock import LAST_US
 from taskmanager.model.errors import StoreError
 from taskmanager.model.record import AttemptRow, StartWrite, SuccessWrite, TaskRow, TaskWrite, Write, due_at
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow, busy_of
@@ -175,16 +176,13 @@ class MemoryStore:
             and (row.good_until is None or row.good_until > now)
         ]
         for row in free[:limit]:
-            self._put(
-                _freed(row, now)._replace(
-                    started_at=None, failed_reason=None, worker_pid=None, worker_hostname=None, worker_process_name=None
-                )
-            )
+            waits = _freed(row, now)._replace(started_at=None, failed_reason=None, worker_pid=None)
+            self._put(waits._replace(worker_hostname=None, worker_process_name=None))
         return len(free[:limit])
 
-    async def latest_stamp(self) -> int:
-        stamps = (each.updated_at for each in self._instances.values())
-        return max((*stamps, *(row.sent_at for row in self._rows())), default=0)
+    async def latest_stamp(self, until: int = LAST_US) -> int:
+        stamps = [*(each.updated_at for each in self._instances.values()), *(row.sent_at for row in self._rows())]
+        return max((each for each in stamps if each <= until), default=0)
 
     async def make_due(self, now: int) -> int:
         early = [row for row in self.free_rows() if row.enqueued_at != due_at(row, now)]
@@ -231,16 +229,16 @@ class MemoryStore:
     async def fetch_owned_ids(self, owner: str, *, limit: int, after: str = "") -> list[str]:
         return [row.task_id for row in await self.fetch_owned([owner], limit=limit, after=after)]
 
-    async def fetch_orphans(self, live_owners: Collection[str], *, limit: int, after: str = "") -> list[TaskRow]:
-        return self._page(lambda owner: owner not in live_owners, limit, after)
+    async def fetch_orphans(
+        self, live_owners: Collection[str], *, limit: int, after: str = "", is_summary: bool = False
+    ) -> list[TaskRow]:
+        found = self._page(lambda owner: owner not in live_owners, limit, after)
+        return [row.without_payload() for row in found] if is_summary else found
 
     def _page(self, is_wanted: Callable[[str], bool], limit: int, after: str) -> list[TaskRow]:
-        found = [
-            row
-            for row in self._live.values()
-            if row.task_id > after and row.claimed_by_worker_id is not None and is_wanted(row.claimed_by_worker_id)
-        ]
-        return sorted(found, key=lambda row: row.task_id)[:limit]
+        live = sorted((task_id, row) for task_id, row in self._live.items() if task_id > after)
+        found = [row for _, row in live if (owner := row.claimed_by_worker_id) is not None and is_wanted(owner)]
+        return found[:limit]
 
     async def fetch_expired(self, now: int, *, limit: int) -> list[TaskRow]:
         late = [(row.good_until, row) for row in self.free_rows() if row.good_until is not None]

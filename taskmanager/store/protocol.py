@@ -10,6 +10,7 @@ call may succeed later; `StoreError` when it never will.
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from taskmanager.model.clock import LAST_US
 from taskmanager.model.record import AttemptRow, TaskRow, Write
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow
 from taskmanager.model.states import TaskStatus
@@ -192,8 +193,10 @@ class Store(Protocol):
         """
         ...
 
-    async def latest_stamp(self) -> int:
-        """The last instant that somebody stamped on a heartbeat, an instance or a task sent; 0 when there is none."""
+    async def latest_stamp(self, until: int = LAST_US) -> int:
+        """The last instant up to `until` that somebody stamped on a heartbeat, an instance or a task sent; 0 when there
+        is none.
+        """
         ...
 
     async def make_due(self, now: int) -> int:
@@ -236,8 +239,12 @@ class Store(Protocol):
         """The ids of those of one owner; costs next to nothing however large the rows are."""
         ...
 
-    async def fetch_orphans(self, live_owners: Collection[str], *, limit: int, after: str = "") -> list[TaskRow]:
-        """Non-terminal rows with an owner that is none of `live_owners`, by id, after `after`."""
+    async def fetch_orphans(
+        self, live_owners: Collection[str], *, limit: int, after: str = "", is_summary: bool = False
+    ) -> list[TaskRow]:
+        """Non-terminal rows with an owner that is none of `live_owners`, by id, after `after`; without their `PAYLOAD`
+        where a summary is enough.
+        """
         ...
 
     async def fetch_expired(self, now: int, *, limit: int) -> list[TaskRow]:

@@ -127,6 +127,15 @@ async def test_the_latest_stamp_tells_of_a_clock_that_went_back(store: Store) ->
     assert await store.latest_stamp() == 400
 
 
+async def test_the_latest_stamp_is_none_of_the_future(store: Store) -> None:
+    """One damaged row must not say when the file was used last; what lies outside of the calendar never counts."""
+    await put(store, task("a", sent_at=300), task("b", sent_at=200), task("odd", sent_at=2**62))
+    await store.save_instance(InstanceRow("i1", None, "host", 1, "main", None, 100, None, None, 2**62))
+    assert await store.latest_stamp() == 300
+    assert await store.latest_stamp(250) == 200
+    assert await store.latest_stamp(50) == 0
+
+
 async def test_the_best_that_waits_is_what_a_claim_would_take_first(store: Store) -> None:
     """By priority, then by age, among what is due; nothing is taken by it."""
     rows = [

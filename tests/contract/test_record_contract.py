@@ -64,6 +64,14 @@ async def test_pages_go_on_after_an_id(store: Store) -> None:
     assert [row.task_id for row in await store.fetch_orphans([], limit=2, after="t3")] == ["t4", "t5"]
 
 
+async def test_a_summary_of_an_orphan_leaves_out_what_may_be_large(store: Store) -> None:
+    """Whoever looks for tasks of the silent reads all that the living hold, too."""
+    row = task(status="RUNNING", args="[1]", log="[]")
+    await put(store, row)
+    assert await store.fetch_orphans([], limit=9) == [row]
+    assert await store.fetch_orphans([], limit=9, is_summary=True) == [row.without_payload()]
+
+
 async def test_a_cancel_request_is_recorded_once(store: Store) -> None:
     """The first instant counts; asking again is still a yes."""
     await put(store, task(status="RUNNING"))

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar, TypeVarTuple, cast
 
+from taskmanager.model.clock import LAST_US
 from taskmanager.model.record import AttemptRow, TaskRow
 from taskmanager.model.schedule import ScheduleRow
 from taskmanager.model.states import TERMINAL
@@ -172,8 +173,9 @@ class MemoryView:
     async def heartbeats(self) -> list[tuple[str, str, int]]:
         return [(sender, role, at) for (sender, role), at in self._disk.beats.items()]
 
-    async def latest_stamp(self) -> int:
-        return max(await self._disk.memory.latest_stamp(), self._disk.last_beat_at)
+    async def latest_stamp(self, until: int = LAST_US) -> int:
+        beat_at = self._disk.last_beat_at
+        return max(await self._disk.memory.latest_stamp(until), beat_at if beat_at <= until else 0)
 
     def beater(self) -> Beater:
         return _MemoryBeater(self._disk)

@@ -177,16 +177,17 @@ def free_waiting(connection: sqlite3.Connection, owner: str, now: int, limit: in
         ).rowcount
 
 
-def latest_stamp(connection: sqlite3.Connection) -> int:
+def latest_stamp(connection: sqlite3.Connection, until: int) -> int:
     """See `Store.latest_stamp`: the ends of two indexes, and a few rows."""
     (found,) = connection.execute(
         """
         SELECT max(
-            coalesce((SELECT max(sent_at) FROM taskmanager_tasks), 0),
-            coalesce((SELECT max(updated_at) FROM taskmanager_instances), 0),
-            coalesce((SELECT sent_at FROM taskmanager_heartbeats ORDER BY id DESC LIMIT 1), 0)
+            coalesce((SELECT max(sent_at) FROM taskmanager_tasks WHERE sent_at <= :until), 0),
+            coalesce((SELECT max(updated_at) FROM taskmanager_instances WHERE updated_at <= :until), 0),
+            coalesce((SELECT sent_at FROM taskmanager_heartbeats WHERE sent_at <= :until ORDER BY id DESC LIMIT 1), 0)
         )
-        """
+        """,
+        {"until": until},
     ).fetchone()
     return int(found)
 

@@ -140,9 +140,12 @@ def fetch_owned_ids(connection: sqlite3.Connection, owner: str, limit: int, afte
     return unpacked(found)
 
 
-def fetch_orphans(connection: sqlite3.Connection, owners: Collection[str], limit: int, after: str) -> list[TaskRow]:
+def fetch_orphans(
+    connection: sqlite3.Connection, owners: Collection[str], limit: int, after: str, is_summary: bool
+) -> list[TaskRow]:
     """See `Store.fetch_orphans`."""
-    return task_rows(connection, _ORPHANS, {"owners": json.dumps(list(owners)), "after": after, "limit": limit})
+    wanted = {"owners": json.dumps(list(owners)), "after": after, "limit": limit}
+    return task_rows(connection, _ORPHANS, wanted, SUMMARY if is_summary else _TASK)
 
 
 _EXPIRED: Final = """

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar, TypeVarTuple
 
+from taskmanager.model.clock import LAST_US
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import AttemptRow, TaskRow, Write
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow
@@ -176,8 +177,8 @@ class SqliteStore:
     async def free_waiting(self, owner: str, now: int, limit: int) -> int:
         return await self._write_unsynced(claims.free_waiting, owner, now, limit)
 
-    async def latest_stamp(self) -> int:
-        return await self._read(claims.latest_stamp)
+    async def latest_stamp(self, until: int = LAST_US) -> int:
+        return await self._read(claims.latest_stamp, until)
 
     async def make_due(self, now: int) -> int:
         return await self._write(claims.make_due, now)
@@ -206,8 +207,10 @@ class SqliteStore:
     async def fetch_owned_ids(self, owner: str, *, limit: int, after: str = "") -> list[str]:
         return await self._read(queries.fetch_owned_ids, owner, limit, after)
 
-    async def fetch_orphans(self, live_owners: Collection[str], *, limit: int, after: str = "") -> list[TaskRow]:
-        return await self._read(queries.fetch_orphans, live_owners, limit, after)
+    async def fetch_orphans(
+        self, live_owners: Collection[str], *, limit: int, after: str = "", is_summary: bool = False
+    ) -> list[TaskRow]:
+        return await self._read(queries.fetch_orphans, live_owners, limit, after, is_summary)
 
     async def fetch_expired(self, now: int, *, limit: int) -> list[TaskRow]:
         return await self._read(queries.fetch_expired, now, limit)

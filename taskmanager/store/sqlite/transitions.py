@@ -202,9 +202,7 @@ def _losers(connection: sqlite3.Connection, writes: Sequence[Write]) -> list[str
     inserts = [[write.task_id, _may_replace(write.row)] for write in full if write.expected is None]
     # JSON has no place for what cannot be read; an unreadable row that lost is found out when it is written alone.
     updates = [
-        [write.task_id, *write.expected]
-        for write in writes
-        if write.expected is not None and not _is_unreadable(write)
+        [write.task_id, *write.expected] for write in writes if write.expected is not None and not _is_unreadable(write)
     ]
     taken = _ids(connection, _EXISTING, inserts)
     holding = _ids(connection, _HOLDING, updates)
