@@ -55,7 +55,7 @@ def run_hosted(
     try:
         answer = hosted(started, cut_short, main, asked, settings.drain_timeout_s, is_worker=main is None)
     except StoreUnavailable as exc:
-        logger.error("%s", exc)
+        logger.error("%s", error_line(exc))
         raise SystemExit(1) from exc
     if asked:
         _say_what_waits(asked[0], waiting_in(settings.database))

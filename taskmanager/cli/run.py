@@ -193,6 +193,6 @@ def host(manager: TaskManager, has_started: Callable[[], None]) -> Ended:
     except KeyboardInterrupt:  # on Windows
         seen.append(signal.SIGINT)
     except StoreUnavailable as exc:
-        logging.getLogger("taskmanager").error("%s", exc)
+        logging.getLogger("taskmanager").error("%s", error_line(exc))
         is_saved = False
     return Ended(seen, engines[0] if engines else None, is_saved)

@@ -16,7 +16,7 @@ from typing import Final
 
 import pytest
 
-from taskmanager import ConfigurationError, TaskManager
+from taskmanager import ConfigurationError, StoreUnavailable, TaskManager
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -334,3 +334,15 @@ def test_an_error_of_main_keeps_its_traceback() -> None:
 
     with pytest.raises(ConfigurationError, match="of main"):
         manager.run(main)
+
+
+def test_a_file_that_cannot_be_written_is_said_in_the_same_form(caplog: pytest.LogCaptureFixture) -> None:
+    """TYPE: what, where, what to do; and status 1, whether `main` or the stop met it."""
+
+    async def main() -> None:
+        raise StoreUnavailable("a.db cannot be written; free some space")
+
+    with pytest.raises(SystemExit) as ended:
+        TaskManager(None).run(main)
+    assert ended.value.code == 1
+    assert "taskmanager.StoreUnavailable: a.db cannot be written; free some space" in caplog.messages
