@@ -182,7 +182,20 @@ class Lifecycle:
         waits for its end first. It goes on to its end whatever happens to who waits for it, who must not leave the file
         open and every handle hanging.
         """
-        await shielded(self._stop_once(drain_timeout_s))
+        cancelled: asyncio.CancelledError | None = None
+        while True:
+            try:
+                await shielded(self._stop_once(drain_timeout_s))
+                break
+            except asyncio.CancelledError as exc:
+                if self.is_stopping:
+                    raise
+                cancelled, drain_timeout_s = (
+                    exc,
+                    0.0,
+                )  # somebody who cancels every task has met it before its first step
+        if cancelled is not None:
+            raise cancelled
 
     async def _stop_once(self, drain_timeout_s: float) -> None:
         self.is_stopping = True
@@ -223,15 +236,16 @@ class Lifecycle:
 
     async def _stop_whoever_cancels(self, drain_timeout_s: float) -> None:
         """Whoever ends an event loop cancels every task in it, and waits: that cuts the drain short, not the stop."""
+        task = asyncio.current_task()
+        assert task is not None
         while True:
             try:
-                await self._stop(drain_timeout_s)
+                return await self._stop(drain_timeout_s)
             except asyncio.CancelledError:
-                if self._has_closed:
+                if self._has_closed or not task.cancelling():  # nobody has cancelled this one
                     raise
+                task.uncancel()
                 drain_timeout_s = 0.0
-            else:
-                return
 
     async def stop_now(self) -> None:
         """Stop without a drain, or wait for the stop that is under way."""

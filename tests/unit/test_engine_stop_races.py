@@ -14,6 +14,7 @@ from taskmanager import (
     TaskHandle,
     TaskInterrupted,
     TaskManager,
+    TaskNotCompleted,
     TaskStatus,
 )
 from taskmanager.engine.attempt import Attempt
@@ -45,6 +46,31 @@ async def test_a_stop_whose_waiter_is_cancelled_goes_on_to_its_end() -> None:
         assert manager._lifecycle is None
         assert "close" in store.calls
         with pytest.raises(TaskInterrupted):
+            await handle
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_stop_goes_on_when_somebody_cancels_every_task(turns: int) -> None:
+    """In whatever turn of the stop, before its first step as well; whoever waits for it is cancelled all the same."""
+    manager = manager_of()
+
+    @manager.task
+    async def long() -> None:
+        await asyncio.sleep(100)
+
+    async with world_of(manager) as (_, store):
+        handle = long.enqueue()
+        others = asyncio.all_tasks()
+        stopping = asyncio.create_task(manager.stop(timeout=3))
+        for _ in range(turns + 1):
+            await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - others:
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        assert manager._lifecycle is None
+        assert "close" in store.calls
+        with pytest.raises(TaskNotCompleted):
             await handle
 
 
