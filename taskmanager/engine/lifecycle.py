@@ -190,10 +190,8 @@ class Lifecycle:
             except asyncio.CancelledError as exc:
                 if self.is_stopping:
                     raise
-                cancelled, drain_timeout_s = (
-                    exc,
-                    0.0,
-                )  # somebody who cancels every task has met it before its first step
+                # Somebody who cancels every task has met it before its first step.
+                cancelled, drain_timeout_s = exc, 0.0
         if cancelled is not None:
             raise cancelled
 
