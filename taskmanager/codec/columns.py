@@ -7,6 +7,7 @@ import msgspec
 
 from taskmanager.codec.values import loads
 from taskmanager.model.errors import ArgumentError
+from taskmanager.model.record import TaskRow
 
 MAX_DEPTH: Final = 100
 """What is nested deeper is text to us. The library writes 32 levels; what prints, copies or sends a value recurses, and
@@ -22,6 +23,10 @@ _DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
     "progress": msgspec.json.Decoder(dict[str, Any]),
     "log": msgspec.json.Decoder(list[dict[str, Any]]),
 }
+
+
+decode_rows: Final = msgspec.json.Decoder(list[TaskRow]).decode
+"""The rows of a JSON array of arrays, as SQLite makes it of the columns of a `STRICT` table."""
 
 
 def is_readable(column: str, text: str) -> bool:
