@@ -190,7 +190,7 @@ def _moved(row: TaskRow, verdict: Verdict, now: int) -> TaskRow:
             failed_reason=None,
             enqueued_at=due,
             retry_count=row.retry_count + verdict.spends_retry,
-            next_retry_at=due if verdict.spends_retry else row.next_retry_at,
+            next_retry_at=due if verdict.spends_retry or row.next_retry_at is not None else None,
         )
     code = BuiltInTaskCode(verdict.error_code or BuiltInTaskCode.WORKER_CRASHED)
     error = TaskError(code, verdict.reason)

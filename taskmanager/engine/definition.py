@@ -11,6 +11,7 @@ from taskmanager.codec.results import ResultCodec
 from taskmanager.codec.values import dumps, loads
 from taskmanager.model.config import ExceptionMapper
 from taskmanager.model.errors import ArgumentError
+from taskmanager.model.record import DELAY_KEY
 from taskmanager.model.result import MAX_DELAY_S
 from taskmanager.model.states import Lane
 from taskmanager.rules.retry import RetryRule, code_of
@@ -89,6 +90,11 @@ class Definition:
 
     def __repr__(self) -> str:
         return f"<Definition {self.name!r} {self.lane} lane>"
+
+
+def with_delay(text: str) -> str:
+    """These `task_options`, of a task with a delay. All such tasks of a function have the same, which is bound once."""
+    return f"{text[:-1]}{',' if len(text) > 2 else ''}{DELAY_KEY}true}}"  # none in "{}"
 
 
 def options_of(text: str) -> Mapping[str, Any]:

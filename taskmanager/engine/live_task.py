@@ -14,7 +14,7 @@ from taskmanager.codec.values import loads
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.row_codec import stored_arguments
 from taskmanager.engine.saving import NOT_SAVED, Saving
-from taskmanager.model.record import AttemptRow, Expected, TaskRow
+from taskmanager.model.record import AttemptRow, Expected, TaskRow, is_pause
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 
@@ -210,6 +210,11 @@ class LiveTask:
         if self.save_waiters is None:
             self.save_waiters = []
         return self.save_waiters
+
+    @property
+    def is_pause(self) -> bool:
+        """True where it waits, if it waits, for a time that passes by whatever clock."""
+        return is_pause(self.start_count, self.options_text)
 
     @property
     def is_saved(self) -> bool:

@@ -300,6 +300,8 @@ class Outbox:
         The places that are passed when all of these are written.
         """
         places = Places(self._changed.passed_count, self._history.passed_count)
+        if live.is_published and not live.is_elsewhere:
+            self.unsaved_ended[live.task_id] = live  # it was told, and is still found nowhere but here
         if not was_dirty:
             (self._changed if live.is_persisted else self._history).advance(live)
         elif live.is_persisted:  # it has changed meanwhile; the entry of that is skipped when it comes up

@@ -27,7 +27,8 @@ def release_waiting(engine: Engine) -> None:
 
 
 def _release(engine: Engine, live: LiveTask) -> None:
-    engine.settlement.release(live)
+    is_pause = live.phase is Phase.DELAYED and live.is_pause
+    engine.settlement.release(live, live.due - engine.clock.elapsed_s() if is_pause else None)
     live.phase = Phase.ENDED
     engine.writer.mark(live)
 

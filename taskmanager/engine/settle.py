@@ -185,13 +185,18 @@ class Settlement:
         live.result_text = stored_error(live.definition, error)
         live.ending = Ending(status, TaskResult(err=error))
 
-    def release(self, live: LiveTask) -> None:
+    def release(self, live: LiveTask, left_s: float | None = None) -> None:
         """→ PENDING and free: any instance may take it. Waiters learn that it goes on.
 
-        What is due stays due, also where the wall clock was stepped back since it was enqueued.
+        What is due stays due, also where the wall clock was stepped back since it was enqueued; and a pause goes on for
+        the `left_s` seconds that are left of it, whatever the clock says by now.
         """
         now = self._now_us()
-        if live.phase in (Phase.READY, Phase.STARTING) or live.enqueued_at <= live.updated_at:
+        if left_s is not None:
+            pause_us = live.enqueued_at - live.updated_at
+            live.enqueued_at = now + max(0, min(int(left_s * SECOND_US), pause_us))
+            live.next_retry_at = None if live.next_retry_at is None else live.enqueued_at
+        elif live.phase in (Phase.READY, Phase.STARTING) or live.enqueued_at <= live.updated_at:
             live.enqueued_at = min(live.enqueued_at, now)
         live.status = TaskStatus.PENDING
         live.owner = live.claimed_at = live.started_at = None

@@ -115,16 +115,34 @@ def expected_of(row: TaskRow) -> Expected:
     return Expected(row.status, row.claimed_by_worker_id, row.start_count)
 
 
+DELAY_KEY: Final = '"is_delay":'
+"""In the `task_options` of a task with a `delay`. One with a `run_at` waits for an instant of the wall clock."""
+
+
+def is_pause(start_count: int, options_text: str) -> bool:
+    """Whether what this row waits for is a time that passes by whatever clock: a delay, or that before another attempt.
+    Looked for as text, as SQL does it: the options of a row may be anything.
+    """
+    return start_count > 0 or DELAY_KEY in options_text
+
+
 def due_at(row: TaskRow, now: int) -> int:
     """When a row that is written again at `now` is due. What was due when it was last written is due, even where the
-    wall clock was stepped back since. A moment that was still to come then is a promise, and stays, unless it ends the
-    pause before another attempt: that is as long as it was, by whatever clock.
+    wall clock was stepped back since. A moment that was still to come then is a promise, and stays, unless it ends a
+    pause: that is as long as it was, by whatever clock.
     """
     if row.enqueued_at <= row.updated_at:
         return min(row.enqueued_at, now)
-    if row.start_count and row.updated_at > now and row.enqueued_at < LAST_US:
+    has_gone_back = row.updated_at > now and row.enqueued_at < LAST_US
+    if has_gone_back and is_pause(row.start_count, row.task_options):
         return now + row.enqueued_at - row.updated_at
     return row.enqueued_at
+
+
+def with_due(row: TaskRow, now: int) -> TaskRow:
+    """The row as it is due when it is written again; `next_retry_at` is the same instant, where there is one."""
+    due = due_at(row, now)
+    return row._replace(enqueued_at=due, next_retry_at=None if row.next_retry_at is None else due)
 
 
 class TaskWrite(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Final
 
 from taskmanager.model.clock import LAST_US
 from taskmanager.model.errors import StoreError
-from taskmanager.model.record import AttemptRow, StartWrite, SuccessWrite, TaskRow, TaskWrite, Write, due_at
+from taskmanager.model.record import AttemptRow, StartWrite, SuccessWrite, TaskRow, TaskWrite, Write, due_at, with_due
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow, busy_of
 from taskmanager.model.states import TERMINAL, WAITING, TaskStatus
 from taskmanager.store.constraints import encodable_write, is_memory_only, write_fault
@@ -187,7 +187,7 @@ class MemoryStore:
     async def make_due(self, now: int) -> int:
         early = [row for row in self.free_rows() if row.enqueued_at != due_at(row, now)]
         for row in early:
-            self._put(row._replace(enqueued_at=due_at(row, now), updated_at=now))
+            self._put(with_due(row, now)._replace(updated_at=now))
         return len(early)
 
     async def free_queues(self) -> list[FreeQueue]:
@@ -424,9 +424,8 @@ def _wins(write: TaskWrite, current: TaskRow | None) -> bool:
 
 
 def _freed(row: TaskRow, now: int) -> TaskRow:
-    return row._replace(
+    return with_due(row, now)._replace(
         status=TaskStatus.PENDING.value,
-        enqueued_at=due_at(row, now),
         claimed_at=None,
         claimed_by_worker_id=None,
         claim_expires_at=None,

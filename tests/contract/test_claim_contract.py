@@ -99,11 +99,20 @@ async def test_a_release_keeps_a_moment_that_is_still_to_come(store: Store) -> N
     assert await store.fetch("later") == task("later", enqueued_at=9_000, updated_at=2_000)
 
 
-async def test_a_pause_before_another_attempt_is_as_long_as_it_was_when_the_clock_goes_back(store: Store) -> None:
-    """A retry or a snooze waits for some seconds, not for a moment: free, or freed when its owner stops or has died."""
-    pause = {"start_count": 2, "enqueued_at": 9_500, "updated_at": 9_000}
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"start_count": 2},
+        {"start_count": 2, "retry_count": 1, "next_retry_at": 9_500},
+        {"task_options": '{"persist":true,"is_delay":true}'},
+    ],
+    ids=["snooze", "retry", "delay"],
+)
+async def test_a_pause_is_as_long_as_it_was_when_the_clock_goes_back(store: Store, kind: dict[str, Any]) -> None:
+    """It waits for some seconds, not for a moment: free, or freed when its owner stops or has died."""
+    pause: dict[str, Any] = {**kind, "enqueued_at": 9_500, "updated_at": 9_000}
     owned = [task(name, **pause, claimed_by_worker_id=name) for name in ("stops", "died")]
-    before = task("before", start_count=2, enqueued_at=9_500, updated_at=900)
+    before = task("before", **{**pause, "updated_at": 900})
     await put(store, task("free", **pause), *owned, before)
     assert await store.make_due(1_000) == 1
     assert await store.make_due(1_000) == 0
@@ -116,6 +125,8 @@ async def test_a_pause_before_another_attempt_is_as_long_as_it_was_when_the_cloc
         "died": 1_500,
         "before": 9_500,
     }
+    if "next_retry_at" in kind:
+        assert all(row.next_retry_at == row.enqueued_at for row in found.values()), "it is shown to people"
 
 
 async def test_the_latest_stamp_tells_of_a_clock_that_went_back(store: Store) -> None:

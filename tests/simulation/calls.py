@@ -95,6 +95,8 @@ class Calls:
             self._world.checks.may_revive.add(keyed_task_id(definition.name, key))
         with suppress(QueueFull):
             handle = call.enqueue(label, plan)
+            if call.bound()[1].run_at_us is not None:
+                self._world.promised_ids.add(handle.task_id)
             self._world.log(process, "accepts", handle.task_id, plan, key or "")
             process.watch(handle)
 

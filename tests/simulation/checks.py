@@ -59,6 +59,8 @@ class Checks:
         """Tasks that have ended by a file that was lost, and not by the older copy in its place."""
         self._lost_runs: set[tuple[str, int]] = set()
         """Attempts that an older copy says are running."""
+        self._changed_us: dict[str, int] = {}
+        """When a task changed last, by the time of the simulation."""
         self.may_revive: set[str] = set()
         """Tasks for which somebody asked that: `retry`, or the same key again."""
 
@@ -181,7 +183,15 @@ class Checks:
         if self.behind and (verb == "open" or not process.view.is_current):
             self.leaves(process, but=frozenset(process.held_ids))
 
+    def is_late_news(self, row: TaskRow) -> bool:
+        """Whether it was stamped by a clock that was ahead, and written when everybody had started who looks for such
+        rows: a stop makes them, and the file may be out of reach until the clock was corrected.
+        """
+        began_us = max((each.began_us for each in self._world.up()), default=0)
+        return row.updated_at > self._world.clock.now_us() and self._changed_us.get(row.task_id, 0) >= began_us
+
     def _note(self, process: "Process", verb: str, row: TaskRow) -> None:
+        self._changed_us[row.task_id] = self._world.now_us
         self._world.log(
             process, verb, row.task_name, row.task_id, row.status, row.claimed_by_worker_id, row.start_count
         )

@@ -23,6 +23,7 @@ class Days:
         self._chance = world.chance
         self._suspended_until_us = 0
         self._steps = self._chance.random() < 0.4
+        self._is_far_ahead = False
         self._is_one_time = bool(world.timetable.entries or world.has_retention)
         """What is due, and what is old, is judged by the one time that all have; elsewhere they may differ."""
         self._deletes = world.is_on_file and self._chance.random() < 0.3
@@ -175,9 +176,11 @@ class Days:
 
     def _step_clock(self) -> None:
         if self._steps:
-            by_s = self._chance.choice((-TWO_HOURS_S, TWO_HOURS_S, TEN_YEARS_S, -90, 90))
+            far_s = -TEN_YEARS_S if self._is_far_ahead else TEN_YEARS_S  # somebody corrects it, sooner or later
+            by_s = self._chance.choice((-TWO_HOURS_S, TWO_HOURS_S, far_s, far_s, -90, 90))
             process = self._world.one()
-            if process is None or self._is_one_time or self._chance.random() < 0.5:
+            if process is None or self._is_one_time or abs(by_s) == TEN_YEARS_S or self._chance.random() < 0.5:
+                self._is_far_ahead ^= abs(by_s) == TEN_YEARS_S
                 self._world.step(by_s)
             else:
                 process.step(by_s)

@@ -108,14 +108,16 @@ class _Scenario:
         self._for_schedules("pause_schedule")
 
     def _reach_promises(self) -> None:
-        """A moment that was still to come when it was stored is waited for, however far a step has put it away."""
-        waiting = [
-            (row.enqueued_at, row.updated_at) for row in self._world.checks.rows.values() if row.status == "PENDING"
-        ]
+        """A moment that was promised is waited for, however far a step has put it away. A pause passes."""
+        waiting = [row for row in self._world.checks.rows.values() if row.status == "PENDING"]
         for each in self._world.up():
             if each.engine is not None:
-                waiting += [(live.enqueued_at, live.sent_at) for live in each.engine.live.values()]
-        promised = [due for due, written in waiting if due > written]
+                waiting += [live.row() for live in each.engine.live.values()]
+        promised = [
+            row.enqueued_at
+            for row in waiting
+            if row.task_id in self._world.promised_ids or self._world.checks.is_late_news(row)
+        ]
         ahead_us = max(promised, default=0) - self._world.clock.now_us()
         if ahead_us > 0:
             self._world.step(ahead_us / 1_000_000)

@@ -56,6 +56,8 @@ class World:
         self.is_over = False
         self.refused: set[tuple[str, int]] = set()
         """Successes that the store has refused once, by task and attempt."""
+        self.promised_ids: set[str] = set()
+        """Tasks with a `run_at`, which is waited for however far the clock is from it."""
         self.suspension_count = 0
         self.loss_count = 0
         self.outage_until_us = 0

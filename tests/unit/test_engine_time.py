@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from taskmanager import TaskExpired, TaskManager, current_task
+from taskmanager import Snooze, TaskExpired, TaskManager, current_task
 from taskmanager.duties.retention import Retention
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.stall import BEAT_S, StallWatch
 from taskmanager.engine.wall_clock import HOLD_S, WatchedClock
 from taskmanager.model.clock import to_us
-from taskmanager.model.record import TaskWrite, expected_of
+from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.store.protocol import Beat, InstanceRow
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.testing import World, isolated
@@ -292,6 +292,68 @@ async def test_the_stamp_of_a_dead_instance_tells_of_a_clock_that_was_ahead(worl
     row = await store.fetch(handle.task_id)
     assert row is not None
     assert row.status == "COMPLETED"
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
+@pytest.mark.parametrize(
+    "steps",
+    [(TEN_YEARS, None, -TEN_YEARS), (TEN_YEARS, -TEN_YEARS, None), (None, TEN_YEARS, None)],
+    ids=["ahead until it is gone", "ahead for a while", "set forwards while it waits"],
+)
+@pytest.mark.parametrize("kind", ["delay", "keyed", "retry", "snooze"])
+async def test_a_pause_is_no_longer_after_a_clock_that_was_wrong(
+    world: World, kind: str, steps: tuple[timedelta | None, ...], is_killed: bool
+) -> None:
+    """A delay is a time and no date, whoever counts it: a stop keeps what is left of it, a death begins it again."""
+    starts = []
+
+    @world.manager.task(retries=1, retry_delay=60, retry_backoff=1)
+    async def job() -> Snooze | None:
+        starts.append(_elapsed_s(world))
+        if kind == "retry" and len(starts) == 1:
+            raise ValueError("again")
+        return Snooze(60) if kind == "snooze" and len(starts) == 1 else None
+
+    before, while_it_waits, after = steps
+    _step(world, before)
+    options: dict[str, Any] = {"idempotency_key": "x"} if kind == "keyed" else {}
+    handle = job.with_options(delay=60 if kind in ("delay", "keyed") else None, **options).enqueue()
+    began_s = _elapsed_s(world)
+    await world.advance(10)
+    _step(world, while_it_waits)
+    await world.advance(10)
+    row = await world.store.sound.fetch(handle.task_id)
+    await world.manager.stop()
+    if is_killed:
+        await _put_back(world, row)
+    _step(world, after)
+    await world.start()
+    left_s = 90 if is_killed else 60  # a retry has its jitter
+    await world.advance(left_s)
+    pause_s = starts[-1] - began_s
+    assert len(starts) == (2 if kind in ("retry", "snooze") else 1)
+    assert pause_s <= 20 + 75 + 1 if is_killed else 44 < pause_s < 76
+    assert (await world.manager.get(handle.task_id)).status == "COMPLETED"
+
+
+def _elapsed_s(world: World) -> float:
+    return 0.0 if world.virtual is None else world.virtual.time()
+
+
+def _step(world: World, by: timedelta | None) -> None:
+    if by is not None:
+        world.clock.step(by)
+
+
+async def _put_back(world: World, row: TaskRow | None) -> None:
+    """The row as its instance had it, which has died."""
+    assert row is not None
+    store = world.store.sound
+    now = await store.fetch(row.task_id)
+    assert now is not None
+    await store.commit([TaskWrite(row, expected_of(now))])
+    stamp = to_us(world.now)
+    await store.save_instance(InstanceRow("dead", None, "host", 1, "main", None, stamp, None, None, stamp))
 
 
 async def test_a_promised_moment_is_kept_through_a_step_and_a_restart(world: World) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import Final
 
 from taskmanager.model.clock import LAST_US
-from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
+from taskmanager.model.record import DELAY_KEY, TaskRow, UnreadableRow, expected_of
 from taskmanager.store.constraints import failed, row_faults, unreadable
 from taskmanager.store.protocol import FREE_COUNT_CAP, ClaimRequest, FreeQueue
 from taskmanager.store.sqlite.connection import transaction
@@ -55,16 +55,18 @@ WHERE rowid IN (SELECT value FROM json_each(:rows))
 _TAKEN: Final = "taskmanager_tasks AS t WHERE t.rowid IN (SELECT value FROM json_each(?))"
 _ABOVE_ALL_PRIORITIES: Final = 1e19
 """Also above those that no version would write: who claims such a row finds out."""
-# As `due_at` says it of a row.
+# As `is_pause` and `due_at` say it of a row.
+_IS_PAUSE: Final = f"(start_count > 0 OR instr(task_options, '{DELAY_KEY}'))"
 _DUE_AT: Final = f"""
     CASE WHEN enqueued_at <= updated_at THEN min(enqueued_at, :now)
-        WHEN start_count > 0 AND updated_at > :now AND enqueued_at < {LAST_US} THEN :now + enqueued_at - updated_at
+        WHEN updated_at > :now AND enqueued_at < {LAST_US} AND {_IS_PAUSE} THEN :now + enqueued_at - updated_at
         ELSE enqueued_at END
 """
+_DUE: Final = f"enqueued_at = {_DUE_AT}, next_retry_at = iif(next_retry_at IS NULL, NULL, {_DUE_AT})"
 _FREED: Final = f"""
     status = 'PENDING', claimed = 0, claimed_at = NULL, claimed_by_worker_id = NULL, claim_expires_at = NULL,
     updated_at = :now,
-    enqueued_at = {_DUE_AT}
+    {_DUE}
 """
 # The three statuses are there for the owner index, the two for the meaning.
 _WAITS_AT: Final = (
@@ -197,9 +199,9 @@ def make_due(connection: sqlite3.Connection, now: int) -> int:
     with transaction(connection):
         return connection.execute(
             f"""
-            UPDATE {_FREE} SET enqueued_at = {_DUE_AT}, updated_at = :now
+            UPDATE {_FREE} SET {_DUE}, updated_at = :now
             WHERE {_IS_FREE} AND enqueued_at > :now AND updated_at > :now
-                AND (enqueued_at <= updated_at OR start_count > 0)
+                AND (enqueued_at <= updated_at OR {_IS_PAUSE})
             """,
             {"now": now},
         ).rowcount

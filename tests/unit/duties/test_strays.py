@@ -149,6 +149,24 @@ async def test_no_stray_is_judged_while_a_claim_or_a_commit_is_under_way(
     assert world.started == 1
 
 
+async def test_an_end_that_was_told_is_no_stray_between_two_tries_to_write_it(
+    tmp_path: Path, make: Callable[..., Any]
+) -> None:
+    """The first try after an outage finds the row as it is there, the second one writes over it; memory has the end."""
+    end = (Fault.fail(2, verb="commit", after=True), Fault.hold(4, verb="commit"))
+    world = make(tmp_path, *end)
+    async with world.manager as manager:
+        handle = world.work.enqueue()
+        await handle
+        await until(lambda: world.faulty.held == ["commit"])
+        assert [handle.task_id] == list(world.lifecycle.engine.writer.unsaved_ended)
+        assert await world.duties._strays.recover() == 0
+        world.faulty.let_go()
+        await manager.flush()
+        assert not world.lifecycle.engine.writer.unsaved_ended
+    assert world.counts() == {"COMPLETED": 1}
+
+
 @pytest.mark.parametrize("queue", ["default", "shared"])
 async def test_rows_of_a_claim_whose_answer_is_lost_run_once(
     tmp_path: Path, queue: str, make: Callable[..., Any]
