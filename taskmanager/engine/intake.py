@@ -18,7 +18,7 @@ from enum import Enum
 from typing import Any, Final
 
 from taskmanager.engine import child
-from taskmanager.engine.definition import CallOptions, Definition, with_delay
+from taskmanager.engine.definition import CallOptions, Definition
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.events import tell
 from taskmanager.engine.inbox import Inbox
@@ -167,18 +167,13 @@ class Intake:
         if options.good_until_us is not None:
             live.good_until = options.good_until_us
         if options.delay_s:
-            self._delay(live, options.delay_s)
+            live.delay(options.delay_s, self.clock.elapsed_s())
         elif options.run_at_us is not None and options.run_at_us > now:
             live.enqueued_at = options.run_at_us
         if key is not None:
             live.idempotency_key = key
             self._digest(live, args, kwargs)
         return live
-
-    def _delay(self, live: LiveTask, delay_s: float) -> None:
-        live.enqueued_at += int(delay_s * SECOND_US)
-        live.due = self.clock.elapsed_s() + delay_s
-        live.options_text = with_delay(live.options_text)
 
     @staticmethod
     def _digest(live: LiveTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -11,9 +11,10 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from taskmanager.codec.values import loads
-from taskmanager.engine.definition import Definition
+from taskmanager.engine.definition import Definition, with_delay
 from taskmanager.engine.row_codec import stored_arguments
 from taskmanager.engine.saving import NOT_SAVED, Saving
+from taskmanager.model.clock import SECOND_US
 from taskmanager.model.record import AttemptRow, Expected, TaskRow, is_pause
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
@@ -210,6 +211,12 @@ class LiveTask:
         if self.save_waiters is None:
             self.save_waiters = []
         return self.save_waiters
+
+    def delay(self, delay_s: float, elapsed_s: float) -> None:
+        """Let a new task wait for so long; `elapsed_s` is the clock that no step moves."""
+        self.enqueued_at += int(delay_s * SECOND_US)
+        self.due = elapsed_s + delay_s
+        self.options_text = with_delay(self.options_text)
 
     @property
     def is_pause(self) -> bool:
