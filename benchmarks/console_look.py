@@ -1,9 +1,11 @@
-"""How long does one look of `taskmanager status` take on a file with a long history?
+"""How long does one look take on a file with a million rows: of `taskmanager status`, and of `manager.console()`?
 
-All of it is read from indexes in windows of time, except the counts by status, which read one index from end to end.
+All of it is read from indexes in windows of time, except the counts by status. The command counts every row, which
+reads one index from end to end; `console()` stands in the way of the loop, and stops at a cap.
 """
 
 import asyncio
+import io
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from _harness import Sheet, database, parse_options
+from rich.console import Console
 
 from taskmanager import TaskManager
 from taskmanager.console.observer import look
@@ -65,6 +68,26 @@ def look_once(path: str) -> float:
     return (time.perf_counter() - began) * 1000
 
 
+async def console_times(path: str) -> list[float]:
+    """Milliseconds that `manager.console()` takes on the loop, drawn."""
+    manager, screen = TaskManager(path), Console(file=io.StringIO(), width=120)
+    times = []
+    async with manager:
+        for _ in range(10):
+            began = time.perf_counter()
+            screen.print(manager.console())
+            times.append((time.perf_counter() - began) * 1000)
+    return times
+
+
+def make_them(path: str, status: str) -> None:
+    """Give all rows another status, as it is after a long outage, or while nobody knows their function."""
+    ended = "sent_at, error_code = 'REFUSED'" if status == "FAILED" else "NULL, error_code = NULL"
+    change = f"status = '{status}', completed_at = NULL, failed_at = {ended}"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"UPDATE taskmanager_tasks SET {change}")
+
+
 def main() -> None:
     """Print the table."""
     options = parse_options(__doc__)
@@ -76,6 +99,13 @@ def main() -> None:
             look_once(path)
             times = [look_once(path) for _ in range(10)]
             sheet.add(f"one look at {count:,} ended tasks, {ROWS_PER_S} per second", times, "ms")
+            sheet.add(
+                f"console() with {count:,} ended tasks", asyncio.run(console_times(path)), "ms", target="<= 100 ms"
+            )
+            for status in ("FAILED", "PENDING"):
+                make_them(path, status)
+                times = asyncio.run(console_times(path))
+                sheet.add(f"console() with {count:,} {status} tasks", times, "ms", target="<= 100 ms")
     sheet.print()
 
 

@@ -487,7 +487,7 @@ class TaskManager:
     def console(self) -> "RenderableType":
         """What `taskmanager status` shows, as a renderable for `rich.print`.
 
-        Reads the file here and now: the loop stands still for some milliseconds, half a second where it is locked.
+        Reads the file here and now: some milliseconds, half a second where it is locked. Counts end at 50,000 each.
         """
         from taskmanager.console.instance import instance_view
 

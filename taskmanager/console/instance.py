@@ -78,16 +78,16 @@ class SelfPortrait:
             return self.picture()
         if self._is_due():
             mark = self._take_mark()
-            if await asyncio.to_thread(self.look):
+            if await asyncio.to_thread(self.look, counts_all=True):
                 self._mark = mark
         return self._drawn(self._memory())
 
-    def look(self) -> bool:
-        """Read the store; whether it could be read."""
+    def look(self, *, counts_all: bool = False) -> bool:
+        """Read the store; whether it could be read. Who has time for it counts all rows."""
         clock = self._engine.clock
         began_s = clock.elapsed_s()
         try:
-            self._glance, self._fault = self._engine.store.glance(clock.now_us()), None
+            self._glance, self._fault = self._engine.store.glance(clock.now_us(), counts_all=counts_all), None
         except StoreError as exc:
             self._fault = str(exc)
         took_s = clock.elapsed_s() - began_s
@@ -128,9 +128,9 @@ class SelfPortrait:
 
     def _drawn(self, memory: "_Memory") -> Picture:
         now = memory.row.updated_at
-        found, counts = self._glance or (_nothing(now), NO_COUNTS)
+        found, counts, capped = self._glance or Glance(_nothing(now), NO_COUNTS)
         together = {status: max(0, number + memory.differences[status]) for status, number in counts.items()}
-        own = Own(memory.row, memory.document, together)
+        own = Own(memory.row, memory.document, together, capped)
         picture = self._observer.picture(_with_ended(found, memory.ended, now), counts, own)
         if self._fault is None:
             return picture

@@ -45,11 +45,14 @@ class _Sign(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What an instance knows of itself, newer than its row. `counts` are all tasks by status, memory included."""
+    """What an instance knows of itself, newer than its row. `counts` are all tasks by status, memory included, and more
+    of those that are `capped`.
+    """
 
     row: InstanceRow
     document: Document
     counts: Mapping[TaskStatus, int]
+    capped: frozenset[TaskStatus] = frozenset()
 
 
 class Observer:
@@ -85,6 +88,7 @@ class Observer:
         drawn = Picture(
             taken_at=found.taken_at,
             counts=_with_memory(counts if own is None else own.counts, of_others),
+            capped=frozenset() if own is None else own.capped,
             instances=tuple(sorted(instances, key=_by_importance)),
             queues=queues_of(words, found.free, found.paused, found.taken_at),
             minute=found.minute,

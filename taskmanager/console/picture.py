@@ -125,11 +125,14 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """Everything. `counts` has every status, memory-only tasks of living instances included."""
+    """Everything. `counts` has every status, memory-only tasks of living instances included. There are more than was
+    counted of those that are `capped`.
+    """
 
     taken_at: int
     problems: tuple[Problem, ...] = ()
     counts: Mapping[TaskStatus, int]
+    capped: frozenset[TaskStatus] = frozenset()
     instances: tuple[InstanceSight, ...] = ()
     queues: tuple[QueueSight, ...] = ()
     minute: Pace

@@ -10,8 +10,9 @@ from taskmanager.model.clock import from_us
 
 
 def plain_data(picture: Picture) -> dict[str, Any]:
-    """The object of `taskmanager status --json`."""
+    """The object of `taskmanager status --json`. The command counts everything, so nothing is capped."""
     found: dict[str, Any] = _plain("", picture)
+    del found["capped"]
     return found
 
 

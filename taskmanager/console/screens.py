@@ -227,21 +227,23 @@ def _overview(picture: Picture, grid: Grid) -> Iterator[Text | str]:
 
 def _counts(picture: Picture, grid: Grid) -> Iterator[Text]:
     """Tasks by status, in as many lines as they need."""
-    counts = picture.counts
+    counts, capped = picture.counts, picture.capped
     shown = [
-        ("running", picture.running_count, RUNNING_STYLE),
-        ("waiting", picture.waiting_count, ""),
-        ("completed", counts[TaskStatus.COMPLETED], "green"),
-        ("failed", counts[TaskStatus.FAILED], FAILED_STYLE),
+        ("running", picture.running_count, RUNNING_STYLE, TaskStatus.RUNNING in capped),
+        ("waiting", picture.waiting_count, "", not capped.isdisjoint((TaskStatus.PENDING, TaskStatus.CLAIMED))),
     ]
+    if counts[TaskStatus.COMPLETED] or TaskStatus.COMPLETED not in capped:
+        shown.append(("completed", counts[TaskStatus.COMPLETED], "green", TaskStatus.COMPLETED in capped))
+    shown.append(("failed", counts[TaskStatus.FAILED], FAILED_STYLE, TaskStatus.FAILED in capped))
     others = (TaskStatus.CANCELLED, TaskStatus.EXPIRED, TaskStatus.INTERRUPTED)
-    shown += [(status.lower(), counts[status], "") for status in others if counts[status]]
+    shown += [(status.lower(), counts[status], "", status in capped) for status in others if counts[status]]
     line = Text.assemble(MARGIN, (f"{'tasks':<{_LABEL}}", "dim"))
-    for word, number, style in shown:
-        if line.cell_len + len(f"{compact(number)} {word}") > grid.width and line.cell_len > _LABEL + len(MARGIN):
+    for word, number, style, is_capped in shown:
+        figure = compact(number, is_capped=is_capped)
+        if line.cell_len + len(f"{figure} {word}") > grid.width and line.cell_len > _LABEL + len(MARGIN):
             yield line
             line = Text(" " * (len(MARGIN) + _LABEL))
-        line.append(compact(number), f"bold {style}".strip() if number else "dim")
+        line.append(figure, f"bold {style}".strip() if number else "dim")
         line.append(f" {word}", "" if number else "dim").append("  ")
     yield line
 

@@ -383,7 +383,7 @@ class MemoryStore:
     async def renew_log(self) -> None:
         """There is none."""
 
-    def glance(self, now: int) -> Glance:
+    def glance(self, now: int, *, counts_all: bool) -> Glance:
         """Not from another thread while tasks run: unlike a file, it has no snapshots."""
         rows = {**self._live, **self._ended}
         attempts = (each for task_id, found in self._attempts.items() if task_id in rows for each in found.values())

@@ -369,8 +369,9 @@ class Store(Protocol):
         """
         ...
 
-    def glance(self, now: int) -> "Glance":
-        """What the console shows, here and now: the one verb that blocks, for some milliseconds, in any thread.
+    def glance(self, now: int, *, counts_all: bool) -> "Glance":
+        """What the console shows, here and now: the one verb that blocks, for some milliseconds, in any thread; with
+        `counts_all` half a second for each million rows that wait or have failed.
 
         A file is read through a connection of its own. Raises `StoreError` when it cannot be, and that within a second
         where another program has it locked.

@@ -13,6 +13,8 @@ from taskmanager.store.protocol import FreeQueue, InstanceRow
 
 ENDED_CAP: Final = 100_000
 """Attempts of a window are counted up to here; with more, the window is cut to what these cover."""
+COUNT_CAP: Final = 50_000
+"""Rows of one status that are counted where the loop waits for it; that takes some 5 ms for each such status."""
 SAMPLE: Final = 1_000
 """Attempts, newest first, from which durations and failures are told per task."""
 OWNED_CAP: Final = 1_000
@@ -107,7 +109,10 @@ class Statistics:
 
 
 class Glance(NamedTuple):
-    """All that the console asks of a store, and the rows by status, zeros included."""
+    """All that the console asks of a store, and the rows by status, zeros included. There are more than was counted of
+    those that are `capped`.
+    """
 
     statistics: Statistics
     counts: Mapping[TaskStatus, int]
+    capped: frozenset[TaskStatus] = frozenset()

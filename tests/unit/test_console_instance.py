@@ -181,7 +181,7 @@ async def glance_of(store: Store) -> Glance:
     assert report == ({}, {})
     await store.set_paused("mail", True, NOW)
     await store.declare_schedules([ScheduleDeclaration("s", "h", "job", "every 5 s", "{}", NOW + 5)], OTHER, NOW)
-    found = store.glance(NOW)
+    found = store.glance(NOW, counts_all=True)
     await store.close()
     return found
 
@@ -199,6 +199,28 @@ async def test_both_stores_tell_the_same(tmp_path: Path) -> None:
     assert file.statistics.schedules == (NextRun("s", "job", "every 5 s", NOW + 5, None, False, False),)
     assert [each.error_code for each in file.statistics.failures] == ["BOOM", "FIRST"]
     assert [each[1:] for each in file.statistics.most_failing] == [(2, "BOOM", "boom" * 50)]
+
+
+@pytest.mark.parametrize("status", [TaskStatus.PENDING, TaskStatus.FAILED, TaskStatus.COMPLETED])
+async def test_console_on_the_loop_counts_no_more_than_a_cap(
+    tmp_path: Path, status: TaskStatus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million rows that wait or have failed would take half a second. What is shown then is true: "3+ waiting"."""
+    monkeypatch.setattr("taskmanager.store.sqlite.store.COUNT_CAP", 3)
+    store = SqliteStore(tmp_path / "tasks.db")
+    await store.open()
+    ended = {TaskStatus.FAILED: {"failed_at": NOW}, TaskStatus.COMPLETED: {"completed_at": NOW}}.get(status, {})
+    rows = [task(f"t{n}", status=status.value, **ended) for n in range(5)]
+    rows.append(task("cancelled", status="CANCELLED", failed_at=NOW))
+    assert await store.commit([TaskWrite(row, None) for row in rows]) == ({}, {})
+    few, all_of_them = store.glance(NOW, counts_all=False), store.glance(NOW, counts_all=True)
+    await store.close()
+    assert (all_of_them.counts[status], all_of_them.capped) == (5, frozenset())
+    assert few.counts[TaskStatus.CANCELLED] == 1
+    if status is TaskStatus.COMPLETED:
+        assert (few.counts[status], few.capped) == (5, frozenset())
+    else:
+        assert (few.counts[status], few.capped) == (3, {status, TaskStatus.COMPLETED})
 
 
 async def test_counts_are_right_also_between_two_looks_at_the_file(tmp_path: Path) -> None:

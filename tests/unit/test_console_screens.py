@@ -18,6 +18,7 @@ from rich.text import Text
 
 from taskmanager.console.picture import Picture, Problem
 from taskmanager.console.screens import StatusScreen, fault_lines, group, status_lines, watch_lines
+from taskmanager.model.states import TaskStatus
 from taskmanager.store.statistics import TaskFailures
 from tests.screenshots import DOCS, SCREENS
 from tests.unit import screens
@@ -182,3 +183,12 @@ def test_the_screenshots_of_the_documents_show_what_is_drawn_today(name: str) ->
     drawn_words = [word for line in SCREENS[name] for word in line.plain.split() if "─" not in word]
     missing = [word for word in drawn_words if word not in words]
     assert missing == []
+
+
+def test_screen_says_of_a_count_that_ended_at_its_cap_that_there_are_more() -> None:
+    """And nothing of completed tasks where nothing is known of them."""
+    capped = frozenset({TaskStatus.PENDING, TaskStatus.COMPLETED})
+    counts = {**BUSY.counts, TaskStatus.PENDING: 50_000, TaskStatus.COMPLETED: 0}
+    screen = drawn(status_lines(replace(BUSY, counts=counts, capped=capped), 120, 40), 120)
+    assert re.search(r"50,?0?0?0?k?\+ waiting", screen)
+    assert "completed" not in screen

@@ -12,6 +12,7 @@ from typing import Any, Final
 from taskmanager.model.record import PAYLOAD, AttemptRow, TaskRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import InstanceRow, TaskFilter
+from taskmanager.store.sqlite.reading import snapshot
 from taskmanager.store.sqlite.rows import (
     Undecodable,
     is_odd_id,
@@ -183,6 +184,20 @@ def counts(connection: sqlite3.Connection) -> dict[TaskStatus, int]:
     for status, number in found:
         counted[status_of(status)] += number
     return counted
+
+
+def counts_up_to(connection: sqlite3.Connection, cap: int) -> tuple[dict[TaskStatus, int], frozenset[TaskStatus]]:
+    """The same, but at most so many rows of each status; and which ones have more. Of the completed nothing is known
+    then.
+    """
+    some = f"SELECT count(*) FROM (SELECT 1 FROM {_NOT_COMPLETED} AND status = ? LIMIT {cap})"
+    with snapshot(connection):
+        counted = {each: connection.execute(some, (each.value,)).fetchone()[0] for each in TaskStatus}
+        (total,) = connection.execute("SELECT count(*) FROM taskmanager_tasks").fetchone()
+    capped = frozenset(each for each, number in counted.items() if number >= cap)
+    if capped:
+        return counted, capped | {TaskStatus.COMPLETED}
+    return counted | {TaskStatus.COMPLETED: total - sum(counted.values())}, capped
 
 
 def instances(connection: sqlite3.Connection) -> list[InstanceRow]:

@@ -36,7 +36,7 @@ from taskmanager.store.sqlite.schema import migrate
 from taskmanager.store.sqlite.stamp import LogStamp
 from taskmanager.store.sqlite.statistics import statistics
 from taskmanager.store.sqlite.wal import WAL_LIMITS, Wal, WalLimits
-from taskmanager.store.statistics import Glance
+from taskmanager.store.statistics import COUNT_CAP, Glance
 
 RENEW_S: Final = 1.5
 """How long the file is left alone when its log was deleted: all instances have noticed then, and have let go of it.
@@ -330,11 +330,13 @@ class SqliteStore:
                 f"{self.path} has lost its log, and a connection of this process still uses that; close it"
             )
 
-    def glance(self, now: int) -> Glance:
+    def glance(self, now: int, *, counts_all: bool) -> Glance:
         with open_read_only(self.path, patience_s=GLANCE_PATIENCE_S) as connection:
             with snapshot(connection):
                 found = statistics(connection, now)
-            return Glance(found, queries.counts(connection))
+            if counts_all:
+                return Glance(found, queries.counts(connection))
+            return Glance(found, *queries.counts_up_to(connection, COUNT_CAP))
 
     async def checkpoint(self) -> bool:
         """Move the log into the file, and cut it where it is large; False when a reader kept part of it back."""
