@@ -17,6 +17,13 @@ TEXTS: Final[dict[str, bytes | str]] = {
     "no UTF-8": b"\xff",
     "cut UTF-8": b"caf\xc3",
     "raw surrogate": b"\xed\xa0\x80",
+    "raw NUL": "a\0b",
+    "empty": "",
+    "long": "x" * 5_000,
+    "steering": "\x1b[31m\u202e\n",
+}
+"""What any text may be."""
+DOCUMENTS: Final = {
     "malformed": "{",
     "number": "5",
     "list": "[1]",
@@ -24,17 +31,22 @@ TEXTS: Final[dict[str, bytes | str]] = {
     "deep": "[" * 5_000,
     "closed deep": "[" * 500 + "]" * 500,
     "deep object": '{"a":' * 500 + "1" + "}" * 500,
-    "raw NUL": "a\0b",
     "escaped surrogate": '{"a": "\\ud800"}',
     "huge number": f'{{"done": {10**400}, "at": {10**30}}}',
-    "path": "../../etc/passwd",
-    "absolute": "/etc/passwd",
-    "dots": "..",
-    "empty": "",
-    "long": "x" * 5_000,
-    "steering": "\x1b[31m\u202e\n",
 }
-NUMBERS: Final = (-1, 0, 101, 253_402_300_800_000_000, 2**62, 2**63 - 1, -(2**63))
+"""And what is read as JSON."""
+NAMES: Final = {"path": "../../etc/passwd", "absolute": "/etc/passwd", "dots": ".."}
+"""And what names an instance, whose lock is a file."""
+INSTANTS: Final = (-1, 253_402_300_800_000_000, 2**63 - 1, -(2**63))
+COUNTS: Final = (*INSTANTS, 0, 101, 2**62)
+
+_DOCUMENT_COLUMNS: Final = {
+    "args", "kwargs", "result", "task_options", "tags", "progress", "log", "live_tasks", "queues", "queue_priorities",
+    "queue_max_concurrency", "recovery_config", "template",
+}  # fmt: skip
+_NAME_COLUMNS: Final = {
+    "claimed_by_worker_id", "finalizing_by_worker_id", "instance_id", "owner_id", "worker_id", "sender_id", "id",
+}  # fmt: skip
 
 FREE: Final[dict[str, Any]] = {
     "task_name": "add",
@@ -84,12 +96,15 @@ def insert(connection: sqlite3.Connection, table: str, row: dict[str, Any]) -> N
     connection.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({', '.join(places)})", tuple(row.values()))
 
 
-def odd_values(kind: str) -> Iterator[tuple[str, Any]]:
-    """What is put into a column of that type."""
+def odd_values(column: str, kind: str) -> Iterator[tuple[str, Any]]:
+    """What is put into a column of that type: whatever its readers could stumble over."""
     if kind == "TEXT":
         yield from TEXTS.items()
+        yield from DOCUMENTS.items() if column in _DOCUMENT_COLUMNS else ()
+        yield from NAMES.items() if column in _NAME_COLUMNS else ()
     else:
-        yield from ((str(number), number) for number in NUMBERS)
+        is_instant = column.endswith(("_at", "_for", "_until"))
+        yield from ((str(number), number) for number in (INSTANTS if is_instant else COUNTS))
 
 
 async def made_file(path: Path) -> sqlite3.Connection:
@@ -107,7 +122,7 @@ def fill_tasks(connection: sqlite3.Connection) -> list[Odd]:
     """A row for each column, each odd value and each state a task may be in; what each of them is."""
     made: list[Odd] = []
     for column, kind in columns_of(connection, "taskmanager_tasks").items():
-        for name, value in odd_values(kind):
+        for name, value in odd_values(column, kind):
             for state, row in STATES.items():
                 task_id = f"{len(made):08x}-0000-7000-8000-000000000000"
                 odd = Odd(task_id, state, column, name)
@@ -159,7 +174,7 @@ def fill_others(connection: sqlite3.Connection, task_id: str, tables: tuple[str,
     for table in tables:
         number = 0
         for column, kind in columns_of(connection, table).items():
-            for _, value in odd_values(kind):
+            for _, value in odd_values(column, kind):
                 number += 1
                 row: dict[str, Any] = dict(OTHERS[table])
                 if table in _KEYS:

@@ -200,11 +200,16 @@ async def test_the_attempt_of_an_unreadable_row_is_written_once(path: Path, colu
         assert faults(connection) == []
 
 
-async def test_an_id_with_a_nul_is_one_that_cannot_be_read(path: Path) -> None:
-    """JSON in SQLite ends a text there, and a list of such ids would name others."""
-    store = await written(path, {"id": "a\0b", **FREE}, {"id": "a", **FREE, "sent_at": NOW + 1})
+async def test_an_id_or_owner_with_a_nul_cannot_be_read(path: Path) -> None:
+    """JSON in SQLite ends a text there, so that a list of such names is one of others. Other text may hold one."""
+    owned = {**RUNNING, "claimed_by_worker_id": "o\0o"}
+    rows = {"a\0b": FREE, "a": {**FREE, "sent_at": NOW + 1}, "told": {**LOST, "failed_reason": "a\0b"}, "owned": owned}
+    store = await written(path, *({"id": task_id, **row} for task_id, row in rows.items()))
     assert list(await store.fetch_ids(["a\0b"])) == ["a", "a\0b"]
     assert {row.task_id: row.status for row in await store.claim(claim_of())} == {"a": "CLAIMED", "a\0b": "FAILED"}
+    found = await store.fetch_ids(list(rows))
+    assert [task_id for task_id, row in found.items() if isinstance(row, UnreadableRow)] == ["owned", "a\0b"]
+    assert await store.fetch("owned") == found["owned"]
     await store.close()
 
 
