@@ -89,7 +89,9 @@ async def _recover(
     dead = [each for each in known if is_dead(database, each)]
     before = await _orphans(store, database, {*known} - {*dead})
     budget = RecoveryConfig().crash_budget
-    recovery = Recovery(store, clock, identity, database, crash_budget=budget, tell=lambda row: None)  # said at the end
+    recovery = Recovery(
+        store, clock, identity, database, crash_budget=budget, tell=lambda write: None
+    )  # said at the end
     await patiently(recovery.run_once)
     # One whose lock file was put back meanwhile lives: what has become of its tasks is its own doing.
     alive = {each.instance_id for each in await store.instances()}

@@ -15,7 +15,7 @@ from typing import Final
 
 from taskmanager.codec.results import encode_error_text
 from taskmanager.engine.definition import options_of, retry_rule_of
-from taskmanager.engine.events import log_failed
+from taskmanager.engine.events import log_judged
 from taskmanager.engine.instance import (
     PUT_BACK_S,
     Identity,
@@ -50,7 +50,7 @@ class Recovery:
         *,
         crash_budget: int,
         random_01: Callable[[], float] = random.random,
-        tell: Callable[[TaskRow], None] = log_failed,
+        tell: Callable[[TaskWrite], None] = log_judged,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -129,7 +129,7 @@ class Recovery:
         moved = await self.recover([unreadable(row, [report.rejected[row.task_id]]) for row in odd])
         for write in writes:
             if write.row.task_id not in report.lost and write.row.task_id not in report.rejected:
-                self._tell(write.row)
+                self._tell(write)
         return moved + len(rows) - len(report.lost) - len(report.rejected)
 
     async def _find_dead(self, registered: Iterable[str]) -> set[str]:

@@ -9,7 +9,7 @@ from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.outcome import Outcome, frames_of
 from taskmanager.engine.settle import Next
 from taskmanager.model.logger import Block, Raised, logger
-from taskmanager.model.record import TaskRow
+from taskmanager.model.record import TaskRow, TaskWrite
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted, why
 
@@ -114,3 +114,13 @@ def log_failed(row: TaskRow) -> None:
         about = {"task_id": row.task_id, "task_name": row.task_name, "error_code": row.error_code}
         text = "task %s (%s) failed with %s"
         logger.error(text, row.task_name, row.task_id, why(str(row.error_code), row.failed_reason), extra=about)
+
+
+def log_judged(write: TaskWrite) -> None:
+    """What became of a task whose owner is gone: an ERROR if it failed for good, a WARNING if it is tried again."""
+    log_failed(write.row)
+    for attempt in write.attempts:
+        if attempt.will_retry:
+            about = {"task_id": write.row.task_id, "task_name": write.row.task_name}
+            reason = why(str(attempt.error_code), attempt.error_message)
+            logger.warning("task %s (%s) failed with %s", write.row.task_name, write.row.task_id, reason, extra=about)

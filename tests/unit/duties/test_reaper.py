@@ -58,17 +58,24 @@ async def test_silence_is_judged_by_role_and_a_beat_exactly_as_old_as_the_thresh
     assert [(each.attempt, each.outcome) for each in attempts] == [(1, "WORKER_FAILURE")]
 
 
-async def test_a_task_that_a_crash_has_failed_is_one_error(stage: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """As one whose failure was seen to happen: nobody else would tell. What goes on is no error."""
+RETRIED = """{"retry": {"codes": ["WORKER_CRASHED"], "max_retries": 1, "intervals": [1.0], "is_exponential": false,
+"factor": 2.0, "jitter": true, "min_delay_s": 1.0, "max_delay_s": null}}"""
+
+
+async def test_a_crash_says_why_as_any_failure_does(stage: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """One ERROR for good, one WARNING for a retry: nobody else would tell. What only goes on is neither."""
     scene = await stage()
     safe = task("safe", status="RUNNING", task_options='{"requeue_on_interrupt": true}')
-    await scene.other(
-        "gone", task("running", status="RUNNING"), safe, task("claimed", status="CLAIMED"), is_alive=False
-    )
+    again = task("again", status="RUNNING", task_options=RETRIED)
+    claimed = task("claimed", status="CLAIMED")
+    await scene.other("gone", task("running", status="RUNNING"), safe, again, claimed, is_alive=False)
     await scene.manager._lifecycle._duties.recover()
-    (said,) = [each for each in caplog.records if each.levelno >= logging.ERROR]
-    assert (said.task_id, said.task_name) == ("running", "app:job")
-    assert "failed with WORKER_CRASHED" in said.getMessage()
+    said = {each.task_id: each for each in caplog.records if hasattr(each, "task_id")}
+    assert {name: each.levelname for name, each in said.items()} == {"running": "ERROR", "again": "WARNING"}
+    assert said["running"].task_name == said["again"].task_name == "app:job"
+    reason = "failed with WORKER_CRASHED: its owner is gone while it ran; "
+    assert f"{reason}no policy retries a crash" in said["running"].getMessage()
+    assert f"{reason}retry 1 of 1" in said["again"].getMessage()
 
 
 @pytest.mark.parametrize(
