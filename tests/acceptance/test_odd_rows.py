@@ -81,6 +81,7 @@ def test_every_command_that_looks_answers(odd_file: OddFile, as_json: tuple[str,
     assert run(file, "status", *as_json).code == 0
     assert run(file, "schedules", *as_json).code == 0
     assert "integrity" in run(file, "doctor", *as_json).out
+    assert run(file, "backup", str(file.path.with_name("copy.db")), *as_json).code == 0
     listed = run(file, "list", "--limit", str(EVERY), *as_json).out
     assert [each for each in (*named, *file.ended, *file.unfinished) if each not in listed] == []
     for task_id in (*file.ended, *named[::13]):

@@ -12,7 +12,8 @@ from taskmanager.model.schedule import ScheduleFire
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import ClaimRequest, TaskFilter
 from taskmanager.store.sqlite import SqliteStore
-from taskmanager.store.sqlite.health import faults
+from taskmanager.store.sqlite.backup import back_up
+from taskmanager.store.sqlite.health import faults, unreadable
 from taskmanager.store.sqlite.reading import open_read_only
 from taskmanager.store.sqlite.search import Search, find, find_ids, ids_like, memory_only, queue_names
 from tests.acceptance.odd_files import DEAD, FREE, LOST, NOW, OTHERS, RUNNING, insert, made_file
@@ -223,3 +224,15 @@ async def test_a_schedule_goes_on_whatever_its_row_says(path: Path) -> None:
     assert {row.run_count: row.next_run_at for row in await store.schedules()} == {5: NOW + 1, 2**63 - 1: NOW + 1}
     assert await store.fetch("t1")
     await store.close()
+
+
+@pytest.mark.parametrize("odd", [{"priority": 500}, {"completed_at": 5}, {"tags": "{"}, {"start_count": -1}])
+async def test_doctor_names_the_row_and_calls_the_file_sound(path: Path, odd: dict[str, Any]) -> None:
+    """A row that breaks a `CHECK` is one row: it needs no backup put in its place, and keeps nobody from making one."""
+    await (await written(path, {"id": "odd", **FREE, **odd}, {"id": "a", **FREE})).close()
+    with open_read_only(path) as connection:
+        assert faults(connection) == []
+        assert unreadable(connection) == ["odd"]
+        assert back_up(connection, path, path.with_name("copy.db"), is_replacing=False)
+    with open_read_only(path.with_name("copy.db")) as connection:
+        assert find_ids(connection, Search()) == ["a", "odd"]

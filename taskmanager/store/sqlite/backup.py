@@ -19,6 +19,7 @@ from typing import Final
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.wording import remedy
 from taskmanager.store.sqlite.connection import primary_code
+from taskmanager.store.sqlite.health import damages
 from taskmanager.store.sqlite.open_files import open_existing
 from taskmanager.store.sqlite.reading import snapshot
 
@@ -44,7 +45,7 @@ def back_up(source: sqlite3.Connection, database: Path, file: Path, *, is_replac
                 _copy_pages(source, copy)
                 # A file that nobody writes to needs no log beside it; the application turns it on again.
                 copy.execute("PRAGMA journal_mode = DELETE").fetchone()
-                faults = [line for (line,) in copy.execute(f"PRAGMA integrity_check({MAX_FAULTS})") if line != "ok"]
+                faults = damages(copy, MAX_FAULTS)
         except sqlite3.Error as error:
             raise _explained(database, file, error) from error
         if faults:

@@ -4,6 +4,7 @@ import sqlite3
 from typing import Final, NamedTuple
 
 from taskmanager.model.record import UnreadableRow
+from taskmanager.store.constraints import row_faults
 from taskmanager.store.sqlite.queries import task_rows
 from taskmanager.store.sqlite.statements import LIVE_SQL
 
@@ -23,13 +24,22 @@ class Owned(NamedTuple):
     number: int
 
 
+def damages(connection: sqlite3.Connection, most: int = MAX_FAULTS) -> list[str]:
+    """What is wrong with the pages and indexes of the file, a sentence each; it reads all of it. A row that breaks a
+    `CHECK` harms no other, and is no damage of the file.
+    """
+    connection.execute("PRAGMA ignore_check_constraints = ON")
+    try:
+        return [str(line) for (line,) in connection.execute(f"PRAGMA integrity_check({most})") if line != "ok"]
+    finally:
+        connection.execute("PRAGMA ignore_check_constraints = OFF")
+
+
 def faults(connection: sqlite3.Connection) -> list[str]:
-    """What SQLite finds wrong with the file, a sentence each; it reads all of it."""
+    """The damages of the file, and rows that belong to none."""
     found = []
     try:
-        for (line,) in connection.execute(f"PRAGMA integrity_check({MAX_FAULTS})"):
-            if line != "ok":
-                found.append(str(line))
+        found += damages(connection)
         for table, row, parent, _ in connection.execute("PRAGMA foreign_key_check"):
             found.append(f"row {row} of {table} belongs to no row of {parent}")
             if len(found) >= MAX_FAULTS:
@@ -52,13 +62,15 @@ def owned(connection: sqlite3.Connection) -> list[Owned]:
 
 
 def unreadable(connection: sqlite3.Connection) -> list[str]:
-    """Ids of unfinished tasks of which something cannot be read, among the first `MAX_LOOKED_AT`."""
+    """Ids of unfinished tasks of which something cannot be read, or contradicts the rest, among the first
+    `MAX_LOOKED_AT`.
+    """
     page = f"taskmanager_tasks AS t WHERE t.rowid > ? AND t.status IN ({LIVE_SQL}) ORDER BY t.rowid LIMIT {PAGE}"
     found: list[str] = []
     after = 0
     for _ in range(MAX_LOOKED_AT // PAGE):
         rows = task_rows(connection, page, (after,))
-        found += [row.task_id for row in rows if isinstance(row, UnreadableRow)]
+        found += [row.task_id for row in rows if isinstance(row, UnreadableRow) or any(row_faults(row))]
         if len(rows) < PAGE:
             break
         query = f"SELECT max(rowid) FROM (SELECT t.rowid FROM {page})"
