@@ -229,6 +229,17 @@ async def test_inbox_at_a_stop_counts_every_memory_only_task(caplog: pytest.LogC
     assert lines == [f"{MANY:,} memory-only tasks waiting at the stop, recorded as cancelled"]
 
 
+async def test_inbox_door_that_is_closed_stays_closed() -> None:
+    """A stop that somebody cancels begins again, at a time when the door may be closed for all."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager):
+        await manager.stop()
+        manager._intake.drain()
+        with pytest.raises(ManagerStopped):
+            work.enqueue("a")
+
+
 async def test_inbox_takes_what_was_held_for_the_start_first() -> None:
     """It comes before what is enqueued after the start, in its order."""
     manager, log = manager_of(concurrency=1), list[Any]()
