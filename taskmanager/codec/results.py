@@ -75,6 +75,8 @@ def decode_untyped(text: str, codec: Codec | None = None) -> TaskResult[Any]:
 def _decode(text: str, stored: StoredType, subject: str) -> TaskResult[Any]:
     if text == _OK_NONE and NoneType in stored.scalars:
         return TaskResult(ok=None)
+    if type(text) is not str:  # what the store makes of bytes that are no text, for people to see
+        raise ArgumentError(f"{subject} cannot be read: it is not UTF-8")
     try:
         parts = split_object(text)
         if "err" in parts:

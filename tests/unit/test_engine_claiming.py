@@ -14,7 +14,7 @@ from taskmanager import TaskManager, TaskStatus
 from taskmanager.engine.instance import has_lock_file, is_dead, lock_path
 from taskmanager.model.errors import StoreError
 from taskmanager.store.sqlite import SqliteStore
-from tests.acceptance.odd_files import FREE, LOST, RUNNING, insert, made_file
+from tests.acceptance.odd_files import ENDED, FREE, LOST, RUNNING, insert, made_file
 
 pytestmark = pytest.mark.anyio
 
@@ -49,6 +49,16 @@ async def test_whoever_waits_for_an_unreadable_task_is_told(tmp_path: Path, capl
                 assert info is not None
                 assert info.status is TaskStatus.FAILED
     assert sorted(record.task_id for record in caplog.records) == ["gone", "odd"]  # type: ignore[attr-defined]  # extra
+
+
+@pytest.mark.parametrize("task_name", ["add", "unknown"])
+async def test_a_result_that_is_not_utf8_says_so(tmp_path: Path, task_name: str) -> None:
+    """Never what it looks like with U+FFFD, and not in the words of the JSON library."""
+    odd = {"id": "odd", **ENDED, "task_name": task_name, "result": b'{"ok":"caf\xc3"}'}
+    async with await made_manager(tmp_path / "tasks.db", odd) as manager:
+        result = await manager.handle("odd").result(timeout=10)
+        assert result.err_value.error_code == "RESULT_NOT_AVAILABLE"
+        assert result.err_value.message.endswith("the stored result cannot be read: it is not UTF-8")
 
 
 async def test_the_view_of_an_unreadable_task_is_plain_data(tmp_path: Path) -> None:
