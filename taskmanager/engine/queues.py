@@ -10,7 +10,8 @@ from taskmanager.codec.values import loads
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.waiting import lent_slot
 from taskmanager.model.checks import check_queue_name
-from taskmanager.model.errors import ArgumentError
+from taskmanager.model.config import queue_name_fault
+from taskmanager.model.errors import ArgumentError, ConfigurationError
 from taskmanager.model.logger import logger
 from taskmanager.model.nearest import did_you_mean
 
@@ -27,11 +28,13 @@ class Queues:
 
     async def set_paused(self, name: str, paused: bool) -> None:
         """Pause or resume a queue here at once, and elsewhere by their next look at the store."""
-        check_queue_name(name)
         engine = self._engine
         known = self._named_here()
-        if name not in known:
+        fault = queue_name_fault(name)
+        if fault or name not in known:
             known |= await self._named_elsewhere()
+        if fault and not (isinstance(name, str) and name in known):  # what is there may be of another version
+            raise ConfigurationError(fault)
         await engine.store.set_paused(name, paused, engine.clock.now_us())
         engine.dispatcher.set_paused(name, paused)
         engine.kick()

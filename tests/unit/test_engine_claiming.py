@@ -4,6 +4,7 @@ import asyncio
 import copy
 import logging
 import pickle
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,12 @@ async def test_the_view_of_an_unreadable_task_is_plain_data(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["q" * 5_000, "", " ", "two\nlines", "nul\0", "\x1b[31m"])
 async def test_a_queue_name_that_this_version_refuses_is_kept(tmp_path: Path, name: str) -> None:
-    """Another version has written it: its tasks run, in a queue of that name."""
+    """Another version has written it: its tasks run, in a queue of that name, which can be resumed."""
     manager = await made_manager(tmp_path / "tasks.db", {"id": "odd", **FREE, "queue_name": name})
+    with closing(sqlite3.connect(tmp_path / "tasks.db")) as connection, connection:
+        insert(connection, "taskmanager_queues", {"queue_name": name, "paused_at": 1})
     async with manager:
+        await manager.resume(name)
         assert (await manager.handle("odd").result(timeout=10)).ok_value == 1
         info = await manager.get("odd")
         assert info is not None
