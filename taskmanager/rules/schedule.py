@@ -56,6 +56,15 @@ class Timing:
         found = self._cron.after(instant_us)
         return NEVER_US if found is None else found
 
+    def anew(self, fire_us: int, now_us: int) -> int | None:
+        """The fire with which an interval goes on from now where the planned one is more than an interval away, which
+        only a clock that has been set back since can have planned. None for all others, and for cron expressions: they
+        name instants of the wall clock.
+        """
+        if self._every_us is None or fire_us <= now_us + self._every_us + SECOND_US:
+            return None
+        return now_us + self._every_us
+
     def due(self, fire_us: int) -> int:
         """When this fire starts: at its time, or within the jitter behind it, at the same moment for every instance."""
         if not self.jitter_us:

@@ -208,8 +208,17 @@ class Timetable:
             self._world.fault(f"{what}, and is paused")
         if process.hash_of(fire.schedule_name) != old.config_hash:
             self._world.fault(f"{what}, which defines it otherwise")
-        if new.next_run_at is None or (old.next_run_at is not None and new.next_run_at <= old.next_run_at):
+        if self._is_anew(process, fire, old):
+            self.last.pop(fire.schedule_name, None)  # what it fires for from now on is earlier
+        elif new.next_run_at is None or (old.next_run_at is not None and new.next_run_at <= old.next_run_at):
             self._world.fault(f"{what}, and not forwards")
+
+    def _is_anew(self, process: "Process", fire: ScheduleFire, old: ScheduleRow) -> bool:
+        """Its owner lets an interval go on from now, for the clock has been set back since it was planned."""
+        entry = self.entries[fire.schedule_name]
+        period_us = entry.period_us(process.number)
+        is_ahead = entry.every_s is not None and (old.next_run_at or 0) > fire.now + period_us
+        return is_ahead and fire.next_run_at == fire.now + period_us and old.owner_id == process.instance_id
 
     def _judge_task(self, process: "Process", name: str, task: TaskRow) -> None:
         at_us = task.scheduled_for or 0
@@ -281,6 +290,9 @@ class Timetable:
                 continue
             if row.next_run_at is None or row.next_run_at < world.clock.now_us() - LATE_US:
                 world.fault(f"{name} stands still at {world.clock.now_us()}: {row}")
+            longest_us = max(self.entries[name].period_us(number) for number in (0, 1))
+            if self.entries[name].every_s and (row.next_run_at or 0) > world.clock.now_us() + longest_us + LATE_US:
+                world.fault(f"{name} is silent until its time comes again, at {world.clock.now_us()}: {row}")
 
     def _is_held(self, name: str) -> bool:
         return self.entries[name].overlap != "allow" and self._busy_until_us.get(name, -1) >= self._world.now_us - _US

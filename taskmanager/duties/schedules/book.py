@@ -27,6 +27,8 @@ class ScheduleBook:
         """Those whose run at the start of this instance is not in the store yet."""
         self.orphans: set[str] = set()
         """Those that are declared here, and by no instance that the store knows of: to be declared again."""
+        self.needs_look = True
+        """Whether some may have been planned by a clock that was ahead, and are this instance's own to mend."""
         self._look_at: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
         self._parked_from = 0
@@ -51,6 +53,10 @@ class ScheduleBook:
         start = self._parked_from if self._parked_from < len(found) else 0
         self._parked_from = start + limit
         return found[start : start + limit]
+
+    def planned(self) -> list[ScheduleRow]:
+        """Those that are to be fired here, as they were last seen."""
+        return [self.rows[name] for name in self._look_at if name in self.rows]
 
     def pop_due(self, now: int, limit: int) -> list[str]:
         """At most `limit` of those that are to be looked at now; each must be planned again, or parked."""
@@ -87,6 +93,7 @@ class ScheduleBook:
         name, schedule = row.schedule_name, self.declared[row.schedule_name]
         before = self.rows.get(name)
         self.rows[name] = row
+        self.needs_look |= before is None or before.owner_id != row.owner_id
         if not row.is_declared:
             self.orphans.add(name)
         if row.config_hash != schedule.config_hash:

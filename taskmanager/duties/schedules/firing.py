@@ -7,7 +7,7 @@ Who loses that race reads what the winner has written; it is a normal answer.
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from taskmanager.duties.schedules.book import ScheduleBook
+from taskmanager.duties.schedules.book import AT_ONCE, ScheduleBook
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.schedule import Schedule, task_of
 from taskmanager.model.clock import SECOND_US, from_us
@@ -53,6 +53,7 @@ class Firing:
         self._book = book
         self._refresh = refresh
         self.watch = Watch(engine)
+        self._watched_since = 0
         self._hold_counts: dict[str, int] = {}
         self._full_queues: set[str] = set()
 
@@ -62,6 +63,7 @@ class Firing:
     async def fire_due(self) -> bool:
         """Fire what is due, a page of it at the most; False when nothing is."""
         now = self.watch.look()
+        self._find_those_ahead(now)
         due = self._book.pop_due(now, PAGE)
         if not due:
             return False
@@ -91,6 +93,26 @@ class Firing:
         if fires:
             await self._write(fires)
 
+    # After the clock was set back.
+
+    def _find_those_ahead(self, now: int) -> None:
+        """Let those be looked at that a clock has planned which was ahead: they would be silent until it catches up.
+        Their owner mends them, alone: two instances whose clocks differ would do so in turns.
+        """
+        book = self._book
+        if self.watch.since_us == self._watched_since and not book.needs_look:
+            return
+        self._watched_since, book.needs_look = self.watch.since_us, False
+        for row in book.planned():
+            if self._anew(row, now) is not None:
+                book.plan(row.schedule_name, AT_ONCE)
+                book.needs_look = True  # until it is seen that the step was written
+
+    def _anew(self, row: ScheduleRow, now: int) -> int | None:
+        if row.next_run_at is None or row.owner_id != self._engine.identity.instance_id:
+            return None
+        return self._book.declared[row.schedule_name].plan.timing.anew(row.next_run_at, now)
+
     # What is to be done.
 
     def _decide(self, name: str, now: int, is_busy: bool) -> ScheduleFire | None:
@@ -99,9 +121,13 @@ class Firing:
         schedule, row = book.declared[name], book.rows[name]
         if name in book.owed_at_startup:
             if not (is_busy and _runs_alone(schedule)):
+                book.needs_look = True
                 return self._startup_run(schedule, row, now)
             if schedule.plan.overlap == "skip":
                 book.owed_at_startup.discard(name)
+        if (at := self._anew(row, now)) is not None:
+            logger.warning("schedule %s was planned by a clock that was ahead; it fires next at %s", name, from_us(at))
+            return ScheduleFire(name, schedule.config_hash, row.next_run_at, at, None, now)
         step = judge(schedule.plan, row.next_run_at, now, self.watch.since_us, is_busy)
         if isinstance(step, Move):
             return self._move(schedule, row, step, now)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from taskmanager import TaskManager
+from taskmanager.model.clock import to_us
 from taskmanager.testing import World, isolated
 from tests.unit.schedules.fires import Fires, away
 
@@ -69,6 +70,56 @@ async def test_a_clock_that_is_stepped_back_repeats_nothing(manager: TaskManager
         assert fires.minutes() == [1, 2]
         await world.advance(120)
     assert fires.minutes() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True], ids=["while it runs", "before a start"])
+@pytest.mark.parametrize(
+    "options", [{}, {"jitter": 5}, {"run_on_startup": True, "overlap": "allow"}, {"catch_up": "all"}]
+)
+async def test_an_interval_goes_on_after_a_clock_that_was_ahead(
+    manager: TaskManager, options: dict[str, Any], is_restarted: bool
+) -> None:
+    """A minute is a minute: it must not be silent for as long as the clock was wrong, and nothing comes in a burst."""
+    runs: list[float] = []
+
+    @manager.schedule(every=60, name="tick", **options)
+    async def tick() -> None:
+        runs.append(asyncio.get_running_loop().time())
+
+    async with isolated(manager) as world:
+        world.clock.step(10 * 365 * 86_400)
+        await world.advance(150)
+        if is_restarted:
+            await world.manager.stop()
+            world.clock.step(-10 * 365 * 86_400)
+            await world.start()
+        else:
+            world.clock.step(-10 * 365 * 86_400)
+        at_start = len(runs) + (is_restarted and "run_on_startup" in options)
+        await world.advance(6)  # within which it is noticed
+        await world.advance(64)
+        assert len(runs) == at_start + 1
+        await world.advance(5 * 60)
+        assert len(runs) == at_start + 6
+
+
+async def test_only_the_owner_of_an_interval_lets_it_go_on_from_now(manager: TaskManager) -> None:
+    """Two whose clocks differ would do it in turns, and it would fire ever sooner."""
+
+    @manager.schedule(every=60, name="tick")
+    async def tick() -> None: ...
+
+    async with isolated(manager) as world:
+        schedules: Any = world.manager._lifecycle._duties.schedules  # type: ignore[union-attr]
+        (row,) = await world.store.sound.schedules()
+        world.clock.step(-7_200)
+        schedules.book.take_in([row._replace(owner_id="another instance")])
+        assert not await schedules._firing.fire_due()
+        assert await world.store.sound.schedules() == [row]
+        schedules.book.take_in([row])
+        assert await schedules._firing.fire_due()
+        (after,) = await world.store.sound.schedules()
+        assert after.next_run_at == to_us(world.now) + 60_000_000
 
 
 def step_forward(world: World) -> None:
