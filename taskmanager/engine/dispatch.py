@@ -253,14 +253,22 @@ class Dispatcher:
                 heappop(heap)
                 self._park(source)
                 continue
+            self._take_from(source, taken, is_alone=len(lanes) == 1 and len(heap) == 1)
+        return taken
+
+    def _take_from(self, source: Source, taken: list[LiveTask], *, is_alone: bool) -> None:
+        """Start its first task; where no other source could be better, as many as may."""
+        slots = self.lanes[source.key.lane]
+        source.is_exact = False
+        while True:
             live = source.heap.pop()
-            source.is_exact = False
             if live.phase is Phase.READY:
                 self._start(live, source)
                 taken.append(live)
             else:
                 self._stale_count -= 1
-        return taken
+            if not (is_alone and source.heap and slots.has_room and self._may_start(source)):
+                return
 
     def _best_lane(self, lanes: list[Lane]) -> Lane | None:
         """The lane with the best task, or None. Lanes without room, or without tasks, leave the list."""
