@@ -246,7 +246,8 @@ class Lifecycle:
                 drain_timeout_s = 0.0
 
     async def stop_now(self) -> None:
-        """Stop without a drain, or wait for the stop that is under way."""
+        """Stop without a drain; if a stop is under way, end its drain and wait for it."""
+        self._cut_short.set()
         await (self.wait_stopped() if self.is_stopping else self.stop(0.0))
 
     async def _stop(self, drain_timeout_s: float) -> None:
@@ -256,11 +257,8 @@ class Lifecycle:
         # Time that the drain does not need is left for the last batches.
         self._commit_deadline = drained_s + CANCEL_GRACE_S + FINAL_COMMIT_S
         engine.is_stopping = engine.runner.is_stopping = True
+        # Nothing waits for the inbox before the door closes: threads may fill it faster than it is emptied.
         engine.refused_count += cancel_memory_only(engine, "the task started")
-        with contextlib.suppress(TimeoutError):  # threads may have filled it faster than it is emptied, and still do
-            async with asyncio.timeout_at(drained_s):
-                await engine.inbox.caught_up()  # what came in before the stop is counted with what waits
-        self._say_refused()
         await self._drain(drained_s)
         await self._file_watch.look_for_good(self._commit_deadline - CANCEL_GRACE_S)
         await self._stop_what_runs()
@@ -274,11 +272,6 @@ class Lifecycle:
                 f"{unsaved} records could not be written at the stop ({engine.settings.database}); "
                 "their last committed state is recovered at the next start"
             )
-
-    def _say_refused(self) -> None:
-        count, self.engine.refused_count = self.engine.refused_count, 0
-        if count:
-            logger.error("%s waiting at the stop, recorded as cancelled", counted(count, "memory-only task"))
 
     async def _drain(self, deadline: float) -> None:
         """Wait for running tasks and for starts in flight; a second signal ends the wait."""
@@ -321,8 +314,11 @@ class Lifecycle:
             async with asyncio.timeout_at(min(deadline, engine.loop.time() + FINAL_COMMIT_S / 2)):
                 await engine.writer.flush()
         engine.intake.close()
+        self._unstopped.note_unfinished()
         await engine.inbox.caught_up()
-        self._say_refused()  # of those that there was no time for
+        if count := engine.refused_count:
+            engine.refused_count = 0
+            logger.error("%s waiting at the stop, recorded as cancelled", counted(count, "memory-only task"))
         cancel_memory_only(engine, "the next retry")  # of those that failed during the drain
         release_waiting(engine)
         engine.host.leave(WRITER)  # until here it is begun again if somebody cancels every task there is

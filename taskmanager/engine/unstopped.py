@@ -13,6 +13,7 @@ import threading
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import Future
 from typing import Final, Protocol
 
 from taskmanager.engine.engine import Engine
@@ -27,7 +28,9 @@ from taskmanager.model.wording import counted
 WRITE_PATIENCE_S: Final = 1.5
 """How long a file that cannot be written is tried; with the last try of SQLite's lock that makes two seconds."""
 STOP_PATIENCE_S: Final = 3.0
-"""How long the loop of another thread may take for its stop, whose own limit is two seconds."""
+"""How long the loop of another thread may take for its stop, whose own limit is two seconds; as long again whenever it
+has written something meanwhile.
+"""
 
 _unstopped: Final[set["Unstopped"]] = set()
 """Held here, because the application may keep nothing of a manager but its tasks."""
@@ -53,6 +56,8 @@ class Unstopped:
         self._pid = os.getpid()
         self._loop = engine.loop
         self._is_over = False
+        self._noted: list[LiveTask] | None = None
+        """What was unfinished when the loop of another thread was asked to stop, and when its door was closed."""
         self._writing = threading.Lock()
         """The thread of the heartbeat, a next start and the end of the program may all find the loop closed."""
 
@@ -105,14 +110,30 @@ class Unstopped:
     def _ask_to_stop(self) -> None:
         """In its own thread the loop goes on until the last line of the program, and changes memory meanwhile."""
         lives, reason = self._unfinished(), None
+        self._noted = lives
         stopping = asyncio.run_coroutine_threadsafe(self._start.stop_now(), self._loop)
         try:
-            stopping.result(STOP_PATIENCE_S)
+            self._wait_while_it_writes(stopping)
         except TimeoutError:
             reason = f"its event loop did not stop within {STOP_PATIENCE_S:g} s"
         except StoreError as exc:
             reason = str(exc)
         self._say(lives, reason)
+
+    def _wait_while_it_writes(self, stopping: "Future[None]") -> None:
+        """Threads may have handed over more, until the door was closed, than is written in that time."""
+        while True:
+            written_s = self._engine.writer.written_s
+            try:
+                return stopping.result(STOP_PATIENCE_S)
+            except TimeoutError:
+                if self._engine.writer.written_s == written_s:
+                    raise
+
+    def note_unfinished(self) -> None:
+        """Note what has come in last, now that the door is closed, if the end of the program has asked for the stop."""
+        if self._noted is not None:
+            self._noted += self._unfinished()
 
     async def write(self) -> None:
         """Write what memory holds, from another loop than that of the start, which never runs again; and let go of its
@@ -163,14 +184,14 @@ class Unstopped:
                         live.saving.committed = None
 
     def _unfinished(self) -> list[LiveTask]:
-        """What may be lost: all that is in memory, or has ended and is not written."""
+        """What may be lost: all that is in memory, or has ended and is not written. Some of it twice."""
         engine = self._engine
         found = [*engine.live.values(), *engine.writer.outbox.unsaved(), *engine.inbox]
-        return list({id(live): live for live in found if not live.status.is_terminal or not live.is_saved}.values())
+        return [live for live in found if not live.status.is_terminal or not live.is_saved]
 
     def _say(self, lives: Iterable[LiveTask], reason: str | None) -> None:
         """One line, where there was anything to lose."""
-        count = Counter(map(_fate_of, lives))
+        count = Counter(_fate_of(live) for live in {id(live): live for live in lives}.values())
         del count[""]
         if not count:
             return
@@ -191,8 +212,8 @@ class Unstopped:
 
 def _fate_of(live: LiveTask) -> str:
     """What became of one task, as far as this process knows; nothing where there is no word to say of it."""
-    if live.is_elsewhere:
-        return ""
+    if live.is_elsewhere:  # free in the file, where memory had no room for it; or another's
+        return "written" if live.owner is None and not live.is_duplicate else ""
     if not live.is_persisted:
         return "lost" if live.status in (TaskStatus.CANCELLED, TaskStatus.INTERRUPTED, TaskStatus.RUNNING) else ""
     if not live.is_saved:

@@ -83,7 +83,7 @@ class Writer:
         self._degraded_since_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._begun_s = 0.0
-        self._written_s = float("-inf")
+        self.written_s = float("-inf")
         """When a batch was last written, by the clock of the loop."""
 
     def __repr__(self) -> str:
@@ -199,7 +199,7 @@ class Writer:
         """Each wait must leave fewer: a thread that cannot be ended may go on and report its progress for ever."""
         while not task.done() and self.degraded_since is None:
             unsaved = self.unsaved_count
-            left_s = self._written_s + STUCK_S - asyncio.get_running_loop().time()
+            left_s = self.written_s + STUCK_S - asyncio.get_running_loop().time()
             await asyncio.wait([task], timeout=max(0.0, left_s))
             if self.unsaved_count >= unsaved:
                 return
@@ -275,7 +275,7 @@ class Writer:
         except BaseException:  # cancelled, or an exception for the interpreter
             self._put_back(batch)
             raise
-        self._written_s = asyncio.get_running_loop().time()
+        self.written_s = asyncio.get_running_loop().time()
         self._note_restored()
         self._absorb(batch, report)
         return True
