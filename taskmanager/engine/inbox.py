@@ -174,6 +174,11 @@ class Inbox:
         return self.waiting_count + self._unsaved_end_count + history
 
     @property
+    def unwritten_count(self) -> int:
+        """What counts against `max_pending` during a stop."""
+        return len(self._arrived) + self._writer.unsaved_count
+
+    @property
     def waiting_count(self) -> int:
         """Tasks that wait in memory, of all queues."""
         return self._entered_count - self._dispatcher.left_count

@@ -201,13 +201,12 @@ class Intake:
             self.held.append(live)
             self._warn_of_no_start(live)
             return
-        if self.door is Door.OPEN:
-            self._check_room(live, inbox)
-        elif not live.is_persisted:
+        if self.door is not Door.OPEN and not live.is_persisted:
             raise ManagerStopping(
                 f"the manager is stopping and takes persisted tasks only; {live.definition.name} is memory-only: "
                 "enqueue it after the next start, or give it persist=True"
             )
+        self._check_room(live, inbox)
         try:
             inbox.put(live)
         except RuntimeError:  # it was closed in this moment
@@ -220,10 +219,12 @@ class Intake:
 
     def _reached_limit(self, queue_name: str, inbox: Inbox) -> int | None:
         """The limit that leaves no room for a task of that queue now."""
+        most = self._max_pending
+        if self.door is Door.DRAINING:  # what waits would make no room before the next start
+            return most if most is not None and inbox.unwritten_count >= most else None
         limit = self._queue_limits.get(queue_name)
         if limit is not None and inbox.queue(queue_name).waiting >= limit:
             return limit
-        most = self._max_pending
         if most is not None and inbox.may_be_full(most) and inbox.unsaved_count() >= most:
             return most
         return None

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from taskmanager import ManagerStopped, TaskCancelled, TaskInterrupted, TaskManager, TaskStatus
+from taskmanager import ManagerStopped, QueueFull, TaskCancelled, TaskInterrupted, TaskManager, TaskStatus
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.inbox import HELPING
 from taskmanager.engine.live_task import LiveTask
-from tests.unit.engine_worlds import assert_counters, engine_of, happens, manager_of, persisted, world_of
+from taskmanager.store.protocol import TaskFilter
+from tests.unit.engine_worlds import assert_counters, engine_of, happens, manager_of, persisted, turns_until, world_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 
@@ -238,6 +239,34 @@ async def test_inbox_door_that_is_closed_stays_closed() -> None:
         manager._intake.drain()
         with pytest.raises(ManagerStopped):
             work.enqueue("a")
+
+
+async def test_inbox_has_its_limit_during_a_stop_too() -> None:
+    """It counts what is not written yet: what only waits makes no room before the next start, and is no hindrance."""
+    manager = manager_of(concurrency=1, max_pending=5)
+    work, gate = persisted(manager), asyncio.Event()
+
+    @manager.task
+    async def holds_the_drain() -> None:
+        await gate.wait()
+        for _ in range(2):
+            for _ in range(5):
+                work.enqueue("late")
+            with pytest.raises(QueueFull):
+                work.enqueue("one too many")
+            await manager.wait_for_room()
+
+    async with world_of(manager) as (_, store):
+        handle = holds_the_drain.enqueue()
+        await turns_until(lambda: handle.status is TaskStatus.RUNNING)
+        for _ in range(5):
+            await work.enqueue("early").saved()
+        stopping = asyncio.create_task(manager.stop())
+        await asyncio.sleep(0)
+        gate.set()
+        await handle
+        await stopping
+        assert len(await store.fetch_many(TaskFilter(TaskStatus.PENDING))) == 15
 
 
 async def test_inbox_takes_what_was_held_for_the_start_first() -> None:
