@@ -34,7 +34,7 @@ def _release(engine: Engine, live: LiveTask) -> None:
 
 
 def tell_everybody(engine: Engine) -> None:
-    """Leave no handle open: what did not end here goes on at the next start."""
+    """Leave nobody waiting: what did not end here goes on at the next start, and there will be no more room here."""
     while engine.live:  # again, when a task of a key is followed by another one
         live = next(iter(engine.live.values()))
         if live.ending is None:
@@ -42,3 +42,4 @@ def tell_everybody(engine: Engine) -> None:
         engine.publish(live)
         engine.drop(live)
     engine.follower.end_all(GOES_ON)
+    engine.dispatcher.wake_room_waiters()

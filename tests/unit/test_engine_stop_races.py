@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from taskmanager import (
+    ManagerStopped,
+    QueueFull,
     StoreUnavailable,
     Task,
     TaskFailed,
@@ -249,6 +251,33 @@ async def test_nobody_waits_for_a_commit_that_will_never_come() -> None:
         for each in done:
             with pytest.raises(StoreUnavailable):
                 each.result()
+
+
+async def test_nobody_waits_for_room_in_a_manager_that_has_stopped() -> None:
+    """Where nothing can be written there is none at the stop either; `enqueue` says why."""
+    manager = manager_of(max_pending=3)
+
+    @manager.task
+    async def light() -> None:
+        """Its record is what memory is full of."""
+
+    async with world_of(manager) as (world, store):
+        store.is_down = True
+        for _ in range(3):
+            await light.enqueue()
+        flushing = asyncio.create_task(manager.flush())
+        await world.advance(0.2)
+        with pytest.raises(QueueFull):
+            light.enqueue()
+        waiting = asyncio.create_task(manager.wait_for_room())
+        await asyncio.sleep(0)
+        for stopped in (manager.stop(timeout=0), flushing):
+            with pytest.raises(StoreUnavailable):
+                await stopped
+        store.is_down = False
+        await asyncio.wait_for(waiting, 1)
+        with pytest.raises(ManagerStopped):
+            light.enqueue()
 
 
 async def test_a_claim_that_the_stop_interrupts_is_given_back() -> None:
