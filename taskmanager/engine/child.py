@@ -20,9 +20,10 @@ from taskmanager.codec.safe import readable
 from taskmanager.engine.attempt import current
 from taskmanager.engine.copies import end_if_copy
 from taskmanager.engine.mistakes import mistake_in
-from taskmanager.engine.outcome import describe, words_of
+from taskmanager.engine.outcome import describe, error_of, words_of
 from taskmanager.model.clock import SystemClock, from_us
 from taskmanager.model.errors import ArgumentError, ConfigurationError
+from taskmanager.model.result import TaskResult, plain_text
 
 HEADER: Final = struct.Struct(">Q")
 _clock = SystemClock()
@@ -82,12 +83,14 @@ Heard = Callable[[News], None]
 
 class ChildReply(NamedTuple):
     """What comes back: a value, or what was raised. `words` is there when something was, the rest as far as it could
-    come: `kind` its class, `exc` itself. `lost`: why the value could not come.
+    come: `kind` its class, `exc` itself. `lost`: why the value could not come. An error that was returned has a `code`,
+    and its data as `value`.
     """
 
     value: Any = None
     lost: str | None = None
     words: str | None = None
+    code: str | None = None
     trace: str = ""
     kind: type[BaseException] | None = None
     exc: BaseException | None = None
@@ -99,6 +102,7 @@ class PackedReply(NamedTuple):
     value: bytes | None = None
     lost: str | None = None
     words: str | None = None
+    code: str | None = None
     trace: str = ""
     kind: bytes | None = None
     exc: bytes | None = None
@@ -198,6 +202,8 @@ def unpacked(reply: PackedReply) -> ChildReply:
     """In the parent: the reply with the value, or the exception, itself."""
     # What the main module of the program defines is of a module of that name in a child, here and in `multiprocessing`.
     sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
+    if reply.code is not None:
+        return ChildReply(value=_read(reply.value, object)[0], words=reply.words, code=reply.code)
     if reply.words is not None:
         exc, _ = _read(reply.exc, BaseException)
         kind, _ = (type(exc), None) if exc is not None else _read(reply.kind, type)
@@ -227,6 +233,10 @@ def _has_ancestor(kind: type, ancestor: type) -> bool:
 def _packed_value(value: Any) -> PackedReply:
     import pickle
 
+    if isinstance(value, TaskResult) and not value.is_ok():
+        error = error_of(value.err_value)  # it fails the task whatever becomes of its data
+        data = _packed(error.data) or _packed(readable(error.data))
+        return PackedReply(value=data, words=plain_text(error.message), code=plain_text(error.error_code))
     try:
         return PackedReply(value=pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
     except BaseException as broken:

@@ -21,7 +21,7 @@ from taskmanager.engine.loops import Host, let_loop_close
 from taskmanager.engine.outcome import Outcome, failure_in_words, failure_of, outcome_of, timed_out
 from taskmanager.model.errors import ArgumentError, ManagerStopped, ManagerStopping, TaskNotCompleted
 from taskmanager.model.logger import logger
-from taskmanager.model.result import TaskError
+from taskmanager.model.result import TaskError, trusted_code
 from taskmanager.model.states import BuiltInTaskCode
 from taskmanager.model.wording import counted
 
@@ -329,6 +329,8 @@ def _failed(attempt: Attempt, exc: BaseException) -> Outcome:
 
 def _replied(attempt: Attempt, reply: ChildReply) -> Outcome:
     """What a child has come to. Raises `TypeError` for a value that is a mistake."""
+    if reply.code is not None:
+        return Outcome("failed", error=TaskError(trusted_code(reply.code), reply.words or "", reply.value))
     if reply.words is not None:
         attempt.raised = reply.exc
         return failure_in_words(attempt.live, reply.kind or Exception, reply.words, reply.trace)

@@ -35,13 +35,13 @@ def outcome_of(value: Any) -> Outcome:
     if isinstance(value, TaskResult):
         if value.is_ok():
             return Outcome("ok", value=value.ok_value)
-        return Outcome("failed", error=_error_of(value.err_value))
+        return Outcome("failed", error=error_of(value.err_value))
     if mistake := mistake_in(value):
         raise mistake
     return Outcome("ok", value=value)
 
 
-def _error_of(error: object) -> TaskError:
+def error_of(error: object) -> TaskError:
     """`TaskResult(err=...)` may hold an error type of the user's own; the record holds a `TaskError`."""
     if isinstance(error, TaskError):
         return error

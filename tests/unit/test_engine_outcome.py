@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from taskmanager import TaskManager
+from taskmanager import TaskError, TaskManager, TaskResult
 from taskmanager.engine.outcome import words_of
 from tests.unit.hostile import OTHERS, TRAITS, made, raise_it, raise_it_async
 
@@ -24,11 +24,9 @@ class Scene:
 
     def __init__(self) -> None:
         self.manager = TaskManager(None, processes=1)
-        options: Any = {"retries": 0}
+        task: Any = self.manager.task
         self.tasks: dict[str, Any] = {
-            lane: self.manager.task(name=lane, executor=lane, **options)(
-                raise_it_async if lane == "async" else raise_it
-            )
+            lane: task(name=lane, executor=lane, retries=0)(raise_it_async if lane == "async" else raise_it)
             for lane in LANES
         }
 
@@ -72,6 +70,50 @@ async def test_an_exception_for_somebody_else_fails_its_task_once(scene: Scene) 
             named = what if (lane, what) != ("async", "StopIteration") else "RuntimeError"  # Python makes it one
             assert message.startswith(f"{named}: "), (lane, what, message)
             assert "no luck" in message or named == "RuntimeError", (lane, what, message)
+
+
+class Guest:
+    """A part of an error that cannot come out of a child process."""
+
+    def __reduce__(self) -> Any:
+        raise SystemExit
+
+
+class Own:
+    """An error type of the user's own."""
+
+    error_code = "TOO_MANY"
+    message = "later"
+
+    def __init__(self) -> None:
+        self.data = {"count": 3, "guest": Guest()}
+
+
+def returns_an_error(what: str) -> TaskResult[int]:
+    if what == "own":
+        return TaskResult(err=Own())  # type: ignore[arg-type]  # any object is taken
+    if what == "plain":
+        return TaskResult(err=TaskError("TOO_MANY", "later", {"count": 3}))
+    return TaskResult(err=TaskError("TOO_MANY", "later", {"count": 3, "guest": Guest()}))
+
+
+async def returns_an_error_async(what: str) -> TaskResult[int]:
+    return returns_an_error(what)
+
+
+@pytest.mark.parametrize("what", ["plain", "with a guest", "own"])
+@pytest.mark.parametrize("lane", LANES)
+async def test_an_error_that_was_returned_fails_its_task_whatever_its_data_is(
+    scene: Scene, lane: str, what: str
+) -> None:
+    """A result that cannot come out of a child is a success without its value; an error is none for that."""
+    options: Any = {"executor": lane, "retries": 0}
+    fn: Any = returns_an_error_async if lane == "async" else returns_an_error
+    handle = scene.manager.task(**options)(fn).enqueue(what)
+    error = (await asyncio.wait_for(handle.result(), 30)).err_value
+    assert (error.error_code, error.message, (error.data or {})["count"]) == ("TOO_MANY", "later", 3)
+    info = await handle.info()
+    assert (info.status.value, info.error_code, info.start_count) == ("FAILED", "TOO_MANY", 1)
 
 
 @given(st.lists(st.sampled_from(sorted(TRAITS)), unique=True, max_size=6))
