@@ -138,7 +138,10 @@ class Child:
         self._on_gone(self)
         if self._process.returncode is None:
             try:
-                self._process.kill()
+                if sys.platform == "win32":
+                    self._process.kill()
+                else:  # the call of asyncio may take the exit status away from asyncio itself (CPython before 3.13.2)
+                    os.kill(self.pid, signal.SIGKILL)
             except ProcessLookupError:  # it has exited by itself
                 return
 

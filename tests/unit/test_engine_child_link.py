@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from taskmanager import TaskFailed, TaskManager, current_task
+from taskmanager import TaskCancelled, TaskFailed, TaskManager, current_task
 from taskmanager.engine import child_reports
 from taskmanager.engine.child_link import ending
 
@@ -399,6 +399,30 @@ async def test_a_child_that_died_while_it_was_idle_fails_no_task(manager: TaskMa
         assert (info.start_count, [each.outcome for each in info.attempts or ()]) == (1, ["COMPLETED"])
 
 
+def tells_its_pid_and_exits(pid: str, gate: str) -> None:
+    Path(pid).write_text(str(os.getpid()))
+    waits_for(gate)
+    os._exit(7)
+
+
+@POSIX
+async def test_killing_what_has_exited_takes_its_status_from_nobody(
+    manager: TaskManager, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio logs a warning when the exit status of a process was taken away from it."""
+    pid, gate = tmp_path / "pid", tmp_path / "gate"
+    handle = bound(manager, tells_its_pid_and_exits).enqueue(str(pid), str(gate))
+    await happens(lambda: pid.exists() and pid.read_text())
+    gate.touch()
+    with contextlib.suppress(ChildProcessError):  # a thread of asyncio was faster
+        how = os.WEXITED | os.WNOWAIT
+        os.waitid(os.P_PID, int(pid.read_text()), how)  # noqa: ASYNC222  # the loop stands still, and hears nothing
+    handle.cancel()
+    with pytest.raises(TaskCancelled):
+        await asyncio.wait_for(handle, 30)
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
+
+
 def leaves_a_copy(gate: str) -> None:
     if os.fork() == 0:
         log.warning("from the copy")
@@ -408,12 +432,22 @@ def leaves_a_copy(gate: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def leaves_a_program(gate: str) -> None:
+    for number in range(3, 64):
+        with contextlib.suppress(OSError):
+            os.set_inheritable(number, True)
+    program = "import sys, time, pathlib\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)"
+    subprocess.Popen([sys.executable, "-c", program, gate], close_fds=False)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @POSIX
+@pytest.mark.parametrize("fn", [leaves_a_copy, leaves_a_program])
 async def test_a_copy_that_is_left_behind_neither_speaks_nor_holds_up_the_news(
-    manager: TaskManager, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    manager: TaskManager, tmp_path: Path, caplog: pytest.LogCaptureFixture, fn: Callable[[str], None]
 ) -> None:
     """It has the descriptors of the child; the parent hears of the death for all that."""
-    handle = bound(manager, leaves_a_copy).enqueue(str(tmp_path / "gate"))
+    handle = bound(manager, fn).enqueue(str(tmp_path / "gate"))
     message, _ = await asyncio.wait_for(death_of(handle), 20)
     (tmp_path / "gate").touch()
     assert "killed by SIGKILL" in message
