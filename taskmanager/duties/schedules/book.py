@@ -1,7 +1,7 @@
 """What one instance knows of its schedules: how they are declared, what the store said last, and when to look next."""
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Final
 
@@ -27,8 +27,8 @@ class ScheduleBook:
         """Those whose run at the start of this instance is not in the store yet."""
         self.orphans: set[str] = set()
         """Those that are declared here, and by no instance that the store knows of: to be declared again."""
-        self.needs_look = True
-        """Whether some may have been planned by a clock that was ahead, and are this instance's own to mend."""
+        self.unjudged: set[str] = set()
+        """Those of which news have come: a clock that was ahead may have planned them."""
         self._look_at: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
         self._parked_from = 0
@@ -54,9 +54,10 @@ class ScheduleBook:
         self._parked_from = start + limit
         return found[start : start + limit]
 
-    def planned(self) -> list[ScheduleRow]:
-        """Those that are to be fired here, as they were last seen."""
-        return [self.rows[name] for name in self._look_at if name in self.rows]
+    def planned(self, names: Collection[str] | None = None) -> list[ScheduleRow]:
+        """Those of these, or of all, that are to be fired here, as they were last seen."""
+        wanted = self._look_at if names is None else [name for name in names if name in self._look_at]
+        return [self.rows[name] for name in wanted if name in self.rows]
 
     def pop_due(self, now: int, limit: int) -> list[str]:
         """At most `limit` of those that are to be looked at now; each must be planned again, or parked."""
@@ -93,7 +94,7 @@ class ScheduleBook:
         name, schedule = row.schedule_name, self.declared[row.schedule_name]
         before = self.rows.get(name)
         self.rows[name] = row
-        self.needs_look |= before is None or before.owner_id != row.owner_id
+        self.unjudged.add(name)
         if not row.is_declared:
             self.orphans.add(name)
         if row.config_hash != schedule.config_hash:

@@ -100,13 +100,15 @@ class Firing:
         Their owner mends them, alone: two instances whose clocks differ would do so in turns.
         """
         book = self._book
-        if self.watch.since_us == self._watched_since and not book.needs_look:
+        is_watched = self.watch.since_us == self._watched_since
+        if is_watched and not book.unjudged:
             return
-        self._watched_since, book.needs_look = self.watch.since_us, False
-        for row in book.planned():
+        rows = book.planned(book.unjudged if is_watched else None)
+        self._watched_since, book.unjudged = self.watch.since_us, set()
+        for row in rows:
             if self._anew(row, now) is not None:
                 book.plan(row.schedule_name, AT_ONCE)
-                book.needs_look = True  # until it is seen that the step was written
+                book.unjudged.add(row.schedule_name)  # until it is seen that the step was written
 
     def _anew(self, row: ScheduleRow, now: int) -> int | None:
         if row.next_run_at is None or row.owner_id != self._engine.identity.instance_id:
@@ -121,7 +123,7 @@ class Firing:
         schedule, row = book.declared[name], book.rows[name]
         if name in book.owed_at_startup:
             if not (is_busy and _runs_alone(schedule)):
-                book.needs_look = True
+                book.unjudged.add(name)
                 return self._startup_run(schedule, row, now)
             if schedule.plan.overlap == "skip":
                 book.owed_at_startup.discard(name)

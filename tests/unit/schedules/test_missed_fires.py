@@ -122,6 +122,24 @@ async def test_only_the_owner_of_an_interval_lets_it_go_on_from_now(manager: Tas
         assert after.next_run_at == to_us(world.now) + 60_000_000
 
 
+async def test_an_interval_goes_on_when_an_older_file_says_that_it_is_far_off(manager: TaskManager) -> None:
+    """A copy from before the clock was set back is put in place: its owner sees that in the row, without a step."""
+
+    @manager.schedule(every=60, name="tick")
+    async def tick() -> None: ...
+
+    async with isolated(manager) as world:
+        schedules: Any = world.manager._lifecycle._duties.schedules  # type: ignore[union-attr]
+        await schedules.run_once()
+        (row,) = await world.store.sound.schedules()
+        store: Any = world.store.sound
+        store._schedules["tick"] = row._replace(next_run_at=row.next_run_at + 7_200_000_000)
+        await schedules.refresh()
+        await schedules.run_once()
+        (after,) = await world.store.sound.schedules()
+        assert after.next_run_at == to_us(world.now) + 60_000_000
+
+
 def step_forward(world: World) -> None:
     """Somebody sets the clock."""
     world.clock.step(3_600)
