@@ -5,13 +5,15 @@ error.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from taskmanager.codec.columns import loads_flat
 from taskmanager.codec.values import INT64_MAX
 from taskmanager.console.picture import LaneSight, RunningSight
+from taskmanager.engine.report import MAX_SHOWN_TASKS
 from taskmanager.model.errors import ArgumentError
+from taskmanager.store.statistics import Held, Started
 
 
 class QueueWord(NamedTuple):
@@ -23,6 +25,11 @@ class QueueWord(NamedTuple):
     is_shared_limit: bool
     """The limit holds for all instances together."""
     oldest_waiting_since: int | None
+    memory_only_waiting: int = 0
+    memory_only_running: int = 0
+
+
+NO_QUEUE: Final = QueueWord(0, 0, None, False, None)
 
 
 class Document(NamedTuple):
@@ -45,6 +52,48 @@ class Document(NamedTuple):
     unlisted_waiting_count: int = 0
     """Of the queues that it has besides: it lists the fullest."""
     tasks: tuple[RunningSight, ...] = ()
+    task_names: frozenset[str] | None = None
+    """The functions that it knows; None where it does not say."""
+
+    def as_in_file(self, instance_id: str, held: Sequence[Held], started: Iterable[Started]) -> "Document":
+        """The same with the persisted tasks as the file has them: what it says itself is up to a second older.
+
+        `held` and `started` are its own. An instance that cannot write to the file knows better.
+        """
+        if self.degraded_since is not None:
+            return self
+        mine = {each.queue_name: each for each in held}
+        names = [*self.queues, *(name for name in mine if name not in self.queues and not self.unlisted_queue_count)]
+        queues = {name: _in_file(self.queues.get(name, NO_QUEUE), mine.get(name)) for name in names}
+        runs = {(each.task_id, each.attempt): each for each in started}
+        told = [task for task in self.tasks if not task.is_persisted or (task.task_id, task.attempt) in runs]
+        for task in told:
+            runs.pop((task.task_id, task.attempt), None)
+        return self._replace(
+            running_count=self.memory_only_running + sum(each.running_count for each in held),
+            queues=queues,
+            unlisted_waiting_count=sum(each.waiting_count for each in held if each.queue_name not in queues),
+            tasks=(*told, *(_just_started(each, instance_id) for each in runs.values()))[:MAX_SHOWN_TASKS],
+        )
+
+
+def _in_file(word: QueueWord, held: Held | None) -> QueueWord:
+    waiting, running = (0, 0) if held is None else (held.waiting_count, held.running_count)
+    return word._replace(
+        waiting_count=word.memory_only_waiting + waiting, running_count=word.memory_only_running + running
+    )
+
+
+def _just_started(run: Started, instance_id: str) -> RunningSight:
+    return RunningSight(
+        task_id=run.task_id,
+        task_name=run.task_name,
+        queue_name=run.queue_name,
+        instance_id=instance_id,
+        attempt=run.attempt,
+        started_at=run.started_at,
+        is_persisted=True,
+    )
 
 
 def parse(text: str | None, instance_id: str) -> Document:
@@ -65,6 +114,7 @@ def read(found: object, instance_id: str) -> Document:
     unlisted = _mapping(top.get("unlisted_queues"))
     lanes = _mapping(top.get("lanes"))
     tasks = top.get("tasks")
+    names = top.get("task_names")
     return Document(
         heartbeat_s=number(top.get("heartbeat_s")),
         is_stopping=top.get("is_stopping") is True,
@@ -84,6 +134,7 @@ def read(found: object, instance_id: str) -> Document:
         tasks=tuple(
             task for each in (tasks if isinstance(tasks, list) else ()) for task in _task(_mapping(each), instance_id)
         ),
+        task_names=frozenset(map(str, names)) if isinstance(names, list) else None,
     )
 
 
@@ -98,6 +149,8 @@ def _queue(found: Mapping[str, Any], oldest: object) -> QueueWord:
         limit=_instant(found.get("limit")),
         is_shared_limit=found.get("scope") == "file",
         oldest_waiting_since=_instant(oldest),
+        memory_only_waiting=_count(_mapping(found.get("memory_only")).get("waiting")),
+        memory_only_running=_count(_mapping(found.get("memory_only")).get("running")),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from taskmanager.console.document import Document, QueueWord, parse
+from taskmanager.console.document import NO_QUEUE, Document, QueueWord, parse
 from taskmanager.console.picture import (
     Health,
     InstanceSight,
@@ -69,9 +69,8 @@ class Observer:
         return count_all(connection)
 
     def statistics(self, connection: sqlite3.Connection) -> Statistics:
-        """All the rest, at one moment."""
-        with snapshot(connection):
-            return statistics(connection, self._clock.now_us())
+        """All the rest. In one snapshot with the counts, so that the numbers of a screen fit together."""
+        return statistics(connection, self._clock.now_us())
 
     def picture(self, found: Statistics, counts: Mapping[TaskStatus, int], own: Own | None = None) -> Picture:
         """What was found, with what the lock files, the disk and the instances say of themselves."""
@@ -80,6 +79,9 @@ class Observer:
             others = tuple(row for row in found.instances if row.instance_id != own.row.instance_id)
             found = replace(found, instances=(own.row, *others))
             documents[own.row.instance_id] = own.document
+        if found.held is not None:
+            others_words = documents.keys() - ({own.row.instance_id} if own is not None else set())
+            documents |= {name: _as_in_file(name, documents[name], found) for name in others_words}
         instances = tuple(self._instance(row, documents[row.instance_id], found) for row in found.instances)
         self._forget({row.instance_id for row in found.instances})
         alive = [each.instance_id for each in instances if each.health is not Health.DEAD]
@@ -87,10 +89,10 @@ class Observer:
         of_others = [word for word in words if own is None or word is not own.document]
         drawn = Picture(
             taken_at=found.taken_at,
-            counts=_with_memory(counts if own is None else own.counts, of_others),
+            counts=_with_memory(_live_counts(counts, found) if own is None else own.counts, of_others),
             capped=frozenset() if own is None else own.capped,
             instances=tuple(sorted(instances, key=_by_importance)),
-            queues=queues_of(words, found.free, found.paused, found.taken_at),
+            queues=queues_of([*words, _of_the_gone(alive, found)], found.free, found.paused, found.taken_at),
             minute=found.minute,
             hour=found.hour,
             running=running_of(words),
@@ -101,7 +103,7 @@ class Observer:
             storage=self._storage(found),
             last_activity_at=found.last_activity_at,
         )
-        return replace(drawn, problems=problems_of(drawn, found.owned))
+        return replace(drawn, problems=problems_of(drawn, found.owned, _unknown(words, found.free)))
 
     def _instance(self, row: InstanceRow, document: Document, found: Statistics) -> InstanceSight:
         seen_at = max(row.updated_at, found.beats.get(row.instance_id, 0))
@@ -180,7 +182,52 @@ class Observer:
 def look(database: Path, connection: sqlite3.Connection, clock: Clock) -> Picture:
     """One look at a file."""
     observer = Observer(database, clock)
-    return observer.picture(observer.statistics(connection), observer.counts(connection))
+    with snapshot(connection):
+        found, counts = observer.statistics(connection), observer.counts(connection)
+    return observer.picture(found, counts)
+
+
+def _as_in_file(instance_id: str, document: Document, found: Statistics) -> Document:
+    held = [each for each in found.held or () if each.owner == instance_id]
+    return document.as_in_file(instance_id, held, (each for each in found.started if each.owner == instance_id))
+
+
+def _of_the_gone(alive: Iterable[str], found: Statistics) -> Document:
+    """What belongs to nobody who lives: it waits and runs in the file, and nowhere else."""
+    gone = Document()
+    known = frozenset(alive)
+    for each in found.held or ():
+        if each.owner not in known:
+            word = gone.queues.get(each.queue_name, NO_QUEUE)
+            waiting, running = word.waiting_count + each.waiting_count, word.running_count + each.running_count
+            word = word._replace(waiting_count=waiting, running_count=running)
+            gone = gone._replace(queues={**gone.queues, each.queue_name: word})
+    return gone
+
+
+def _live_counts(counts: Mapping[TaskStatus, int], found: Statistics) -> Mapping[TaskStatus, int]:
+    """The counts with what has not ended as the tables have it. They may be older: to count all is dear."""
+    if found.held is None or any(each.count >= FREE_COUNT_CAP for each in found.free):
+        return counts
+    return {
+        **counts,
+        TaskStatus.PENDING: sum(each.count for each in found.free) + sum(each.pending_count for each in found.held),
+        TaskStatus.CLAIMED: sum(each.claimed_count for each in found.held),
+        TaskStatus.RUNNING: sum(each.running_count for each in found.held),
+    }
+
+
+def _unknown(words: Sequence[Document], free: Iterable[FreeQueue]) -> Mapping[str, int]:
+    """How many tasks wait for which function that no living instance has; none where one of them does not say."""
+    names = [word.task_names for word in words]
+    if not names or None in names:
+        return {}
+    known = frozenset[str]().union(*(each for each in names if each is not None))
+    found: dict[str, int] = {}
+    for each in free:
+        if each.task_name not in known:
+            found[each.task_name] = found.get(each.task_name, 0) + each.count
+    return found
 
 
 def _waiting_in(document: Document) -> int:

@@ -17,12 +17,17 @@ FAILING_SHARE: Final = 0.5
 FAILING_LEAST: Final = 10
 
 
+NO_TASKS: Final[Mapping[str, int]] = {}
+
+
 def named(instance: InstanceSight) -> str:
     """`web (pid 812)`."""
     return f"{instance.instance_name or instance.hostname} (pid {instance.pid})"
 
 
-def problems_of(picture: Picture, owned: Mapping[str, int]) -> tuple[Problem, ...]:
+def problems_of(
+    picture: Picture, owned: Mapping[str, int], unknown: Mapping[str, int] = NO_TASKS
+) -> tuple[Problem, ...]:
     """The worst first: what is at risk, then what stands still, then what may become a problem."""
     return (
         *_degraded(picture),
@@ -33,6 +38,7 @@ def problems_of(picture: Picture, owned: Mapping[str, int]) -> tuple[Problem, ..
         *_unsaved(picture),
         *_stuck(picture),
         *_nobody_works(picture),
+        *_unknown(unknown),
         *_failing(picture),
         *_paused(picture),
         *_storage(picture),
@@ -121,6 +127,19 @@ def _nobody_works(picture: Picture) -> Iterator[Problem]:
             severity="warning",
             text=f"{plural(waiting, 'task')} {verb}, and no instance is running",
             advice="start your application, or: taskmanager run MODULE:MANAGER",
+        )
+
+
+def _unknown(unknown: Mapping[str, int]) -> Iterator[Problem]:
+    """`unknown`: how many tasks wait for each function that no living instance has."""
+    if unknown:
+        count, names = sum(unknown.values()), sorted(unknown, key=lambda name: (-unknown[name], name))
+        verb = "waits" if count == 1 else "wait"
+        more = f" and {plural(len(names) - 1, 'other function')}" if len(names) > 1 else ""
+        yield Problem(
+            severity="warning",
+            text=f"{plural(count, 'task')} {verb} for {names[0]}{more}, which no running instance knows",
+            advice=f"import the module that defines it; which: taskmanager list --task {shell_word(names[0])}",
         )
 
 

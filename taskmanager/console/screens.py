@@ -23,6 +23,8 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.store.statistics import Pace
 
 MAX_PROBLEMS: Final = 3
+LEAST_RUNNING: Final = 3
+"""Rows of what runs that a small screen keeps, whatever else there is to say."""
 MAX_PROBLEM_LINES: Final = 3
 """Of one sentence, where the terminal is narrow."""
 SEVERITY_STYLES: Final = {"error": "bold red", "warning": "bold yellow"}
@@ -108,14 +110,38 @@ def live_lines(picture: Picture, width: int, height: int, *, is_ascii: bool = Fa
 def watch_lines(picture: Picture, width: int, height: int, *, is_ascii: bool = False) -> list[Text]:
     """The same, with what runs at the top; as high as the terminal, the footer in its last line."""
     grid = grid_of(width)
-    top = [*_head(picture, grid), *_problems(picture.problems, grid), *_overview(picture, grid)]
-    footer = _sides(Text(FOOTER, "dim"), _storage(picture, grid), grid)
     tables = _watched(picture, grid, is_ascii)
+    least = 2 + min(LEAST_RUNNING, len(picture.running)) if picture.running else 0
+    top = _top_of(picture, grid, height - 2 - least)
+    footer = _sides(Text(FOOTER, "dim"), _storage(picture, grid), grid)
     room = height - len(top) - 2
+    if room < 2 + tables[0].least:
+        tables = (tables[0]._replace(least=max(1, room - 2)), *tables[1:])
     is_new = picture.is_empty and not picture.instances
     middle = _first_steps(picture) if is_new else _tables(tables, grid, room)
     lines = _joined(top, middle[: max(0, room)])[: max(0, height - 1)]
     return [*lines, *[Text()] * (height - 1 - len(lines)), footer]
+
+
+def _top_of(picture: Picture, grid: Grid, most: int) -> list[Text | str]:
+    """What stands above the tables, in `most` lines: where these are few, without the paces, then with one line of the
+    first problem alone, and at last with as many counts as there is room for.
+    """
+    head, overview = list(_head(picture, grid)), list(_overview(picture, grid))
+    problems = list(_problems(picture.problems, grid))
+    counts = [*_counts(picture, grid)]
+    brief = list(_brief_problem(picture.problems, grid))
+    for top in ([*head, *problems, *overview], [*head, *problems, "", *counts]):
+        if len(top) <= most:
+            return top
+    return [*head, *brief, *counts][: max(1, most)]
+
+
+def _brief_problem(problems: Sequence[Problem], grid: Grid) -> Iterator[Text | str]:
+    """One line of the first, that it is there."""
+    for problem in problems[:1]:
+        (line,) = wrapped(escaped(problem.text), grid.width - 3, 1)
+        yield Text.assemble(MARGIN, (f"! {line}", SEVERITY_STYLES[problem.severity]))
 
 
 def _watched(picture: Picture, grid: Grid, is_ascii: bool) -> tuple[Section, ...]:

@@ -21,6 +21,8 @@ FAILED_STYLE: Final = "red"
 PAUSED_STYLE: Final = "yellow"
 MAX_BAR: Final = 45
 """Columns of a progress bar with its percentage; a longer one says no more."""
+ID_END: Final = 6
+"""So much of an id is shown beside the name: commands take the end of one, too."""
 _DRAWN: Final = ("━", "╸", "─")
 _ASCII: Final = ("#", "#", "-")
 
@@ -149,7 +151,12 @@ def _failure(each: Failure, now_us: int, grid: Grid) -> Row:
     again = Cell("yes") if each.will_retry else Cell("no", "dim")
     figures = (NOTHING, Cell(str(each.attempt)), again, _ago(each.finished_at, now_us))
     reason = cause(each.error_code, each.error_message, grid.remark)
-    return Row(Cell(each.task_name), figures, Cell(reason, FAILED_STYLE))
+    return Row(_one_task(each.task_name, each.task_id), figures, Cell(reason, FAILED_STYLE))
+
+
+def _one_task(name: str, task_id: str) -> Cell:
+    """Of a long name the end is kept, and with it that of the id."""
+    return Cell(f"{name} {task_id[-ID_END:]}")
 
 
 def running(picture: Picture, grid: Grid, *, is_ascii: bool) -> Section:
@@ -158,7 +165,7 @@ def running(picture: Picture, grid: Grid, *, is_ascii: bool) -> Section:
     if grid.is_narrow:
         rows = [_briefly_running(each, picture.taken_at) for each in picture.running]
         return Section("Running", ("done", "elapsed", "left"), rows, unlisted=unlisted, essential=(0, 1, 2))
-    longest = max((cell_len(escaped(each.task_name)) for each in picture.running), default=0)
+    longest = max((cell_len(escaped(each.task_name)) + 1 + ID_END for each in picture.running), default=0)
     width = min(MAX_BAR, grid.drawn_width(longest))
     rows = [_running(each, picture.taken_at, width, is_ascii) for each in picture.running]
     return Section("Running", ("", "", "elapsed", "left"), rows, unlisted=unlisted)
@@ -170,12 +177,12 @@ def _briefly_running(each: RunningSight, now_us: int) -> Row:
         done = Cell(f"{int(each.fraction * 100)}%", RUNNING_STYLE)
     else:
         done = NOTHING if each.done is None else Cell(amount(each.done))
-    return Row(Cell(each.task_name), (done, *_times(each, now_us)))
+    return Row(_one_task(each.task_name, each.task_id), (done, *_times(each, now_us)))
 
 
 def _running(each: RunningSight, now_us: int, width: int, is_ascii: bool) -> Row:
     drawn = _progress(each, width, is_ascii)
-    return Row(Cell(each.task_name), _times(each, now_us), Cell(each.text, "dim"), drawn)
+    return Row(_one_task(each.task_name, each.task_id), _times(each, now_us), Cell(each.text, "dim"), drawn)
 
 
 def _times(each: RunningSight, now_us: int) -> tuple[Cell, Cell]:

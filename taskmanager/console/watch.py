@@ -17,6 +17,7 @@ from taskmanager.console.picture import Picture
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError
 from taskmanager.model.states import TaskStatus
+from taskmanager.store.sqlite.reading import snapshot
 from taskmanager.store.statistics import Statistics
 
 READ_S: Final = 1.0
@@ -74,7 +75,7 @@ class Watch:
         is_quiet = now_s < self._next_read_s or traces == self._traces
         if self._found is not None and is_quiet and now_s - self._read_s < SLOW_S:
             return False
-        with self._opener(self._database) as connection:
+        with self._opener(self._database) as connection, snapshot(connection):
             self._found = self._observer.statistics(connection)
             read_s = self._clock.elapsed_s()
             if read_s >= self._next_count_s:

@@ -1,5 +1,6 @@
 """One instance at one moment, as frozen words for programs, and as the JSON that other processes see of it."""
 
+from collections import Counter
 from collections.abc import Mapping
 from heapq import nsmallest
 from itertools import islice
@@ -44,17 +45,18 @@ def live_document(engine: Engine) -> dict[str, Any]:
     queues, unlisted = fullest(engine.dispatcher.queues)
     running = engine.runner.running.values()
     oldest_s = engine.writer.oldest_unsaved_s() or 0.0
+    memory_only = Counter(each.live.queue_name for each in running if not each.live.is_persisted)
     shown = sorted(running, key=lambda each: (each.live.progress_text is None, each.started_at))[:MAX_SHOWN_TASKS]
     return {
         "is_stopping": engine.is_stopping,
         "heartbeat_s": engine.settings.recovery.runner_heartbeat_interval_ms / 1000,
         "task_names": sorted(engine.definitions) if len(engine.definitions) <= MAX_SHOWN_NAMES else None,
         "lanes": {name: {"running": s.running, "limit": s.limit} for name, s in engine.dispatcher.lanes.items()},
-        "queues": {str(name): _queue_document(queue) for name, queue in queues.items()},
+        "queues": {str(name): _queue_document(queue, memory_only[name]) for name, queue in queues.items()},
         "unlisted_queues": {"count": len(unlisted), "waiting": sum(each.waiting for each in unlisted)},
         "oldest_waiting": {str(name): at for name, at in _oldest_waiting(engine).items() if name in queues},
         "memory_only": {
-            "running": sum(not each.live.is_persisted for each in running),
+            "running": memory_only.total(),
             "waiting": max(0, sum(each.waiting - each.stored_waiting for each in (*queues.values(), *unlisted))),
         },
         "running_count": len(running),
@@ -101,9 +103,14 @@ def fullest(queues: Mapping[str, QueueState]) -> tuple[dict[str, QueueState], li
     return shown, [queue for name, queue in found if name not in shown]
 
 
-def _queue_document(queue: QueueState) -> dict[str, Any]:
+def _queue_document(queue: QueueState, memory_only_running: int) -> dict[str, Any]:
     running, limit = queue.slots.running, queue.config.max_concurrency
-    return {"waiting": queue.waiting, "running": running, "limit": limit, "scope": queue.config.scope}
+    document: dict[str, Any] = {"waiting": queue.waiting, "running": running, "limit": limit}
+    document["scope"] = queue.config.scope
+    waiting = max(0, queue.waiting - queue.stored_waiting)
+    if waiting or memory_only_running:
+        document["memory_only"] = {"waiting": waiting, "running": memory_only_running}
+    return document
 
 
 def _oldest_waiting(engine: Engine) -> dict[str, int]:

@@ -9,15 +9,19 @@ from taskmanager.model.schedule import ScheduleRow
 from taskmanager.model.states import LIVE, AttemptOutcome, TaskStatus
 from taskmanager.store.protocol import FreeQueue, InstanceRow
 from taskmanager.store.statistics import (
+    HELD_CAP,
     MAX_INSTANCES,
     MAX_LINES,
     MAX_MESSAGE_CHARS,
+    MAX_STARTED,
     SAMPLE,
     Failure,
     FileSize,
     Glance,
+    Held,
     NextRun,
     Pace,
+    Started,
     Statistics,
     TaskFailures,
     TaskPace,
@@ -44,6 +48,8 @@ def glance_at(
         instances=tuple(sorted(instances, key=lambda row: (-row.started_at, row.instance_id)))[:MAX_INSTANCES],
         beats={},
         owned=_owned(rows.values()),
+        held=_held(rows.values()),
+        started=_started(rows.values()),
         free=tuple(free),
         paused=paused,
         minute=_pace(hour, now - MINUTE_US),
@@ -63,6 +69,30 @@ def glance_at(
 
 def _owned(rows: Iterable[TaskRow]) -> dict[str, int]:
     return dict(Counter(row.claimed_by_worker_id for row in rows if row.claimed_by_worker_id and row.status in LIVE))
+
+
+def _held(rows: Iterable[TaskRow]) -> tuple[Held, ...] | None:
+    found = [row for row in rows if row.claimed_by_worker_id and row.status in LIVE]
+    counts = Counter((row.claimed_by_worker_id or "", row.queue_name, row.status) for row in found)
+    pairs = sorted({(owner, queue) for owner, queue, _ in counts})
+    kinds = ("PENDING", "CLAIMED", "RUNNING")
+    held = tuple(Held(*pair, *(counts[(*pair, status)] for status in kinds)) for pair in pairs)
+    return None if len(found) > HELD_CAP else held
+
+
+def _started(rows: Iterable[TaskRow]) -> tuple[Started, ...]:
+    found = [row for row in rows if row.claimed_by_worker_id and row.status == "RUNNING"]
+    return tuple(
+        Started(
+            row.task_id,
+            row.task_name,
+            row.queue_name,
+            row.claimed_by_worker_id or "",
+            row.start_count,
+            row.updated_at if row.started_at is None else row.started_at,
+        )
+        for row in sorted(found, key=lambda each: (each.sent_at, each.task_id))[:MAX_STARTED]
+    )
 
 
 def _pace(ended: Iterable[AttemptRow], since: int) -> Pace:

@@ -18,6 +18,9 @@ COUNT_CAP: Final = 50_000
 SAMPLE: Final = 1_000
 """Attempts, newest first, from which durations and failures are told per task."""
 OWNED_CAP: Final = 1_000
+HELD_CAP: Final = 10_000
+"""Unfinished rows with an owner that are told apart by queue: some 10 ms of work. Of more nobody sees the last one."""
+MAX_STARTED: Final = 1_000
 MAX_INSTANCES: Final = 50
 MAX_OWNERS: Final = 100
 MAX_LINES: Final = 20
@@ -77,6 +80,32 @@ class NextRun(NamedTuple):
     is_declared: bool
 
 
+class Held(NamedTuple):
+    """The unfinished rows of one owner in one queue."""
+
+    owner: str
+    queue_name: str
+    pending_count: int
+    claimed_count: int
+    running_count: int
+
+    @property
+    def waiting_count(self) -> int:
+        """Those that wait in its memory."""
+        return self.pending_count + self.claimed_count
+
+
+class Started(NamedTuple):
+    """One row that is RUNNING."""
+
+    task_id: str
+    task_name: str
+    queue_name: str
+    owner: str
+    attempt: int
+    started_at: int
+
+
 class FileSize(NamedTuple):
     """Bytes of the file, and how many of them deleted rows have left unused; and its schema."""
 
@@ -90,12 +119,15 @@ class Statistics:
     """The file at `taken_at`, without the counts by status, which cost more.
 
     `beats`: the newest heartbeat of each listed instance. `owned`: unfinished rows per owner, at most `OWNED_CAP`.
+    `held`: the same by queue, None where they are more than `HELD_CAP`. `started`: at most `MAX_STARTED`.
     """
 
     taken_at: int
     instances: tuple[InstanceRow, ...] = ()
     beats: Mapping[str, int]
     owned: Mapping[str, int]
+    held: tuple[Held, ...] | None = None
+    started: tuple[Started, ...] = ()
     free: tuple[FreeQueue, ...] = ()
     paused: frozenset[str] = frozenset()
     minute: Pace

@@ -1,5 +1,6 @@
 """What is seen of a file: who lives, what waits where, what goes wrong; and when it is looked at again."""
 
+import asyncio
 import json
 import re
 import sqlite3
@@ -28,9 +29,11 @@ from taskmanager.console.plain_data import plain_data
 from taskmanager.console.watch import SLOW_S, TICK_S, Watch
 from taskmanager.engine.instance import PUT_BACK_S, InstanceLock
 from taskmanager.model.clock import SystemClock
+from taskmanager.model.record import TaskWrite
 from taskmanager.store.sqlite.reading import open_read_only
 from taskmanager.store.sqlite.statistics import statistics
 from taskmanager.store.statistics import Failure, NextRun, Pace, TaskFailures, TaskPace
+from tests.contract.rows import task
 
 pytestmark = pytest.mark.anyio
 SECOND = 1_000_000
@@ -149,6 +152,59 @@ async def test_a_running_instance_is_seen_with_its_memory(tmp_path: Path) -> Non
     assert queue.oldest_waiting_since is not None
     assert picture.counts[TaskStatus.PENDING] == 1
     assert [each.text for each in picture.problems] == ["queue mail is paused, and 1 task waits in it"]
+
+
+async def test_the_numbers_of_one_look_come_from_one_moment(tmp_path: Path) -> None:
+    """What an instance says of itself may be a second old. Of persisted tasks the file counts, for every number."""
+    path = tmp_path / "tasks.db"
+    manager = TaskManager(path, concurrency=2)
+    gates = [asyncio.Event() for _ in range(9)]
+
+    @manager.task(name="job", persist=True)
+    async def job(number: int) -> None:
+        await gates[number].wait()
+
+    @manager.task(name="memory")
+    async def memory() -> None: ...
+
+    async with manager:
+        handles = [job.enqueue(number) for number in range(9)]
+        await asyncio.gather(*(each.saved() for each in handles))
+        in_memory = [memory.enqueue() for _ in range(2)]
+        from taskmanager.duties.live_tasks import LiveTasks
+
+        assert manager._lifecycle is not None
+        await LiveTasks(manager._lifecycle.engine).run_once()
+        for number in (0, 1, 2):  # what it has said is old from here on
+            gates[number].set()
+            await handles[number]
+        await manager.flush()
+        picture = seen(path)
+        for gate in gates:
+            gate.set()
+        await asyncio.gather(*handles, *in_memory)
+    (instance,) = picture.instances
+    (queue,) = picture.queues
+    assert (picture.running_count, picture.waiting_count) == (2, 4 + 2)
+    assert (queue.running_count, queue.waiting_count) == (2, 4 + 2)
+    assert (instance.running_count, instance.waiting_count) == (2, 4 + 2)
+    assert sorted(each.task_id for each in picture.running) == sorted(each.task_id for each in handles[3:5])
+    assert picture.counts[TaskStatus.COMPLETED] == 3
+
+
+async def test_tasks_whose_function_nobody_knows_are_a_problem(tmp_path: Path) -> None:
+    """They wait for ever, and look like all that wait."""
+    path = tmp_path / "tasks.db"
+    async with TaskManager(path) as manager:
+        engine = manager._engine()
+        assert engine is not None
+        from taskmanager.duties.live_tasks import LiveTasks
+
+        assert await engine.store.commit([TaskWrite(task(f"t{n}", task_name="renamed"), None) for n in range(2)])
+        await LiveTasks(engine).run_once()
+        (problem,) = seen(path).problems
+    assert problem.text == "2 tasks wait for renamed, which no running instance knows"
+    assert "import the module" in problem.advice
 
 
 async def test_dead_alive_and_frozen_are_told_apart(tmp_path: Path) -> None:

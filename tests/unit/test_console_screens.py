@@ -90,6 +90,29 @@ def test_every_terminal_is_large_enough(picture: Picture, width: int, height: in
     status_lines(picture, width, height)
 
 
+@pytest.mark.parametrize(("width", "height"), [(40, 12), (40, 10), (80, 12), (30, 14)])
+@pytest.mark.parametrize("problem_count", [0, 1, 5])
+def test_the_smallest_watch_keeps_what_runs(width: int, height: int, problem_count: int) -> None:
+    """That is what it is watched for: paces and advice go first, and one line still says that something is wrong."""
+    problem = Problem(severity="error", text="something is wrong " * 5, advice="do this, and then that " * 5)
+    picture = replace(BUSY, problems=(problem,) * problem_count)
+    lines = [line.plain for line in watch_lines(picture, width, height)]
+    start = next(number for number, line in enumerate(lines) if line.startswith(" Running"))
+    assert sum("  " in line for line in lines[start + 1 : -1]) >= min(3, len(BUSY.running), height - 8)
+    assert any("! something" in line for line in lines) == (problem_count > 0)
+    assert any("running" in line for line in lines[:start])
+
+
+def test_running_and_failed_tasks_show_the_end_of_their_ids() -> None:
+    """So that they can be looked at: `show` takes the end of an id, and a long name gives way to it."""
+    for width, height in ((40, 24), (80, 24), (120, 60)):
+        screen = "\n".join(line.plain for line in watch_lines(BUSY, width, height))
+        for each in BUSY.running[:2]:
+            assert f" {each.task_id[-6:]}" in screen
+    for failed in BUSY.failures[:2]:
+        assert f"{failed.task_name} {failed.task_id[-6:]}" in screen
+
+
 def test_a_narrow_terminal_loses_figures_and_no_title() -> None:
     """What does not fit at the right is cut; what wraps is what a person has to read to the end."""
     compare("watch-busy-40x24", screens.drawn(group(watch_lines(BUSY, 40, 24)), 40))

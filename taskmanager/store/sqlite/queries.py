@@ -174,12 +174,9 @@ def fetch_cancel_requests(connection: sqlite3.Connection, owner: str) -> list[st
 def counts(connection: sqlite3.Connection) -> dict[TaskStatus, int]:
     """See `Store.counts`. Indexes alone answer it: the completed are all rows without the others."""
     query = f"SELECT status, count(*) FROM {_NOT_COMPLETED} GROUP BY status"
-    connection.execute("BEGIN")  # one snapshot for both questions
-    try:
+    with snapshot(connection):
         found = connection.execute(query).fetchall()
         (total,) = connection.execute("SELECT count(*) FROM taskmanager_tasks").fetchone()
-    finally:
-        connection.execute("COMMIT")
     counted = dict.fromkeys(TaskStatus, 0) | {TaskStatus.COMPLETED: total - sum(number for _, number in found)}
     for status, number in found:
         counted[status_of(status)] += number

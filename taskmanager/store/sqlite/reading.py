@@ -53,7 +53,12 @@ def open_read_only(
 
 @contextmanager
 def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
-    """All queries of the block see the file as it was at the first of them. Keep it short: it holds back the log."""
+    """All queries of the block see the file as it was at the first of them, also those of a block around it. Keep it
+    short: it holds back the log.
+    """
+    if connection.in_transaction:
+        yield
+        return
     connection.execute("BEGIN")
     try:
         yield

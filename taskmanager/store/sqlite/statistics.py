@@ -14,16 +14,20 @@ from taskmanager.store.sqlite.schema import version
 from taskmanager.store.sqlite.statements import LIVE_SQL
 from taskmanager.store.statistics import (
     ENDED_CAP,
+    HELD_CAP,
     MAX_INSTANCES,
     MAX_LINES,
     MAX_MESSAGE_CHARS,
     MAX_OWNERS,
+    MAX_STARTED,
     OWNED_CAP,
     SAMPLE,
     Failure,
     FileSize,
+    Held,
     NextRun,
     Pace,
+    Started,
     Statistics,
     TaskFailures,
     TaskPace,
@@ -46,6 +50,8 @@ def statistics(connection: sqlite3.Connection, now: int) -> Statistics:
         instances=instances,
         beats=_beats(connection, instances),
         owned=_owned(connection),
+        held=_held(connection),
+        started=_started(connection),
         free=tuple(free_queues(connection)),
         paused=paused_queues(connection),
         minute=minute,
@@ -96,6 +102,30 @@ def _owned(connection: sqlite3.Connection) -> dict[str, int]:
         """
     )
     return dict(owners.fetchall())
+
+
+def _held(connection: sqlite3.Connection) -> tuple[Held, ...] | None:
+    rows = connection.execute(
+        f"""
+        SELECT owner, queue_name, sum(status = 'PENDING'), sum(status = 'CLAIMED'), sum(status = 'RUNNING') FROM (
+            SELECT claimed_by_worker_id AS owner, queue_name, status FROM {_OWNER} WHERE {_IS_OWNED}
+            LIMIT {HELD_CAP + 1}
+        ) GROUP BY owner, queue_name
+        """
+    )
+    found = tuple(Held._make(row) for row in rows.fetchall())
+    return None if sum(each.waiting_count + each.running_count for each in found) > HELD_CAP else found
+
+
+def _started(connection: sqlite3.Connection) -> tuple[Started, ...]:
+    rows = connection.execute(
+        f"""
+        SELECT id, task_name, queue_name, claimed_by_worker_id, start_count, coalesce(started_at, updated_at)
+        FROM taskmanager_tasks INDEXED BY taskmanager_tasks_status
+        WHERE status = 'RUNNING' AND status <> 'COMPLETED' AND claimed_by_worker_id IS NOT NULL LIMIT {MAX_STARTED}
+        """
+    )
+    return tuple(Started._make(row) for row in rows.fetchall())
 
 
 def _pace(connection: sqlite3.Connection, now: int, window_us: int) -> Pace:

@@ -331,9 +331,8 @@ class SqliteStore:
             )
 
     def glance(self, now: int, *, counts_all: bool) -> Glance:
-        with open_read_only(self.path, patience_s=GLANCE_PATIENCE_S) as connection:
-            with snapshot(connection):
-                found = statistics(connection, now)
+        with open_read_only(self.path, patience_s=GLANCE_PATIENCE_S) as connection, snapshot(connection):
+            found = statistics(connection, now)
             if counts_all:
                 return Glance(found, queries.counts(connection))
             return Glance(found, *queries.counts_up_to(connection, COUNT_CAP))
