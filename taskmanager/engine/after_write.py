@@ -196,7 +196,7 @@ class AfterWrite:
         live.start_count = row.start_count
         self._engine.intake.reruns.note(live.task_id, row.start_count, live)
         live.sent_at = row.sent_at
-        live.updated_at = self._engine.clock.now_us()
+        live.renew_due(self._engine.clock.now_us(), self._engine.clock.elapsed_s())
         self._engine.writer.mark(live)
 
     def rejected(self, live: LiveTask, reason: str) -> None:

@@ -79,7 +79,7 @@ class Engine:
         self.window = MemoryWindow(settings.max_in_memory, self.dispatcher)
         self.wall_clock = WatchedClock(clock)
         self.alarm = Alarm(self.loop, clock, self.wall_clock, self.dispatcher, self._wake_due)
-        self.settlement = Settlement(identity, clock.now_us, random.random, settings.recovery.crash_budget)
+        self.settlement = Settlement(identity, clock, random.random, settings.recovery.crash_budget)
         self.writer = Writer(
             store, clock, commit_interval_s=settings.commit_interval_s, snapshot_interval_s=settings.snapshot_interval_s
         )
@@ -147,6 +147,7 @@ class Engine:
 
     def spill(self, live: LiveTask) -> None:
         """Too much to hold: the row goes to the store as a free one, and is claimed when there is room."""
+        live.renew_due(self.clock.now_us(), self.clock.elapsed_s())
         live.phase, live.owner = Phase.SPILLING, None
         self.dispatcher.queue(live.queue_name).leave(live.priority)
         self.spilled[live.task_id] = live

@@ -218,10 +218,18 @@ class LiveTask:
         self.due = elapsed_s + delay_s
         self.options_text = with_delay(self.options_text)
 
-    @property
-    def is_pause(self) -> bool:
-        """True where it waits, if it waits, for a time that passes by whatever clock."""
-        return is_pause(self.start_count, self.options_text)
+    def renew_due(self, now_us: int, elapsed_s: float) -> None:
+        """Say anew when it is due, by the wall clock as it is now: it may have been stepped since that was written.
+
+        What is due stays due, a pause goes on for what is left of it by the clock that no step moves, and a promised
+        instant stays.
+        """
+        if self.phase in (Phase.READY, Phase.STARTING) or self.enqueued_at <= self.updated_at:
+            self.enqueued_at = min(self.enqueued_at, now_us)
+        elif self.due and is_pause(self.next_retry_at, self.snooze_count, self.options_text):
+            self.enqueued_at = now_us + max(0, int((self.due - elapsed_s) * SECOND_US))
+            self.next_retry_at = None if self.next_retry_at is None else self.enqueued_at
+        self.updated_at = now_us
 
     @property
     def is_saved(self) -> bool:

@@ -27,8 +27,7 @@ def release_waiting(engine: Engine) -> None:
 
 
 def _release(engine: Engine, live: LiveTask) -> None:
-    is_pause = live.phase is Phase.DELAYED and live.is_pause
-    engine.settlement.release(live, live.due - engine.clock.elapsed_s() if is_pause else None)
+    engine.settlement.release(live)
     live.phase = Phase.ENDED
     engine.writer.mark(live)
 

@@ -12,10 +12,10 @@ from taskmanager.codec.safe import safe_text
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.instance import Identity
-from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask, Phase
+from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask
 from taskmanager.engine.outcome import Outcome
 from taskmanager.engine.row_codec import stored_error, stored_result
-from taskmanager.model.clock import SECOND_US
+from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.logger import logger
 from taskmanager.model.record import AttemptRow
 from taskmanager.model.result import TaskError, TaskResult, trusted_code
@@ -38,12 +38,11 @@ _new_tuple = tuple.__new__
 class Settlement:
     """Settles the attempts of one instance: with its identity, its clock and its random numbers."""
 
-    def __init__(
-        self, identity: Identity, now_us: Callable[[], int], random_01: Callable[[], float], crash_budget: int
-    ) -> None:
+    def __init__(self, identity: Identity, clock: Clock, random_01: Callable[[], float], crash_budget: int) -> None:
         self._who = identity
         self._crash_budget = crash_budget
-        self._now_us = now_us
+        self._clock = clock
+        self._now_us = clock.now_us
         self._random_01 = random_01
         self._told_not_stored: set[str] = set()
         self.tally: Counter[str] = Counter()
@@ -80,8 +79,11 @@ class Settlement:
             return self._complete(live, attempt, outcome)
         if outcome.kind in ("snoozed", "unstarted"):
             if live.cancel_requested_at is None:
-                live.snooze_count += outcome.kind == "snoozed"
                 self._wait_again(live, outcome.delay_s)
+                if outcome.kind == "snoozed":
+                    live.snooze_count += 1
+                else:
+                    live.next_retry_at = live.enqueued_at
                 return Next(outcome.delay_s)
             return self._cancelled(live, attempt)  # who was asked to end does not wait for another start
         if outcome.kind == "stopped":
@@ -185,23 +187,12 @@ class Settlement:
         live.result_text = stored_error(live.definition, error)
         live.ending = Ending(status, TaskResult(err=error))
 
-    def release(self, live: LiveTask, left_s: float | None = None) -> None:
-        """→ PENDING and free: any instance may take it. Waiters learn that it goes on.
-
-        What is due stays due, also where the wall clock was stepped back since it was enqueued; and a pause goes on for
-        the `left_s` seconds that are left of it, whatever the clock says by now.
-        """
-        now = self._now_us()
-        if left_s is not None:
-            pause_us = live.enqueued_at - live.updated_at
-            live.enqueued_at = now + max(0, min(int(left_s * SECOND_US), pause_us))
-            live.next_retry_at = None if live.next_retry_at is None else live.enqueued_at
-        elif live.phase in (Phase.READY, Phase.STARTING) or live.enqueued_at <= live.updated_at:
-            live.enqueued_at = min(live.enqueued_at, now)
+    def release(self, live: LiveTask) -> None:
+        """→ PENDING and free: any instance may take it. Waiters learn that it goes on."""
+        live.renew_due(self._clock.now_us(), self._clock.elapsed_s())
         live.status = TaskStatus.PENDING
         live.owner = live.claimed_at = live.started_at = None
         live.worker_pid = live.worker_hostname = live.worker_process_name = None
-        live.updated_at = now
         live.ending = GOES_ON
 
     def _wait_again(self, live: LiveTask, delay_s: float) -> None:

@@ -119,11 +119,13 @@ DELAY_KEY: Final = '"is_delay":'
 """In the `task_options` of a task with a `delay`. One with a `run_at` waits for an instant of the wall clock."""
 
 
-def is_pause(start_count: int, options_text: str) -> bool:
+def is_pause(next_retry_at: int | None, snooze_count: int, options_text: str) -> bool:
     """Whether what this row waits for is a time that passes by whatever clock: a delay, or that before another attempt.
-    Looked for as text, as SQL does it: the options of a row may be anything.
+
+    How often it was started says nothing: a task that is put back by its idempotency key may have a `run_at` then.
+    `DELAY_KEY` is looked for as text, as SQL does it: the options of a row may be anything.
     """
-    return start_count > 0 or DELAY_KEY in options_text
+    return next_retry_at is not None or snooze_count > 0 or DELAY_KEY in options_text
 
 
 def due_at(row: TaskRow, now: int) -> int:
@@ -134,7 +136,7 @@ def due_at(row: TaskRow, now: int) -> int:
     if row.enqueued_at <= row.updated_at:
         return min(row.enqueued_at, now)
     has_gone_back = row.updated_at > now and row.enqueued_at < LAST_US
-    if has_gone_back and is_pause(row.start_count, row.task_options):
+    if has_gone_back and is_pause(row.next_retry_at, row.snooze_count, row.task_options):
         return now + row.enqueued_at - row.updated_at
     return row.enqueued_at
 

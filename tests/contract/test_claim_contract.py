@@ -102,7 +102,7 @@ async def test_a_release_keeps_a_moment_that_is_still_to_come(store: Store) -> N
 @pytest.mark.parametrize(
     "kind",
     [
-        {"start_count": 2},
+        {"start_count": 2, "snooze_count": 1},
         {"start_count": 2, "retry_count": 1, "next_retry_at": 9_500},
         {"task_options": '{"persist":true,"is_delay":true}'},
     ],

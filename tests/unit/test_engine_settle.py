@@ -31,7 +31,7 @@ class Scene:
     def __init__(self, definition: Definition = WORK, **fields: Any) -> None:
         self.clock = Ticks()
         self.clock.now = 5_000
-        self.settlement = Settlement(ME, self.clock.now_us, lambda: 0.5, crash_budget=3)
+        self.settlement = Settlement(ME, self.clock, lambda: 0.5, crash_budget=3)
         self.live = new_live(definition, task_id="t")
         self.begin()
         for name, value in fields.items():

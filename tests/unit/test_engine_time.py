@@ -17,9 +17,11 @@ from taskmanager.engine.stall import BEAT_S, StallWatch
 from taskmanager.engine.wall_clock import HOLD_S, WatchedClock
 from taskmanager.model.clock import to_us
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
+from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Beat, InstanceRow
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.testing import World, isolated
+from taskmanager.testing.faulty import Fault, FaultyStore
 
 pytestmark = pytest.mark.anyio
 
@@ -373,6 +375,67 @@ async def test_a_promised_moment_is_kept_through_a_step_and_a_restart(world: Wor
     assert started == []
     await world.drain()
     assert due <= started[0] < due + timedelta(seconds=6)
+
+
+async def test_the_run_at_of_a_task_that_is_put_back_by_its_key_is_no_pause(world: World) -> None:
+    """It was started before, and waits for an instant all the same: neither a stop nor a step of the clock moves it."""
+    starts = []
+
+    @world.manager.task
+    async def job() -> None:
+        starts.append(world.now)
+        if len(starts) == 1:
+            raise ValueError("once")
+
+    await job.with_options(idempotency_key="x").enqueue().result()
+    due = world.now + timedelta(hours=3)
+    job.with_options(idempotency_key="x", run_at=due).enqueue()
+    await world.advance(timedelta(hours=1))
+    await world.restart()
+    world.clock.step(-TWO_HOURS)
+    await world.restart()
+    await world.advance(timedelta(hours=4) - timedelta(minutes=1))
+    assert len(starts) == 1
+    await world.drain()
+    assert due <= starts[1] < due + timedelta(seconds=6)
+
+
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "goes on"])
+@pytest.mark.parametrize("kind", ["keyed", "put back by its key", "spilled"])
+async def test_a_delay_whose_row_is_written_after_the_clock_went_back_is_as_long(kind: str, is_stopped: bool) -> None:
+    """The file took no writes before. Whoever looked for such rows meanwhile has not seen this one."""
+    starts: list[float] = []
+    store = FaultyStore(MemoryStore())
+    async with isolated(TaskManager("never-opened.db", requeue_pending=True), store=store.as_store()) as world:
+
+        @world.manager.task
+        async def job() -> None:
+            starts.append(_elapsed_s(world))
+            if kind == "put back by its key" and len(starts) == 1:
+                raise ValueError("once")
+
+        call = job.with_options(idempotency_key=None if kind == "spilled" else "x", delay=60)
+        if kind == "put back by its key":
+            await job.with_options(idempotency_key="x").enqueue().result()
+        window = engine_of(world).window
+        most, window.most = window.most, 0 if kind == "spilled" else window.most
+        store.plan.append(Fault.fail(store.calls.count("commit") + 1, verb="commit", times=1_000))
+        world.clock.step(TEN_YEARS)
+        began_s = _elapsed_s(world)
+        call.enqueue()
+        await world.advance(0.2)
+        window.most = most
+        world.clock.step(-TEN_YEARS)
+        await world.advance(0.2 if is_stopped else 6)
+        if is_stopped:
+            stopping = asyncio.ensure_future(world.manager.stop())
+            await world.advance(0.2)
+        store.plan.clear()
+        if is_stopped:
+            await stopping
+            await world.start()
+        await world.advance(70)
+    assert 59 < starts[-1] - began_s < 66, starts
 
 
 async def test_retries_delays_and_snoozes_of_a_living_process_do_not_see_the_wall_clock(world: World) -> None:

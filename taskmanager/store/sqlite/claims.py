@@ -56,7 +56,7 @@ _TAKEN: Final = "taskmanager_tasks AS t WHERE t.rowid IN (SELECT value FROM json
 _ABOVE_ALL_PRIORITIES: Final = 1e19
 """Also above those that no version would write: who claims such a row finds out."""
 # As `is_pause` and `due_at` say it of a row.
-_IS_PAUSE: Final = f"(start_count > 0 OR instr(task_options, '{DELAY_KEY}'))"
+_IS_PAUSE: Final = f"(next_retry_at IS NOT NULL OR snooze_count > 0 OR instr(task_options, '{DELAY_KEY}'))"
 _DUE_AT: Final = f"""
     CASE WHEN enqueued_at <= updated_at THEN min(enqueued_at, :now)
         WHEN updated_at > :now AND enqueued_at < {LAST_US} AND {_IS_PAUSE} THEN :now + enqueued_at - updated_at
