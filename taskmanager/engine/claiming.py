@@ -257,6 +257,7 @@ class Claimer:
         if live is None or live.is_awaiting_store or not live.has_overtaken(row):
             return False
         live.saving.committed = expected_of(row)
+        live.start_count = max(live.start_count, row.start_count)  # the count of a row never goes back
         self._engine.writer.mark(live)
         return True
 

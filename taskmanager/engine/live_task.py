@@ -17,7 +17,7 @@ from taskmanager.engine.saving import NOT_SAVED, Saving
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.record import AttemptRow, Expected, TaskRow, is_pause
 from taskmanager.model.result import TaskError, TaskResult
-from taskmanager.model.states import BuiltInTaskCode, TaskStatus
+from taskmanager.model.states import LIVE, BuiltInTaskCode, TaskStatus
 
 if TYPE_CHECKING:
     from taskmanager.engine.attempt import Attempt
@@ -253,9 +253,14 @@ class LiveTask:
         )
 
     def has_overtaken(self, row: TaskRow) -> bool:
-        """Whether an older copy of the file was put in its place, and this row of it is an earlier state of this."""
-        is_same = row.sent_at == self.sent_at and row.start_count <= self.start_count
-        return self.saving.is_written_anew and is_same
+        """Whether a copy of the file was put in its place, and this row of it goes by what is here: it is an earlier
+        state of this task. Of a run that goes on here, or has ended, it may tell of more starts, in a history that is
+        no more: nobody ends that run because of it.
+        """
+        if not self.saving.is_written_anew or row.sent_at != self.sent_at:
+            return False
+        has_run = self.phase is Phase.RUNNING or self.status.is_terminal
+        return row.start_count <= self.start_count or (has_run and row.status in LIVE)
 
     def store_arguments(self) -> None:
         """Keep the arguments of a memory-only task for its record, where they can be stored."""

@@ -236,6 +236,38 @@ async def test_what_runs_here_and_is_free_in_an_older_copy_of_the_file_is_not_be
     assert world.counts() == {"COMPLETED": 1}
 
 
+@pytest.mark.parametrize("says", ["RUNNING", "CLAIMED", "PENDING", "free"])
+async def test_what_runs_here_is_recorded_though_a_copy_of_the_file_tells_of_more_starts(
+    tmp_path: Path, says: str, make: Callable[..., Any]
+) -> None:
+    """An old copy was put in place by mistake, and then a newer one: the run that goes on here is the only one."""
+    world = make(tmp_path)
+    async with world.manager as manager:
+        world.gate.clear()
+        handle = world.work.enqueue()
+        await until(lambda: world.started == 1)
+        me, copy = world.lifecycle.engine.identity.instance_id, tmp_path / "copy.db"
+        with closing(sqlite3.connect(world.db)) as other:
+            other.execute("VACUUM INTO ?", (str(copy),))
+        with closing(sqlite3.connect(copy)) as other, other:
+            other.execute(
+                "UPDATE taskmanager_tasks SET start_count = 3, status = ?, claimed_by_worker_id = ?, claimed = ?",
+                ("PENDING" if says == "free" else says, None if says == "free" else me, says == "CLAIMED"),
+            )
+        os.rename(copy, world.db)  # noqa: PTH104  # the test has its loop to itself
+        # The file itself is not opened before: its old log lies there for a moment.
+        quiet = world.lifecycle.engine.writer.quiet
+        await until(lambda: world.faulty.calls.count("open") == 2 and not quiet.locked())
+        await manager.flush()
+        assert world.counts() == {"RUNNING": 1}
+        await world.duties._strays.recover()
+        world.gate.set()
+        await handle
+        await manager.flush()
+    assert world.counts() == {"COMPLETED": 1}
+    assert world.started == 1
+
+
 @pytest.fixture
 def make() -> Callable[..., Any]:
     return _World
