@@ -115,6 +115,11 @@ class Terminal:
         """Its records, oldest first."""
         return list(reversed(self.ask("list", "--task", name)))
 
+    def by_argument(self, name: str, argument: object) -> dict[str, Any]:
+        """The record of its call with that argument, which a list does not carry."""
+        records = (self.ask("show", each["task_id"]) for each in self.by_name(name))
+        return next(each for each in records if each["args"] == [argument])
+
     def until(self, task_id: str, is_so: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The record, when it is so; the test fails when it never is."""
         deadline = time.monotonic() + PATIENCE_S
@@ -258,7 +263,7 @@ def test_commands_find_what_an_application_leaves_when_it_dies(tmp_path: Path) -
         dying.send_signal(signal.SIGKILL)
         dying.wait()
         assert not checks(terminal)["claims"]["ok"]
-        unsafe = next(each for each in terminal.by_name("jobs:wait") if each["args"] == [1])
+        unsafe = terminal.by_argument("jobs:wait", 1)
         (safe,) = terminal.by_name("jobs:wait_safely")
         assert "makes it FAILED" in terminal.ask("show", unsafe["task_id"])["next"]["text"]
         recovered = terminal.ask("recover")
@@ -268,7 +273,7 @@ def test_commands_find_what_an_application_leaves_when_it_dies(tmp_path: Path) -
         living.send_signal(signal.SIGCONT)
         again = terminal.until(safe["task_id"], ended_as("RUNNING"))
         assert (again["start_count"], again["worker_pid"]) == (2, living.pid)
-        (untouched,) = (each for each in terminal.by_name("jobs:wait") if each["args"] == [9])
+        untouched = terminal.by_argument("jobs:wait", 9)
         assert (untouched["status"], untouched["start_count"]) == ("RUNNING", 1)
         assert terminal.ask("recover")["recovered"] == 0
         assert checks(terminal, code=0)["claims"]["ok"]

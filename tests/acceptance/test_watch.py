@@ -243,7 +243,7 @@ def test_a_file_that_is_no_database_is_one_line_and_the_screen_is_not_taken(tmp_
     with terminal(tmp_path, "watch", "--db", "text.db") as window:
         assert window.end() == 1
         assert ENTER_SCREEN not in window.written
-        assert window.written.startswith(b"taskmanager: text.db is not a database")
+        assert window.written.startswith(b"taskmanager.StoreError: text.db is not a database")
         assert len(window.written.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["text.db"]
 

@@ -63,6 +63,7 @@ async def test_a_failure_at_any_call_loses_nothing_and_runs_nothing_twice(after:
             handles = await the_story(world, starts)
             await world.manager.flush()
             is_spent = store.is_spent
+            store.plan.clear()  # a fault that waits for the end of the world would be the end's
         where = f"call {nth}: {store.calls[nth - 1] if is_spent else 'none'}"
         rows = [await inner.fetch(handle.task_id) for handle in handles]
         assert [None if row is None else row.status for row in rows] == ["COMPLETED"] * 5, where
