@@ -34,6 +34,11 @@ class Watch:
         self._looked_s: float | None = None
         self._step_count = 0
 
+    @property
+    def is_owed(self) -> bool:
+        """Whether the wall clock was stepped since the last look: what is planned may be due, or far away, by now."""
+        return self._engine.wall_clock.step_count != self._step_count
+
     def look(self) -> int:
         """The wall time; and notice that nobody looked for a while, or that the wall clock was stepped."""
         engine = self._engine

@@ -49,10 +49,11 @@ class Schedules:
         """Seconds until something happens here by itself, None when nothing will."""
         if self._engine.is_stopping:
             return None
-        if self._declaring.has_new:
+        now_us = self._engine.wall_clock.now_us()
+        if self._declaring.has_new or self._firing.watch.is_owed:
             return 0.0
         at_us = self.book.next_look()
-        return None if at_us is None else max(0.0, (at_us - self._engine.clock.now_us()) / SECOND_US)
+        return None if at_us is None else max(0.0, (at_us - now_us) / SECOND_US)
 
     async def open(self) -> None:
         """What a start does before anything runs: declare everything. Again when an instance has died: what that one

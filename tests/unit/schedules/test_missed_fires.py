@@ -103,6 +103,24 @@ async def test_an_interval_goes_on_after_a_clock_that_was_ahead(
         assert len(runs) == at_start + 6
 
 
+@pytest.mark.parametrize("every_s", [1, 7])
+async def test_a_virtual_clock_does_not_jump_over_an_interval_after_a_step_back(
+    manager: TaskManager, every_s: int
+) -> None:
+    """By the clock nothing is due for a day. Its user sees what a real process would do."""
+    runs: list[float] = []
+
+    @manager.schedule(every=every_s, name="tick")
+    async def tick() -> None:
+        runs.append(asyncio.get_running_loop().time())
+
+    async with isolated(manager) as world:
+        await world.advance(every_s * 2.5)
+        world.clock.step(-86_400)
+        await world.advance(every_s * 10 + 5)
+    assert len(runs) >= 11
+
+
 async def test_only_the_owner_of_an_interval_lets_it_go_on_from_now(manager: TaskManager) -> None:
     """Two whose clocks differ would do it in turns, and it would fire ever sooner."""
 
