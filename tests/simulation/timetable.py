@@ -175,8 +175,9 @@ class Timetable:
         made = {self._name_of(row): row for row in fresh}
         for fire in fires:
             name = fire.schedule_name
-            old, new, task = self.rows.get(name), rows[name], made.get(name)
-            if old is None or (old == new and task is None):
+            old, new, task = self.rows.get(name), rows.get(name), made.get(name)
+            # A file that was put in place may not have it: the fire was refused.
+            if old is None or new is None or (old == new and task is None):
                 continue
             if fire.is_manual or fire.next_run_at == fire.expected_next:
                 self._judge_beside(process, fire, old, new, task)
