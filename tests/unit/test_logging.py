@@ -39,6 +39,13 @@ def formatted() -> Iterator[io.StringIO]:
     LOGGER.setLevel(level)
 
 
+@pytest.fixture
+def levels_asked_anew() -> Iterator[None]:
+    """Let no later test meet a level that `logging` remembers: it keeps its answers until a level is set by method."""
+    yield
+    logging.root.manager._clear_cache()  # type: ignore[attr-defined]
+
+
 async def test_every_record_says_which_task_it_is_about(tmp_path: Path, formatted: io.StringIO) -> None:
     """One ERROR with the traceback for a final failure, a WARNING for a retry, the rest is quieter."""
     manager = TaskManager(tmp_path / "tasks.db", drain_timeout=0.0)
@@ -334,6 +341,7 @@ def test_a_logger_that_logging_config_has_disabled_is_seen(tmp_path: Path, confi
     assert done.stderr.count(f"RuntimeWarning: {DISABLED}") == 1
 
 
+@pytest.mark.usefixtures("levels_asked_anew")
 @pytest.mark.parametrize("way", ["a level", "the level of the root", "a NullHandler", "logging.disable"])
 def test_a_logger_that_was_silenced_on_purpose_is_not_reported(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever wants to read nothing needs no advice, also where `logging.config` has disabled the logger besides."""
