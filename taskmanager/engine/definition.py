@@ -92,8 +92,9 @@ class Definition:
         return f"<Definition {self.name!r} {self.lane} lane>"
 
 
+@lru_cache(1_000)  # all such tasks of a function share one text
 def with_delay(text: str) -> str:
-    """These `task_options`, of a task with a delay. All such tasks of a function have the same, which is bound once."""
+    """Return these `task_options` as those of a task with a delay."""
     return f"{text[:-1]}{',' if len(text) > 2 else ''}{DELAY_KEY}true}}"  # none in "{}"
 
 

@@ -86,7 +86,8 @@ class _Scenario:
                 each.last_beat_us = min(each.last_beat_us, world.now_us)  # a stop of everything has ended early
                 each.thaw()
         self._days.new_process()
-        world.at(world.now_us + 10_000_000, self._resume_queues)
+        for after_s in (10, 40):  # again, because a call that was held up in a long stop may pause one meanwhile
+            world.at(world.now_us + after_s * 1_000_000, self._resume_queues)
         if world.timetable.entries:
             world.at(world.now_us + 4_000_000, lambda: self._for_schedules("resume_schedule"))
             world.at(world.now_us + 16_000_000, self._end_schedules)
