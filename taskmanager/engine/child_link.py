@@ -157,7 +157,7 @@ class Child:
     # In the host.
 
     async def listen(self) -> None:
-        """Hear what it says until it ends, and tell what has ended it."""
+        """Hear what it says until it ends, and tell what has ended it, also to whoever cancels this again and again."""
         assert self._process.stdout is not None
         stream = BufferedByteReceiveStream(self._process.stdout)
         is_broken, cancelled = False, None
@@ -173,8 +173,14 @@ class Child:
         except asyncio.CancelledError as exc:
             cancelled = exc
             self.kill()
-        with CancelScope(shield=True):
-            await self._bury(is_broken)
+        why = "it was killed"
+        try:
+            with CancelScope(shield=True):
+                why = await self._bury(is_broken)
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+            self.kill()
+        self._tell_end(why)
         if cancelled is not None:
             raise cancelled
 
@@ -193,7 +199,8 @@ class Child:
                 words, is_interrupt = payload
                 self.is_ready.set_exception(Died(words, has_begun=False) if is_interrupt else MainFailed(words))
 
-    async def _bury(self, is_broken: bool) -> None:
+    async def _bury(self, is_broken: bool) -> str:
+        """Wait until it is gone, and say why that is."""
         with move_on_after(0.0 if is_broken else EXIT_PATIENCE_S):
             await self._process.wait()
         has_exited = self._process.returncode is not None
@@ -203,11 +210,12 @@ class Child:
             await self._stderr_over.wait()
         await self._process.aclose()
         if is_broken:
-            why = "it was killed: what came from it cannot be read"
-        elif not has_exited:
-            why = "it was killed: it had closed the connection to its parent"
-        else:
-            why = ending(self._process.returncode or 0, is_ours=was_killed)
+            return "it was killed: what came from it cannot be read"
+        if not has_exited:
+            return "it was killed: it had closed the connection to its parent"
+        return ending(self._process.returncode or 0, is_ours=was_killed)
+
+    def _tell_end(self, why: str) -> None:
         tail = self._tail.decode("utf-8", "replace").strip()
         died = Died(why, has_begun=self._has_begun, tail=tail)
         for waiter in (self.is_ready, self._reply):
@@ -227,6 +235,9 @@ class Child:
                 del self._tail[:-TAIL_BYTES]
         except _AT_END:
             pass
+        except asyncio.CancelledError:
+            self.kill()  # or it would wait for ever for somebody to read more
+            raise
         finally:
             self._stderr_over.set()
 

@@ -399,6 +399,34 @@ async def test_a_child_that_died_while_it_was_idle_fails_no_task(manager: TaskMa
         assert (info.start_count, [each.outcome for each in info.attempts or ()]) == (1, ["COMPLETED"])
 
 
+def touches_and_waits(path: str, gate: str) -> None:
+    Path(path).touch()
+    waits_for(gate)
+
+
+@pytest.mark.parametrize("is_up", [False, True])
+@pytest.mark.parametrize("times", [1, 2, 5])
+async def test_a_stranger_who_cancels_what_listens_leaves_no_child_unheard(
+    manager: TaskManager, tmp_path: Path, times: int, is_up: bool
+) -> None:
+    """A program may cancel every task that it finds, again and again: the child is killed, and its end is told."""
+    path, gate = tmp_path / "path", tmp_path / "gate"
+    handle = bound(manager, touches_and_waits).enqueue(str(path), str(gate))
+    await happens(lambda: path.exists() if is_up else _of_children())
+    for _ in range(times):
+        for task in _of_children():
+            task.cancel()
+        await asyncio.sleep(0)
+    gate.touch()
+    result = await asyncio.wait_for(handle.result(), 30)
+    assert result.is_ok() is not is_up, "what had not begun is begun in another child"
+    assert await asyncio.wait_for(bound(manager, doubled).enqueue(2), 30) == 4
+
+
+def _of_children() -> "list[asyncio.Task[Any]]":
+    return [task for task in asyncio.all_tasks() if task.get_name().startswith("taskmanager-child ")]
+
+
 def tells_its_pid_and_exits(pid: str, gate: str) -> None:
     Path(pid).write_text(str(os.getpid()))
     waits_for(gate)
