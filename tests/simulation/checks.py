@@ -42,6 +42,8 @@ class Checks:
         self._fresh: dict[tuple[str, int], AttemptRow] = {}
         self.saved: set[str] = set()
         self.started: set[tuple[str, int, str]] = set()
+        self.started_nowhere: set[tuple[str, int, str]] = set()
+        """Starts that stand in a file that was lost. Their code begins, though the new file may be open by then."""
         self.revived: Counter[str] = Counter()
         """How often a task that had ended was put back."""
         self.purged: set[str] = set()
@@ -174,7 +176,9 @@ class Checks:
                 if row.task_id not in self.rows:
                     self.gone[row.task_id] = row.sent_at
                 if row.status == TaskStatus.RUNNING:
-                    self.started.add((row.task_id, row.start_count, row.claimed_by_worker_id or ""))
+                    start = (row.task_id, row.start_count, row.claimed_by_worker_id or "")
+                    self.started.add(start)
+                    self.started_nowhere.add(start)
                 if row.status in TERMINAL and row.task_id in self.rows and row.task_id not in self._ended_nowhere:
                     self._ended_nowhere.add(row.task_id)
                     self._fall_back(row.task_id)

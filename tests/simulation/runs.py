@@ -56,7 +56,7 @@ class Runs:
         self.total += 1
         self._world.log(process, "runs", name, task_id, attempt)
         self._starters[task_id].add(process)
-        if not process.view.is_current:
+        if self._goes_by_the_lost_file(run):
             self._by_the_lost_file.add(task_id)
         self._judge_repetition(run)
         self._judge_claim(run)
@@ -91,6 +91,10 @@ class Runs:
         """Its record was deleted; another task of the same key begins at its first attempt."""
         for key in [key for key in self.starts if key[0] == task_id]:
             del self.starts[key]
+
+    def _goes_by_the_lost_file(self, run: Run) -> bool:
+        start = (run.task_id, run.attempt, run.instance_id)
+        return not run.process.view.is_current or start in self._world.checks.started_nowhere
 
     def _is_split(self, task_id: str) -> bool:
         """One process has started it by the file that was deleted and another one by the new file: until it looks, who
@@ -128,7 +132,7 @@ class Runs:
         row = checks.rows.get(run.task_id)
         is_ours = row is not None and row.status == TaskStatus.RUNNING and row.start_count == run.attempt
         is_gone = row is None and run.task_id in checks.gone
-        was_lost = not process.view.is_current or is_gone or run.task_id in checks.behind
+        was_lost = self._goes_by_the_lost_file(run) or is_gone or run.task_id in checks.behind
         if not is_ours and not process.was_out and not was_lost:
             self._world.fault(f"{run.name} {run.task_id} attempt {run.attempt} starts on the row {row}")
 
