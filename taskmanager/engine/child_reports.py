@@ -198,6 +198,8 @@ class CrossingLogs:
         """Let what the parent would emit pass, and nothing else."""
         logging.root.manager.disable, now = levels
         before, self._levels = self._levels[1], levels
+        for each in _loggers():  # those that are disabled in the parent have a level instead
+            each.disabled = False  # `logging.config` in the task before has done that
         for name in before.keys() - now.keys():
             logging.getLogger(name).setLevel(logging.NOTSET)
         for name, level in now.items():

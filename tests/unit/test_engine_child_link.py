@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import logging.config
 import os
 import signal
 import subprocess
@@ -293,6 +294,19 @@ async def test_a_child_that_configures_logging_says_nothing_twice(
         "to the parent",
         "to the parent, too",
     ]
+
+
+def configures_logging() -> None:
+    logging.config.dictConfig({"version": 1})
+
+
+async def test_what_a_task_has_disabled_logs_again_in_the_next_one(
+    manager: TaskManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`logging.config` disables what it does not name: in a child that would be the loggers of all later tasks."""
+    await asyncio.wait_for(bound(manager, configures_logging).enqueue(), 30)
+    await asyncio.wait_for(bound(manager, logs).enqueue([logging.WARNING]), 30)
+    assert [each.getMessage() for each in caplog.records if each.name == log.name] == ["at 30"]
 
 
 # What user code does to the descriptors, and to the process.
