@@ -409,6 +409,8 @@ class Process:
     def bury(self) -> None:
         """The simulation is over: nothing of it is left to be collected at some other time."""
         self.is_alive = False
+        if self.lifecycle is not None:
+            self.lifecycle._unstopped.end()  # else it would be written when this program ends
         self.loop.bury()
         for work in self._begun:  # some were cancelled before their first step
             work.close()
