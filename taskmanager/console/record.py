@@ -6,8 +6,6 @@ from typing import Any, Final, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.style import Style
-from rich.syntax import ANSI_DARK, ANSISyntaxTheme, Syntax
 from rich.table import Table
 from rich.text import Text
 
@@ -37,11 +35,6 @@ _OUTCOME_STYLES: Final = {
     AttemptOutcome.WORKER_FAILURE: "red",
     AttemptOutcome.INTERRUPTED: "magenta",
 }
-
-# Bright colours cannot be read on a light terminal, nor a dark blue on a dark one.
-_TRACEBACK_THEME: Final = ANSISyntaxTheme(
-    {kind: Style.parse(str(style).replace("bright_", "").replace("blue", "cyan")) for kind, style in ANSI_DARK.items()}
-)
 
 
 class Record(NamedTuple):
@@ -222,9 +215,18 @@ def _attempts(attempts: Sequence[AttemptRow]) -> Iterator[RenderableType]:
             yield Padding(Text(f"the traceback of attempt {seen[reason]} again", style="dim"), (0, 0, 0, 4))
             continue
         seen[reason] = row.attempt
-        text = escaped_lines(reason.rstrip())
-        traceback = Syntax(text, "pytb", theme=_TRACEBACK_THEME, background_color="default", word_wrap=True)
-        yield Padding(traceback, (0, 0, 0, 4))
+        yield Padding(_traceback(escaped_lines(reason.rstrip())), (0, 0, 0, 4))
+
+
+def _traceback(text: str) -> Text:
+    """Colour the places and the type of the error.
+
+    No lexer does it: that of Pygments never ends for some texts, such as what `faulthandler` writes of a crash.
+    """
+    drawn = Text(text, overflow="fold")
+    drawn.highlight_regex(r'(?m)^ *File "[^"\n]*", line \d+', "cyan")
+    drawn.highlight_regex(r"(?m)^[\w.]+(?=: |$)", "red")
+    return drawn
 
 
 def _current(record: Record) -> Iterator[RenderableType]:

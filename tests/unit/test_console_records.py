@@ -186,6 +186,32 @@ def test_a_record_shows_every_attempt_with_its_traceback(width: int) -> None:
     assert_screen(f"show_{width}", drawn(record_view(Record(FAILED, ATTEMPTS, next_step, None, NOW)), width))
 
 
+def test_a_record_is_drawn_whatever_stands_where_a_traceback_should() -> None:
+    """The last words of a crashed child are the text of others, and the lexer of Pygments never ended with these."""
+    thread = "Thread 0x00007fce86b9f6c0 (most recent call first):\n" + '  File "app.py", line 1 in run\n' * 3
+    words = f"the child process died\nFatal Python error: Segmentation fault\n\n{thread}\nCurrent {thread}"
+    row = task(1, status="FAILED", error_code="WORKER_CRASHED", start_count=1)
+    told = AttemptRow(
+        row.task_id,
+        1,
+        "WORKER_FAILURE",
+        False,
+        NOW,
+        NOW,
+        "WORKER_CRASHED",
+        "it died",
+        words,
+        None,
+        None,
+        None,
+        None,
+        NOW,
+    )
+    record = Record(row, [told], Outlook("nothing", None), None, NOW)
+    shown = drawn(record_view(record), 80)
+    assert all(line in shown for line in words.splitlines())
+
+
 def test_a_running_task_shows_its_progress_its_process_and_its_attempt() -> None:
     """What has not ended has no row of its own, and is told from the task's."""
     row = running(
