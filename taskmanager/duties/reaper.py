@@ -87,19 +87,14 @@ class Reaper:
         seconds.
         """
         engine, config = self._engine, self._engine.settings.recovery
+        # Time in which this observer was stopped too says nothing: whoever stopped it has stopped the others as well.
+        now_s = engine.stall.running_s()
+        beats = await engine.store.heartbeats()
+        self._count_time(now_s, is_well=not self._had_trouble() and engine.writer.degraded_since is None)
         thresholds_s = {
             "claimer": config.claimed_stale_threshold_ms / 1000,
             "runner": config.running_stale_threshold_ms / 1000,
         }
-        # Time in which this observer was stopped too says nothing: whoever stopped it has stopped the others as well.
-        now_s = engine.stall.running_s()
-        beats = await engine.store.heartbeats()
-        # One that was stopped between its registration and its first beat has none, and what it claimed is held all the
-        # same.
-        beating = {sender for sender, _, _ in beats}
-        unheard = [each.instance_id for each in await engine.store.instances() if each.instance_id not in beating]
-        beats += [(sender, role, 0) for sender in unheard for role in thresholds_s]
-        self._count_time(now_s, is_well=not self._had_trouble() and engine.writer.degraded_since is None)
         silent: dict[str, dict[str, float]] = {"claimer": {}, "runner": {}}
         for sender, role, sent_at in beats:
             if sender == engine.identity.instance_id or role not in thresholds_s:

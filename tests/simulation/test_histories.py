@@ -97,6 +97,7 @@ def ended_unsaved(world: World) -> tuple[Process, Process, str]:
     """Two processes, of which the first cannot write any more and has a success that nobody else knows of."""
     world.kinds = ("once",)
     first, second = started(world), started(world)
+    world.run_until(lambda: False, 1.0)  # each has been heard of: silence is judged from there
     handle = first.jobs["once"].enqueue(world.next_label(), "sleep:0.7")
     first.watch(handle)
     assert world.run_until(lambda: bool(world.runs.now), 5.0)

@@ -34,15 +34,6 @@ async def test_what_others_write_while_a_start_waits_for_the_file_is_no_clock_th
     assert "set back" not in caplog.text
 
 
-async def test_reaper_frees_what_an_instance_without_any_beat_holds(stage: Any) -> None:
-    """Stopped between its registration and its first beat: its lock is held, and it has never been heard of."""
-    scene = await stage()
-    await scene.other("mute", task("claimed", status="CLAIMED"))
-    assert await scene.sweep() == {"claimed": "CLAIMED"}
-    scene.clock.pass_s(121)
-    assert await scene.sweep() == {"claimed": "PENDING"}
-
-
 @pytest.mark.req("RC-02", "RC-08", "RC-10", "RC-39", "HB-03", "HB-06", "HB-17", "HB-18", "HB-19", "HB-20")
 async def test_silence_is_judged_by_role_and_a_beat_exactly_as_old_as_the_threshold_is_none(stage: Any) -> None:
     """Claims by the claimer's beat, runs by the runner's; one role keeps nothing of the other alive."""
