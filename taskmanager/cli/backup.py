@@ -1,4 +1,4 @@
-"""`taskmanager backup`: copies the file while it is in use."""
+"""The command `taskmanager backup`, which copies the file while it is in use."""
 
 from pathlib import Path
 from typing import Final

@@ -1,8 +1,9 @@
-"""Gives back rows that name this instance and that it knows nothing of: nobody runs them, and no death would free them.
+"""Gives back rows that name this instance as their owner but are unknown to it. Nobody runs them.
 
-An older copy of the file was put in its place, the answer of a claim was lost, somebody wrote the row by hand. Such a
-row is judged like one of a dead instance. What is here in any way is left alone: in memory, ended and not yet saved,
-or code of a run that was given up and has not ended.
+Such a row comes from an older copy of the file that was put in its place, from a lost answer to a claim, or from a
+person who wrote it by hand. No death would free it, because its owner lives. It is judged like a row of a dead
+instance. A task that is here in any way is left alone: it is in memory, or it has ended and is not saved yet, or its
+run was given up and its code has not ended.
 """
 
 from collections.abc import Sequence
@@ -19,16 +20,16 @@ LOST: Final = "its owner has lost it"
 
 
 class Strays:
-    """Of one instance."""
+    """Finds and recovers the strays of one instance."""
 
     def __init__(self, engine: Engine, recovery: Recovery) -> None:
         self._engine = engine
         self._recovery = recovery
 
     async def recover(self) -> int:
-        """One look at all rows of this instance; how many were moved. Raises `StoreError`.
+        """Look once at all rows of this instance. Return how many were moved. Raises `StoreError`.
 
-        Only ids are read at first: nearly always every one of them is known, and nobody is kept waiting for that.
+        At first only ids are read, without holding up claims: nearly always every id is known.
         """
         engine, moved, after = self._engine, 0, ""
         me = engine.identity.instance_id
@@ -44,7 +45,7 @@ class Strays:
         return moved
 
     async def _recover(self, task_ids: Sequence[str]) -> int:
-        """Look again while no claim is under way. What a commit under way changes is no more as it was read."""
+        """Look again while no claim is under way. A row that a commit changes meanwhile fails its precondition."""
         engine = self._engine
         async with engine.claiming:
             rows = (await engine.store.fetch_ids(task_ids)).values()

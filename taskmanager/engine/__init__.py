@@ -17,9 +17,9 @@ The modules by what they are about. Each knows only modules that stand before it
     What people ask for:    stored_tasks records queues report joiner
     From start to stop:     file_watch takeover leftover releasing unstopped lifecycle
 
-What stands before `engine` does not know it, and tells it what has happened by calling what it was given: the runner
-reports outcomes, the writer what became of its writes (`WriterListener`, which is `after_write`), the turn and the
-alarm that it is time. What stands behind acts on an engine, and is put together in `lifecycle`.
+Modules before `engine` do not know it. They tell it what has happened through the callables that they were given: the
+runner reports outcomes, the writer reports what became of its writes (to `WriterListener`, which is `after_write`), the
+inbox and the alarm report that it is time. Modules behind it act on an engine. `lifecycle` puts them together.
 
 docs/architecture.md tells the life of a task through these modules.
 """

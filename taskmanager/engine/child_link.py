@@ -1,4 +1,4 @@
-"""One child process of the process lane, as its parent knows it: what it says, how it ends, and what ended it."""
+"""The parent's side of one child process: starts it, sends it calls, hears its reports, and finds out how it ended."""
 
 import asyncio
 import os
@@ -27,13 +27,13 @@ from taskmanager.engine.loops import Host, shielded
 
 MAX_FRAME_BYTES: Final = 1 << 40
 TAIL_BYTES: Final = 8_192
-"""Of what a child has written to its standard error: the end is kept."""
+"""How much is kept of what a child writes to its standard error: the last bytes."""
 EXIT_PATIENCE_S: Final = 1.0
-"""How long a child whose channel is at its end may take to exit, and the channel of one that has exited to end."""
+"""How long a child may take to exit after its channel has ended, and its channel to end after the child has exited."""
 STDERR_PATIENCE_S: Final = 0.2
-"""A program that the child has started may hold its standard error open for ever."""
+"""How long to wait for the end of its standard error, which a program of the child may hold open for ever."""
 
-# The path first: the library may be found through it alone. -P keeps the current directory out of it until then.
+# Sets the path first, because the library may be found only through it. Until then -P keeps the current directory out.
 _PROGRAM: Final = (
     "import os, pickle, sys; calls = os.fdopen(os.dup(0), 'rb'); sys.path[:] = pickle.load(calls); "
     "from taskmanager.engine.child_program import serve; serve(calls)"
@@ -42,7 +42,7 @@ _AT_END: Final = (EndOfStream, IncompleteRead, BrokenResourceError, ClosedResour
 
 
 class Died(Exception):
-    """The child died; `has_begun` tells whether it had taken the call, `tail` the end of what it has written."""
+    """The child died. `has_begun` tells whether it had taken the call. `tail` is the end of what it had written."""
 
     def __init__(self, why: str, *, has_begun: bool, tail: str = "") -> None:
         super().__init__(why)
@@ -51,7 +51,7 @@ class Died(Exception):
 
 
 class _Unreadable(Exception):
-    """What came from the child is none of our frames."""
+    """The child has sent something that is not one of our frames."""
 
 
 class MainFailed(Exception):
@@ -59,9 +59,9 @@ class MainFailed(Exception):
 
 
 async def spawned(host: Host, heard_idle: Heard, on_gone: "Callable[[Child], None]") -> "Child":
-    """A child that comes up: `is_ready` is there when it has read the main module, and can take a task.
+    """Start a child and return it. Its `is_ready` is done when it has loaded the main module and can take a task.
 
-    Raises what the system says when there is none.
+    Raises the error of the system when the system provides no process.
     """
     command = [sys.executable, "-P", "-u", "-c", _PROGRAM]
     child = Child(await open_process(command, stdin=PIPE, stdout=PIPE, stderr=PIPE), heard_idle, on_gone)
@@ -75,13 +75,13 @@ def _welcome() -> Welcome:
     main = sys.modules["__main__"]
     name = getattr(getattr(main, "__spec__", None), "name", None)
     if name is not None and (name == "__main__" or name.endswith(".__main__")):
-        name = None  # what is started with the name of its folder may have no guard, and be found by its path
+        name = None  # the `__main__` of a folder may have no guard: its path is used
     is_of_main_thread = threading.current_thread() is threading.main_thread()
     return Welcome(os.getpid(), is_of_main_thread, sys.argv, name, getattr(main, "__file__", None))
 
 
 class Child:
-    """One process. It runs one task at a time, which hears its news; `heard_idle` hears what comes in between."""
+    """One child process, which runs one task at a time. `heard_idle` gets the news that come between tasks."""
 
     def __init__(self, process: Process, heard_idle: Heard, on_gone: "Callable[[Child], None]") -> None:
         loop = asyncio.get_running_loop()
@@ -108,7 +108,7 @@ class Child:
         return self._process.pid
 
     async def ask(self, body: object, heard: Heard) -> PackedReply:
-        """The reply to one call. Cancelling kills the child, and ends when that is gone. Raises `Died`."""
+        """Return the reply to one call. A cancellation kills the child and waits until it is gone. Raises `Died`."""
         if self.is_gone:
             raise Died("it died before it had a task", has_begun=False)
         self._reply = asyncio.get_running_loop().create_future()
@@ -125,7 +125,7 @@ class Child:
             self._reply = self._heard = None
 
     async def send(self, data: bytes) -> None:
-        """What cannot be sent has nobody to read it: `listen` tells of that."""
+        """Send data to the child. If nobody reads there any more, do nothing: `listen` reports the end of the child."""
         assert self._process.stdin is not None
         try:
             await self._process.stdin.send(data)
@@ -133,7 +133,7 @@ class Child:
             return
 
     def kill(self) -> None:
-        """End it now; another one may come in its place at once."""
+        """Kill it now. Another child may take its place at once."""
         self._is_killed = True
         self._on_gone(self)
         if self._process.returncode is None:
@@ -146,18 +146,18 @@ class Child:
                 return
 
     async def dismiss(self) -> None:
-        """Let it end in order: there are no more calls."""
+        """Let the child end in order, because there are no more calls."""
         assert self._process.stdin is not None
         await self._process.stdin.aclose()
 
     async def wait_gone(self) -> None:
-        """Until there is no such process any more."""
+        """Wait until the process is gone."""
         await self._gone.wait()
 
     # In the host.
 
     async def listen(self) -> None:
-        """Hear what it says until it ends, and tell what has ended it, also to whoever cancels this again and again."""
+        """Hear the child until it ends, and tell its waiters what ended it, however often this is cancelled."""
         assert self._process.stdout is not None
         stream = BufferedByteReceiveStream(self._process.stdout)
         is_broken, cancelled = False, None
@@ -165,7 +165,7 @@ class Child:
             while True:
                 word, payload = await _frame(stream)
                 self._hear(word, payload)
-                await asyncio.sleep(0)  # what it says may fill the buffer faster than it is heard
+                await asyncio.sleep(0)  # a child may fill the buffer faster than this loop reads
         except _AT_END:
             pass
         except _Unreadable:
@@ -200,7 +200,7 @@ class Child:
                 self.is_ready.set_exception(Died(words, has_begun=False) if is_interrupt else MainFailed(words))
 
     async def _bury(self, is_broken: bool) -> str:
-        """Wait until it is gone, and say why that is."""
+        """Wait until the child is gone, and return what ended it."""
         with move_on_after(0.0 if is_broken else EXIT_PATIENCE_S):
             await self._process.wait()
         has_exited = self._process.returncode is not None
@@ -227,7 +227,7 @@ class Child:
         self._on_gone(self)
 
     async def keep_stderr(self) -> None:
-        """Keep the end of what it writes."""
+        """Keep the end of what the child writes to its standard error."""
         assert self._process.stderr is not None
         try:
             while True:
@@ -236,13 +236,13 @@ class Child:
         except _AT_END:
             pass
         except asyncio.CancelledError:
-            self.kill()  # or it would wait for ever for somebody to read more
+            self.kill()  # or it would wait for ever for somebody to read
             raise
         finally:
             self._stderr_over.set()
 
     async def watch_exit(self) -> None:
-        """A copy of the child that its task has left behind may hold the channel open: nothing more comes from it."""
+        """Close the channel after the child has exited: a forked copy that its task left behind may hold it open."""
         await self._process.wait()
         with move_on_after(EXIT_PATIENCE_S):
             await self._gone.wait()
@@ -257,13 +257,13 @@ async def _frame(stream: BufferedByteReceiveStream) -> tuple[str, Any]:
     body = await stream.receive_exactly(length)
     try:
         word, payload = pickle.loads(body)  # noqa: S301  # our child's
-    except Exception as exc:  # whatever comes of bytes that are none of ours
+    except Exception as exc:  # bytes that are not ours may raise anything
         raise _Unreadable from exc
     return word, payload
 
 
 def ending(returncode: int, *, is_ours: bool = False) -> str:
-    """How a process has ended, in words."""
+    """Return in words how a process has ended."""
     if returncode >= 0 or sys.platform == "win32":
         return f"exited with {returncode}"
     try:

@@ -1,7 +1,7 @@
 """The program of a child of the process lane.
 
-The child is spawned, never forked. It speaks over descriptors that nobody else knows: what was its standard input and
-output when it began. It ends with its parent, and leaves Ctrl-C and SIGTERM to it.
+The child is spawned, never forked. It talks to its parent over copies of its first standard input and output, which the
+code of tasks does not know. It ends when its parent ends, and leaves Ctrl-C and SIGTERM to its parent.
 """
 
 import faulthandler
@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def serve(calls: BinaryIO) -> None:
-    """Come up, and run what is asked for until the parent has no more; `calls` is a copy of the standard input."""
+    """Get ready, and answer calls until the parent sends no more. `calls` is a copy of the standard input."""
     reports = ChildReports(_own_channel())
     faulthandler.enable(file=2)
     welcome = Welcome(*pickle.load(calls))  # noqa: S301  # our parent's
@@ -45,7 +45,7 @@ def serve(calls: BinaryIO) -> None:
     reports.start()
     reports.say("ready", None)
     while header := calls.read(HEADER.size):
-        # From here on the task has begun: what kills this process kills it with the task.
+        # From here on the task has begun, so a death of this process counts as a start of the task.
         reports.say("begun", None)
         (length,) = HEADER.unpack(header)
         reports.say("reply", tuple(_answer(calls.read(length), reports, logs)))
@@ -59,7 +59,7 @@ def _answer(body: bytes, reports: ChildReports, logs: CrossingLogs) -> PackedRep
         if call.module not in sys.modules:
             with logs.loading():
                 find_function(call.module, call.qualname)
-        # After its module, which may have set them as it did in the parent, where they may have been changed since.
+        # After the import: the module may set levels, and the parent may have changed them since its own import.
         logs.follow(levels)
     except BaseException as exc:
         return packed_failure(exc)
@@ -70,8 +70,8 @@ def _answer(body: bytes, reports: ChildReports, logs: CrossingLogs) -> PackedRep
 def _own_channel() -> int:
     """Keep the standard output for frames alone, and give the code of tasks other ones.
 
-    The null device to read from. What is written, also by programs that a task starts, goes where errors go: the parent
-    reads that, and shows the end of it when this process dies.
+    Standard input becomes the null device. Standard output becomes standard error, for programs of a task too. The
+    parent reads that, and shows the end of it when this process dies.
     """
     channel = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
@@ -97,12 +97,12 @@ def _load_main(welcome: Welcome) -> None:
 
 
 def _leave_signals_to_parent() -> None:
-    """A terminal sends Ctrl-C to all processes of a program, and systemd its SIGTERM: the parent stops, and waits for
-    what runs here.
+    """Do nothing on Ctrl-C and SIGTERM, which a terminal or systemd sends to all processes of a program.
 
-    Programs that the task starts ignore Ctrl-C too, since they belong to the task. SIGTERM they hear: a task ends what
-    it has started with that. So it is not ignored here, which they would inherit, but handled; and copies of this
-    process, a `multiprocessing.Pool` for one, get the usual handling back.
+    The parent stops then, and waits for what runs here. Programs that a task starts inherit that Ctrl-C is ignored,
+    since they belong to the task. They must hear SIGTERM, with which a task ends them. So SIGTERM is not ignored here,
+    which they would inherit, but has a handler that does nothing. Forked copies of this process, such as those of a
+    `multiprocessing.Pool`, get the usual handling back.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave_to_parent)
@@ -121,7 +121,7 @@ def _hear_sigterm() -> None:
 
 def _bind_to_parent(welcome: Welcome) -> None:
     """End when the parent does, even in the middle of a task."""
-    if sys.platform == "linux" and welcome.is_of_main_thread:  # Linux means the end of the thread that has spawned it
+    if sys.platform == "linux" and welcome.is_of_main_thread:  # Linux means the end of the thread that spawned us
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -131,7 +131,7 @@ def _bind_to_parent(welcome: Welcome) -> None:
 
 
 def _watch_parent(parent_pid: int) -> None:
-    # Covers what is not bound by prctl, and a parent that died before that was called.
+    # For systems without prctl, and for a parent that died before prctl was called.
     while os.getppid() == parent_pid:
         time.sleep(PARENT_POLL_S)
     os._exit(1)

@@ -1,8 +1,8 @@
-"""What a child of the process lane says while a task runs in it: progress, log entries, and records of `logging`.
+"""Sends what a task reports from a child of the process lane: progress, log entries, and records of `logging`.
 
-Each report goes out at once, so that the last one before a crash is known. Code that reports in a loop is held to a
-rate: from there on a thread sends what has come together, the newest progress and so many records; those that are more
-are counted. In a copy of the child that a task has forked nothing is sent: it would speak in between.
+Each report is sent at once, so that the last one before a crash is known. Above a rate, a thread sends what has come
+together: the newest progress, and a bounded number of records. The records beyond that are dropped and counted. A copy
+of the child that a task has forked sends nothing, because its frames would mix with those of the child.
 """
 
 import itertools
@@ -24,19 +24,19 @@ from taskmanager.engine.outcome import describe, name_of
 from taskmanager.model.clock import SystemClock
 
 AT_ONCE: Final = 100
-"""Reports that go out at once, per second."""
+"""How many reports are sent at once, per second."""
 INTERVAL_S: Final = 0.1
-"""How often those that are more go out together."""
+"""How often the thread sends what has come together."""
 MAX_RECORDS: Final = 10_000
-"""Log records that wait to be sent; of more the oldest are dropped."""
+"""How many log records may wait to be sent. Beyond that the oldest are dropped."""
 RECORDS_PER_NEWS: Final = 100
-"""What the parent hands to its handlers in one turn of its loop."""
+"""How many records the parent hands to its handlers in one turn of its loop."""
 NEWS_PER_ROUND: Final = 5
 BUFFER_BYTES: Final = 1 << 17
 LONG_TEXT: Final = 10_000
-"""What is longer than so many characters does not go out at once: a frame must fit into the buffer."""
+"""A report with more characters than this is not sent at once, because its frame must fit into the buffer."""
 
-# What a record carries over; its time since the start of the process, its arguments and its traceback stay behind.
+# The fields of a record that are sent. Its arguments, its traceback and its `relativeCreated` are not.
 _FIELDS: Final = (
     "name", "levelno", "levelname", "pathname", "filename", "module", "lineno", "funcName", "created", "msecs",
     "thread", "threadName", "processName", "process", "taskName",
@@ -47,7 +47,7 @@ _NOT_EXTRA: Final = frozenset(
 
 
 class ChildReports:
-    """The one who writes into the channel of this process."""
+    """The only writer to the channel of this process."""
 
     def __init__(self, channel: int) -> None:
         self._channel = os.fdopen(channel, "wb", BUFFER_BYTES)
@@ -58,8 +58,8 @@ class ChildReports:
         self._records: deque[tuple[int, dict[str, object]]] = deque(maxlen=MAX_RECORDS)
         self._numbers = itertools.count(1)  # two threads cannot get the same one
         self._last_number = self._gone_count = 0
-        """The last record that was sent; how many were sent, or said to be dropped."""
-        # Reentrant: a signal handler that raises may leave it taken, and the reply must come through for all that.
+        """The number of the last record sent, and the count of records that were sent or reported as dropped."""
+        # Reentrant: a signal handler that raises may leave the lock taken, and the reply must be sent all the same.
         self._writing = threading.RLock()
         self._is_sending = False
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # a signal handler may ring it at any moment
@@ -67,23 +67,23 @@ class ChildReports:
         self._sent_at_once = 0
 
     def start(self) -> None:
-        """Begin to send what does not go out at once."""
+        """Start the thread that sends what is not sent at once."""
         threading.Thread(target=self._send_later, name="taskmanager-reports", daemon=True).start()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._leave)
 
     def progress(self, done: float, total: float | None, text: str) -> None:
-        """The newest counts."""
+        """Report the newest progress."""
         self._progress = (done, total, text)
         self._tell(text)
 
     def log(self, entry: LogEntry) -> None:
-        """A line for the record of the task."""
+        """Report a line for the record of the task."""
         self._entries.append(entry)
         self._tell(entry[1])
 
     def record(self, fields: dict[str, object]) -> None:
-        """A log record for the loggers of the parent."""
+        """Report a log record for the loggers of the parent."""
         self._records.append((next(self._numbers), fields))
         self._tell(fields["msg"])
 
@@ -99,14 +99,14 @@ class ChildReports:
             return
         try:
             self._is_sending = True
-            with suppress(OSError):  # the code of the task has closed the channel: its reply finds that out
+            with suppress(OSError):  # the code of the task has closed the channel: sending the reply raises this too
                 self._send_news(1)
         finally:
             self._is_sending = False
             self._writing.release()
 
     def say(self, word: str, payload: object) -> None:
-        """Send this, after all that was reported before."""
+        """Send this after everything that was reported before."""
         with self._writing:
             self._send_news(sys.maxsize)
             self._write(framed(word, payload))
@@ -118,7 +118,7 @@ class ChildReports:
             with suppress(queue.Empty):
                 while True:
                     self._bell.get_nowait()
-            with suppress(OSError), self._writing:  # the main thread finds that out too
+            with suppress(OSError), self._writing:  # the main thread gets the same error
                 self._send_news(NEWS_PER_ROUND)
                 if self._records:
                     self._bell.put(None)
@@ -135,13 +135,13 @@ class ChildReports:
             self._write(framed("news", News(progress, entries, [fields for _, fields in records], dropped)))
 
     def _write(self, frame: bytes) -> None:
-        # A signal handler of the user that raises in the middle leaves the rest in the buffer, and no half frame.
+        # A signal handler that raises here leaves no half frame: the rest of it stays in the buffer.
         if self._is_open:
             self._channel.write(frame)
             self._channel.flush()
 
     def _leave(self) -> None:
-        """In a copy of this process. The writer is kept: to collect it would flush what is the parent's."""
+        """Send nothing in a forked copy. The writer is kept: collecting it would flush data of the original process."""
         self._is_open = False
         self._writing = threading.RLock()
         with suppress(OSError):
@@ -159,9 +159,9 @@ def _taken(found: "deque[Any]", most: int) -> list[Any]:
 class CrossingLogs:
     """Sends the log records of this child to the loggers of its parent, in place of the handlers that it has here.
 
-    The handlers that stand since the modules were loaded stand in the parent too, and that calls its own. A handler
-    that a task has added is there for that task: it gets the record, and the parent does not, so that nothing is said
-    twice. What writes to the standard streams of a child reaches nobody, so it is none of those.
+    Handlers that modules add while they are loaded exist in the parent too, and the parent calls its own. A handler
+    that a task has added gets the record instead of the parent, so that nothing is logged twice. A handler that writes
+    to a standard stream does not count as one of these, because nobody reads that stream of a child.
     """
 
     def __init__(self, reports: ChildReports) -> None:
@@ -170,7 +170,7 @@ class CrossingLogs:
         self._levels: Levels = (0, {})
         self._call_handlers = logging.Logger.callHandlers
         self.is_on = False
-        """Whether a task may log; what modules log while they are loaded the parent has heard when it loaded them."""
+        """Whether records are sent. Off while modules are loaded: the parent logged the same when it loaded them."""
 
     def install(self) -> None:
         """Stand between all loggers and their handlers."""
@@ -186,7 +186,7 @@ class CrossingLogs:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Take the handlers that come up meanwhile for those of the modules."""
+        """Note the handlers that are added meanwhile as those of the modules."""
         before = {id(handler) for logger in _loggers() for handler in logger.handlers}
         self.is_on = False
         yield
@@ -195,11 +195,11 @@ class CrossingLogs:
         self._levels = self._levels[0], {logger.name: logger.level for logger in _loggers() if logger.level}
 
     def follow(self, levels: Levels) -> None:
-        """Let what the parent would emit pass, and nothing else."""
+        """Take over the levels of the parent, so that only records pass that the parent would emit."""
         logging.root.manager.disable, now = levels
         before, self._levels = self._levels[1], levels
-        for each in _loggers():  # those that are disabled in the parent have a level instead
-            each.disabled = False  # `logging.config` in the task before has done that
+        for each in _loggers():  # a logger that is disabled in the parent comes with a level instead
+            each.disabled = False  # `logging.config` may have disabled it in an earlier task
         for name in before.keys() - now.keys():
             logging.getLogger(name).setLevel(logging.NOTSET)
         for name, level in now.items():
@@ -208,7 +208,7 @@ class CrossingLogs:
                 logger.setLevel(level)
 
     def cross(self, logger: logging.Logger, record: logging.LogRecord) -> bool:
-        """Send it, unless the code of the task has a handler of its own for it."""
+        """Send the record, unless the task has a handler of its own for it."""
         if not self.is_on or any(self._is_of_task(handler, record) for handler in _handlers(logger)):
             return False
         self._reports.record(_fields_of(record))
@@ -249,7 +249,7 @@ def _plain(value: object) -> object:
 
 
 def _fields_of(record: logging.LogRecord) -> dict[str, object]:
-    """The record as plain data: its text is made here, where its arguments are."""
+    """Return the record as plain data. Its text is formatted here, because its arguments are not sent."""
     found = vars(record)
     fields = {name: readable(value) for name, value in found.items() if name not in _NOT_EXTRA}
     fields.update((name, _plain(found[name])) for name in _FIELDS if name in found)

@@ -1,11 +1,11 @@
 """The inbox of one start: tasks that were handed over and are not accepted yet, and the turn that accepts them.
 
-A call may come from anywhere: from another thread, from a signal handler or a finalizer that interrupts the engine
-between two of its lines, from code that runs while the loop does not. So a call only puts its task here and rings;
-memory changes in the turn, or when somebody asks for it by name and must find there what was enqueued before.
+A call may come from anywhere: from another thread, from code that runs while the loop does not, from a signal handler
+or a finalizer that interrupts the engine between two of its lines. So a call only puts its task here and asks the loop
+for a turn. Memory changes in that turn, or when code on the loop looks a task up and must find what came before.
 
-Others may fill the inbox as fast as it is emptied. So nothing goes on until it is empty: a turn takes one helping, and
-whoever needs all that came before its own call waits for that, over as many turns as it takes.
+Others may fill the inbox as fast as the loop empties it. So no step waits for an empty inbox. A turn accepts one
+helping. A caller that needs all earlier tasks waits for the last of these, over as many turns as that takes.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from taskmanager.engine.writer import Writer
 
 HELPING: Final = 500
 HELPING_S: Final = 0.005
-"""A turn accepts so many tasks at most, and for so long: then the rest of the application has its turn."""
+"""A turn accepts at most this many tasks, and lasts at most this long. Then the rest of the application runs."""
 _LOOK_EVERY: Final = 32
-"""Tasks after which a turn looks at the clock, which costs a tenth of what accepting one does."""
+"""A turn looks at the clock after this many tasks. One look costs a tenth of accepting one task."""
 
 
 class Inbox:
@@ -53,13 +53,13 @@ class Inbox:
         """Tasks that were put in, of all queues."""
         self.queue = dispatcher.queue
         self.is_loop_closed = self._loop.is_closed
-        """Then nobody will ever look into it."""
+        """Whether the loop is closed. Then nobody will ever empty the inbox."""
 
     def __len__(self) -> int:
         return len(self._arrived)
 
     def __iter__(self) -> Iterator[LiveTask]:
-        """What is in it at this moment. From anywhere."""
+        """Iterate over the tasks that are in it at this moment. May be called from anywhere."""
         return iter(list(self._arrived))
 
     def __repr__(self) -> str:
@@ -68,7 +68,7 @@ class Inbox:
     # In.
 
     def put(self, live: LiveTask) -> None:
-        """Hand over a task. `RuntimeError`, and nothing is kept, when the loop is closed."""
+        """Hand over a task. When the loop is closed, keep nothing and raise `RuntimeError`."""
         queue = self.queue(live.queue_name)
         queue.entered += 1
         self._entered_count += 1
@@ -95,8 +95,9 @@ class Inbox:
             raise
 
     def tell(self, call: Callable[..., object], *args: object) -> None:
-        """Let the loop make this call soon. From anywhere. One that was closed has nothing left to be told, and the
-        next start looks at everything.
+        """Let the loop make this call soon. May be called from anywhere.
+
+        A closed loop needs no such call: the next start looks at everything.
         """
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call, *args)
@@ -104,20 +105,20 @@ class Inbox:
     # Out, by the loop.
 
     def kick(self) -> None:
-        """Something may start: have a turn soon."""
+        """Ask for a turn soon, because something may start."""
         if not self._is_due:
             self._is_due = True
             self._loop.call_soon(self._turn)
 
     def leave_loop(self) -> None:
-        """The loop will not run again: no turn is ever due any more."""
+        """Ask for no turn any more, because the loop will not run again."""
         self._is_due = True
 
     def _turn(self) -> None:
         try:
             self._take()
-        finally:  # a turn that stays due for ever would be the last one
-            self._is_due = False  # who has enqueued since then saw that a turn was due, and did not ask for one
+        finally:  # while a turn is marked as due, nobody asks for another one
+            self._is_due = False  # callers that enqueued during the turn have asked for none: that is done below
             if self._arrived:
                 self.kick()
             waiters, self._turn_waiters = self._turn_waiters, []
@@ -139,18 +140,16 @@ class Inbox:
                 return
 
     def look(self) -> None:
-        """Before memory is looked at by somebody who cannot wait: accept one helping. From anywhere, though only the
-        loop does it.
-        """
+        """Accept one helping, for a caller that looks at memory and cannot wait. Does nothing away from the loop."""
         if self._arrived and _running_loop() is self._loop:
             self._take()
 
     def find(self, task_id: str) -> LiveTask | None:
-        """The task of that id, if it is here. From anywhere."""
+        """Return the task of that id, if it is here. May be called from anywhere."""
         return next((live for live in self if live.task_id == task_id), None)
 
     async def caught_up(self) -> None:
-        """Return when all is accepted that was handed over before this call: at once where that is one helping."""
+        """Return when everything that was handed over before this call is accepted. One helping is accepted at once."""
         try:
             last = self._arrived[-1]
         except IndexError:
@@ -160,14 +159,14 @@ class Inbox:
             await wait_in(self._turn_waiters)
 
     def take_all(self) -> None:
-        """Accept everything, now. Only for a closed door, behind which nobody fills the inbox any more."""
+        """Accept everything now. Call it only after the door is closed, when nobody fills the inbox any more."""
         while self._arrived:
             self._take()
 
     # How full memory is.
 
     def unsaved_count(self) -> int:
-        """What counts against `max_pending`: waiting in memory, and ended or changed but not in the store yet."""
+        """Count what `max_pending` limits: tasks that wait in memory, and ends and changes that are not stored yet."""
         history = self._writer.outbox.unsaved_history_count
         if self._writer.degraded_since is None:
             history = max(0, history - HISTORY_BATCH)  # less than that just waits for its interval
@@ -175,7 +174,7 @@ class Inbox:
 
     @property
     def unwritten_count(self) -> int:
-        """What counts against `max_pending` during a stop."""
+        """What `max_pending` limits during a stop."""
         return len(self._arrived) + self._writer.unsaved_count
 
     @property
@@ -184,17 +183,17 @@ class Inbox:
         return self._entered_count - self._dispatcher.left_count
 
     def may_be_full(self, limit: int) -> bool:
-        """A cheap look that never says no too early: whether it is worth counting exactly."""
+        """Tell cheaply whether the limit may be reached, so that an exact count is worth its cost. False is certain."""
         return len(self._live) + self._writer.outbox.unsaved_count + len(self._arrived) >= limit
 
     def end_began(self, live: LiveTask) -> None:
-        """A persisted task has ended, and is to be saved."""
+        """Count the end of a persisted task as unsaved."""
         if not live.saving.is_end_unsaved:
             live.saving.is_end_unsaved = True
             self._unsaved_end_count += 1
 
     def end_is_settled(self, live: LiveTask) -> None:
-        """Its end is in the store, or will never be: it does not count as unsaved any more."""
+        """Stop counting the end as unsaved: it is in the store, or never will be."""
         if live.saving.is_end_unsaved:
             live.saving.is_end_unsaved = False
             self._unsaved_end_count -= 1

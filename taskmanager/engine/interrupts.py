@@ -1,7 +1,7 @@
-"""Tells what a signal raised, Ctrl-C for one, from what a task raised: the one is meant for the process.
+"""Tells exceptions that a signal raised, such as Ctrl-C, from those that a task raised. The former mean the process.
 
-Python's own handler, or one of the program, raises it in whatever line of the main thread runs, and nothing in the
-exception says so. Exceptions are read as the interpreter sees them, since their classes are user code.
+The handler of Python or of the program raises in whatever line the main thread runs, and nothing in the exception says
+so. The functions read an exception as the interpreter sees it, because its class is user code.
 """
 
 import signal
@@ -13,7 +13,7 @@ from types import TracebackType
 
 
 def comes_from_signal(exc: BaseException) -> bool:
-    """Whether a signal raised it, or what a group of tasks has put among its exceptions."""
+    """Whether a signal raised it, or raised one of the exceptions of a group."""
     return any(map(_is_from_signal, leaves_of(exc)))
 
 
@@ -32,10 +32,10 @@ def _is_from_signal(exc: BaseException) -> bool:
 
 
 def is_handed_on(exc: BaseException, thrown: BaseException | None) -> bool:
-    """Whether a coroutine into which `thrown` was thrown raises what a task beside it had raised before."""
+    """Whether `exc`, which a coroutine raised after `thrown` was thrown into it, was first raised by another task."""
     if exc is thrown or issubclass(type(exc), BaseExceptionGroup):
         return True
-    # A group of tasks is cancelled, and raises what one of them has raised: in the middle of its traceback.
+    # A cancelled group of tasks raises the exception of a member again: that `raise` is inside the traceback.
     is_raised_again = (
         _is_raise(step) and step.tb_frame is not after.tb_frame for step, after in pairwise(_steps_of(exc))
     )
@@ -43,7 +43,7 @@ def is_handed_on(exc: BaseException, thrown: BaseException | None) -> bool:
 
 
 def leaves_of(exc: BaseException) -> Iterator[BaseException]:
-    """The exception, or the exceptions of a group and of the groups in it."""
+    """Yield the exception, or the exceptions of a group and of the groups in it."""
     left = [exc]
     while left:
         each = left.pop()
@@ -54,13 +54,13 @@ def leaves_of(exc: BaseException) -> Iterator[BaseException]:
 
 
 def traceback_of(exc: BaseException) -> TracebackType | None:
-    """That of the interpreter, whatever the class of the exception says."""
+    """Return the traceback that the interpreter keeps, whatever the class of the exception says."""
     tb: TracebackType | None = vars(BaseException)["__traceback__"].__get__(exc)
     return tb
 
 
 def _steps_of(exc: BaseException) -> Iterator[TracebackType]:
-    """The entries of its traceback. The frame in which it was raised comes last."""
+    """Yield the entries of the traceback. The frame in which it was raised comes last."""
     tb = traceback_of(exc)
     while tb is not None:
         yield tb

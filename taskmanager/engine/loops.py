@@ -1,8 +1,8 @@
-"""The host of one instance: one task, from its start to its end, whose task group holds duties and lanes.
+"""The host of one instance: one asyncio task, whose task group holds duties and lanes from the start to the end.
 
-A loop that ends before it was told to is begun again. A program may cancel every task that it finds, and an exception
-for the interpreter may come in the middle of one of ours. Without its claimer or its reaper an instance would go on and
-keep nothing of its promise. What raises in the group is kept from it: the group would end all the others.
+The host begins a loop again that ends before it was told to. A program may cancel every task that it finds, and an
+exception for the interpreter may come in the middle of one of ours. Without its claimer or its reaper an instance would
+go on and break its promises. The host keeps exceptions of a member from the group, which would end all the others.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
 AGAIN_AFTER_S: Final = 0.1
-"""Not at once: whoever cancels all tasks of a loop before it is closed must not find ever new ones."""
+"""Not at once: code that cancels all tasks before it closes their loop must not find new ones for ever."""
 CLOSE_PATIENCE_S: Final = 1.0
-"""How long the host waits for what has not ended when it ends."""
+"""How long the host waits at its end for members that have not ended."""
 
 Run = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Host:
-    """Owns the task group of one instance. `faults` has why a loop does not run, by its name."""
+    """Owns the task group of one instance. `faults` tells, by the name of a loop, why it does not run."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, faults: dict[str, str]) -> None:
         self._loop = loop
@@ -34,9 +34,9 @@ class Host:
         self._begins: dict[str, Callable[[], None]] = {}
         self._running: dict[str, asyncio.Task[Any]] = {}
         self._unbegun: list[tuple[Run, str]] = []
-        """What is in no group yet, or has not made its first step there."""
+        """The members that are in no group yet, or have not made their first step there."""
         self._entered: dict[tuple[Run, str], Coroutine[Any, Any, None]] = {}
-        """The latter. A group that is cancelled forgets them, and Python says that nobody has awaited them."""
+        """Those without a first step. A cancelled group forgets them, and Python would warn that none was awaited."""
         self._task: asyncio.Task[None] | None = None
         self._group: TaskGroup | None = None
         self._members: set[asyncio.Task[Any]] = set()
@@ -47,13 +47,13 @@ class Host:
         return f"<Host of {', '.join(self._running) or 'nothing'}>"
 
     def start(self, name: str, run: Run) -> None:
-        """Begin this loop, and again whenever it ends otherwise than by returning."""
+        """Begin this loop. Begin it again whenever it ends in another way than by returning."""
         assert name not in self._begins, name
         self._begins[name] = lambda: self.spawn(partial(self._keep, name, run), name)
         self._begins[name]()
 
     def start_task(self, name: str, begin: Callable[[], "asyncio.Task[Any]"]) -> None:
-        """The same for a loop that makes a task of its own, outside of the group."""
+        """Do the same for a loop that makes a task of its own, outside of the group."""
 
         def watch() -> None:
             task = self._running[name] = begin()
@@ -74,7 +74,7 @@ class Host:
 
     def _begin_host(self) -> None:
         if self._task is None and not self._is_closed:
-            # In no context of a caller: what lives as long as the instance must not hold, or log with, that of a task.
+            # An empty context: what lives as long as the instance must not hold the context of a task, or log with it.
             self._task = Context().run(self._loop.create_task, self._live(), name="taskmanager-host")
             self._task.add_done_callback(self._host_ended)
 
@@ -92,12 +92,12 @@ class Host:
         return name in self._running
 
     def leave(self, name: str) -> None:
-        """Whoever began it ends it too: it is not begun again."""
+        """Forget this loop, which its owner ends. It is not begun again."""
         self._begins.pop(name, None)
         self._running.pop(name, None)
 
     def leave_loop(self) -> None:
-        """The loop of their tasks will not run again: forget them, without a word when they are collected."""
+        """Forget all tasks, because their event loop will not run again. Python must not warn when it collects them."""
         self._begins.clear()
         self._is_closed = True
         self._close_entered()
@@ -109,7 +109,7 @@ class Host:
         self._running.clear()
 
     async def stop(self, *, but: str | None = None) -> None:
-        """End all loops, or all but one. What a lane has spawned goes on."""
+        """End all loops, or all but one. Members that a lane has spawned go on."""
         self._begins = {name: begin for name, begin in self._begins.items() if name == but}
         tasks = [task for name, task in self._running.items() if name != but]
         for task in tasks:
@@ -118,7 +118,7 @@ class Host:
             await asyncio.wait(tasks)
 
     async def close(self) -> None:
-        """End the host, last of all."""
+        """End the host. This is the last step of a stop."""
         self._is_closed = True
         self._is_over.set()
         if (task := self._task) is not None:
@@ -141,8 +141,9 @@ class Host:
                 self._group = None
 
     def _host_ended(self, task: "asyncio.Task[None]") -> None:
-        """Cancelled by a stranger, or with one of its members. What had not made its first step is begun again here;
-        loops that had are by themselves.
+        """Begin the host again if members wait that had not made their first step. Loops begin again by themselves.
+
+        The host was cancelled by other code, or ended with one of its members.
         """
         if not task.cancelled():
             task.exception()
@@ -207,7 +208,7 @@ class Host:
 
 
 async def shielded(work: Coroutine[Any, Any, object]) -> None:
-    """Let `work` end whatever happens to the waiter, then let the cancellation through."""
+    """Let `work` end, whatever happens to the waiter. Raise a cancellation of the waiter only then."""
     task = asyncio.get_running_loop().create_task(work)
     cancelled = await outlast(task)
     task.result()
@@ -216,7 +217,7 @@ async def shielded(work: Coroutine[Any, Any, object]) -> None:
 
 
 async def cancelled_once(work: Coroutine[Any, Any, object]) -> None:
-    """Wait for `work`, to which one cancellation is passed on: the next one must not break off how it cleans up."""
+    """Wait for `work`, and pass only one cancellation on to it: a second one would break off its cleanup."""
     task = asyncio.get_running_loop().create_task(work)
     try:
         await asyncio.wait([task])
@@ -259,7 +260,7 @@ def _shield() -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(RuntimeError):  # collected with its loop: it runs in no task that could leave a scope
+        with contextlib.suppress(RuntimeError):  # collected with its loop: no task runs that could leave the scope
             scope.__exit__(None, None, None)
 
 

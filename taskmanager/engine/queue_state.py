@@ -1,6 +1,6 @@
 """One named queue in memory: its limits, what waits and runs in it, and its ready tasks.
 
-Queues are made by their names, one for each customer perhaps, so nothing here costs anything while it has no work.
+An application may make one queue for each customer, so a queue without work must cost nothing.
 """
 
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ from taskmanager.rules.limits import Slots
 from taskmanager.rules.ready import ReadyQueue
 
 NONE_LEFT: Final = 101
-"""Worse than any priority."""
+"""A number that is worse than any priority."""
 
 
 class QueueState:
-    """Its configuration, who runs, and how many wait."""
+    """One queue: its configuration, its slots, and how many tasks wait."""
 
     __slots__ = (
         "_backlogs", "best_left", "config", "entered", "is_paused", "left", "shared_limit", "slots", "sources",
@@ -32,7 +32,7 @@ class QueueState:
         self.is_paused = False
         self._backlogs = backlogs
         self.best_left = NONE_LEFT
-        """No row that was left is better than this, as far as anybody here knows."""
+        """Rows that were left in the store have this priority or a worse one, as far as this instance knows."""
         self.entered = 0
         self.left = 0
         self.stored_waiting = 0
@@ -45,20 +45,20 @@ class QueueState:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether rows that could run now were left in the store for want of room."""
+        """Whether rows that could run now were left in the store because there was no room."""
         return self in self._backlogs
 
     def leave(self, priority: int) -> None:
-        """A row of this priority, and perhaps worse ones, were left in the store."""
+        """Note that a row of this priority, and perhaps worse ones, were left in the store."""
         self._backlogs[self] = None
         self.best_left = min(self.best_left, priority)
 
     def leave_some(self) -> None:
-        """Rows were left in the store, and how good they are does not matter."""
+        """Note that rows were left in the store, where their priority does not matter."""
         self._backlogs[self] = None
 
     def leave_nothing(self) -> None:
-        """A claim takes what there is; what it leaves it says."""
+        """Forget the backlog before a claim: the claim takes what there is, and reports what it leaves."""
         self._backlogs.pop(self, None)
         self.best_left = NONE_LEFT
 
@@ -69,7 +69,7 @@ class QueueState:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is known of it but its name."""
+        """Whether memory knows nothing of the queue but its name."""
         is_used = self.waiting or self.stored_waiting or self.slots.running or self.is_paused or self.has_backlog
         return not is_used and not any(source.heap for source in self.sources.values())
 
@@ -79,10 +79,10 @@ class QueueState:
 
 
 class SourceKey(NamedTuple):
-    """What ready tasks of one queue are kept apart by.
+    """The properties that keep ready tasks of one queue apart.
 
-    `needs_store`: not safe to repeat, so nothing starts that is not committed. `is_suspect`: its process died under it
-    before, so it runs apart from other suspects, and from what is not safe to repeat.
+    `needs_store`: the task is not safe to repeat, so it runs only after its start is committed. `is_suspect`: a process
+    died while it ran the task, so the task runs apart from other suspects, and from tasks that are not safe to repeat.
     """
 
     lane: Lane
@@ -91,11 +91,11 @@ class SourceKey(NamedTuple):
 
 
 class Source:
-    """Ready tasks of one queue that need the same.
+    """The ready tasks of one queue that share a key.
 
-    While it may have some to start it stands in the heap of its lane, with `entry`, whose key may be better than that
-    of its first task, and is never worse: to look the key up again after each start would cost more than the start,
-    and where nobody else stands there it does not matter.
+    While it may have tasks to start, the heap of its lane holds its `entry`. The key of the entry may be better than
+    that of the first task, and is never worse. To look the key up after each start would cost more than the start, and
+    the key does not matter while the heap holds no other source.
     """
 
     __slots__ = ("entry", "heap", "is_exact", "is_parked", "key", "queue")
@@ -108,7 +108,7 @@ class Source:
         self.is_exact = False
         """Whether the key of the entry is that of the first task."""
         self.is_parked = False
-        """Whether it has tasks and may start none, for another reason than the limit of its lane."""
+        """Whether it has tasks but may start none, for another reason than the limit of its lane."""
 
 
 Entry = tuple[int, tuple[int, int, int], int, Source]

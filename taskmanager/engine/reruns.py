@@ -1,4 +1,4 @@
-"""Remembers which tasks ran again after their end: what a handle holds of an earlier run is not their end any more."""
+"""Remembers which tasks were put back after their end, so that handles do not report the end of an earlier run."""
 
 from collections import OrderedDict
 from itertools import count
@@ -7,11 +7,11 @@ from typing import Final
 from taskmanager.engine.live_task import LiveTask
 
 WINDOW: Final = 100_000
-"""Tasks that are remembered; the handles of others give the end that they know."""
+"""How many tasks are remembered. The handles of other tasks report the end that they know."""
 
 
 class Reruns:
-    """Of one manager, for all its starts. Asked and told from any thread: each step is one call of a dictionary."""
+    """The reruns of one manager, for all its starts. Any thread may use it: each step is one call of a dictionary."""
 
     def __init__(self) -> None:
         self._latest: OrderedDict[str, tuple[int, int]] = OrderedDict()
@@ -24,7 +24,7 @@ class Reruns:
         return task_id in self._latest
 
     def note(self, task_id: str, start_count: int, run: LiveTask | None = None) -> None:
-        """Runs with at most so many starts are not the latest one of this task any more, except for `run`."""
+        """Note that a run with at most this many starts is not the latest one any more, unless it is `run`."""
         number = next(self._numbers)
         if run is not None:
             run.run_number = number
@@ -34,7 +34,7 @@ class Reruns:
             self._latest.popitem(last=False)
 
     def has_run_again(self, live: LiveTask) -> bool:
-        """Whether an ended task was put back since, here or where this instance has heard of it.
+        """Whether an ended task was put back since then, as far as this instance knows.
 
         The start count alone does not tell: a run may be cancelled before it starts, and the next one too.
         """

@@ -1,8 +1,8 @@
 """A start that nobody stops: its loop was closed under it, or the program ends while it is up.
 
-Nothing of it runs any more, and its memory is whole. So what a stop without a drain would write is written all the
-same, by one plain connection, with the same statements and preconditions. A loop that still runs, in another thread, is
-asked to stop instead. A forked child writes nothing: what it has of its parent's start is the parent's.
+Nothing of it runs any more, and its memory is whole. So this module writes what a stop without a drain would write. It
+uses one plain connection, and the same statements and preconditions. A loop that still runs in another thread is asked
+to stop instead. A forked child writes nothing, because the start belongs to its parent.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
 
 WRITE_PATIENCE_S: Final = 1.5
-"""How long a file that cannot be written is tried; with the last try of SQLite's lock that makes two seconds."""
+"""How long to try a file that cannot be written. The last wait for SQLite's lock makes it two seconds."""
 STOP_PATIENCE_S: Final = 3.0
-"""How long the loop of another thread may take for its stop, whose own limit is two seconds; as long again whenever it
-has written something meanwhile.
+"""How long to wait for the loop of another thread to stop. The limit of that stop itself is two seconds. Whenever the
+loop has written something meanwhile, the wait begins again.
 """
 
 _unstopped: Final[set["Unstopped"]] = set()
-"""Held here, because the application may keep nothing of a manager but its tasks."""
+"""Keeps them alive, because the application may keep nothing of a manager but its tasks."""
 
 
 class Start(Protocol):
@@ -47,7 +47,7 @@ class Start(Protocol):
 
 
 class Unstopped:
-    """Of one start, from the moment it is up until its stop has ended."""
+    """Watches over one start, from the moment it is up until its stop has ended."""
 
     def __init__(self, engine: Engine, listener: WriterListener, start: Start) -> None:
         self._engine = engine
@@ -57,24 +57,24 @@ class Unstopped:
         self._loop = engine.loop
         self._is_over = False
         self._noted: list[LiveTask] | None = None
-        """What was unfinished when the loop of another thread was asked to stop, and when its door was closed."""
+        """What was unfinished when the loop of another thread was asked to stop, and again when its door was closed."""
         self._writing = threading.Lock()
-        """The thread of the heartbeat, a next start and the end of the program may all find the loop closed."""
+        """The heartbeat's thread, a next start and the program's end may all find a closed loop. One of them writes."""
 
     def __repr__(self) -> str:
         return f"<Unstopped {'up' if self in _unstopped else 'over'}, {self._engine!r}>"
 
     def begin(self) -> None:
-        """The start is up."""
+        """Note that the start is up."""
         _unstopped.add(self)
 
     def end(self) -> None:
-        """It was stopped, or it is another process's."""
+        """Note that the start was stopped, or belongs to another process."""
         self._is_over = True
         _unstopped.discard(self)
 
     def leave(self) -> None:
-        """The program ends."""
+        """Write what is left, or ask for the stop, because the program ends."""
         if os.getpid() != self._pid or _running_loop() is not None:
             return
         if self._loop.is_running():
@@ -88,9 +88,10 @@ class Unstopped:
             self._say(self._unfinished(), str(exc))
 
     def leave_soon(self) -> bool:
-        """The loop was closed, and the program goes on; False when that is to be tried again.
+        """Write what is left of a closed loop while the program goes on. Return False when the caller must try again.
 
-        Never waits for another thread that is at it, which waits for the thread of the heartbeat, where this is called.
+        The heartbeat's thread calls this. Another thread that is writing waits for the heartbeat's thread, so this one
+        must never wait for that other thread.
         """
         if not self._writing.acquire(blocking=False):
             return False
@@ -103,12 +104,12 @@ class Unstopped:
         return True
 
     def _write_here(self) -> None:
-        """In a loop of this thread."""
+        """Write in a loop of this thread."""
         with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
             runner.run(self._write_once())
 
     def _ask_to_stop(self) -> None:
-        """In its own thread the loop goes on until the last line of the program, and changes memory meanwhile."""
+        """Ask the loop of another thread to stop: it runs until the last line of the program, and changes memory."""
         lives, reason = self._unfinished(), None
         self._noted = lives
         stopping = asyncio.run_coroutine_threadsafe(self._start.stop_now(), self._loop)
@@ -121,7 +122,7 @@ class Unstopped:
         self._say(lives, reason)
 
     def _wait_while_it_writes(self, stopping: "Future[None]") -> None:
-        """Threads may have handed over more, until the door was closed, than is written in that time."""
+        """Wait for the stop as long as it writes: threads may have handed over more than one wait is enough for."""
         while True:
             written_s = self._engine.writer.written_s
             try:
@@ -131,13 +132,14 @@ class Unstopped:
                     raise
 
     def note_unfinished(self) -> None:
-        """Note what has come in last, now that the door is closed, if the end of the program has asked for the stop."""
+        """Note the last arrivals, now that the door is closed, if the end of the program has asked for the stop."""
         if self._noted is not None:
             self._noted += self._unfinished()
 
     async def write(self) -> None:
-        """Write what memory holds, from another loop than that of the start, which never runs again; and let go of its
-        threads and descriptors. Whoever comes second waits for the first, and does nothing.
+        """Write what memory holds, and let go of threads and descriptors. A second caller waits, and does nothing.
+
+        This runs in another loop than that of the start, which never runs again.
         """
         with self._writing:
             await self._write_once()
@@ -176,7 +178,7 @@ class Unstopped:
         self._say(lives, reason)
 
     async def _forget_lost_file(self, lives: Iterable[LiveTask]) -> None:
-        """What stood in a file that is not there any more is not left in it."""
+        """Count nothing as committed if the file in which it stood is not there any more."""
         with contextlib.suppress(StoreError):
             if not await self._engine.store.is_same_file():
                 for live in lives:
@@ -184,13 +186,13 @@ class Unstopped:
                         live.saving.committed = None
 
     def _unfinished(self) -> list[LiveTask]:
-        """What may be lost: all that is in memory, or has ended and is not written. Some of it twice."""
+        """Return what may be lost: tasks in memory, and ended ones that are not written. Some come twice."""
         engine = self._engine
         found = [*engine.live.values(), *engine.writer.outbox.unsaved(), *engine.inbox]
         return [live for live in found if not live.status.is_terminal or not live.is_saved]
 
     def _say(self, lives: Iterable[LiveTask], reason: str | None) -> None:
-        """One line, where there was anything to lose."""
+        """Log one line, if there was anything to lose."""
         count = Counter(_fate_of(live) for live in {id(live): live for live in lives}.values())
         del count[""]
         if not count:
@@ -211,8 +213,8 @@ class Unstopped:
 
 
 def _fate_of(live: LiveTask) -> str:
-    """What became of one task, as far as this process knows; nothing where there is no word to say of it."""
-    if live.is_elsewhere:  # free in the file, where memory had no room for it; or another's
+    """Return what became of one task, as far as this process knows; empty if there is nothing to report."""
+    if live.is_elsewhere:  # its row is free, because memory had no room for it; or it is another's
         return "written" if live.owner is None and not live.is_duplicate else ""
     if not live.is_persisted:
         return "lost" if live.status in (TaskStatus.CANCELLED, TaskStatus.INTERRUPTED, TaskStatus.RUNNING) else ""
@@ -227,7 +229,7 @@ def _fate_of(live: LiveTask) -> str:
 
 @atexit.register
 def leave_unstopped() -> None:
-    """At the end of the program: write what no stop has written."""
+    """Write at the end of the program what no stop has written."""
     for each in list(_unstopped):
         try:
             each.leave()

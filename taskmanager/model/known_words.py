@@ -1,7 +1,7 @@
-"""Refuses option names that a call does not have, all at once, and names the ones that were meant.
+"""Refuses all unknown option names of a call at once, and suggests the names that were meant.
 
-Python names the first unknown keyword and knows no neighbour. People come from other systems with the words of those
-systems, so the table below says what each of them is called here.
+Python names only the first unknown keyword, and suggests nothing. People who come from other systems use the words of
+those systems, so the table below says what each of these words is called here.
 """
 
 import inspect
@@ -132,7 +132,7 @@ _NEIGHBOURS: Final[Mapping[str, Mapping[str, str]]] = {
         "args": "arguments",
     },
 }
-"""By what is called: what it is called here, and the words of others for that."""
+"""For each callable: the name of an option here, and the words of other systems for it."""
 
 _PLACES: Final = {
     "TaskManager()": "TaskManager({}=...)",
@@ -144,13 +144,13 @@ _PLACES: Final = {
     "schedule()": "@manager.schedule({}=...)",
 }
 _NEARNESS: Final = 0.8
-"""Below it are words that only look alike, as `retention` and `recovery`."""
+"""Words that are less similar than this only look alike, such as `retention` and `recovery`."""
 _options: Final[dict[str, frozenset[str]]] = {}
-"""What each of these takes, as it was declared."""
+"""The options of each callable, filled by the decorators below."""
 
 
 def with_known_words(subject: str) -> Callable[[type[C]], type[C]]:
-    """Decorate a class: its constructor refuses unknown words by name."""
+    """Decorate a class, so that its constructor refuses unknown words by name."""
 
     def decorate(cls: type[C]) -> type[C]:
         changed: Any = cls
@@ -161,7 +161,7 @@ def with_known_words(subject: str) -> Callable[[type[C]], type[C]]:
 
 
 def known_words(subject: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function of named parameters, which `inspect` and type checkers still see."""
+    """Decorate a function, so that it refuses unknown words. `inspect` and type checkers still see its parameters."""
 
     def decorate(fn: Callable[P, R]) -> Callable[P, R]:
         parameters = inspect.signature(fn).parameters.values()
@@ -182,7 +182,7 @@ def known_words(subject: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def shows_options(options: type) -> Callable[[F], F]:
-    """Decorate a decorator that takes `**options`, so that `inspect` sees what type checkers know by its overloads."""
+    """Decorate a decorator that takes `**options`, so that `inspect` sees the options that its overloads declare."""
 
     def decorate(fn: F) -> F:
         taken = inspect.signature(fn).parameters.values()
@@ -207,14 +207,14 @@ def _said_of(unknown: Iterable[str], known: Sequence[str], subject: str) -> str:
 
 
 def _meant(word: str, known: Sequence[str], subject: str) -> str:
-    """Return `; did you mean ...?`, or nothing where nobody can know."""
+    """Return `; did you mean ...?`, or an empty text if nothing is similar enough."""
     advice, spelled = _advice(known, subject), _spelled(word)
     near = [spelled] if spelled in advice else get_close_matches(spelled, advice, n=1, cutoff=_NEARNESS)
     return f"; did you mean {advice[near[0]]}?" if near else ""
 
 
 def _advice(known: Sequence[str], subject: str) -> dict[str, str]:
-    """Return what to write here for each word: an option of the call, a word of others, an option of another call."""
+    """Return what to write here for each word. Words are options of this call or others, and words of other systems."""
     place = re.sub(r"\.\w+", "", subject)  # RetryPolicy.fixed has the words of RetryPolicy
     found = {_spelled(name): repr(name) for name in known}
     for ours, theirs in _NEIGHBOURS.get(place, {}).items():
@@ -228,5 +228,5 @@ def _advice(known: Sequence[str], subject: str) -> dict[str, str]:
 
 
 def _spelled(word: str) -> str:
-    """The same for max_workers, maxWorkers and MAXWORKERS."""
+    """Return one spelling for max_workers, maxWorkers and MAXWORKERS."""
     return word.replace("_", "").lower()

@@ -1,10 +1,10 @@
 """Copies a file that is in use into a new one, through SQLite: the copy is the file as it was at one moment.
 
-Reading the file itself would miss what is in its log. In a process that has the file open it would do harm, too: to
-close any descriptor of a file drops all of SQLite's locks on it.
+Reading the bytes of the file would miss what is in its log. In a process that has the file open it would also do harm,
+because closing any descriptor of a file drops all of SQLite's locks on it.
 
-The copy is made under another name, and is checked before it gets the one that was asked for: whoever finds that name
-finds a whole backup, the new one or the old one.
+The copy is made under another name. It is checked before it gets the name that was asked for. So a file of that name is
+always a whole backup, the new one or the old one.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ from taskmanager.store.sqlite.open_files import open_existing
 from taskmanager.store.sqlite.reading import snapshot
 
 STEP_PAGES: Final = 1_000
-"""Pages of a step: between two of them Ctrl-C is heard. No writer waits for them, however long they take."""
+"""How many pages one step copies. Ctrl-C is heard between two steps. No writer waits for a step."""
 MAX_FAULTS: Final = 3
 _SIDE_FILES: Final = ("-wal", "-shm", "-journal")
 
 
 def back_up(source: sqlite3.Connection, database: Path, file: Path, *, is_replacing: bool) -> int:
-    """Write what `source` sees of `database` to `file`, with mode 0600; the size of that in bytes.
+    """Write what `source` sees of `database` to `file`, with mode 0600. Return the size in bytes.
 
-    Raises `StoreError` where `file` is there already, unless `is_replacing`; where it belongs to the database; where it
-    cannot be made; and where the copy is not sound. Then nothing was changed.
+    Raises `StoreError`, and changes nothing, if `file` exists already and `is_replacing` is false, if it belongs to the
+    database, if it cannot be made, or if the copy is damaged.
     """
     try:
         _check_place(database, file, is_replacing=is_replacing)
@@ -43,7 +43,7 @@ def back_up(source: sqlite3.Connection, database: Path, file: Path, *, is_replac
         try:
             with closing(open_existing(str(part), "mode=rw")) as copy:
                 _copy_pages(source, copy)
-                # A file that nobody writes to needs no log beside it; the application turns it on again.
+                # A file that nobody writes to needs no log beside it. The application turns the log on again.
                 copy.execute("PRAGMA journal_mode = DELETE").fetchone()
                 faults = damages(copy, MAX_FAULTS)
         except sqlite3.Error as error:
@@ -60,12 +60,12 @@ def back_up(source: sqlite3.Connection, database: Path, file: Path, *, is_replac
 
 def _copy_pages(source: sqlite3.Connection, copy: sqlite3.Connection) -> None:
     with snapshot(source):
-        source.execute("SELECT count(*) FROM sqlite_master").fetchone()  # else each step would begin a snapshot anew
+        source.execute("SELECT count(*) FROM sqlite_master").fetchone()  # or each step begins its own
         source.backup(copy, pages=STEP_PAGES, progress=_hear_signals)
 
 
 def _hear_signals(status: int, remaining: int, total: int) -> None:
-    """Do nothing: Python looks for signals when it is called."""
+    """Do nothing. Python handles signals whenever it calls this."""
 
 
 def _check_place(database: Path, file: Path, *, is_replacing: bool) -> None:
@@ -98,7 +98,7 @@ def _taken(file: Path) -> StoreError:
 
 @contextmanager
 def _new_file_beside(file: Path) -> Iterator[Path]:
-    """An empty file in the same folder that only this user can read, gone at the end with all that SQLite made."""
+    """Make an empty file in the same folder, which only this user can read. Remove it and its side files at the end."""
     try:
         descriptor, name = tempfile.mkstemp(prefix=".taskmanager-backup-", dir=file.parent)
     except OSError as error:
@@ -116,7 +116,7 @@ def _new_file_beside(file: Path) -> Iterator[Path]:
 
 
 def _put_in_place(part: Path, file: Path, *, is_replacing: bool) -> None:
-    """At once: whoever looks finds all of it or what was there before. SQLite has synced it already."""
+    """Rename the copy, so that a reader finds all of it or what was there before. SQLite has synced it already."""
     try:
         if is_replacing:
             part.replace(file)
@@ -131,7 +131,7 @@ def _put_in_place(part: Path, file: Path, *, is_replacing: bool) -> None:
 
 def _rename_to_new(part: Path, file: Path) -> None:
     try:
-        file.hardlink_to(part)  # fails where somebody has made the file meanwhile; a rename would replace it
+        file.hardlink_to(part)  # fails if the file has been made meanwhile, where a rename would replace it
     except FileExistsError:
         raise
     except (OSError, NotImplementedError) as error:  # a file system without hard links

@@ -1,10 +1,11 @@
 """The database files that this process has open, and those that its parent had open when it was forked.
 
 SQLite records in the memory of a process which locks it holds on a file. A fork copies that record, but the kernel does
-not copy the locks. Whoever opens the file in the child holds locks that exist on paper only: it waits for ever, or
-writes beside its parent, and the file is damaged. So the child may not open such a file at all, by whatever name.
+not copy the locks. If the child opens the file, SQLite believes in locks that the child does not hold. The child then
+waits for ever, or writes at the same time as its parent and damages the file. So the child may not open such a file at
+all, by whatever name.
 
-What the child inherits is neither used nor closed there: closing rolls back, and may delete the log of the parent.
+The child neither uses nor closes inherited connections: closing rolls back, and may delete the log of the parent.
 """
 
 import os
@@ -21,25 +22,25 @@ IS_FORKED: Final = (
     "was open in the parent process when this one was forked, and SQLite's record of its locks was copied with it: "
     "used here as well, the file would be damaged"
 )
-"""What is said of a file, behind its path."""
+"""The end of a message that begins with the path of the file."""
 
 _open: Final[set["FileConnection"]] = set()
 _of_parent: Final[set[FileId]] = set()
 
 
 class FileConnection(sqlite3.Connection):
-    """A connection that is on record from before it opens its file until it has closed it: a fork may come between."""
+    """A connection that is listed from before it opens its file until it has closed it. A fork may come between."""
 
     def __init__(self, path: str, database: str, *args: Any, **options: Any) -> None:
         check_process(path)
         self.is_inherited = False
         self.kept_with: object = None
-        """What a forked child must not collect either."""
+        """Another object that a forked child must not collect."""
         self.ids = {id_at(path)}
         _open.add(self)
         try:
             super().__init__(database, *args, **options)
-            self.ids.add(id_at(path))  # it may have been replaced in between
+            self.ids.add(id_at(path))  # the file may have been replaced in between
         except BaseException:
             _open.discard(self)
             raise
@@ -52,8 +53,9 @@ class FileConnection(sqlite3.Connection):
 
 
 class Factory:
-    """The `factory` of one connection to this file. Who waits for the connection may be cancelled while another thread
-    makes it: nobody has it then, and nobody else would ever close it.
+    """The `factory` of one connection to this file, which can close the connection that it makes.
+
+    The waiter may be cancelled while another thread makes the connection. Then nobody else could ever close it.
     """
 
     def __init__(self, path: str) -> None:
@@ -68,20 +70,20 @@ class Factory:
         return made
 
     def forget(self) -> None:
-        """Close what it has made, or makes from here on."""
+        """Close the connection, now or as soon as it is made."""
         self._is_wanted = False
         if self._made is not None:
             self._made.close()
 
 
 def open_existing(path: str, mode: str, **options: Any) -> FileConnection:
-    """Connect to a file that is there; `mode` is the rest of SQLite's URI: `mode=ro` or `mode=rw`, and more."""
+    """Connect to a file that exists. `mode` is the query of SQLite's URI: `mode=ro` or `mode=rw`, and perhaps more."""
     uri = f"{Path(path).absolute().as_uri()}?{mode}"
     return FileConnection(path, uri, uri=True, isolation_level=None, **options)
 
 
 def check_process(path: str | os.PathLike[str]) -> None:
-    """Raise `WrongProcess` where the parent of this process had the file open at the fork. Compares files, not paths.
+    """Raise `WrongProcess` if the parent of this process had the file open at the fork. Compares files, not paths.
 
     Call it before anything else is done with a file.
     """
@@ -94,8 +96,9 @@ def check_process(path: str | os.PathLike[str]) -> None:
 
 
 def is_open_here(path: str | os.PathLike[str]) -> bool:
-    """Whether a connection of this library has the file open in this process: then nothing else may open and close it,
-    which would drop SQLite's locks.
+    """Whether a connection of this library has the file open in this process.
+
+    If so, nothing else may open and close the file: a close drops SQLite's locks.
     """
     with suppress(StoreError):
         found = id_at(os.fspath(path))
@@ -104,15 +107,15 @@ def is_open_here(path: str | os.PathLike[str]) -> bool:
 
 
 def keep_open(kept: object) -> None:
-    """Close it never, not even at the end of the interpreter."""
-    import ctypes  # only a forked child with open connections, or who lost a volume, pays for it
+    """Never let Python close it, not even at the end of the interpreter."""
+    import ctypes  # imported late: only a forked child or the loss of a volume needs it
 
     # A set would be emptied when the interpreter ends, and the connections closed: one reference is leaked.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: nothing that is open belongs to it, the application's own connections included."""
+    """Note in a forked child that no open file belongs to it, also those of the application's own connections."""
     for each in _open:
         each.is_inherited = True
         keep_open(each)

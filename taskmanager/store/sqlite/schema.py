@@ -1,10 +1,10 @@
 """The schema as numbered migrations: `migrations/NNNN_name.sql`, each applied in one transaction with its version row.
 
-Several processes may start at once: the version is read again under the write lock, so each migration runs once.
+Several processes may start at once. Each reads the version again under the write lock, so each migration runs once.
 
-Other programs drop what they do not know, in a file that they share: alembic's autogenerate drops our tables and keeps
-our views. So a start compares what the file has with what its version must have, and makes anew what is missing. What
-only reads says what is missing, and that a start makes it anew.
+Other programs that share the file may drop what they do not know: alembic's autogenerate drops our tables and keeps our
+views. So a start compares what the file has with what its version must have, and makes anew what is missing. A process
+that only reads raises instead: its message names what is missing, and says that a start makes it anew.
 """
 
 import sqlite3
@@ -40,7 +40,7 @@ class Migration(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A table, an index or a view, as SQLite lists it; the columns are those of a table."""
+    """A table, an index or a view, as SQLite lists it. Only a table has columns here."""
 
     kind: str
     name: str
@@ -56,7 +56,7 @@ _VERSIONS: Final = Part(
 
 @cache
 def migrations() -> list[Migration]:
-    """All steps this version of the library knows, in order."""
+    """Return all steps that this version of the library knows, in order."""
     folder = resources.files("taskmanager.store.sqlite") / "migrations"
     if not folder.is_dir():
         raise StoreError(
@@ -72,7 +72,7 @@ def migrations() -> list[Migration]:
 
 
 def statements(script: str) -> Iterator[str]:
-    """The statements of a script. `executescript` would commit the transaction we are in."""
+    """Yield the statements of a script. `executescript` would commit the transaction we are in."""
     pending = ""
     for line in script.splitlines(keepends=True):
         pending += line
@@ -82,7 +82,7 @@ def statements(script: str) -> Iterator[str]:
 
 
 def version(connection: sqlite3.Connection) -> int:
-    """The number of the last step applied to this file, 0 for none."""
+    """Return the number of the last step applied to this file, 0 for none."""
     exists = connection.execute(
         "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'taskmanager_schema'"
     ).fetchone()
@@ -95,7 +95,7 @@ def version(connection: sqlite3.Connection) -> int:
 def migrate(connection: sqlite3.Connection, path: str) -> None:
     """Bring the file to the newest schema, and make anew what it has lost of it.
 
-    `StoreError` when a newer version of the library wrote it, or another program has changed what is ours.
+    Raises `StoreError` if a newer version of the library wrote the file, or another program has changed what is ours.
     """
     steps = migrations()
     newest = steps[-1].version
@@ -111,8 +111,9 @@ def migrate(connection: sqlite3.Connection, path: str) -> None:
 
 
 def check_version(connection: sqlite3.Connection, path: str) -> None:
-    """`StoreError` unless the file has the schema that this version knows, whole but for its views: who only looks
-    makes nothing.
+    """Raise `StoreError` unless the file has the whole schema of this version. Views may be missing.
+
+    This is for readers, which make nothing.
     """
     steps = migrations()
     newest = steps[-1].version
@@ -136,12 +137,12 @@ def check_version(connection: sqlite3.Connection, path: str) -> None:
 
 
 def missing_views(connection: sqlite3.Connection) -> list[str]:
-    """The views that the file has lost; `check_version` has passed, so that it lacks nothing else."""
+    """Return the views that the file has lost. `check_version` has passed before, so nothing else is missing."""
     return [part.name for part in _missing(connection, migrations(), "the file")]
 
 
 def check_is_ours(connection: sqlite3.Connection, path: str) -> None:
-    """`StoreError` unless there is anything of this library in the file, of whatever version."""
+    """Raise `StoreError` unless the file has anything of this library, of whatever version."""
     if not _found(connection):
         raise StoreError(f"{path} is a database without tasks; give the path of the file that the application writes")
 
@@ -168,7 +169,7 @@ def _apply(connection: sqlite3.Connection, step: Migration) -> None:
 
 
 def _make_whole(connection: sqlite3.Connection, path: str) -> None:
-    """Make anew what the file lacks of its version. A file without anything of ours has no version."""
+    """Make anew what the file lacks of its version. Leave a file alone that has nothing of ours."""
     if not _found(connection):
         return
     real = _real_version(connection, _version_known(connection, migrations()[-1].version, path), path)
@@ -179,7 +180,7 @@ def _make_whole(connection: sqlite3.Connection, path: str) -> None:
         connection.execute(_ADD_VERSION, (step.version, step.name))
     for part in missing:
         connection.execute(part.sql)
-    if any(part.name == "taskmanager_tasks" for part in missing):  # attempts go with their tasks
+    if any(part.name == "taskmanager_tasks" for part in missing):  # without their tasks, attempts belong to nothing
         connection.execute("DELETE FROM taskmanager_task_attempts")
     if tables := [part.name for part in missing if part.kind == "table"]:
         logger.error(
@@ -193,8 +194,10 @@ def _make_whole(connection: sqlite3.Connection, path: str) -> None:
 
 
 def _real_version(connection: sqlite3.Connection, current: int, path: str) -> int:
-    """The version of which the file is, whatever `taskmanager_schema` has lost: the last one that explains something
-    that is there and does not belong to `current`, and whose columns are there.
+    """Return the true version of the file, also if `taskmanager_schema` has lost rows.
+
+    That is the last version above `current` of which the file has a part that `current` lacks, and all columns. If
+    there is none, it is `current`.
     """
     found = _found(connection)
     steps = migrations()
@@ -209,8 +212,9 @@ def _real_version(connection: sqlite3.Connection, current: int, path: str) -> in
 
 
 def _missing(connection: sqlite3.Connection, steps: Sequence[Migration], path: str) -> list[Part]:
-    """What the file lacks of these steps, in the order in which it can be made. Raises `StoreError` where another
-    program has changed what is there, so that it cannot be made.
+    """Return what the file lacks of these steps, in the order in which it can be made.
+
+    Raises `StoreError` if another program has changed what is there, so that the rest cannot be made.
     """
     parts = _parts(steps, steps[-1].version) if steps else []
     _refuse_changed(connection, parts, path)
@@ -227,7 +231,7 @@ def _refuse_changed(connection: sqlite3.Connection, parts: Sequence[Part], path:
 
 
 def _changed(connection: sqlite3.Connection, parts: Sequence[Part]) -> list[str]:
-    """What has our name and is something else, and tables that lack columns of ours."""
+    """Describe what has a name of ours but is of another kind, and the tables that lack columns of ours."""
     changed, found = [], _found(connection)
     for part in parts:
         there = found.get(part.name)
@@ -241,7 +245,7 @@ def _changed(connection: sqlite3.Connection, parts: Sequence[Part]) -> list[str]
 
 
 def _found(connection: sqlite3.Connection) -> dict[str, tuple[str, str]]:
-    """What is in the file under names of ours: its kind, and its table."""
+    """Return the kind and the table of everything in the file that has a name of ours."""
     rows = connection.execute("SELECT name, type, tbl_name FROM sqlite_master WHERE name GLOB 'taskmanager_*'")
     return {name: (kind, table) for name, kind, table in rows.fetchall()}
 
@@ -252,7 +256,7 @@ def _parts(steps: Sequence[Migration], number: int) -> Sequence[Part]:
 
 @cache
 def _parts_of(steps: tuple[Migration, ...]) -> list[Part]:
-    """What a file has after these steps: found out by taking them."""
+    """Return what a file has after these steps. They are applied to an empty database to find out."""
     with closing(sqlite3.Connection(":memory:", isolation_level=None)) as connection:
         for step in steps:
             _apply(connection, step)
