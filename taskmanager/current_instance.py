@@ -1,4 +1,4 @@
-"""The instance of a manager that runs now, if one does: what handles and the methods of the manager ask of it."""
+"""Answers what handles and the methods of a manager ask of its instance that runs now, if one does."""
 
 import asyncio
 import weakref
@@ -27,14 +27,14 @@ from taskmanager.model.wording import counted
 
 _STOP_OUTSIDE: Final = "set an event that the code around the manager waits for, or raise SIGTERM under run()"
 HINT_AFTER_S: Final = 3.0
-"""A wait so long is worth a word when nobody has started the manager."""
+"""After a wait of this length a message says that nobody has started the manager."""
 _clock: Final = SystemClock()
 
 T = TypeVar("T")
 
 
 def check_loop(lifecycle: Lifecycle) -> None:
-    """A manager belongs to the loop it was started in; from others it can be enqueued to, and its handles awaited."""
+    """Raise unless this is the loop of the manager. Other loops may only enqueue, and await handles."""
     if not _is_here(lifecycle):
         raise ConfigurationError(
             "the manager runs in another event loop; from here use "
@@ -43,7 +43,7 @@ def check_loop(lifecycle: Lifecycle) -> None:
 
 
 def _is_here(lifecycle: Lifecycle) -> bool:
-    """Whether the manager runs in the loop that asks. Raises where nothing of it will ever run in this process."""
+    """Whether the manager runs in the calling loop. Raises if it will never run again in this process."""
     engine = lifecycle.engine
     _check_process(lifecycle)
     if _running_loop() is engine.loop:
@@ -64,8 +64,9 @@ def _check_process(lifecycle: Lifecycle) -> None:
 
 
 def check_stop(lifecycle: Lifecycle) -> None:
-    """A stop in another loop would wait for ever, and one in a task of the manager for that task; one of a start that
-    is another process's, or gone, forgets it.
+    """Raise where a stop would wait for ever: in another loop, or in a task of the manager.
+
+    A start of another process, or of a closed loop, may be stopped anywhere: the stop only forgets it.
     """
     if not (lifecycle.engine.intake.is_forked or lifecycle.engine.inbox.is_loop_closed()):
         check_loop(lifecycle)
@@ -73,10 +74,10 @@ def check_stop(lifecycle: Lifecycle) -> None:
 
 
 class _Hint:
-    """A timer that ends with the wait it was made for. When that takes too long, `say` says why, if there is a reason.
+    """A timer for one wait, which `cancel` ends. When the wait takes too long, `say` logs the reason, if there is one.
 
-    Time must really have passed. On the loop of a test it may jump, and there is no timer where that shows: it would
-    move the time of the test.
+    Real time must have passed, because time may jump on the loop of a test. A loop with a clock that is not its own
+    gets no timer, which would move the time of the test.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -97,7 +98,7 @@ class _Hint:
             self._begin()
 
     def cancel(self) -> None:
-        """The wait has ended."""
+        """End the timer, because the wait has ended."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -112,9 +113,10 @@ _instances: "weakref.WeakSet[CurrentInstance]" = weakref.WeakSet()
 
 
 class CurrentInstance:
-    """One per manager, over all its starts: `running` gives the present one, `intake` takes calls between them, too.
+    """One object per manager, for all its starts.
 
-    `starting` gives the lifecycle from the moment in which a start begins.
+    `running` returns the start that runs now. `starting` returns the lifecycle as soon as a start begins. `intake`
+    takes calls also between starts.
     """
 
     def __init__(
@@ -131,8 +133,9 @@ class CurrentInstance:
         _instances.add(self)
 
     def needed(self) -> Running:
-        """The start that runs now; raises `ManagerStopped` when there is none, `ConfigurationError` elsewhere than in
-        its loop.
+        """Return the start that runs now.
+
+        Raises `ManagerStopped` if there is none, and `ConfigurationError` outside of its loop.
         """
         running = self._running()
         if running is None:
@@ -141,16 +144,16 @@ class CurrentInstance:
         return running
 
     def hint_of_no_start(self, live: LiveTask) -> _Hint | None:
-        """A start that was forgotten, or not awaited, looks like a task that hangs; so it is said after a while."""
+        """Start a timer for a hint: a start that was forgotten, or not awaited, looks like a task that hangs."""
         if self._running() is not None or self._intake().has_warned:
             return None
         return _Hint(partial(self._say_no_start, live))
 
     def _say_no_start(self, live: LiveTask) -> bool:
-        """Once per manager; False when it is to be asked again, as a start is under way."""
+        """Warn once per manager. Return False to be called again, because a start is under way."""
         if self._running() is not None or self._intake().has_warned:
             return True
-        if self._starting() is not None:  # it may wait for a locked file, and fail
+        if self._starting() is not None:  # the start may wait for a locked file, and may fail
             return False
         self._intake().has_warned = True
         of, extra = (live.definition.name, live.task_id), extra_of(live)
@@ -166,16 +169,16 @@ class CurrentInstance:
         return True
 
     def is_started_on(self, database: Path | None) -> bool:
-        """Whether this manager runs, or comes up, on that file."""
+        """Whether this manager runs, or is starting, on that file."""
         if self._starting() is None or self._database is None or database is None:
             return False
         try:
             return self._database.samefile(database)
-        except OSError:  # it is not there yet
+        except OSError:  # the file is not there yet
             return self._database.resolve() == database.resolve()
 
     def is_of_another_loop(self) -> bool:
-        """Whether the manager runs, and not in the loop that asks. Raises where its loop never will run again."""
+        """Whether the manager runs in another loop than the calling one. Raises if its loop will never run again."""
         running = self._running()
         return running is not None and not _is_here(running.lifecycle)
 
@@ -216,19 +219,20 @@ class CurrentInstance:
         return running.records.find_live(task_id) or inbox.find(task_id)
 
     def newest(self, ended: LiveTask) -> LiveTask | None:
-        """What a handle of a task that has ended means by now: the same, or its run after a retry; None where only the
-        store knows that one.
+        """Return the run for which the handle of an ended task stands by now: this one, or its run after a retry.
+
+        Returns None if only the store knows that run.
         """
         if not self._intake().reruns.has_run_again(ended):
-            # Of a key that was enqueued anew the store may not have said yet that this is a retry.
+            # The key may have been enqueued anew, and the store may not have told yet that this is a retry.
             return self._intake().by_key.get(ended.task_id, ended)
         live = self.find_live(ended.task_id)
         return None if live is ended else live
 
     async def wait_for(self, task_id: str, hold: Callable[[LiveTask], None], *, was_accepted: bool) -> Ending:
-        """The ending of a task that is not in this instance's memory.
+        """Wait for the ending of a task that is not in the memory of this instance, and return it.
 
-        After a stop nobody reads the store: who was accepted here is told what the stop told everybody else.
+        After a stop nobody reads the store. A task that was accepted here gets the ending that the stop gave to others.
         """
         if was_accepted and self._running() is None:
             return GOES_ON
@@ -254,7 +258,7 @@ class CurrentInstance:
         return info
 
     def cancel_now(self, task_id: str, live: LiveTask | None) -> bool:
-        """Ask at once: in memory, or through the store in the background. From any thread."""
+        """Ask at once for a cancellation, in memory or through the store in the background. From any thread."""
         if live is not None and live.status.is_terminal:
             return False
         running = self._running()
@@ -264,7 +268,7 @@ class CurrentInstance:
         _check_process(lifecycle)
         if _running_loop() is lifecycle.engine.loop:
             return running.records.cancel_now(task_id, live)
-        # From a thread, a route that is no coroutine for one: asked all the same, and answered by the end of the task.
+        # From another thread, such as that of a route that is no coroutine. The end of the task will be the answer.
         try:
             lifecycle.engine.loop.call_soon_threadsafe(self.cancel_now, task_id, live)
         except RuntimeError:  # the loop was closed without a stop: there is nobody to ask
@@ -272,13 +276,13 @@ class CurrentInstance:
         return True
 
     def hurry(self, live: LiveTask) -> None:
-        """Somebody waits for this task to be saved."""
+        """Write this task soon, because a caller waits until it is saved."""
         running = self._running()
         if running is not None and live.saving.is_dirty:
             running.lifecycle.engine.writer.mark(live)
 
     def last_status(self, task_id: str) -> TaskStatus | None:
-        """The status of a task that was foreign: as it is in memory by now, or as it was last seen in the store."""
+        """Return the status of a task that was elsewhere: from memory if it is here now, else as the store had it."""
         running = self._running()
         if running is None:
             return None
@@ -287,7 +291,7 @@ class CurrentInstance:
         return engine.follower.last_status.get(task_id) if live is None or live.is_elsewhere else live.status
 
     def running_attempts(self) -> Mapping[str, Attempt]:
-        """What runs here, by the ids of the tasks."""
+        """Return the running attempts by the ids of their tasks."""
         running = self._running()
         return {} if running is None else running.lifecycle.engine.runner.running
 

@@ -1,8 +1,8 @@
 """Hosting a manager: signals while `run` has the process, and a stop that ends whatever happens to its waiter.
 
-A program that was asked to end must not pass for one that has done its work: `python crawl.py && publish`. So when
-`run(main)` has stopped in order, the signal does what it would have done without us, and shells, systemd and containers
-read that rightly. A worker, which only waits to be asked, has done its work when it has stopped in order.
+A program that a signal has ended must not look like one that has done its work: `python crawl.py && publish`. So when
+`run(main)` has stopped in order, the signal has the effect that it has without this library. Shells, systemd and
+containers understand that. A worker only waits for a signal, so an orderly stop is the end of its work.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ Asked = list[signal.Signals]
 """The signals that have come so far. The first one says how the program ends."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 ENDED_BY: Final = 128
-"""With the number of a signal, the exit status of a program that this signal has ended."""
+"""Plus the number of a signal: the exit status of a program that this signal has ended."""
 CTRL_C_EXIT: Final = ENDED_BY + signal.SIGINT
 
 
@@ -41,7 +41,7 @@ def run_hosted(
     mains: tuple[Main, ...],
     settings: Settings,
 ) -> Any:
-    """`manager.run`. Raises `TypeError` for what is no function, and `ConfigurationError` where a loop runs already."""
+    """Do `manager.run`. Raises `TypeError` for what is no function, `ConfigurationError` if a loop runs already."""
     if len(mains) > 1 or not all(callable(main) for main in mains):
         given = ", ".join(repr(main) for main in mains)
         for each in mains:
@@ -72,10 +72,10 @@ def hosted(
     *,
     is_worker: bool,
 ) -> Any:
-    """Run `main`, or wait, in a loop of its own, until the stop has ended. The signals that come are added to `asked`.
+    """Run `main`, or wait, in a new loop, until the stop has ended. Add the signals that come to `asked`.
 
-    The handlers are those of before then, except that a further SIGTERM, where it would kill, does not change how the
-    program ends.
+    Then put the earlier handlers back. If SIGTERM would kill the program, it gets a handler instead, with which a
+    further SIGTERM does not change how the program ends.
     """
     with _handlers_kept(asked) as handlers:
         answer = asyncio.run(host(started, cut_short, main, asked, patience_s=patience_s))
@@ -94,7 +94,7 @@ async def host(
 ) -> Any:
     """Run `main`, or wait, inside `started`, until it ends or a signal comes; a second signal calls `cut_short`.
 
-    A `main` that was cancelled has `patience_s` seconds, or until the second signal, and is left behind then.
+    After a cancellation `main` may take `patience_s` seconds, or until a second signal. Then it is left behind.
     """
     loop = asyncio.get_running_loop()
     signalled, hurried = asyncio.Event(), asyncio.Event()
@@ -108,7 +108,7 @@ async def host(
 
     has_started = False
     with _signals(loop, on_signal):
-        if asked:  # it came before the loop could hear it
+        if asked:  # a signal came before the loop could hear it
             signalled.set()
         try:
             async with started:
@@ -143,7 +143,7 @@ async def _cancel(
 
 
 def _answer(work: "asyncio.Task[Any]", *, was_asked: bool) -> Any:
-    """What `main` returned; None when it was asked to end by a signal and was cancelled, or was left behind."""
+    """Return what `main` returned. Return None if a signal led to its cancellation, or if it was left behind."""
     if not work.done() or (was_asked and work.cancelled()):
         return None
     found = work.result()
@@ -168,7 +168,7 @@ class _Exit(NamedTuple):
 
 
 async def _run(main: Main) -> Any:
-    """`main`, whose `sys.exit()` waits for the stop: out of a task it would tear the loop, and fail all that runs."""
+    """Run `main`, and return its `sys.exit()` as a value. Raised by a task it would break the loop before the stop."""
     work = main()
     if not asyncio.iscoroutine(work):
         raise TypeError(f"run takes an async function, and {main!r} is none: it returned {work!r}")
@@ -180,16 +180,17 @@ async def _run(main: Main) -> Any:
 
 @contextlib.contextmanager
 def _handlers_kept(asked: Asked) -> Iterator[dict[signal.Signals, Any]]:
-    """Before and after the loop hears signals, they are only added to `asked`. In the end the yielded handlers are
-    installed, which are those of before.
+    """Add signals to `asked` while the loop does not hear them yet, or any more. Yield the earlier handlers.
+
+    At the end the yielded handlers are installed, with the changes that the block has made.
     """
     before: dict[signal.Signals, Any] = {}
     if sys.platform != "win32" and threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
             handler = signal.getsignal(number)
-            if handler is None:  # it was not installed from Python, and could not be put back
+            if handler is None:  # not installed from Python: it could not be put back
                 continue
-            # One that was left by an earlier run is true of that one only.
+            # A handler that an earlier run has left belongs to that run only.
             before[number] = signal.SIG_DFL if isinstance(handler, _Again) else handler
             signal.signal(number, lambda number, frame: asked.append(signal.Signals(number)))
     try:
@@ -201,7 +202,7 @@ def _handlers_kept(asked: Asked) -> Iterator[dict[signal.Signals, Any]]:
 
 @contextlib.contextmanager
 def _signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[signal.Signals], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT call `on_signal` while the block runs; the handlers of before come back afterwards."""
+    """Let SIGTERM and SIGINT call `on_signal` while the block runs. Put the earlier handlers back afterwards."""
     installed: list[tuple[signal.Signals, Any]] = []
     for number in SIGNALS:
         before = signal.getsignal(number)
@@ -224,7 +225,7 @@ def _signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[signal.Signal
 
 @contextlib.contextmanager
 def _held_back(numbers: list[signal.Signals]) -> Iterator[None]:
-    """Signals that come meanwhile are delivered afterwards."""
+    """Hold these signals back while the block runs. They are delivered afterwards."""
     if not numbers or not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -239,7 +240,7 @@ def _held_back(numbers: list[signal.Signals]) -> Iterator[None]:
 
 
 def _end(number: signal.Signals, *, is_worker: bool) -> None:
-    """End the program as the signal says that came first. Only a worker that was ended by SIGTERM goes on."""
+    """End the program as the first signal demands. Return only for a worker that SIGTERM has ended."""
     if is_worker:
         if number == signal.SIGINT:
             raise SystemExit(CTRL_C_EXIT)
@@ -248,17 +249,17 @@ def _end(number: signal.Signals, *, is_worker: bool) -> None:
         if signal.getsignal(number) not in (signal.default_int_handler, signal.SIG_DFL):
             signal.raise_signal(number)
         raise KeyboardInterrupt
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads it any more, or None
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # it is closed, None, or without a reader
         sys.stdout.flush()
-    leave_unstopped()  # who dies of a signal runs no exit hooks
+    leave_unstopped()  # a program that dies of a signal runs no exit hooks
     signal.raise_signal(number)
     raise SystemExit(ENDED_BY + number)  # the first process of a container, or one that ignores the signal, lives on
 
 
 class _Again:
-    """The handler of SIGTERM on the way out: whoever repeats its signal does not change how the program ends.
+    """The handler of SIGTERM while the program ends. A repeated signal does not change how the program ends.
 
-    A supervisor would read it as a failure that a worker, which has stopped in order, was killed by the second one.
+    A worker that has stopped in order must not be killed by a second signal: a supervisor would report a failure.
     """
 
     def __init__(self, first: signal.Signals, *, is_worker: bool) -> None:
@@ -272,7 +273,7 @@ class _Again:
 
 
 def waiting_in(database: Path | None) -> int | None:
-    """How many tasks the file holds that wait; None where it cannot be read."""
+    """Return how many tasks wait in the file, or None if it cannot be read."""
     if database is None:
         return 0
     from taskmanager.store.sqlite.queries import counts

@@ -29,7 +29,7 @@ SLOW_WRITE_S: Final = 1.0
 
 
 def _nothing() -> bool:
-    """Where nobody wants to know."""
+    """Do nothing, for a heartbeat that has nobody to tell of a closed loop."""
     return True
 
 
@@ -149,7 +149,7 @@ class Heartbeat:
                 return
 
     def _leave_loop(self) -> bool:
-        """The loop was closed, and nobody has stopped the manager before that. False when it is to be asked again."""
+        """Tell that the loop was closed without a stop. Return False to be called again."""
         try:
             return self._on_loop_closed()
         except Exception:

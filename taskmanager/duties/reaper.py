@@ -53,7 +53,7 @@ class Reaper:
         self._swept_s = 0.0
 
     async def run_once(self) -> int:
-        """One sweep: the dead first, then what is lost here, then the silent; how many tasks were moved."""
+        """Sweep once: dead instances, then strays of this one, then silent instances. Return how many tasks moved."""
         config = self._engine.settings.recovery
         moved = await self.recover_dead() + await self._strays.recover()
         silent_claimers, silent_runners = await self._silent()

@@ -89,7 +89,7 @@ class Recovery:
 
     async def _clear_away(self, dead: set[str]) -> None:
         """Nothing of the dead is left but their rows and lock files."""
-        # The rows first: a file without a row is a leftover, a row without its file a doubt.
+        # The rows first: a lock file without a row is a leftover, but a row without its lock file leaves a doubt.
         await self._store.forget_instances(dead)
         if self._database is not None:
             await remove_leftover_locks(self._database, self._is_registered)
@@ -119,12 +119,12 @@ class Recovery:
         return Crash(counts, suspects[0] if len(suspects) == 1 else None)
 
     async def recover(self, rows: list[TaskRow], crash_of: Callable[[TaskRow], Crash] = lambda row: NO_CRASH) -> int:
-        """Move these rows on, each only if it still says what was read; how many were moved."""
+        """Move the rows that are still as they were read. Return how many were moved."""
         if not rows:
             return 0
         writes = [self._judge(row, crash_of(row)) for row in rows]
         report = await self._store.commit(writes)
-        # What the store does not take as it should be has columns that contradict each other: it cannot run either.
+        # The store rejects a row whose columns contradict each other. Its task cannot run, so it ends as unreadable.
         odd = [row for row in rows if row.task_id in report.rejected and not isinstance(row, UnreadableRow)]
         moved = await self.recover([unreadable(row, [report.rejected[row.task_id]]) for row in odd])
         for write in writes:
@@ -149,7 +149,7 @@ class Recovery:
         orphan = orphan_of(row, crash)
         verdict = judge_orphan(orphan, now, self._random_01(), self._crash_budget)
         if isinstance(row, UnreadableRow) and verdict.status is TaskStatus.PENDING:
-            code = BuiltInTaskCode.UNHANDLED_EXCEPTION  # it would run, and cannot
+            code = BuiltInTaskCode.UNHANDLED_EXCEPTION  # else it would be put back to run, which it cannot
             verdict = Verdict(TaskStatus.FAILED, None, False, code, verdict.outcome, row.fault)
         attempts = () if verdict.outcome is None else (_attempt(row, verdict, now),)
         moved = _moved(row._replace(crash_count=orphan.crash_count), verdict, now)

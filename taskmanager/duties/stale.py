@@ -1,4 +1,4 @@
-"""Manual recovery of stale tasks: judged once, by wall time, for people who know what they are doing."""
+"""Recovers stale tasks on request. One look at the wall clock decides, so the caller must know what it is doing."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,7 +12,7 @@ from taskmanager.store.protocol import Store
 
 
 class StaleTasks:
-    """Live rows of other instances that no heartbeat of their role has covered for longer than a threshold.
+    """Finds and moves live rows of other instances that no heartbeat of their role has covered for a threshold.
 
     `my_id` is the instance that asks; `moved` is called when rows may be free now.
     """
@@ -27,23 +27,23 @@ class StaleTasks:
         self._moved = moved
 
     async def find(self, threshold_minutes: float) -> tuple[TaskInfo, ...]:
-        """Those tasks, as users see them."""
+        """Return the stale tasks, as users see them."""
         check_threshold(threshold_minutes, "stale_threshold_minutes")
         rows = await self.rows(threshold_minutes * MINUTE_US, lambda row: True)
         return tuple(summary_info(row, is_saved=True) for row in rows)
 
     async def fail_running(self, threshold_ms: float) -> int:
-        """RUNNING ones: requeued, retried or failed, by what their rows say."""
+        """Requeue, retry or fail the stale RUNNING tasks, as their rows say. Return how many."""
         check_threshold(threshold_ms, "stale_threshold_ms")
         return await self.recover(await self.rows(threshold_ms * 1_000, lambda row: row.status == TaskStatus.RUNNING))
 
     async def requeue_claimed(self, threshold_ms: float) -> int:
-        """Those that wait in the memory of their owner, PENDING or CLAIMED: free again."""
+        """Free the stale tasks that wait in their owner's memory, PENDING or CLAIMED. Return how many."""
         check_threshold(threshold_ms, "stale_threshold_ms")
         return await self.recover(await self.rows(threshold_ms * 1_000, lambda row: row.status != TaskStatus.RUNNING))
 
     async def recover(self, found: Sequence[TaskRow]) -> int:
-        """Move those on that still stand as they were found; how many. Only they are read with their `PAYLOAD`."""
+        """Move the rows that are still as they were found. Return how many. Only these are read with `PAYLOAD`."""
         count = 0
         for start in range(0, len(found), PAGE):
             page = {row.task_id: expected_of(row) for row in found[start : start + PAGE]}
@@ -53,7 +53,7 @@ class StaleTasks:
         return count
 
     async def rows(self, threshold_us: float, is_wanted: Callable[[TaskRow], bool]) -> list[TaskRow]:
-        """Those of them that are wanted, without their `PAYLOAD`."""
+        """Return the stale rows that are wanted, without their `PAYLOAD`."""
         now = self._clock.now_us()
         beats = {(sender, role): sent_at for sender, role, sent_at in await self._store.heartbeats()}
         found: list[TaskRow] = []
@@ -65,8 +65,9 @@ class StaleTasks:
 
 
 def _last_sign(row: TaskRow, beats: Mapping[tuple[str, str], int]) -> int:
-    """The latest beat that covers the row, by its role; before the first one, when it was started, claimed, or written
-    by the owner that accepted it.
+    """Return the instant of the latest beat that covers the row.
+
+    If there is none yet, it is the instant when the row was started, claimed, or written by the owner that accepted it.
     """
     is_running = row.status == TaskStatus.RUNNING
     beat = beats.get((row.claimed_by_worker_id or "", "runner" if is_running else "claimer"))

@@ -1,10 +1,10 @@
 """One running attempt: its deadline, why it was asked to stop, and its slot.
 
 An async task that awaits a handle gives up its slot meanwhile, or parents waiting for children would deadlock a full
-lane. It has no slot only while one of its coroutines, its own or one that it has begun beside itself, waits for a
-handle, and its own one is suspended. `drive` steps the user's coroutine itself, because only there is it known that
-the coroutine is suspended, and only there can it be made to wait for its slot *before* it goes on, so that a limit is
-never exceeded.
+lane. Two things must hold while it has no slot: its own coroutine is suspended, and one of its coroutines (its own, or
+one that it has started) waits for a handle. `drive` steps the user's coroutine itself. Only there is it known that the
+coroutine is suspended, and only there can it be made to wait for its slot *before* it goes on. So a limit is never
+exceeded.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ MAX_LOG_ENTRIES = 1_000
 """Lines of `ctx.log` kept per task; the oldest go first."""
 
 OLD_WAIT_TURNS = 4
-"""Turns of the loop in which waits from before the coroutine went on may end, since it has cancelled what waits. To
-lend the slot for those would be to wait for it once more."""
+"""When the coroutine goes on, it may have cancelled its earlier waits. These get this many turns of the loop to end: a
+slot lent for them would have to be waited for once more."""
 
 
 class StopReason(Enum):
@@ -58,7 +58,7 @@ class Attempt:
     stop_reason: StopReason | None = None
     on_end: Callable[[], None] | None = None
     on_gone: Callable[[], None] | None = None
-    """Called last of all, when nothing of this attempt executes any more."""
+    """Called at the very end, when no code of this attempt executes any more."""
     on_progress: Callable[[LiveTask], None] | None = None
     log_entries: list[dict[str, object]] | None = None
     awaiting = 0
@@ -69,20 +69,20 @@ class Attempt:
     held_up_by: object = None
     """The future for which its own coroutine is suspended."""
     gathered: "frozenset[Any] | None" = None
-    """What `asyncio.gather` waits for there, once somebody has asked."""
+    """The children of that future if it is an `asyncio.gather`. Filled when first asked for."""
     began_s = 0.0
     """When it was handed to its lane, by the clock of the loop."""
     has_begun = False
     has_reached_code = False
-    """Whether a line of the user's may have run."""
+    """Whether a line of user code may have run."""
     has_slot = True
     is_suspended = False
     is_abandoned = False
     is_over = False
     is_told = False
-    """Whether what its code raised comes from another task of the loop: whoever runs the loop got it from there."""
+    """Whether another task raised first what its code raised, so that the caller of the loop has it already."""
     raised: BaseException | None = None
-    """What its code has raised, from then until that is in the log: its frames hold the objects of user code."""
+    """What its code has raised. Kept only until it is logged, because its frames hold objects of user code."""
     clock: Clock = SystemClock()
 
     def __init__(self, live: LiveTask, keeper: SlotKeeper, started_at: int) -> None:
@@ -154,7 +154,7 @@ class Attempt:
         del self.log_entries[:-MAX_LOG_ENTRIES]
 
     def close(self, log_text: str | None) -> None:
-        """Nothing that this attempt still reports counts."""
+        """End the attempt. What it reports from now on does not count."""
         self.is_over = True
         if log_text is not None:
             self.live.log_text = log_text
@@ -164,8 +164,9 @@ class Attempt:
     # Giving up the slot while a handle is awaited.
 
     def begin_wait(self, waiter: "asyncio.Task[Any] | None" = None, task_id: str | None = None) -> None:
-        """A coroutine of this attempt starts to await a handle: `waiter` the one of that task, and for how long it
-        takes.
+        """Note that a coroutine of this attempt begins to await a handle.
+
+        `waiter` and `task_id` are given for a wait without a time limit: the waiting coroutine's task, and its target.
         """
         self.awaiting += 1
         self.has_new_wait = True
@@ -175,8 +176,9 @@ class Attempt:
         self.lend()
 
     async def end_wait(self, waiter: "asyncio.Task[Any] | None" = None) -> None:
-        """It got its answer, or was cancelled. When no coroutine of the attempt waits any more, this one goes on with
-        the slot: `drive` sees to that for the attempt's own coroutine only, not for what that has begun beside itself.
+        """Note that the wait has ended. If no coroutine of the attempt waits any more, take the slot back first.
+
+        `drive` takes it back for the attempt's own coroutine only, not for those that this one has started.
         """
         self.awaiting -= 1
         if self.awaited:
@@ -184,19 +186,19 @@ class Attempt:
         if not (self.has_slot or self.awaiting):
             thrown = sys.exception()
             last = await slot_again(self, thrown)
-            self.lend()  # if another one has begun to wait meanwhile
+            self.lend()  # if another coroutine has begun to wait meanwhile
             if last is not None and last is not thrown:
                 raise last
 
     def lend(self, turns: int = 0) -> None:
-        """Give up the slot, if a handle is still awaited after so many turns of the loop."""
+        """Give up the slot, if a handle is still awaited after this many turns of the loop."""
         if turns:
             asyncio.get_running_loop().call_soon(self.lend, turns - 1)
         elif self.awaiting and self.is_suspended and self.has_slot and not self.is_over:
             self.keeper.lend(self)
 
     def is_held_up_by(self, waiter: "asyncio.Task[Any] | None") -> bool:
-        """Whether the attempt cannot go on before this coroutine does: its own one, or one that it gathers."""
+        """Whether the attempt waits for this coroutine, which is its own or one that it gathers."""
         if waiter is self.task:
             return True
         if self.gathered is None:
@@ -204,7 +206,7 @@ class Attempt:
         return waiter in self.gathered
 
     def surely_awaited(self) -> tuple[str, ...]:
-        """The tasks without whose end the attempt does not go on."""
+        """Return the tasks that must end before the attempt can go on."""
         return tuple(task_id for waiter, task_id in (self.awaited or {}).items() if self.is_held_up_by(waiter))
 
 
@@ -215,8 +217,8 @@ current: ContextVar[Any] = ContextVar("taskmanager_current_task")
 async def slot_again(attempt: Attempt, thrown: BaseException | None) -> BaseException | None:
     """Wait until the attempt has its slot, and return what is raised then: `thrown`, or a later cancellation.
 
-    What the engine has asked to end must see that at once, and clean up. A time limit of user code, or a cancellation
-    by it, lets the task go on, which it does within the limits.
+    An attempt that the engine has asked to end gets `thrown` at once, so that it can clean up. After a time limit or a
+    cancellation of user code the task may go on, so it waits for its slot first.
     """
     while not (attempt.has_slot or attempt.is_over or isinstance(thrown, GeneratorExit)):
         if thrown is not None and attempt.stop_reason is not None:
@@ -230,15 +232,13 @@ async def slot_again(attempt: Attempt, thrown: BaseException | None) -> BaseExce
                 thrown = await outlast(slot, thrown, is_hurried=lambda: attempt.is_cancelled)
         except BaseException as exc:
             thrown = exc
-        slot.cancel()  # where it is not done: nobody waits for it any more
+        slot.cancel()  # no effect if it is done; else nobody waits for it any more
     return thrown
 
 
 @types.coroutine
 def drive(coro: Coroutine[Any, Any, Any], attempt: Attempt) -> Generator[Any, Any, Any]:
-    """Like `await coro`, but with the slot given up while the coroutine waits for a handle, and taken back
-    before it goes on.
-    """
+    """Do `await coro`, but give the slot up while it waits for a handle, and take it back before it goes on."""
     value: Any = None
     thrown: BaseException | None = None
     while True:
@@ -251,7 +251,7 @@ def drive(coro: Coroutine[Any, Any, Any], attempt: Attempt) -> Generator[Any, An
             attempt.is_told = is_handed_on(exc, thrown)
             raise
         finally:
-            value = thrown = None  # an exception that leaves this frame must not be held by it
+            value = thrown = None  # this frame must not hold an exception that leaves it
         attempt.is_suspended, attempt.held_up_by, attempt.gathered = True, waited, None
         if attempt.awaiting and attempt.has_slot:
             attempt.lend(0 if attempt.has_new_wait else OLD_WAIT_TURNS)

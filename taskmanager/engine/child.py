@@ -1,10 +1,10 @@
-"""What parent and child of the process lane say to each other, and how a task is run in a child.
+"""The messages between parent and child of the process lane, and the run of one task in a child.
 
-A child gets a module and a qualified name, imports the module and takes the function from the `Task` found there. What
-it says are frames: a length, and a pickle of plain data. Values and exceptions of user code travel in these as pickles
-of their own, so that one which cannot be made or read loses itself and nothing else.
+A child gets a module and a qualified name, imports the module and takes the function from the `Task` found there. Its
+messages are frames: a length, and a pickle of plain data. Values and exceptions of user code are packed into these as
+pickles of their own. If one of them cannot be made or read, only that one is lost.
 
-Once a child has taken a call it replies, whatever the code of the user does to it, or it dies.
+A child that has taken a call replies, whatever user code does to it, or it dies.
 """
 
 import importlib
@@ -34,9 +34,9 @@ is_loading_main = False
 """True while this child reads the main module of the program, before it can take a task."""
 
 LogEntry = tuple[int, str, dict[str, object]]
-"""When, the text, and the fields of `current_task().log`."""
+"""The instant, the text and the fields of `current_task().log`."""
 Levels = tuple[int, dict[str, int]]
-"""What `logging.disable` says, and the level of each logger that has one of its own; the root is "root"."""
+"""The level of `logging.disable`, and that of each logger that has one of its own. The root logger is "root"."""
 
 
 class Welcome(NamedTuple):
@@ -44,10 +44,10 @@ class Welcome(NamedTuple):
 
     parent_pid: int
     is_of_main_thread: bool
-    """Whether the thread that has spawned it lives as long as the parent."""
+    """Whether the thread that has spawned the child lives as long as the parent."""
     argv: list[str]
     main_name: str | None
-    """Of a main module that was started by its name, with `python -m`."""
+    """The name of a main module that was started by its name, with `python -m`."""
     main_path: str | None
 
 
@@ -68,23 +68,24 @@ class ChildCall(NamedTuple):
 
 
 class News(NamedTuple):
-    """What the code of a task has reported since the last news, while it runs."""
+    """What a running task has reported since the last news."""
 
     progress: tuple[float, float | None, str] | None
     entries: list[LogEntry]
     records: list[dict[str, object]]
-    """Log records, each as the attributes that it has."""
+    """Log records, each as its attributes."""
     dropped_count: int
-    """Log records that were more than a child may send."""
+    """How many log records were dropped, because there were more than a child may send."""
 
 
 Heard = Callable[[News], None]
 
 
 class ChildReply(NamedTuple):
-    """What comes back: a value, or what was raised. `words` is there when something was, the rest as far as it could
-    come: `kind` its class, `exc` itself. `lost`: why the value could not come. An error that was returned has a `code`,
-    and its data as `value`.
+    """What comes back from a child: a value, or what was raised.
+
+    `lost` says why a value could not come. After a raise there are `words`, and as far as they could come `kind`, the
+    class, and `exc`, the exception itself. A `TaskResult` with an error has a `code`, and its data are the `value`.
     """
 
     value: Any = None
@@ -97,7 +98,7 @@ class ChildReply(NamedTuple):
 
 
 class PackedReply(NamedTuple):
-    """The reply on its way: all that is of user code as pickles, so that what cannot be one does not break the rest."""
+    """The reply as it is sent. Objects of user code are pickles, so that an unreadable one breaks nothing else."""
 
     value: bytes | None = None
     lost: str | None = None
@@ -109,7 +110,7 @@ class PackedReply(NamedTuple):
 
 
 class Reports(Protocol):
-    """Where a child puts what its code reports."""
+    """Takes what user code reports in a child."""
 
     def progress(self, done: float, total: float | None, text: str) -> None: ...
     def log(self, entry: LogEntry) -> None: ...
@@ -121,7 +122,7 @@ class ChildSource:
     is_cancelled = False
     is_detached = False
     is_over = False
-    """A thread that the task has left behind reports for nobody, and not for the next task."""
+    """Set at the end, so that a thread that the task has left behind does not report for the next task."""
 
     def __init__(self, call: ChildCall, reports: Reports) -> None:
         self.task_id = call.task_id
@@ -147,7 +148,7 @@ class ChildSource:
 
 
 def framed(word: str, payload: object) -> bytes:
-    """One frame of the channel, either way. `payload` is plain data."""
+    """Return one frame, for either direction. `payload` is plain data."""
     import pickle
 
     body = pickle.dumps((word, payload), pickle.HIGHEST_PROTOCOL)
@@ -155,7 +156,7 @@ def framed(word: str, payload: object) -> bytes:
 
 
 def packed_call(call: ChildCall) -> bytes:
-    """For the way into the child. Raises `ArgumentError` naming the argument that cannot go there."""
+    """Return the call as a pickle. Raises `ArgumentError`, which names the argument that cannot be pickled."""
     import pickle
 
     try:
@@ -181,7 +182,7 @@ def _unpicklable(call: ChildCall) -> str:
 
 
 def run(call: ChildCall, reports: Reports, pid: int) -> PackedReply:
-    """Run one task in this child, which is process `pid`, whatever comes of it."""
+    """Run one task in this child, which is process `pid`, and return the reply, whatever the task raises."""
     source = ChildSource(call, reports)
     token = current.set(source)
     try:
@@ -199,8 +200,8 @@ def run(call: ChildCall, reports: Reports, pid: int) -> PackedReply:
 
 
 def unpacked(reply: PackedReply) -> ChildReply:
-    """In the parent: the reply with the value, or the exception, itself."""
-    # What the main module of the program defines is of a module of that name in a child, here and in `multiprocessing`.
+    """Return the reply with the value or the exception unpacked. For the parent."""
+    # In a child, and in `multiprocessing`, what the main module defines belongs to a module of this name.
     sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
     if reply.code is not None:
         return ChildReply(value=_read(reply.value, object)[0], words=reply.words, code=reply.code)
@@ -215,7 +216,7 @@ def unpacked(reply: PackedReply) -> ChildReply:
 
 
 def _read(packed: bytes | None, kind: type) -> tuple[Any, BaseException | None]:
-    """What was packed, or None and why it cannot be read here."""
+    """Return what was packed, or None and the reason why it cannot be read here."""
     import pickle
 
     try:
@@ -226,7 +227,7 @@ def _read(packed: bytes | None, kind: type) -> tuple[Any, BaseException | None]:
 
 
 def _has_ancestor(kind: type, ancestor: type) -> bool:
-    """Without a question to its metaclass."""
+    """Whether `ancestor` is a base of `kind`. Does not call its metaclass, which is user code."""
     return any(each is ancestor for each in type.mro(kind))
 
 
@@ -234,7 +235,7 @@ def _packed_value(value: Any) -> PackedReply:
     import pickle
 
     if isinstance(value, TaskResult) and not value.is_ok():
-        error = error_of(value.err_value)  # it fails the task whatever becomes of its data
+        error = error_of(value.err_value)  # the task fails, whether its data can be sent or not
         data = _packed(error.data) or _packed(readable(error.data))
         return PackedReply(value=data, words=plain_text(error.message), code=plain_text(error.error_code))
     try:
@@ -248,10 +249,10 @@ def _why_lost(broken: BaseException) -> str:
 
 
 def find_function(module_name: str, qualname: str) -> Any:
-    """The plain function behind (module, qualname); `ConfigurationError` when there is none."""
+    """Return the plain function of this module and qualified name. Raises `ConfigurationError` if there is none."""
     try:
         if module_name == "__main__" and module_name not in sys.modules:
-            # Of an archive it would be found, and with that name the whole program would run again in here.
+            # Python would find that of an archive, and the whole program would run again under that name.
             raise ImportError("the main module of an archive, of `-c` or of a pipe is not there")
         found: Any = sys.modules.get(module_name) or importlib.import_module(module_name)
         for part in qualname.split("."):
@@ -268,7 +269,7 @@ def find_function(module_name: str, qualname: str) -> Any:
 
 
 def packed_failure(exc: BaseException) -> PackedReply:
-    """The reply of a child whose code has raised this. Never fails."""
+    """Return the reply for an exception of the task. Never fails."""
     return PackedReply(words=words_of(exc), trace=describe(exc), kind=_packed(type(exc)), exc=_packed_exception(exc))
 
 
@@ -284,7 +285,7 @@ def _packed(value: object) -> bytes | None:
 
 
 def _packed_exception(exc: BaseException) -> bytes | None:
-    """`exc` itself where it survives pickling with its class, else one of its class that says the same."""
+    """Return `exc` pickled if that keeps its class, else a pickle of an exception of its class with the same text."""
     import pickle
 
     for candidate in (exc, _Bare(exc)):
@@ -294,7 +295,7 @@ def _packed_exception(exc: BaseException) -> bytes | None:
             if type(back) is type(exc) and (candidate is exc or str(back) == str(exc)):
                 return packed
         except BaseException:
-            return None  # its text cannot be made
+            return None  # `str` of it raises
     return None
 
 

@@ -24,13 +24,13 @@ STALE_CLEANUP_AT: Final = 1_000
 """Heaps are rebuilt without ended tasks when this many, and half of all entries, are stale."""
 
 KNOWN_QUEUES: Final = 100
-"""So many names of queues are remembered without work in them: a slip in one is told by those that are known."""
+"""How many queues without work are remembered. Known names reveal a misspelled one."""
 FORGET_PAGE: Final = 1_000
-"""Queues that are looked at together, in search of those without work."""
+"""How many queues one search for queues without work looks at."""
 
 
 def _is_watched_in_vain(live: LiveTask) -> bool:
-    """Whether the entry of a task is dropped because it waits no more; if it waits again, it gets another one."""
+    """Whether to drop the entry of a task that waits no more. If the task waits again, it gets another entry."""
     if live.is_waiting:
         return False
     live.watched_until = None
@@ -38,7 +38,7 @@ def _is_watched_in_vain(live: LiveTask) -> bool:
 
 
 def _nobody() -> None:
-    """Until the engine listens."""
+    """Do nothing. Stands in until the engine listens."""
 
 
 class Dispatcher:
@@ -47,7 +47,7 @@ class Dispatcher:
     def __init__(self, lanes: dict[Lane, int], queues: Iterable[QueueConfig]) -> None:
         self.lanes: dict[Lane, Slots] = {lane: Slots(limit) for lane, limit in lanes.items()}
         self.backlogs: dict[QueueState, None] = {}
-        """Queues of which rows that could run now were left in the store."""
+        """Queues with rows that could run now but were left in the store."""
         self.queues: dict[str, QueueState] = {config.name: QueueState(config, self.backlogs) for config in queues}
         self._configured = frozenset(self.queues)
         self.has_shared_limits = any(queue.shared_limit is not None for queue in self.queues.values())
@@ -57,13 +57,13 @@ class Dispatcher:
         self._closed: dict[QueueState, None] = {}
         """Queues with ready tasks that were paused, or full."""
         self._held_back: list[Source] = []
-        """Those with tasks that may not start in the state of things in which they were looked at."""
+        """Sources with tasks that may not start as long as the state is `_held_in`."""
         self._held_in = (False, False)
         self._suspect: LiveTask | None = None
         self._arrivals = count()
         self._entries = count()
         self.left_count = 0
-        """Tasks that have left the waiting, of all queues."""
+        """How many tasks have stopped waiting, of all queues."""
         self._delayed: DelayedQueue[LiveTask] = DelayedQueue()
         self._scheduled: DelayedQueue[LiveTask] = DelayedQueue()
         self._expiring: DelayedQueue[LiveTask] = DelayedQueue()
@@ -74,7 +74,7 @@ class Dispatcher:
         self._clean_up_at = STALE_CLEANUP_AT
         self.is_store_degraded = False
         self.pause_count = 0
-        """How often a queue was paused or resumed here: what was read of the store before that is not the newest."""
+        """How often a queue was paused or resumed here. What was read from the store before that may be old."""
         self.wants_take: Callable[[], None] = _nobody
 
     def __repr__(self) -> str:
@@ -93,9 +93,9 @@ class Dispatcher:
         return state
 
     def forget_idle(self, most: int = KNOWN_QUEUES) -> None:
-        """Forget queues without work, as long as there are more than `most`. In the loop, under the lock of the intake.
+        """Forget queues without work, as long as there are more than `most`.
 
-        A few are looked at each time; the others have their turn later.
+        The loop calls this under the lock of the intake. Each call looks at some queues, and later calls at the others.
         """
         for name, queue in list(islice(self.queues.items(), FORGET_PAGE)) if len(self.queues) > most else ():
             del self.queues[name]
@@ -138,9 +138,7 @@ class Dispatcher:
         self._stand(source)
 
     def _stand(self, source: Source) -> None:
-        """Let a source stand in the heap of its lane, at the place of its first task. An entry that it had before is
-        skipped when it comes up.
-        """
+        """Put a source into the heap of its lane, at the place of its first task. An earlier entry is skipped later."""
         source.is_parked, source.is_exact = False, True
         source.entry = self._entry_of(source)
         heappush(self._standing[source.key.lane], source.entry)
@@ -167,13 +165,14 @@ class Dispatcher:
         live.watched_until = live.good_until
         self._expiring.push(live.good_until, live)
         if len(self._expiring) >= self._expiring_limit:
-            # Most have started long since; a promise for next month must not keep them.
+            # Most of these tasks started long ago. A `good_until` in the far future must not keep them in memory.
             self._expiring.discard_stale(_is_watched_in_vain)
             self._expiring_limit = max(STALE_CLEANUP_AT, 2 * len(self._expiring))
 
     def wake_due(self, elapsed_s: float, now_us: int, *, holds_expiry: bool = False) -> list[LiveTask]:
-        """Move what is due among the ready; the tasks whose `good_until` has passed while they waited are returned,
-        unless expiry is held.
+        """Make the tasks that are due ready. Return the waiting tasks whose `good_until` has passed.
+
+        With `holds_expiry` none is returned.
         """
         for heap, now in ((self._delayed, elapsed_s), (self._scheduled, float(now_us))):
             for live in heap.pop_due(now):
@@ -185,11 +184,11 @@ class Dispatcher:
 
     @staticmethod
     def _has_expired(live: LiveTask, now_us: int) -> bool:
-        """Whether a task whose entry was taken expires now: once, also where `good_until` has had another entry."""
+        """Whether a task whose entry came up expires now. True only once, even if the task had several entries."""
         if live.watched_until is None or live.watched_until > now_us:
             return False
         live.watched_until = None
-        return live.is_waiting and not live.is_awaiting_store  # what is free in the store expires there
+        return live.is_waiting and not live.is_awaiting_store  # a row that is free in the store expires there
 
     def next_due(self) -> tuple[float | None, bool]:
         """The next elapsed-clock moment, and whether anything waits for wall time."""
@@ -249,7 +248,7 @@ class Dispatcher:
         while (best := self._best_lane(lanes)) is not None:
             heap = self._standing[best]
             source = heap[0][3]
-            if not self._may_start(source):  # and no more in this turn: slots are only taken in it
+            if not self._may_start(source):  # nor later in this turn, in which slots are only taken
                 heappop(heap)
                 self._park(source)
                 continue
@@ -257,7 +256,7 @@ class Dispatcher:
         return taken
 
     def _take_from(self, source: Source, taken: list[LiveTask], *, is_alone: bool) -> None:
-        """Start its first task; where no other source could be better, as many as may."""
+        """Start the first task of a source. If no other source could be better, start as many as may start."""
         slots = self.lanes[source.key.lane]
         source.is_exact = False
         while True:
@@ -279,7 +278,7 @@ class Dispatcher:
         return lanes[0] if lanes else None
 
     def _has_first(self, lane: Lane, is_alone: bool) -> bool:
-        """Whether any source stands in this heap, once the first one that does has tasks and is where it belongs."""
+        """Bring a source with tasks to the top of this heap, at its true place. Return False if there is none."""
         heap = self._standing[lane]
         while heap:
             source = heap[0][3]
@@ -297,7 +296,7 @@ class Dispatcher:
         return False
 
     def _park(self, source: Source) -> None:
-        """It may start nothing now, and is looked at when that may have changed."""
+        """Set aside a source that may start nothing now. `_look_again` puts it back."""
         source.is_parked, source.entry = True, None
         if source.queue.is_open:
             self._held_back.append(source)
@@ -306,7 +305,7 @@ class Dispatcher:
             self._closed[source.queue] = None
 
     def _look_again(self) -> None:
-        """Let those stand again whose queue is open by now, and the others when what held them back has changed."""
+        """Put parked sources back into their heaps if their queue is open, or if what held them back has changed."""
         state = (self._suspect is not None, self.is_store_degraded)
         parked: list[Source] = []
         if self._held_back and state != self._held_in:
@@ -374,7 +373,7 @@ class Dispatcher:
                     waiter.set_result(None)
 
     def leave_loop(self) -> None:
-        """Nobody waits for room any more in a loop that will not run again."""
+        """Forget who waits for room, because the loop will not run again."""
         self._room_waiters = []
 
     async def room_changed(self) -> None:

@@ -28,7 +28,7 @@ class ScheduleBook:
         self.orphans: set[str] = set()
         """Those that are declared here, and by no instance that the store knows of: to be declared again."""
         self.unjudged: set[str] = set()
-        """Those of which news have come: a clock that was ahead may have planned them."""
+        """Schedules with news, which a clock that was ahead may have planned."""
         self._look_at: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
         self._parked_from = 0
@@ -55,7 +55,7 @@ class ScheduleBook:
         return found[start : start + limit]
 
     def planned(self, names: Collection[str] | None = None) -> list[ScheduleRow]:
-        """Those of these, or of all, that are to be fired here, as they were last seen."""
+        """Return the schedules that this instance fires, as last seen: of these names, or all."""
         wanted = self._look_at if names is None else [name for name in names if name in self._look_at]
         return [self.rows[name] for name in wanted if name in self.rows]
 

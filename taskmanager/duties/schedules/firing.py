@@ -36,7 +36,7 @@ class Watch:
 
     @property
     def is_owed(self) -> bool:
-        """Whether the wall clock was stepped since the last look: what is planned may be due, or far away, by now."""
+        """Whether the wall clock was stepped since the last look. Then a planned run may be due by now, or far away."""
         return self._engine.wall_clock.step_count != self._step_count
 
     def look(self) -> int:
@@ -101,8 +101,9 @@ class Firing:
     # After the clock was set back.
 
     def _find_those_ahead(self, now: int) -> None:
-        """Let those be looked at that a clock has planned which was ahead: they would be silent until it catches up.
-        Their owner mends them, alone: two instances whose clocks differ would do so in turns.
+        """Mark for a look the schedules that were planned by a clock that was ahead. They would fire much too late.
+
+        Only their owner mends them: two instances with different clocks would undo each other's plans in turns.
         """
         book = self._book
         is_watched = self.watch.since_us == self._watched_since
@@ -113,7 +114,7 @@ class Firing:
         for row in rows:
             if self._anew(row, now) is not None:
                 book.plan(row.schedule_name, AT_ONCE)
-                book.unjudged.add(row.schedule_name)  # until it is seen that the step was written
+                book.unjudged.add(row.schedule_name)  # until the news say that the new plan was written
 
     def _anew(self, row: ScheduleRow, now: int) -> int | None:
         if row.next_run_at is None or row.owner_id != self._engine.identity.instance_id:
