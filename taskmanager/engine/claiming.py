@@ -49,7 +49,7 @@ class Claimer:
         return self._next_due_at is not None and self._next_due_at <= now_us
 
     def share(self) -> None:
-        """Somebody else works on the file now: what was claimed for later is free for whoever can start it first."""
+        """Free what was claimed for later, because another instance works on the file now and may start it first."""
         for live in self._engine.window.surplus():
             live.phase, live.status, live.claimed_at = Phase.ACCEPTED, TaskStatus.PENDING, None
             self._engine.dispatcher.forget(live)
@@ -78,7 +78,7 @@ class Claimer:
         self._next_due_at = min(coming, default=None)
 
     async def _claim_due(self, *, is_first: bool) -> bool:
-        """One round over the queues; whether anything was claimed."""
+        """Do one round over the queues. Return whether anything was claimed."""
         engine = self._engine
         for queue in list(engine.dispatcher.backlogs):
             queue.leave_nothing()  # set again below, or by what spills from here on
@@ -109,7 +109,7 @@ class Claimer:
         return claimed > 0
 
     async def _fill_first(self, queue: QueueState, names: list[str]) -> int:
-        """Claim the best of one queue, so that they may start; how many were claimed."""
+        """Claim the best rows of one queue, so that they may start. Return how many."""
         room = min(self._engine.window.claimable - queue.stored_waiting, FIRST_PAGE)
         claimed, best_left = await self._claim_up_to(room, queue.config.name, names, None)
         if claimed >= room:
@@ -117,7 +117,7 @@ class Claimer:
         return claimed
 
     async def _fill(self, queue: QueueState, names: list[str]) -> int:
-        """Claim for one queue, and note when rows are left for want of room; how many were claimed."""
+        """Claim for one queue, and note if rows are left because there is no room. Return how many were claimed."""
         most, name = self._engine.window.claimable, queue.config.name
         room = most - queue.stored_waiting
         claimed, best_left = await self._claim_up_to(room, name, names, None)
@@ -135,8 +135,9 @@ class Claimer:
     async def _claim_up_to(
         self, room: int, queue_name: str, names: list[str], better_than: int | None
     ) -> tuple[int, int]:
-        """Page by page; how many were claimed, fewer than there is room for only where no more are left; and the
-        priority of the last one: what is left is no better.
+        """Claim page by page. Return how many were claimed, and the priority of the last one.
+
+        Fewer than `room` means that no more are left. No row that is left is better than the last one.
         """
         engine, claimed, last = self._engine, 0, BEST_PRIORITY
         while claimed < room and not engine.is_stopping:
@@ -156,7 +157,7 @@ class Claimer:
     async def _fill_shared(self, queue: QueueState, shared: SharedLimit, names: list[str]) -> int:
         """Claim for a queue whose limit holds for all instances: no more than can start here at once.
 
-        Whether rows are left nobody says, so there may be some, until a look finds none.
+        Such a claim does not tell whether rows are left, so there may be some until a look finds none.
         """
         engine = self._engine
         queue.leave_some()
@@ -196,7 +197,7 @@ class Claimer:
         return len(rows)
 
     async def _end_unreadable(self, odd: list[FreeQueue]) -> None:
-        """Rows of which not even the function or the queue can be read: no instance will ever run them."""
+        """End the rows of which not even the function or the queue can be read. No instance could ever run them."""
         engine = self._engine
         for each in odd:
             me, now_us = engine.identity.instance_id, engine.clock.now_us()
@@ -204,7 +205,7 @@ class Claimer:
             self._readable(await engine.store.claim(request))
 
     def _readable(self, rows: Sequence[TaskRow]) -> Sequence[TaskRow]:
-        """Those of the claimed rows that can run; the others have ended, and whoever waits for them is told."""
+        """Return the claimed rows that can run. The others have ended: log that, and tell their waiters."""
         ended = [row for row in rows if isinstance(row, UnreadableRow)]
         for row in ended:
             log_failed(row)
@@ -250,8 +251,9 @@ class Claimer:
             engine.enter(live)
 
     def _is_overtaken(self, row: TaskRow) -> bool:
-        """Whether the row comes from an older copy of the file, and its task is here: that goes on, and is written over
-        the row. Else a task that runs here would be begun a second time.
+        """Whether the row comes from an older copy of the file while its task is here.
+
+        Then the task here goes on, and is written over the row. Else it would be started a second time.
         """
         live = self._engine.live.get(row.task_id) or self._engine.writer.unsaved_ended.get(row.task_id)
         if live is None or live.is_awaiting_store or not live.has_overtaken(row):

@@ -216,12 +216,13 @@ class Runner:
         self._finish(attempt, outcome)
 
     def _interrupt(self, attempt: Attempt, exc: BaseException) -> None:
-        """Ctrl-C came while it ran, and no handler of a loop caught it. The exception goes on to whoever runs the loop,
-        as asyncio lets it; the attempt was interrupted, as it would be by a stop.
+        """Settle an attempt during which Ctrl-C came that no handler of the loop caught, as a stop would settle it.
+
+        asyncio passes the exception on to the caller that runs the loop.
         """
         attempt.stop_reason = attempt.stop_reason or StopReason.SHUTDOWN
         if attempt.task is not None:
-            attempt.task.add_done_callback(asyncio.Task.exception)  # or it would be told that nobody has retrieved it
+            attempt.task.add_done_callback(asyncio.Task.exception)  # or asyncio would log that nobody has retrieved it
         self._finish(attempt, self._raised(attempt, exc))
 
     def _raised(self, attempt: Attempt, exc: BaseException) -> Outcome:

@@ -188,7 +188,7 @@ class Intake:
     # Under the lock.
 
     def _check_open(self, live: LiveTask) -> None:
-        """Refuse, also where the key of the task is known here: nobody would run the task that has it."""
+        """Refuse a call, also if its key is known here, because nobody would run the task that has the key."""
         if self.inbox is not None:
             raise _loop_is_closed(live)
         if self.door is Door.STOPPED:
@@ -237,7 +237,7 @@ class Intake:
             raise self._full(live.queue_name, self._max_pending)
 
     def _warn_of_no_start(self, live: LiveTask) -> None:
-        """A server whose application has another lifespan, or none, goes on without an error: this line is the hint."""
+        """Warn once that no start has come. A server whose lifespan does not start the manager shows no error."""
         if self.has_warned or live.sent_at - self.held[0].sent_at < HELD_PATIENCE_S * SECOND_US:
             return
         self.has_warned = True
@@ -255,7 +255,7 @@ class Intake:
         )
 
     def _find_keyed(self, live: LiveTask) -> LiveTask | None:
-        """The task that holds the key in this process, if it still counts; else None, and `live` takes the key."""
+        """Return the task that holds the key in this process, if it still counts. Else give the key to `live`."""
         existing = self.by_key.get(live.task_id)
         if existing is None:
             return None
@@ -278,7 +278,7 @@ class Intake:
     # The life of the manager.
 
     def open(self, inbox: Inbox) -> None:
-        """Tasks go to `inbox` from now on, first of all those that were held."""
+        """Hand tasks to `inbox` from now on. Those that were held go first."""
         with self._lock:
             self.inbox = inbox
             self.door = Door.OPEN
@@ -396,13 +396,13 @@ class Intake:
             self._forget_end(task_id)
 
     def _forget_end(self, task_id: str) -> None:
-        """The key of a memory-only task does not find this end any more; where it runs again by now, it finds that."""
+        """Let the key of a memory-only task forget this end. If the task runs again by now, the key keeps that run."""
         ended = self._keyed_ended.pop(task_id, None)
         if ended is not None and self.by_key.get(task_id) is ended:
             del self.by_key[task_id]
 
     def ended_keys(self, status: TaskStatus | None, cutoff: int | None) -> list[LiveTask]:
-        """Memory-only tasks that hold a key, and whose records a purge with this status and this cutoff deletes."""
+        """Return the memory-only tasks with a key whose records a purge with this status and cutoff deletes."""
         with self._lock:
             ended = list(self._keyed_ended.values())
         return [
@@ -421,7 +421,7 @@ class Intake:
 
 
 def never_written(live: LiveTask) -> NotPersisted:
-    """What those get who wait for the record of a task that was cancelled while it was held."""
+    """Return the error for waiters on the record of a task that was cancelled before the start."""
     return NotPersisted(f"task {live.task_id} was cancelled before the start, and never written")
 
 

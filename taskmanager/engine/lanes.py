@@ -1,7 +1,7 @@
 """The lanes that are not the event loop: daemon threads of our own, and child processes.
 
-Threads are daemons, so that a function which never returns cannot hold up the end of the process; they are ours alone,
-so that the host's pools and ours never starve each other.
+The threads are daemons, so that a function that never returns cannot hold up the end of the process. They belong to the
+library alone, so that its tasks and the pools of the application never starve each other.
 """
 
 import asyncio
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 CLOSE_PATIENCE_S: Final = 0.5
 IDLE_S: Final = 300.0
-"""A child that had nothing to do for so long is let go when another one has become idle."""
+"""A child that has been idle for this long is ended when another one becomes idle."""
 TRIES: Final = 3
-"""How many children may be found dead before one takes a task."""
+"""How many dead children one task may meet before it is said that none can start."""
 NOTHING_PASSES: Final = 1 << 30
-"""The level of a logger that is disabled."""
+"""The level that a child uses for a logger that is disabled in the parent."""
 
 
 class Ended(NamedTuple):
-    """What a call came to. Not as the exception of a future: that looks at it, and some are for futures themselves."""
+    """The end of a call. An error is a value here: a future calls its code, and treats some exceptions as its own."""
 
     value: Any = None
     error: BaseException | None = None
@@ -47,7 +47,7 @@ class _Job(NamedTuple):
 
 
 class ThreadLane:
-    """Threads that are started as they are needed and kept; a thread that hangs is replaced while it does."""
+    """Threads that are started when they are needed, and kept. While a thread hangs, another one replaces it."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -56,12 +56,12 @@ class ThreadLane:
         self._lock = threading.Lock()
         self._on_outlived: Callable[[], None] | None = None
         self._executing: set[asyncio.Future[Ended]] = set()
-        """Those of jobs whose code has not ended."""
+        """The futures of jobs whose code has not ended."""
 
     def submit(self, call: Callable[[], Any], context: Context) -> "asyncio.Future[Ended]":
-        """Run `call` in a thread. The future gets what it came to; cancelling it does not stop the thread.
+        """Run `call` in a thread. The future gets its end. Cancelling the future does not stop the thread.
 
-        Raises `CannotStart` where the system gives no thread for it.
+        Raises `CannotStart` if the system gives no thread for it.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Ended] = loop.create_future()
@@ -97,7 +97,7 @@ class ThreadLane:
 
     def _do(self, job: _Job) -> None:
         ended = _run(job)
-        with self._lock:  # before it is told: the loop may be closed before it hears
+        with self._lock:  # first of all: the loop may be closed before it hears of the end
             self._executing.discard(job.future)
             on_outlived = self._on_outlived
         try:
@@ -106,10 +106,10 @@ class ThreadLane:
             if on_outlived is not None:
                 on_outlived()
         finally:
-            del ended, job  # the exception has these frames among its own, and would be held by them
+            del ended, job  # the exception refers to these frames, which must not hold it
 
     def outlive(self, on_outlived: Callable[[], None]) -> "frozenset[asyncio.Future[Ended]]":
-        """The futures of what executes; this call is made in the thread of each whose loop is closed at its end."""
+        """Return the futures of running code. A thread calls `on_outlived` at its end if its loop is closed by then."""
         with self._lock:
             self._on_outlived = on_outlived
             return frozenset(self._executing)
@@ -119,7 +119,7 @@ class ThreadLane:
 
 
 def _run(job: _Job) -> "Ended":
-    """What its code came to."""
+    """Run the code of a job, and return its end."""
     pid = os.getpid()
     try:
         ended = Ended(job.context.run(job.call))
@@ -140,29 +140,29 @@ def _deliver(future: "asyncio.Future[Any]", ended: Ended) -> None:
 class ProcessLane:
     """Child processes of our own: spawned, reused, and killed one by one when their task must end.
 
-    A task that is cancelled while its child comes up would leave that behind, known to nobody, for as long as this
-    process lives. So a child comes up by itself, and whoever wanted it may go.
+    A task may be cancelled while its child is starting. The child would then be left behind, unknown, for as long as
+    this process lives. So a child is started by a task of its own, and the one that wanted it may go.
     """
 
     def __init__(self, limit: int, host: Host) -> None:
         self._limit = limit
         self._host = host
         self._children: set[Child] = set()
-        """Those that live, and are not being killed."""
+        """The children that live, and are not being killed."""
         self._idle: list[Child] = []
         self._coming: set[asyncio.Task[None]] = set()
         self._rising: set[Child] = set()
-        """Those that read the main module."""
+        """The children that are loading the main module."""
         self._wanted: deque[asyncio.Future[Child]] = deque()
         self._is_closed = False
         self.is_ending = False
-        """Whether children are on their way out."""
+        """Whether `close` waits for children to end."""
 
     def __repr__(self) -> str:
         return f"<ProcessLane {len(self._children)} children, {len(self._idle)} idle, {len(self._coming)} coming up>"
 
     async def run(self, call: ChildCall, on_child: Callable[[], None], heard: Heard) -> ChildReply:
-        """Run one call in a child: `on_child` is told when there is one for it, `heard` what its code reports.
+        """Run one call in a child. `on_child` is called when there is a child for it, and `heard` gets its reports.
 
         Cancelling kills the child. Raises `BrokenProcess` when it died by itself, `CannotStart` when there is none.
         """
@@ -178,7 +178,7 @@ class ProcessLane:
             except child_link.Died as exc:
                 if exc.has_begun:
                     raise BrokenProcess(f"the child process died while it ran the task: {exc}", exc.tail) from None
-                why = str(exc)  # it died while it was idle, and is found dead only now
+                why = str(exc)  # it died while it was idle, which is noticed only now
             except BaseException:
                 self._forget(found)
                 raise
@@ -188,7 +188,7 @@ class ProcessLane:
         raise CannotStart(f"child processes die before they take a task: {why}")
 
     async def close(self, patience_s: float) -> None:
-        """Let idle children end, and kill those that do not. One that comes up has a moment to be known."""
+        """Let children end in order, and kill those that do not. Wait a moment for children that are starting."""
         self._is_closed = True
         for each in self._rising:
             each.kill()
@@ -209,12 +209,12 @@ class ProcessLane:
 
     @property
     def is_coming_up(self) -> bool:
-        """Whether it is not known yet of some child if there will be one."""
+        """Whether a child is starting, so that nobody knows yet if it will come up."""
         return bool(self._coming)
 
     async def _child(self) -> "Child":
         if self._idle:
-            return self._idle.pop()  # the one used last: the others may become old
+            return self._idle.pop()  # the one used last, so that the others may grow old
         wanted: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
         self._wanted.append(wanted)
         self._bring_up_wanted()
@@ -229,7 +229,7 @@ class ProcessLane:
                 self._wanted.remove(wanted)
 
     def _has_idle(self, child: "Child") -> None:
-        """A child can take a task: the one that has waited longest, or the next one."""
+        """Give a child to the task that has waited longest, or keep it for the next one."""
         if child not in self._children:
             return
         for wanted in self._wanted:
@@ -244,7 +244,7 @@ class ProcessLane:
             self._host.spawn(old.dismiss, f"child {old.pid}")
 
     def _forget(self, child: "Child") -> None:
-        """It is gone, or on its way: another one may come in its place."""
+        """Forget a child that is gone or ending. Another one may take its place."""
         self._children.discard(child)
         if child in self._idle:
             self._idle.remove(child)
@@ -285,7 +285,7 @@ class ProcessLane:
                 self._rising.discard(child)
 
     def _has_none(self, why: Exception) -> None:
-        """Tell who has waited longest: the child that does not come was for that one."""
+        """Fail the task that has waited longest, because the child that did not come was meant for it."""
         for wanted in self._wanted:
             if not wanted.done():
                 wanted.set_exception(why)
@@ -300,13 +300,13 @@ class ProcessLane:
 
     @staticmethod
     def _heard_idle(news: News) -> None:
-        """A thread that a task has left behind in its child goes on, and logs."""
+        """Log what comes between tasks: a thread that a task has left behind in its child may log."""
         for fields in news.records:
             logger.pass_on(fields)
 
 
 def _levels() -> Levels:
-    """What the loggers of this process let through, for those of a child."""
+    """Return the levels of the loggers of this process, for those of a child."""
     manager = logging.root.manager
     levels = {"root": logging.root.level}
     for name, each in list(manager.loggerDict.items()):
@@ -332,16 +332,16 @@ def _why_main_failed(words: str) -> str:
 
 
 def _words(exc: BaseException) -> str:
-    """An exception of the system may have a name and no text."""
+    """Describe an exception of the system, which may have no text."""
     return f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
 
 
 class CannotStart(Exception):
-    """The system gave no thread, or no child process: the code of the task has not begun."""
+    """The system gave no thread, or no child process. The code of the task has not begun."""
 
 
 class BrokenProcess(Exception):
-    """A child of the process lane died under its task; `tail` is the end of what it had written."""
+    """A child of the process lane died while it ran a task. `tail` is the end of what it had written."""
 
     def __init__(self, why: str, tail: str = "") -> None:
         super().__init__(why)

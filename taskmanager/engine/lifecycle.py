@@ -190,7 +190,7 @@ class Lifecycle:
             except asyncio.CancelledError as exc:
                 if self.is_stopping:
                     raise
-                # Somebody who cancels every task has met it before its first step.
+                # Code that cancels every task has cancelled this one before its first step.
                 cancelled, drain_timeout_s = exc, 0.0
         if cancelled is not None:
             raise cancelled
@@ -211,13 +211,13 @@ class Lifecycle:
             if not self._has_failed:
                 await self._stop_or_abort(drain_timeout_s)
         finally:
-            if not self.engine.inbox.is_loop_closed():  # else the stop was cut off, and somebody writes the rest
+            if not self.engine.inbox.is_loop_closed():  # else the stop was cut off, and `Unstopped` writes the rest
                 self._unstopped.end()
             self._stopped.set()
             self._leftover.may_let_go = True  # a stop that still writes lets go by itself
 
     async def _stop_or_abort(self, drain_timeout_s: float) -> None:
-        """A mistake of ours in the middle of a stop leaves no file open either, and nobody waiting."""
+        """Stop. If a fault of ours breaks the stop off, still close the file and wake all waiters."""
         try:
             await self._stop_whoever_cancels(drain_timeout_s)
         except GeneratorExit:  # as above
@@ -233,7 +233,7 @@ class Lifecycle:
             raise
 
     async def _stop_whoever_cancels(self, drain_timeout_s: float) -> None:
-        """Whoever ends an event loop cancels every task in it, and waits: that cuts the drain short, not the stop."""
+        """Stop also when this task is cancelled, as at the end of an event loop: that only cuts the drain short."""
         task = asyncio.current_task()
         assert task is not None
         while True:
@@ -246,7 +246,7 @@ class Lifecycle:
                 drain_timeout_s = 0.0
 
     async def stop_now(self) -> None:
-        """Stop without a drain; if a stop is under way, end its drain and wait for it."""
+        """Stop without a drain. If a stop is under way already, end its drain and wait for it."""
         self._cut_short.set()
         await (self.wait_stopped() if self.is_stopping else self.stop(0.0))
 
@@ -257,7 +257,7 @@ class Lifecycle:
         # Time that the drain does not need is left for the last batches.
         self._commit_deadline = drained_s + CANCEL_GRACE_S + FINAL_COMMIT_S
         engine.is_stopping = engine.runner.is_stopping = True
-        # Nothing waits for the inbox before the door closes: threads may fill it faster than it is emptied.
+        # Wait for the inbox only after the door is closed: until then threads may fill it faster than it is emptied.
         engine.refused_count += cancel_memory_only(engine, "the task started")
         await self._drain(drained_s)
         await self._file_watch.look_for_good(self._commit_deadline - CANCEL_GRACE_S)
@@ -298,18 +298,18 @@ class Lifecycle:
             await asyncio.wait(tasks, timeout=CANCEL_GRACE_S)
 
     def _let_go(self) -> None:
-        """The last thing of an instance: others take it for dead from here on, and its rows as they stand."""
+        """End the signs of life, as the last step. From here on others take this instance for dead."""
         self._duties.stop_heartbeat()
         if self._lock is not None:
             self._lock.close_descriptor()
 
     async def _final_batches(self) -> int:
-        """Free the waiting rows and write everything. Nothing comes in any more when the last batch is filled."""
+        """Free the waiting rows and write everything. The door is closed before the last batch is filled."""
         engine = self.engine
         deadline = max(self._commit_deadline, engine.loop.time() + FINAL_COMMIT_S / 2)
         await self._file_watch.look_for_good(deadline)
         release_waiting(engine)
-        # With a large backlog the door does not stay open until that is written: it would only grow.
+        # The door does not stay open until a large backlog is written, which would only grow meanwhile.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(min(deadline, engine.loop.time() + FINAL_COMMIT_S / 2)):
                 await engine.writer.flush()
@@ -321,7 +321,7 @@ class Lifecycle:
             logger.error("%s waiting at the stop, recorded as cancelled", counted(count, "memory-only task"))
         cancel_memory_only(engine, "the next retry")  # of those that failed during the drain
         release_waiting(engine)
-        engine.host.leave(WRITER)  # until here it is begun again if somebody cancels every task there is
+        engine.host.leave(WRITER)  # until here the host begins it again when it is cancelled
         return await engine.writer.close(max(0.1, deadline - engine.loop.time()))
 
     async def _close_store(self, unsaved: int) -> None:
@@ -340,52 +340,52 @@ class Lifecycle:
                 self._let_go()
 
     def leave_loop(self) -> None:
-        """The loop will not run again; what is left is done in the running one."""
+        """Note that the loop will not run again. The rest is done in the loop that runs now."""
         self.engine.leave_loop()
 
     def loop_is_closed(self) -> bool:
-        """Nobody has stopped this start, and its loop is gone; False when that is to be told again."""
+        """Write what a closed loop has left without a stop. Return False to be called again."""
         return self._unstopped.leave_soon()
 
     def note_leftover(self, *, is_loop_gone: bool) -> None:
-        """Go on without what still executes; for threads the heart beats on."""
+        """Note what still executes, and go on without it. The heartbeat goes on while threads are left."""
         self._leftover.note(is_loop_gone=is_loop_gone)
         if self._leftover.thread_count:
             self._duties.outlive_loop()
 
     def let_go_when_over(self) -> None:
-        """The last thing of a start that was not stopped; what still executes does it at its end."""
+        """End the signs of life of a start that nobody stopped, now or when what still executes has ended."""
         self._leftover.may_let_go = True
         if not self._leftover:
             self._let_go()
 
     async def unregister(self, unsaved: int) -> None:
-        """Take this instance out of the store, where nothing is left that names it."""
+        """Remove this instance from the store, if no row there needs it any more."""
         engine = self.engine
         if not self._leftover:
             self._duties.stop_heartbeat()
         try:
             if not unsaved and not self._leftover:
-                # What is left is of a claim whose answer nobody waited for.
+                # Rows that still name it come from a claim whose answer nobody waited for.
                 await engine.store.release(engine.identity.instance_id, engine.clock.now_us())
                 await engine.store.forget_instances([engine.identity.instance_id])
                 if self._lock is not None:
-                    self._lock.drop()  # the row first: one without its file looks as if somebody had removed that
+                    self._lock.drop()  # the row first: a row without its lock file leaves a doubt
         except StoreError as exc:
             logger.warning("the instance row could not be removed: %s", exc)
 
     # What the manager asks in between.
 
     def look_again(self) -> None:
-        """A function became known: rows that wait for it may be claimed now. From any thread."""
+        """Claim soon, because a new function is known and rows may wait for it. From any thread."""
         self.engine.inbox.tell(self.engine.wants_claim.set)
 
     def expect_submission(self, task_id: str) -> None:
-        """Somebody writes a task in a transaction of their own: look often until it has come. From any thread."""
+        """Look often, until a task has come that the application writes in its own transaction. From any thread."""
         self.engine.inbox.tell(self._poller.watch_closely, task_id)
 
     async def _made_anew(self) -> None:
-        """The file is another one: nothing that was read from the old one is known of it."""
+        """Read everything again, because the file is another one now."""
         self._poller.is_owed = True
         self.engine.wants_claim.set()
         await self._duties.made_anew()
