@@ -41,8 +41,9 @@ class NotPersisted(TaskManagerError):
 
 
 class WrongProcess(TaskManagerError):
-    """The manager was used in a child process, or its file in one that was forked while it was open; return the work to
-    the parent and enqueue it there.
+    """The manager was used in a child process, or its file in a process that was forked while the file was open.
+
+    Return the work to the parent, and enqueue it there.
     """
 
 

@@ -134,9 +134,7 @@ class Log(logging.LoggerAdapter[logging.Logger]):
 
 
 def warn(text: str, category: type[Warning] = RuntimeWarning, file: str = "taskmanager", line: int = 0) -> None:
-    """Warn in any case: neither a filter that makes errors of warnings, nor a way of the application's own to show
-    them, may end what goes on here.
-    """
+    """Show a warning and never raise, although a filter, or an application that shows warnings itself, may raise."""
     try:
         # Not `warnings.warn`, which says a sentence once in the life of a process.
         warnings.warn_explicit(text, category, file, line)

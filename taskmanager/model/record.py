@@ -68,8 +68,9 @@ PAYLOAD: Final = ("args", "kwargs", "result", "log")
 
 
 class UnreadableRow(TaskRow):
-    """A row of which not everything can be read, with the reason in `failed_reason`: it may be shown and ended, and
-    never runs. What it was made of stays in the file. `_replace` keeps the class.
+    """A row of which not everything can be read. `failed_reason` says why.
+
+    It may be shown and ended, and never runs. The file keeps what it holds. `_replace` keeps the class.
     """
 
     __slots__ = ()
@@ -120,9 +121,9 @@ DELAY_KEY: Final = '"is_delay":'
 
 
 def is_pause(next_retry_at: int | None, snooze_count: int, options_text: str) -> bool:
-    """Whether what this row waits for is a time that passes by whatever clock: a delay, or that before another attempt.
+    """Whether this row waits for a span of time, a delay or the pause before a retry, not for an instant of the clock.
 
-    How often it was started says nothing: a task that is put back by its idempotency key may have a `run_at` then.
+    The start count does not tell: a task that its idempotency key has put back may have a `run_at` then.
     `DELAY_KEY` is looked for as text, as SQL does it: the options of a row may be anything.
     """
     return next_retry_at is not None or snooze_count > 0 or DELAY_KEY in options_text
@@ -142,7 +143,7 @@ def due_at(row: TaskRow, now: int) -> int:
 
 
 def with_due(row: TaskRow, now: int) -> TaskRow:
-    """The row as it is due when it is written again; `next_retry_at` is the same instant, where there is one."""
+    """Return the row with its due time for a new write. `next_retry_at` is the same instant, if there is one."""
     due = due_at(row, now)
     return row._replace(enqueued_at=due, next_retry_at=None if row.next_retry_at is None else due)
 

@@ -161,9 +161,10 @@ class Store(Protocol):
         ...
 
     def work_inline(self) -> None:
-        """From here on work in the calling thread: the loop that awaited this store is gone. Only what a stop needs
-        works: `commit`, `release`, `forget_instances` and `close`. Raises `StoreUnavailable` when the file that was
-        opened is not there any more.
+        """Work in the calling thread from here on, because the loop that awaited this store is gone.
+
+        Only the calls of a stop work then: `commit`, `release`, `forget_instances` and `close`. Raises
+        `StoreUnavailable` if the file that was opened is not there any more.
         """
         ...
 
@@ -194,9 +195,7 @@ class Store(Protocol):
         ...
 
     async def latest_stamp(self, until: int = LAST_US) -> int:
-        """The last instant up to `until` that somebody stamped on a heartbeat, an instance or a task sent; 0 when there
-        is none.
-        """
+        """Return the last instant up to `until` of a heartbeat, an instance or a sent task, or 0 if there is none."""
         ...
 
     async def make_due(self, now: int) -> int:
@@ -242,8 +241,9 @@ class Store(Protocol):
     async def fetch_orphans(
         self, live_owners: Collection[str], *, limit: int, after: str = "", is_summary: bool = False
     ) -> list[TaskRow]:
-        """Non-terminal rows with an owner that is none of `live_owners`, by id, after `after`; without their `PAYLOAD`
-        where a summary is enough.
+        """Return the live rows after `after` whose owner is not in `live_owners`, by id.
+
+        With `is_summary` they come without their `PAYLOAD`.
         """
         ...
 
@@ -370,8 +370,9 @@ class Store(Protocol):
         ...
 
     def glance(self, now: int, *, counts_all: bool) -> "Glance":
-        """What the console shows, here and now: the one verb that blocks, for some milliseconds, in any thread; with
-        `counts_all` half a second for each million rows that wait or have failed.
+        """Return what the console shows. This is the one call that blocks, and any thread may make it.
+
+        It takes some milliseconds; with `counts_all` half a second for each million rows that wait or have failed.
 
         A file is read through a connection of its own. Raises `StoreError` when it cannot be, and that within a second
         where another program has it locked.

@@ -141,8 +141,9 @@ class Statistics:
 
 
 class Glance(NamedTuple):
-    """All that the console asks of a store, and the rows by status, zeros included. There are more than was counted of
-    those that are `capped`.
+    """All that the console asks of a store, with the counts of rows by status, zeros included.
+
+    A status in `capped` has more rows than were counted.
     """
 
     statistics: Statistics

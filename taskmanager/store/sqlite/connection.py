@@ -24,7 +24,7 @@ Ts = TypeVarTuple("Ts")
 MINIMUM_SQLITE: Final = (3, 37, 0)
 BUSY_TIMEOUT_S: Final = 1.0
 INLINE_TIMEOUT_S: Final = 0.5
-"""The same where a program waits with it to end."""
+"""The same while the program waits for it at its end."""
 OPEN_PATIENCE_S: Final = 30.0
 _OPEN_PAUSE_S: Final = 0.05
 THREAD_ENDS_S: Final = 1.0
@@ -47,7 +47,7 @@ _TRANSIENT: Final = {
     sqlite3.SQLITE_PROTOCOL: "its lock protocol is contended; try again",
     sqlite3.SQLITE_INTERRUPT: "the statement was interrupted; try again",
 }
-# SQLite says the same of damage and of a disk that cannot be read for a while: what was opened well may be well again.
+# SQLite reports damage and a disk that cannot be read for a while alike. A file that opened well may be well again.
 _MAY_BE_UNREADABLE: Final = (
     "it is damaged, or the disk cannot be read; check the volume, and restore a backup if that is well"
 )
@@ -166,8 +166,9 @@ def _thread_of(inner: aiosqlite.Connection) -> threading.Thread:
 
 
 def _work_while_loop_is_open(run: Callable[[], None]) -> None:
-    """What the thread of a connection does. An answer for a loop that was closed meanwhile is nobody's any more; for
-    aiosqlite it is an error in a thread, which Python would print.
+    """Run the thread of a connection, and end it quietly if its loop was closed before an answer came.
+
+    aiosqlite would raise in the thread then, and Python would print that.
     """
     try:
         run()

@@ -62,9 +62,7 @@ def owned(connection: sqlite3.Connection) -> list[Owned]:
 
 
 def unreadable(connection: sqlite3.Connection) -> list[str]:
-    """Ids of unfinished tasks of which something cannot be read, or contradicts the rest, among the first
-    `MAX_LOOKED_AT`.
-    """
+    """Return the ids of unfinished tasks that cannot be read or contradict themselves, of the first `MAX_LOOKED_AT`."""
     page = f"taskmanager_tasks AS t WHERE t.rowid > ? AND t.status IN ({LIVE_SQL}) ORDER BY t.rowid LIMIT {PAGE}"
     found: list[str] = []
     after = 0

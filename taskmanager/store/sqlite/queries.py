@@ -184,8 +184,9 @@ def counts(connection: sqlite3.Connection) -> dict[TaskStatus, int]:
 
 
 def counts_up_to(connection: sqlite3.Connection, cap: int) -> tuple[dict[TaskStatus, int], frozenset[TaskStatus]]:
-    """The same, but at most so many rows of each status; and which ones have more. Of the completed nothing is known
-    then.
+    """Count at most `cap` rows of each status. Return the counts, and the statuses that may have more rows.
+
+    If there is one, COMPLETED is among these, and is not counted.
     """
     some = f"SELECT count(*) FROM (SELECT 1 FROM {_NOT_COMPLETED} AND status = ? LIMIT {cap})"
     with snapshot(connection):

@@ -53,8 +53,9 @@ def open_read_only(
 
 @contextmanager
 def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
-    """All queries of the block see the file as it was at the first of them, also those of a block around it. Keep it
-    short: it holds back the log.
+    """Let all queries of the block see the file as it was at the first one. A block inside another one joins it.
+
+    Keep the block short, because it holds back the log.
     """
     if connection.in_transaction:
         yield

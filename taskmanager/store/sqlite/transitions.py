@@ -94,8 +94,9 @@ VALUES (CAST(? AS TEXT){", ?" * (len(sql.ATTEMPT_COLUMNS) - 1)}) ON CONFLICT (ta
 def end_unreadable(
     connection: sqlite3.Connection, row: UnreadableRow, expected: Expected, attempts: Sequence[AttemptRow] = ()
 ) -> None:
-    """End a row of which not everything can be read. What cannot be read stays as it is, for whoever can mend it; its
-    attempts have it as it is shown.
+    """End a row of which not everything can be read.
+
+    The row keeps what cannot be read, so that a person can mend it. Its attempt gets what is shown of it.
     """
     said = (row.status, row.failed_at, row.updated_at, row.error_code, row.failed_reason, row.result)
     counts = (row.retry_count, row.max_retries, row.start_count, row.crash_count, row.snooze_count)
