@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from taskmanager.engine.child import ChildCall, ChildReply, Heard, Levels, News
 from taskmanager.engine.copies import end_if_copy
 from taskmanager.engine.loops import Host, let_loop_close
+from taskmanager.engine.outcome import words_of
 from taskmanager.model.logger import logger
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class ThreadLane:
         try:
             threading.Thread(target=self._work, name=name, daemon=True).start()
         except RuntimeError as exc:
-            raise CannotStart(f"no thread can be started: {_words(exc)}") from exc
+            raise CannotStart(f"no thread can be started: {words_of(exc)}") from exc
         self._thread_count += 1
 
     def close(self) -> None:
@@ -276,7 +277,7 @@ class ProcessLane:
             last_line = exc.tail.rpartition("\n")[2]
             self._has_none(CannotStart(_why_none_came_up(f"{exc}: {last_line}" if last_line else str(exc))))
         except (OSError, RuntimeError, ValueError, TypeError) as exc:  # what user code raises comes as a reply
-            self._has_none(CannotStart(f"no child process can be started: {_words(exc)}"))
+            self._has_none(CannotStart(f"no child process can be started: {words_of(exc)}"))
         else:
             self._children.add(child)
             self._has_idle(child)
@@ -295,7 +296,7 @@ class ProcessLane:
         self._coming.discard(coming)
         if not coming.cancelled() and (exc := coming.exception()) is not None:
             logger.critical("a child process could not be brought up", exc_info=exc)
-            self._has_none(CannotStart(f"no child process can be started: {_words(exc)}"))
+            self._has_none(CannotStart(f"no child process can be started: {words_of(exc)}"))
         self._bring_up_wanted()
 
     @staticmethod
@@ -329,11 +330,6 @@ def _why_main_failed(words: str) -> str:
         "is started must stand below `if __name__ == '__main__':` there. A server may have a command of its own, to be "
         "used instead of `python -m ...`"
     )
-
-
-def _words(exc: BaseException) -> str:
-    """Describe an exception of the system, which may have no text."""
-    return f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
 
 
 class CannotStart(Exception):
