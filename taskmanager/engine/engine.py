@@ -51,7 +51,7 @@ class Engine:
     """True once everything is claimed and user code may run."""
     is_stopping = False
     goes_on_count = 0  # of those that the stop has freed for the next start
-    refused_count = 0  # memory-only tasks that waited when the stop began
+    refused_count = 0  # memory-only tasks that waited at the stop, of which nobody has said so yet
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ final batch → commit → every open handle is told → close. What still execu
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -53,6 +53,14 @@ class Duties(Protocol):
     def stop_heartbeat(self) -> None: ...
     def outlive_loop(self) -> None: ...
     async def made_anew(self) -> None: ...
+
+
+@contextlib.asynccontextmanager
+async def _until(when_s: float) -> AsyncIterator[None]:
+    """Leave the block at that time of the loop, and go on behind it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(when_s):
+            yield
 
 
 class Lifecycle:
@@ -257,8 +265,9 @@ class Lifecycle:
         # Time that the drain does not need is left for the last batches.
         self._commit_deadline = drained_s + CANCEL_GRACE_S + FINAL_COMMIT_S
         engine.is_stopping = engine.runner.is_stopping = True
-        # Wait for the inbox only after the door is closed: until then threads may fill it faster than it is emptied.
-        engine.refused_count += cancel_memory_only(engine, "the task started")
+        # Threads may fill memory faster than it is emptied. What there is no time for waits until the door is closed.
+        async with _until(drained_s):
+            await cancel_memory_only(engine)
         await self._drain(drained_s)
         await self._file_watch.look_for_good(self._commit_deadline - CANCEL_GRACE_S)
         await self._stop_what_runs()
@@ -308,19 +317,18 @@ class Lifecycle:
         engine = self.engine
         deadline = max(self._commit_deadline, engine.loop.time() + FINAL_COMMIT_S / 2)
         await self._file_watch.look_for_good(deadline)
-        release_waiting(engine)
         # The door does not stay open until a large backlog is written, which would only grow meanwhile.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(min(deadline, engine.loop.time() + FINAL_COMMIT_S / 2)):
-                await engine.writer.flush()
+        async with _until(min(deadline, engine.loop.time() + FINAL_COMMIT_S / 2)):
+            await release_waiting(engine)
+            await engine.writer.flush()
         engine.intake.close()
         self._unstopped.note_unfinished()
         await engine.inbox.caught_up()
+        await cancel_memory_only(engine)
         if count := engine.refused_count:
             engine.refused_count = 0
             logger.error("%s waiting at the stop, recorded as cancelled", counted(count, "memory-only task"))
-        cancel_memory_only(engine, "the next retry")  # of those that failed during the drain
-        release_waiting(engine)
+        await release_waiting(engine)
         engine.host.leave(WRITER)  # until here the host begins it again when it is cancelled
         return await engine.writer.close(max(0.1, deadline - engine.loop.time()))
 

@@ -1,22 +1,27 @@
 """Cancels or frees the tasks that memory still holds at the end of a start, and wakes their waiters."""
 
+import asyncio
+from collections.abc import AsyncIterator
+
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.inbox import HELPING
 from taskmanager.engine.live_task import GOES_ON, LiveTask, Phase
 from taskmanager.model.states import BuiltInTaskCode
 
 
-def cancel_memory_only(engine: Engine, before_what: str) -> int:
-    """Cancel the memory-only tasks that wait. Return how many there were."""
-    waiting = [live for live in engine.live.values() if live.is_waiting and not live.is_persisted]
-    for live in waiting:
-        engine.cancel_waiting(live, BuiltInTaskCode.MANAGER_STOPPED, f"the manager stopped before {before_what}")
-    return len(waiting)
+async def cancel_memory_only(engine: Engine) -> None:
+    """Cancel the memory-only tasks that wait, and count them in `refused_count`."""
+    async for live in _in_helpings(engine):
+        if live.is_waiting and not live.is_persisted:
+            before_what = "the next retry" if live.start_count else "the task started"
+            engine.cancel_waiting(live, BuiltInTaskCode.MANAGER_STOPPED, f"the manager stopped before {before_what}")
+            engine.refused_count += 1
 
 
-def release_waiting(engine: Engine) -> None:
+async def release_waiting(engine: Engine) -> None:
     """Free the persisted tasks that wait, and those whose start is not in the store yet."""
-    for live in [each for each in engine.live.values() if each.is_persisted]:
-        if engine.runner.is_still_executing(live.task_id):
+    async for live in _in_helpings(engine):
+        if not live.is_persisted or engine.runner.is_still_executing(live.task_id):
             continue  # it must not run beside its old thread: recovery takes it when that thread has ended
         if live.is_waiting and not live.is_awaiting_store:
             engine.dispatcher.left_waiting(live)
@@ -24,6 +29,16 @@ def release_waiting(engine: Engine) -> None:
         elif live.phase is Phase.STARTING and live.saving.committed is None:
             engine.settlement.unbegin(live)
             _release(engine, live)
+
+
+async def _in_helpings(engine: Engine) -> AsyncIterator[LiveTask]:
+    """Yield all that is in memory, one helping in each turn of the loop. Meanwhile running tasks go on and batches are
+    written: a stop gives up a writer that has written nothing for some seconds.
+    """
+    for number, live in enumerate(list(engine.live.values()), 1):
+        yield live
+        if number % HELPING == 0:
+            await asyncio.sleep(0)
 
 
 def _release(engine: Engine, live: LiveTask) -> None:
@@ -35,10 +50,10 @@ def _release(engine: Engine, live: LiveTask) -> None:
 def tell_everybody(engine: Engine) -> None:
     """Wake all waiters: tasks that did not end here go on at the next start, and no more room comes up here."""
     while engine.live:  # dropping a task of a key may bring in the next task of that key
-        live = next(iter(engine.live.values()))
-        if live.ending is None:
-            live.ending = GOES_ON
-        engine.publish(live)
-        engine.drop(live)
+        for live in list(engine.live.values()):
+            if live.ending is None:
+                live.ending = GOES_ON
+            engine.publish(live)
+            engine.drop(live)
     engine.follower.end_all(GOES_ON)
     engine.dispatcher.wake_room_waiters()

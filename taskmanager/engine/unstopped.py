@@ -166,8 +166,8 @@ class Unstopped:
             reason = str(exc)
             await self._forget_lost_file(lives)
         self._start.note_leftover(is_loop_gone=True)
-        cancel_memory_only(engine, "the task started")
-        release_waiting(engine)
+        await cancel_memory_only(engine)
+        await release_waiting(engine)
         if reason is None:
             unsaved = await engine.writer.close(WRITE_PATIENCE_S)
             reason = engine.writer.degraded_reason if unsaved else None

@@ -21,7 +21,7 @@ from taskmanager.engine.flushes import Flushes
 from taskmanager.engine.lean_writes import write_of
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
-from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE, Outbox, Sent
+from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE, Outbox, Places, Sent
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
@@ -179,14 +179,14 @@ class Writer:
         """
         self._is_closing = True
         self._hurry.set()
-        self.outbox.hurry_all()
+        places = self.outbox.hurry_all()
         self._history_due.hurry()
         self.wake()
         if self._task is not None:
             if self._task.done():  # cancelled by somebody who cancels every task; what is left is written anyway
                 self._task = asyncio.get_running_loop().create_task(self._run(), name="taskmanager-writer")
             await asyncio.wait([self._task], timeout=patience_s)
-            await self._wait_while_batches_get_through(self._task)
+            await self._wait_while_batches_get_through(self._task, places)
             if not self._task.done():
                 self._task.cancel()
                 await asyncio.wait([self._task])
@@ -195,13 +195,16 @@ class Writer:
         self._give_up_waiters()
         return self.unsaved_count
 
-    async def _wait_while_batches_get_through(self, task: "asyncio.Task[None]") -> None:
-        """Each wait must leave fewer: a thread that cannot be ended may go on and report its progress for ever."""
+    async def _wait_while_batches_get_through(self, task: "asyncio.Task[None]", places: Places) -> None:
+        """Wait as long as batches get through. A keyed task is written twice: confirmed, then freed.
+        So it is enough that something is written until these places are passed. After that each wait must leave fewer
+        unsaved records: a thread that nobody can end may report its progress for ever.
+        """
         while not task.done() and self.degraded_since is None:
-            unsaved = self.unsaved_count
-            left_s = self.written_s + STUCK_S - asyncio.get_running_loop().time()
+            written_s, unsaved, has_passed = self.written_s, self.unsaved_count, self.outbox.has_passed(places)
+            left_s = written_s + STUCK_S - asyncio.get_running_loop().time()
             await asyncio.wait([task], timeout=max(0.0, left_s))
-            if self.unsaved_count >= unsaved:
+            if self.written_s == written_s or (has_passed and self.unsaved_count >= unsaved):
                 return
 
     def _give_up_waiters(self) -> None:

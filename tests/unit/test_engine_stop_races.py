@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,11 @@ from taskmanager import (
     TaskStatus,
 )
 from taskmanager.engine.attempt import Attempt
+from taskmanager.engine.inbox import HELPING
 from taskmanager.engine.instance import InstanceLock, is_dead, lock_path
+from taskmanager.engine.outbox import Sent
+from taskmanager.engine.writer import MAX_BATCH
+from taskmanager.store.protocol import CommitReport
 from taskmanager.testing import Fault, FaultyStore
 from tests.unit.engine_worlds import assert_counters, engine_of, happens, manager_of, persisted, turns_until, world_of
 
@@ -251,6 +257,58 @@ async def test_nobody_waits_for_a_commit_that_will_never_come() -> None:
         for each in done:
             with pytest.raises(StoreUnavailable):
                 each.result()
+
+
+async def test_a_stop_writes_keyed_tasks_to_a_slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is written twice, asked for and freed, so that a batch may get through and leave no fewer than before."""
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager) as (_, store):
+        writer = engine_of(manager).writer
+        commit = writer._commit
+
+        async def commit_slowly(batch: Sequence[Sent]) -> CommitReport:
+            await asyncio.sleep(1)
+            return await commit(batch)
+
+        await manager.pause("default")
+        for number in range(8 * MAX_BATCH):
+            work.with_options(idempotency_key=str(number)).enqueue("a")
+        monkeypatch.setattr(writer, "_commit", commit_slowly)
+        await manager.stop(timeout=0)
+        rows = store.memory._live.values()
+        assert [(row.status, row.claimed_by_worker_id) for row in rows] == [("PENDING", None)] * 8 * MAX_BATCH
+
+
+@pytest.mark.parametrize("is_persisted", [False, True])
+async def test_a_stop_of_a_full_memory_leaves_the_loop_its_turns(is_persisted: bool) -> None:
+    """What runs is in its drain meanwhile, and batches are written: a loop that stands still passes for a disk that
+    does not answer.
+    """
+    manager = manager_of(concurrency=1)
+
+    @manager.task(persist=is_persisted)
+    async def work() -> None: ...
+
+    turns: list[int] = []
+
+    async def count_turns() -> None:
+        for _ in range(100):  # virtual time stands still while the loop is busy
+            turns.append(len(engine.live))
+            await asyncio.sleep(0)
+
+    async with world_of(manager):
+        engine = engine_of(manager)
+        await manager.pause("default")
+        for number in range(10 * HELPING):
+            (work.with_options(idempotency_key=str(number)) if is_persisted else work).enqueue()
+        await manager.flush()
+        counting = asyncio.create_task(count_turns())
+        await asyncio.sleep(0)
+        await manager.stop(timeout=3)
+        counting.cancel()
+        assert turns[0] == 10 * HELPING
+        assert max(before - after for before, after in pairwise(turns)) <= max(HELPING, MAX_BATCH)
 
 
 async def test_nobody_waits_for_room_in_a_manager_that_has_stopped() -> None:
