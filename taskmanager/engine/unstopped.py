@@ -55,7 +55,7 @@ class Unstopped:
         self._start = start
         self._pid = os.getpid()
         self._loop = engine.loop
-        self._is_over = False
+        self._is_over = self._has_left = False
         self._noted: list[LiveTask] | None = None
         """What was unfinished when the loop of another thread was asked to stop, and again when its door was closed."""
         self._writing = threading.Lock()
@@ -82,7 +82,7 @@ class Unstopped:
             return
         try:
             with self._writing:
-                self._write_here()
+                self._write_here(is_last=True)
         except OSError as exc:  # there are no descriptors for another loop
             self.end()
             self._say(self._unfinished(), str(exc))
@@ -96,17 +96,16 @@ class Unstopped:
         if not self._writing.acquire(blocking=False):
             return False
         try:
-            self._write_here()
+            return self._write_here(is_last=False)
         except OSError:  # as above
             return False
         finally:
             self._writing.release()
-        return True
 
-    def _write_here(self) -> None:
-        """Write in a loop of this thread."""
+    def _write_here(self, *, is_last: bool) -> bool:
+        """Write in a loop of this thread. Return False when the caller must try again."""
         with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-            runner.run(self._write_once())
+            return runner.run(self._write_once(is_last=is_last))
 
     def _ask_to_stop(self) -> None:
         """Ask the loop of another thread to stop: it runs until the last line of the program, and changes memory."""
@@ -142,40 +141,50 @@ class Unstopped:
         This runs in another loop than that of the start, which never runs again.
         """
         with self._writing:
-            await self._write_once()
+            await self._write_once(is_last=True)
 
-    async def _write_once(self) -> None:
+    async def _write_once(self, *, is_last: bool) -> bool:
+        """Return False if the file could not be written, and this is not the last try."""
         if self._is_over:
-            return
+            return True
+        is_done = True
         try:
-            await self._write()
+            is_done = await self._write(is_last=is_last)
         finally:
-            self.end()
-            self._start.let_go_when_over()
+            if is_done:
+                self.end()
+                self._start.let_go_when_over()
+        return is_done
 
-    async def _write(self) -> None:
+    async def _write(self, *, is_last: bool) -> bool:
         engine, reason = self._engine, None
         self._start.leave_loop()
         engine.intake.close()
         engine.inbox.take_all()
-        lives = self._unfinished()
-        try:
-            engine.store.work_inline()
+        self._noted = lives = [*(self._noted or ()), *self._unfinished()]
+        if not self._has_left:
+            try:
+                engine.store.work_inline()
+            except StoreError as exc:
+                reason = str(exc)
+                await self._forget_lost_file(lives)
+            self._start.note_leftover(is_loop_gone=True)
+            self._has_left = True
+        if reason is None:
             engine.writer.start(self._listener)
-        except StoreError as exc:
-            reason = str(exc)
-            await self._forget_lost_file(lives)
-        self._start.note_leftover(is_loop_gone=True)
         await cancel_memory_only(engine)
         await release_waiting(engine)
         if reason is None:
             unsaved = await engine.writer.close(WRITE_PATIENCE_S)
+            if unsaved and not is_last:
+                return False
             reason = engine.writer.degraded_reason if unsaved else None
             await self._start.unregister(unsaved)
         tell_everybody(engine)
         await engine.store.close()
         engine.runner.threads.close()
         self._say(lives, reason)
+        return True
 
     async def _forget_lost_file(self, lives: Iterable[LiveTask]) -> None:
         """Count nothing as committed if the file in which it stood is not there any more."""

@@ -42,6 +42,9 @@ STUCK_S: Final = 3.0
 """Who has written nothing for so long does not get through: a stop waits no longer for what is left. A machine without
 time to spare needs more than a second for one batch.
 """
+FAILING_S: Final = 1.5
+"""The same where the last try has failed. One failure says little: where several write, each meets the lock of another.
+"""
 LONGEST_TURN_S: Final = 0.1
 """How long the file is left to others after a slow commit, at most: SQLite asks for its lock about that often."""
 
@@ -200,9 +203,10 @@ class Writer:
         So it is enough that something is written until these places are passed. After that each wait must leave fewer
         unsaved records: a thread that nobody can end may report its progress for ever.
         """
-        while not task.done() and self.degraded_since is None:
+        while not task.done():
             written_s, unsaved, has_passed = self.written_s, self.unsaved_count, self.outbox.has_passed(places)
-            left_s = written_s + STUCK_S - asyncio.get_running_loop().time()
+            stuck_s = STUCK_S if self.degraded_since is None else FAILING_S
+            left_s = written_s + stuck_s - asyncio.get_running_loop().time()
             await asyncio.wait([task], timeout=max(0.0, left_s))
             if self.written_s == written_s or (has_passed and self.unsaved_count >= unsaved):
                 return

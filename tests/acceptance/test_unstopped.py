@@ -197,6 +197,23 @@ def test_a_file_that_cannot_be_written_at_exit_is_said_in_time(tmp_path: Path, t
         assert tasks(tmp_path) == [("again", "RUNNING", 0, 1), ("once", "RUNNING", 0, 1)]
 
 
+@pytest.mark.parametrize("is_unlocked", [False, True])
+def test_a_closed_loop_whose_file_is_locked_is_tried_again_until_the_exit(tmp_path: Path, is_unlocked: bool) -> None:
+    """The program goes on, so there is time: tasks are lost only if the lock is still held at the end."""
+    locked, _ = UNWRITABLE["locked"]
+    tries = "\nwriter = manager._lifecycle.engine.writer\nwhile writer.degraded_since is None: time.sleep(0.05)"
+    tries += "\nwhile any(each._writing.locked() for each in unstopped._unstopped): time.sleep(0.01)"
+    end = "\nc.rollback()\nwhile unstopped._unstopped: time.sleep(0.05)" if is_unlocked else ""
+    done = ended(tmp_path, f"from taskmanager.engine import unstopped\nasyncio.run(main())\n{locked}{tries}{end}")
+    assert done.returncode == 0, done.stderr
+    if is_unlocked:
+        assert LINE in said(done)
+        assert tasks(tmp_path) == [("again", "PENDING", 1, 101), ("once", "INTERRUPTED", 0, 1)]
+    else:
+        assert "0 tasks were written" in said(done)
+        assert "locked" in said(done)
+
+
 def test_a_forked_child_writes_nothing_at_its_exit(tmp_path: Path) -> None:
     """The start is its parent's, which goes on with it, and writes it."""
     fork = "if os.fork() == 0: sys.exit(5)\nassert os.waitstatus_to_exitcode(os.wait()[1]) == 5"

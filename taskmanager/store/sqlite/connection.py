@@ -270,9 +270,11 @@ def _configured(raw: sqlite3.Connection, configure: Callable[[sqlite3.Connection
 
 
 def connect_inline(path: str, synchronous: Synchronous) -> Connection:
-    """A plain connection to a file that is there, for the calling thread."""
+    """A plain connection to a file that is there. Another thread may go on with it, one at a time."""
     try:
-        raw = open_existing(path, "mode=rw", timeout=INLINE_TIMEOUT_S, cached_statements=CACHED_STATEMENTS)
+        raw = open_existing(
+            path, "mode=rw", timeout=INLINE_TIMEOUT_S, cached_statements=CACHED_STATEMENTS, check_same_thread=False
+        )
         try:
             configure_writer(raw, synchronous)
         except sqlite3.Error:
