@@ -226,7 +226,8 @@ class Claimer:
             # It was taken from us as if we were dead, and is free again.
             self._give_up(here)
             here = None
-        live = engine.spilled.pop(row.task_id, None) if here is None else here
+        spilled = engine.spilled.pop(row.task_id, None)
+        live = spilled if here is None else here
         if live is None:
             definition = engine.definitions[row.task_name].as_persisted()
             live = LiveTask.from_row(row, definition, timeout_of(row.task_options))

@@ -262,6 +262,32 @@ async def test_join_waits_for_what_a_claim_has_taken_when_its_answer_is_lost(tag
         assert (await manager.get(handle.task_id)).status is TaskStatus.COMPLETED
 
 
+async def test_a_row_that_is_free_again_after_its_end_is_another_run() -> None:
+    """An older copy of the file was put in place. A claim had overtaken the answer to the write that spilled the task;
+    its ended run must not be taken for the one that is claimed, or that never leaves memory.
+    """
+    manager = manager_of(queues=[QueueConfig("narrow", max_concurrency=1, scope="file")])
+    log: list[str] = []
+    work = persisted(manager, log).with_options(queue_name="narrow")
+    async with world_of(manager) as (_, store):
+        engine = engine_of(manager)
+        store.hold("commit", after=True)
+        handle = work.enqueue("a")
+        await store.until_held("commit")
+        engine.wants_claim.set()
+        await turns_until(lambda: any(row.status == "CLAIMED" for row in store.memory._live.values()))
+        copy = next(iter(store.memory._live.values()))
+        store.let_go()
+        assert await handle == "a"
+        store.memory._ended.clear()
+        store.memory._live[handle.task_id] = copy._replace(status="PENDING", claimed_by_worker_id=None)
+        engine.dispatcher.queue("narrow").leave(copy.priority)
+        engine.wants_claim.set()
+        await turns_until(lambda: len(log) == 2)
+        await manager.join()
+        assert_counters(engine)
+
+
 async def test_a_task_can_be_cancelled_in_the_moment_it_spills() -> None:
     """It is accepted, so it exists, though no row says so yet."""
     manager = manager_of(max_in_memory=1, concurrency=1)
