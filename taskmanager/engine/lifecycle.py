@@ -102,7 +102,7 @@ class Lifecycle:
         try:
             await self._open()
             await self._patiently(self._duties.recover)
-            self._duties.start(self.loop_is_closed)
+            self._duties.start(self._unstopped.leave_soon)
             engine.stall.start()
             engine.host.start_task(WRITER, partial(engine.writer.start, self._after_write))
             with contextlib.suppress(StoreUnavailable):  # registered and recovered is up; this look is owed then
@@ -346,14 +346,6 @@ class Lifecycle:
         finally:
             if not self._leftover:
                 self._let_go()
-
-    def leave_loop(self) -> None:
-        """Note that the loop will not run again. The rest is done in the loop that runs now."""
-        self.engine.leave_loop()
-
-    def loop_is_closed(self) -> bool:
-        """Write what a closed loop has left without a stop. Return False to be called again."""
-        return self._unstopped.leave_soon()
 
     def note_leftover(self, *, is_loop_gone: bool) -> None:
         """Note what still executes, and go on without it. The heartbeat goes on while threads are left."""

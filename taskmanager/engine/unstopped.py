@@ -40,7 +40,6 @@ class Start(Protocol):
     """The lifecycle of the start."""
 
     async def stop_now(self) -> None: ...
-    def leave_loop(self) -> None: ...
     def note_leftover(self, *, is_loop_gone: bool) -> None: ...
     async def unregister(self, unsaved: int) -> None: ...
     def let_go_when_over(self) -> None: ...
@@ -158,7 +157,7 @@ class Unstopped:
 
     async def _write(self, *, is_last: bool) -> bool:
         engine, reason = self._engine, None
-        self._start.leave_loop()
+        engine.leave_loop()
         engine.intake.close()
         engine.inbox.take_all()
         self._noted = lives = [*(self._noted or ()), *self._unfinished()]
