@@ -1,6 +1,6 @@
 """The life of a task as data: statuses, the one table of legal moves, built-in codes and attempt outcomes.
 
-The engine, the SQL `CHECK`s, the property tests and the README's diagram are all made from `TRANSITIONS`.
+The engine, the SQL `CHECK`s, the property tests and the diagram in docs/reference.md are all made from `TRANSITIONS`.
 """
 
 from enum import StrEnum

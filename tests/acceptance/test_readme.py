@@ -37,10 +37,12 @@ from taskmanager.task import Submitter
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
+LINKING: Final = (*PAGES, *sorted((ROOT / "examples").rglob("*.md")))
 LANGUAGES: Final = frozenset({"python", "pyi", "sh", "text", "sql", "dockerfile", "yaml"})
 COMMANDS: Final = frozenset({"make", "taskmanager", "pip", "python", "sqlite3", "ls", "fastapi"})
 PROGRAM_TIMEOUT_S: Final = 60
 README_PROGRAM_LINES: Final = 15
+README_LINES: Final = 130
 
 
 class Block(NamedTuple):
@@ -184,6 +186,11 @@ def test_the_first_program_of_the_readme_is_short() -> None:
     """It is read before anything else."""
     first = next(block for block in blocks() if block.page.name == "README.md" and block.language == "python")
     assert len([line for line in first.text.splitlines() if line.strip()]) <= README_PROGRAM_LINES
+
+
+def test_the_readme_can_be_read_in_ten_minutes() -> None:
+    """What a stranger needs first; the rest is a page."""
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES
 
 
 def _installed_above(block: Block) -> set[str]:
@@ -436,7 +443,7 @@ def _said(page: str) -> str:
 
 
 REQUEUE, STORAGE, RETRIES, DEPLOYMENT = (
-    "docs/restart-and-requeue.md",
+    "docs/restarts.md",
     "docs/storage.md",
     "docs/retries.md",
     "docs/deployment.md",
@@ -474,17 +481,33 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def _leads_somewhere(file: Path, anchor: str) -> bool:
+    return file.exists() and (not anchor or anchor in _anchors(file))
+
+
 def test_every_link_between_the_pages_leads_somewhere() -> None:
     """Files and headings that are linked exist."""
     faults = []
-    for page in PAGES:
+    for page in LINKING:
         for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
             if target.startswith(("http://", "https://")):
                 continue
             path, _, anchor = target.partition("#")
-            file = page if not path else (page.parent / path).resolve()
-            if not file.exists() or (anchor and anchor not in _anchors(file)):
-                faults.append(f"{page.name}: {target}")
+            if not _leads_somewhere(page if not path else (page.parent / path).resolve(), anchor):
+                faults.append(f"{page.relative_to(ROOT).as_posix()}: {target}")
+    assert faults == []
+
+
+def test_every_page_that_the_source_names_exists() -> None:
+    """A message or a docstring that sends a reader to a page is a link, too."""
+    faults, count = [], 0
+    for folder in ("taskmanager", "tests", "benchmarks", "examples"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for name, anchor in re.findall(r"\bdocs/([\w-]+\.md)(?:#([\w-]+))?", path.read_text(encoding="utf-8")):
+                count += 1
+                if not _leads_somewhere(ROOT / "docs" / name, anchor):
+                    faults.append(f"{path.relative_to(ROOT).as_posix()}: docs/{name}")
+    assert count > 0
     assert faults == []
 
 

@@ -422,7 +422,7 @@ async def test_a_file_that_goes_away_is_waited_for(tmp_path: Path) -> None:
 
 def test_the_page_has_every_key_of_the_object() -> None:
     """A key that is in no document is found by accident only."""
-    page = (Path(__file__).resolve().parents[2] / "docs" / "console.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
     words = (Picture, InstanceSight, QueueSight, RunningSight, StorageSight, Problem)
     names = {field.name for word in words for field in fields(word)} - {"capped"}  # for `console()` only
     for row in (Failure, NextRun, Pace, TaskFailures, TaskPace):

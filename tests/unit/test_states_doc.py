@@ -1,4 +1,4 @@
-"""The README's picture of a task's life is the table in the code, line by line."""
+"""The picture of a task's life in the reference is the table in the code, line by line."""
 
 import re
 from collections.abc import Iterator
@@ -8,12 +8,12 @@ import pytest
 
 from taskmanager.model.states import TRANSITIONS, TaskStatus
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference.md"
 
 
 def life_of_a_task() -> str:
-    """The section of the README."""
-    text = README.read_text(encoding="utf-8")
+    """The section of the reference."""
+    text = REFERENCE.read_text(encoding="utf-8")
     found = re.search(r"^## The life of a task$(.*?)^## ", text, re.MULTILINE | re.DOTALL)
     assert found is not None
     return found[1]
@@ -27,13 +27,13 @@ def moves() -> Iterator[tuple[str, str, str]]:
             yield source.strip(), target.strip(), reason.strip()
 
 
-def test_the_readme_lists_exactly_the_legal_moves() -> None:
+def test_the_reference_lists_exactly_the_legal_moves() -> None:
     """Both directions, reasons included, and no move twice."""
     assert sorted(moves()) == sorted((move.source.value, move.target.value, move.reason) for move in TRANSITIONS)
 
 
 @pytest.mark.parametrize("status", [status.value for status in TaskStatus])
-def test_the_diagram_of_the_readme_shows_every_status(status: str) -> None:
+def test_the_diagram_of_the_reference_shows_every_status(status: str) -> None:
     """A status that is not drawn is one that nobody finds."""
     diagram = life_of_a_task().split("```")[1]
     assert re.search(rf"\b{status}\b", diagram)
