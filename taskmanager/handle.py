@@ -9,8 +9,7 @@ from weakref import ref
 from taskmanager.current_instance import CurrentInstance
 from taskmanager.engine.events import wait_in
 from taskmanager.engine.intake import never_written
-from taskmanager.engine.live_task import Ending, LiveTask
-from taskmanager.engine.saving import NOT_SAVED
+from taskmanager.engine.live_task import NOT_SAVED, Ending, LiveTask
 from taskmanager.engine.waiting import lent_slot
 from taskmanager.model.checks import check_timeout
 from taskmanager.model.errors import (

@@ -3,13 +3,13 @@
 The modules by what they are about. Each knows only modules that stand before it.
 
     Time, and loops:        due_time stall wall_clock interrupts loops
-    The words:              definition row_codec saving live_task attempt context log_fields instance settings schedule
+    The words:              definition row_codec live_task attempt context log_fields instance settings schedule
     What starts next:       shared_limit queue_state dispatch memory_window alarm
     What an attempt is:     mistakes copies outcome
     Children:               child child_reports child_program child_link
     What runs:              lanes settle execution lane_faults
     Who is told:            events follow waiting
-    What is written:        lean_writes outbox flushes writer progress paring
+    What is written:        writes outbox writer
     The way in:             idempotency reruns inbox intake
     One start of it all:    engine
     What becomes of writes: after_write

@@ -11,8 +11,7 @@ from taskmanager.engine.engine import Engine
 from taskmanager.engine.events import resolve, resolve_error
 from taskmanager.engine.live_task import Ending, LiveTask, Phase
 from taskmanager.engine.log_fields import extra_of
-from taskmanager.engine.paring import pare
-from taskmanager.engine.writer import log_rejected
+from taskmanager.engine.writes import log_rejected, pare
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, UnreadableRow, expected_of

@@ -29,14 +29,13 @@ from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.loops import Host
 from taskmanager.engine.memory_window import MemoryWindow
 from taskmanager.engine.outcome import Outcome, as_cause
-from taskmanager.engine.progress import ProgressSaver
 from taskmanager.engine.queue_state import QueueState
 from taskmanager.engine.row_codec import RowCodec
 from taskmanager.engine.settings import Settings
 from taskmanager.engine.settle import Settlement
 from taskmanager.engine.stall import StallWatch
 from taskmanager.engine.wall_clock import WatchedClock
-from taskmanager.engine.writer import Writer
+from taskmanager.engine.writer import ProgressSaver, Writer
 from taskmanager.model.clock import Clock
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError

@@ -22,10 +22,9 @@ from taskmanager.engine.definition import CallOptions, Definition
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.events import tell
 from taskmanager.engine.inbox import Inbox
-from taskmanager.engine.live_task import Ending, LiveTask, Phase
+from taskmanager.engine.live_task import NOT_SAVED, Ending, LiveTask, Phase
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.reruns import Reruns
-from taskmanager.engine.saving import NOT_SAVED
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.config import QueueConfig
 from taskmanager.model.errors import (

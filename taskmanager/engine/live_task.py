@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from taskmanager.codec.values import loads
 from taskmanager.engine.definition import Definition, with_delay
 from taskmanager.engine.row_codec import stored_arguments
-from taskmanager.engine.saving import NOT_SAVED, Saving
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.record import AttemptRow, Expected, TaskRow, is_pause
 from taskmanager.model.result import TaskError, TaskResult
@@ -71,6 +70,48 @@ GOES_ON = Ending(
 STATUS_TEXT: Final = {status: str(status.value) for status in TaskStatus}
 _new_tuple = tuple.__new__
 """A NamedTuple's own constructor costs a call more, and three are made for each persisted task."""
+
+
+class Saving:
+    """What the writer knows of one persisted task, or of one memory-only task that has ended.
+
+    A task is *dirty* from a change until it is taken into a batch, and *in flight* from there until the answer. It may
+    be both, when it changes again meanwhile. The writer, its outbox, and those who hear what became of the writes write
+    to this; all others only read. Class attributes stand for "not yet".
+    """
+
+    committed: Expected | None = None
+    """The last state that is known to be in the store: what the next write is based on."""
+    in_doubt: tuple[Expected, ...] = ()
+    """States that were sent since, in commits that seemed to fail, and may have arrived all the same."""
+    is_written_anew = False
+    """The file was replaced: what the new one holds of this task, if anything, is an older state of it."""
+    is_dirty = False
+    """There is a change that no batch has taken yet."""
+    is_urgent = False
+    """That change does not wait for an interval."""
+    unsaved_since_s = 0.0
+    """When it became dirty, on the clock of the outbox."""
+    is_end_unsaved = False
+    """Its end counts against `max_pending` until it is in the store."""
+    rejection: str | None = None
+    """Why the store will never hold its newest state."""
+    pared_result: int | None = None
+    """The attempt whose result was left out of the record, because the store refused that."""
+
+    def __repr__(self) -> str:
+        queued = "urgent" if self.is_urgent else "dirty" if self.is_dirty else "clean"
+        return f"<Saving {queued}, in the store: {self.committed and self.committed.status}>"
+
+
+class _NotSaved(Saving):
+    """Of all tasks that nothing is to be written of so far; nobody's own, so nobody writes to it."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AssertionError(f"{name} is set of a task whose saving has not begun")
+
+
+NOT_SAVED = _NotSaved()
 
 
 class LiveTask:

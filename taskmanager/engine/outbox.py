@@ -9,13 +9,14 @@ time. So how far a line has got is one number, and a flush needs no more than th
 when these are passed.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.saving import NOT_SAVED, Saving
+from taskmanager.engine.events import resolve, resolve_error
+from taskmanager.engine.live_task import NOT_SAVED, LiveTask, Saving
 from taskmanager.model.record import AttemptRow, Expected
 
 HISTORY_SLICE: Final = 16
@@ -312,3 +313,38 @@ class Outbox:
     def has_passed(self, places: Places) -> bool:
         """Whether everything before these places is settled. Between two batches only."""
         return self._changed.passed_count >= places.changed and self._history.passed_count >= places.history
+
+
+class Flushes:
+    """Those who wait until all that was unsaved when they asked is in the store."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Places, asyncio.Future[None]]] = []
+
+    def __repr__(self) -> str:
+        return f"<Flushes, {len(self._waiting)} waiting>"
+
+    def wait_for(self, places: Places) -> "asyncio.Future[None]":
+        """Done when these places are passed."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((places, done))
+        return done
+
+    def extend(self, places: Places) -> None:
+        """What they wait for is to be written once more: they wait for these places too."""
+        self._waiting = [(each.or_behind(places), done) for each, done in self._waiting]
+
+    def end(self, has_passed: Callable[[Places], bool]) -> None:
+        """Tell those whose places are passed."""
+        waiting, self._waiting = self._waiting, []
+        for places, done in waiting:
+            if has_passed(places):
+                resolve(done, None)
+            else:
+                self._waiting.append((places, done))
+
+    def give_up(self, exc: Exception) -> None:
+        """Nobody will write any more."""
+        waiting, self._waiting = self._waiting, []
+        for _, done in waiting:
+            resolve_error(done, exc)

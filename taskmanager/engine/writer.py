@@ -12,21 +12,19 @@ When a commit's fate is unknown (an I/O error), the next try finds its own row, 
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 from taskmanager.engine.due_time import DueTime
 from taskmanager.engine.events import resolve_error
-from taskmanager.engine.flushes import Flushes
-from taskmanager.engine.lean_writes import write_of
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.log_fields import extra_of
-from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE, Outbox, Places, Sent
-from taskmanager.model.clock import Clock
+from taskmanager.engine.live_task import LiveTask, Phase
+from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE, Flushes, Outbox, Places, Sent
+from taskmanager.engine.writes import is_ours, write_of
+from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
-from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
-from taskmanager.model.states import TaskStatus
+from taskmanager.model.record import TaskRow, expected_of
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import CommitReport, Store
 
@@ -47,6 +45,7 @@ FAILING_S: Final = 1.5
 """
 LONGEST_TURN_S: Final = 0.1
 """How long the file is left to others after a slow commit, at most: SQLite asks for its lock about that often."""
+PROGRESS_US: Final = SECOND_US
 
 
 class WriterListener(Protocol):
@@ -353,7 +352,7 @@ class Writer:
         """
         live, saving = sent.live, sent.live.saving
         with self._another_try(live):
-            if row is None or not _is_ours(live, row):
+            if row is None or not is_ours(live, row):
                 self._listener.lost(live, row)
                 return
             saving.committed = expected_of(row)
@@ -403,29 +402,29 @@ class Writer:
             self.mark(live)
 
 
-def _is_ours(live: LiveTask, row: TaskRow) -> bool:
-    """Whether the row says what we wrote ourselves: in a commit that seemed to fail, or by a claim meanwhile.
+class ProgressSaver:
+    """Saves the progress that running tasks report, once a second at most, from whatever thread they report it.
 
-    The owner alone proves nothing: who recovers a task leaves there who had it, and that must stay refused.
+    `save` is what an attempt calls with every report.
     """
-    found = expected_of(row)
-    if live.is_unconfirmed:
-        # It has never started. A row that has is an earlier task of the key, even if both calls read one clock tick.
-        return found in live.saving.in_doubt and row.status == TaskStatus.PENDING and row.sent_at == live.sent_at
-    if live.saving.is_written_anew:
-        # An older copy of the file was put in its place. Free there, or already ours: nobody else has taken it since.
-        return live.has_overtaken(row) and (found.owner is None or found.owner == live.owner)
-    # Of a row that cannot be read the count is a guess, by which no write would ever win.
-    is_as_known = found == live.saving.committed and not isinstance(row, UnreadableRow)
-    return is_as_known or found in live.saving.in_doubt
 
+    def __init__(self, loop: asyncio.AbstractEventLoop, writer: Writer, clock: Clock) -> None:
+        self._loop = loop
+        self._thread_id = threading.get_ident()
+        self._writer = writer
+        self._clock = clock
 
-def log_rejected(live: LiveTask, reason: str) -> None:
-    """Say that a record cannot be stored at all."""
-    logger.error(
-        "task %s (%s) cannot be stored: %s; it goes on in memory only",
-        live.definition.name,
-        live.task_id,
-        reason,
-        extra=extra_of(live),
-    )
+    def save(self, live: LiveTask) -> None:
+        """A persisted task reported progress."""
+        now = self._clock.now_us()
+        if live.is_persisted and not 0 <= now - live.updated_at < PROGRESS_US:  # before: the clock was stepped back
+            live.updated_at = now
+            if threading.get_ident() == self._thread_id:
+                self._mark(live)
+            else:
+                with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody keeps progress any more
+                    self._loop.call_soon_threadsafe(self._mark, live)
+
+    def _mark(self, live: LiveTask) -> None:
+        if live.phase is Phase.RUNNING:
+            self._writer.mark(live)

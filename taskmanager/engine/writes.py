@@ -1,0 +1,136 @@
+"""What is sent to the store of one task: as lean as its change can be said, and pared where the store refuses it.
+
+Nearly every task starts once and succeeds: two writes that change a few columns, for which no whole row is sent.
+
+A task that has ended must have ended in the file too, or the next start would take it for one whose process died. So a
+record that the store refuses for its content is sent again without what it can do without.
+"""
+
+from typing import Final
+
+from taskmanager.engine.live_task import STATUS_TEXT, LiveTask
+from taskmanager.engine.log_fields import extra_of
+from taskmanager.engine.row_codec import stored_error
+from taskmanager.model.logger import logger
+from taskmanager.model.record import (
+    AttemptRow,
+    Expected,
+    StartWrite,
+    SuccessWrite,
+    TaskRow,
+    TaskWrite,
+    UnreadableRow,
+    Write,
+    expected_of,
+)
+from taskmanager.model.result import TaskError, trusted_code
+from taskmanager.model.states import BuiltInTaskCode, TaskStatus
+
+SHORT_CHARS: Final = 500
+"""Of each text that is kept."""
+_PENDING, _RUNNING = STATUS_TEXT[TaskStatus.PENDING], STATUS_TEXT[TaskStatus.RUNNING]
+_new_tuple = tuple.__new__
+
+
+def write_of(live: LiveTask, base: Expected | None, attempts: tuple[AttemptRow, ...]) -> Write:
+    """The change from the committed state `base` to the present one."""
+    if base is not None and live.start_count == 1 and base[1] == live.owner and _left_nothing_else(live):
+        status = live.status
+        if status is TaskStatus.COMPLETED:
+            if base[0] == _RUNNING and base[2] == 1:
+                change = (live.task_id, live.definition.name, base, live.completed_at, live.result_text, attempts)
+                return _new_tuple(SuccessWrite, change)
+        elif status is TaskStatus.RUNNING and base[0] == _PENDING and base[2] == 0:
+            worker = (live.worker_pid, live.worker_hostname, live.worker_process_name)
+            return _new_tuple(StartWrite, (live.task_id, live.definition.name, base, live.started_at, *worker))
+    return _new_tuple(TaskWrite, (live.row(), base, attempts))
+
+
+def _left_nothing_else(live: LiveTask) -> bool:
+    """Neither by what it reported nor by a cancel request: both may come before its start is committed.
+
+    Of a record that was pared, the row may hold more than memory does.
+    """
+    has_reported = live.progress_text is not None or live.log_text is not None
+    return not has_reported and live.cancel_requested_at is None and live.saving.pared_result is None
+
+
+def pare(live: LiveTask, reason: str) -> bool:
+    """Leave out what the record can do without; False when there is nothing (more) of that kind.
+
+    First what it came to, then, where no row stands there yet, the arguments: such a task can be seen, not repeated.
+    """
+    if _shorten(live, reason):
+        without = "result, progress and log"
+    elif live.status.is_terminal and live.saving.committed is None and live.args_text is not None:
+        without = "arguments"
+        live.args_text = live.kwargs_text = None
+    else:
+        return False
+    logger.warning(
+        "the record of task %s (%s) cannot be stored: %s; it is tried without its %s",
+        live.definition.name,
+        live.task_id,
+        reason,
+        without,
+        extra=extra_of(live),
+    )
+    return True
+
+
+def _shorten(live: LiveTask, reason: str) -> bool:
+    """Whether that changed anything, so that it is worth another try."""
+    before = live.progress_text, live.log_text, live.failed_reason, live.attempts_due
+    live.progress_text = live.log_text = None
+    live.failed_reason = _short(live.failed_reason)
+    live.attempts_due = tuple(map(_short_attempt, live.attempts_due))
+    has_changed = before != (live.progress_text, live.log_text, live.failed_reason, live.attempts_due)
+    if live.result_text is None or live.saving.pared_result == live.start_count:
+        return has_changed
+    live.saving.pared_result = live.start_count
+    if live.status is TaskStatus.COMPLETED:
+        why = f"the result could not be stored: {reason}"
+        live.result_text = stored_error(live.definition, TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why))
+    elif live.ending is not None:
+        live.result_text = stored_error(live.definition, _short_error(live.ending.result.err_value))
+    return True
+
+
+def _short(text: str | None) -> str | None:
+    return text and text[:SHORT_CHARS]
+
+
+def _short_error(error: TaskError) -> TaskError:
+    return TaskError(trusted_code(error.error_code), error.message[:SHORT_CHARS])
+
+
+def _short_attempt(row: AttemptRow) -> AttemptRow:
+    return row._replace(error_message=_short(row.error_message), failed_reason=_short(row.failed_reason))
+
+
+def is_ours(live: LiveTask, row: TaskRow) -> bool:
+    """Whether the row says what we wrote ourselves: in a commit that seemed to fail, or by a claim meanwhile.
+
+    The owner alone proves nothing: who recovers a task leaves there who had it, and that must stay refused.
+    """
+    found = expected_of(row)
+    if live.is_unconfirmed:
+        # It has never started. A row that has is an earlier task of the key, even if both calls read one clock tick.
+        return found in live.saving.in_doubt and row.status == TaskStatus.PENDING and row.sent_at == live.sent_at
+    if live.saving.is_written_anew:
+        # An older copy of the file was put in its place. Free there, or already ours: nobody else has taken it since.
+        return live.has_overtaken(row) and (found.owner is None or found.owner == live.owner)
+    # Of a row that cannot be read the count is a guess, by which no write would ever win.
+    is_as_known = found == live.saving.committed and not isinstance(row, UnreadableRow)
+    return is_as_known or found in live.saving.in_doubt
+
+
+def log_rejected(live: LiveTask, reason: str) -> None:
+    """Say that a record cannot be stored at all."""
+    logger.error(
+        "task %s (%s) cannot be stored: %s; it goes on in memory only",
+        live.definition.name,
+        live.task_id,
+        reason,
+        extra=extra_of(live),
+    )
