@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 from taskmanager.duties.recovery import Recovery
@@ -10,7 +11,7 @@ from taskmanager.duties.stale import StaleTasks
 from taskmanager.duties.supervisor import Supervisor
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.instance import new_identity
+from taskmanager.engine.instance import is_dead, new_identity
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
 from taskmanager.engine.queues import Queues
@@ -39,7 +40,8 @@ def store_of(settings: Settings) -> Store:
         return MemoryStore()
     from taskmanager.store.sqlite import SqliteStore
 
-    return SqliteStore(settings.database, synchronous=settings.synchronous)
+    is_gone = partial(is_dead, settings.database)
+    return SqliteStore(settings.database, synchronous=settings.synchronous, is_dead=is_gone)
 
 
 def check_process(settings: Settings, intake: Intake) -> None:

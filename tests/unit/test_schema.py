@@ -189,7 +189,7 @@ async def test_what_is_searched_has_an_index(world: World) -> None:
     sql = "SELECT sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
     indexes = " ".join(" ".join(str(row["sql"]) for row in world.rows(sql)).split())
     for wanted in (
-        "taskmanager_tasks (queue_name)",
+        "taskmanager_tasks (queue_name, ",
         "taskmanager_tasks (status,",
         "taskmanager_tasks (claimed,",
         "taskmanager_tasks (good_until)",

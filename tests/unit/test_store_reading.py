@@ -176,6 +176,7 @@ def test_a_newer_and_an_older_schema_are_refused(tmp_path: Path) -> None:
         connection.execute("DELETE FROM taskmanager_schema WHERE version > 1")
         for (view,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'view'").fetchall():
             connection.execute(f"DROP VIEW {view}")
+        connection.execute("DROP INDEX taskmanager_tasks_ready")
     connection.close()
     before = digest(tmp_path)
     with pytest.raises(StoreError, match="start the application with this version once"), open_read_only(database):

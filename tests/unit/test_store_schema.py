@@ -11,7 +11,8 @@ import pytest
 
 from taskmanager import TaskManager
 from taskmanager.model.errors import StoreError
-from taskmanager.store.sqlite.schema import check_version, migrate
+from taskmanager.store.sqlite import schema
+from taskmanager.store.sqlite.schema import Migration, check_version, least_version, migrate, migrations
 from tests.unit.cli.documents import DiagnosisDocument
 from tests.unit.command_line import taskmanager
 
@@ -92,8 +93,57 @@ def test_lost_rows_of_the_versions_are_found_out_from_what_is_there() -> None:
             connection.execute(f"DELETE FROM taskmanager_schema WHERE {condition}")
             migrate(connection, "tasks.db")
             assert parts(connection) == WHOLE
-            assert connection.execute("SELECT max(version) FROM taskmanager_schema").fetchall() == [(2,)]
+            assert schema.version(connection) == migrations()[-1].version
             assert connection.execute("SELECT count(*) FROM taskmanager_tasks").fetchone() == (1,)
+
+
+FIRST_RELEASE = 2
+"""The version of files that the first release writes."""
+RENAMES = Migration(99, "renames", "ALTER TABLE taskmanager_queues RENAME COLUMN paused_at TO halted_at;\n")
+DROPS_INDEX = Migration(98, "drops", "-- not used\nDROP INDEX taskmanager_tasks_claimed;\n")
+ADDS = Migration(99, "adds", "CREATE INDEX taskmanager_queues_paused ON taskmanager_queues (paused_at);\n")
+
+
+def in_use(monkeypatch: pytest.MonkeyPatch, number: int) -> sqlite3.Connection:
+    """A file of this version, in which two instances are registered."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    steps = migrations()
+    with monkeypatch.context() as patched:
+        patched.setattr(schema, "migrations", lambda: [step for step in steps if step.version <= number])
+        migrate(connection, "tasks.db")
+    insert = "INSERT INTO taskmanager_instances VALUES (?, NULL, 'web-1', ?, 'main', NULL, ?, NULL, NULL, 1)"
+    connection.executemany(insert, [("lives", 11, 1), ("died", 22, 2)])
+    return connection
+
+
+def test_a_file_in_use_is_only_added_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older instance that uses the file finds all that its statements name. What is only in the way goes later."""
+    with closing(in_use(monkeypatch, FIRST_RELEASE)) as connection:
+        before = parts(connection)
+        for _ in range(2):
+            migrate(connection, "tasks.db", lambda each: each == "died")
+            assert before.items() <= parts(connection).items()
+            check_version(connection, "tasks.db")
+            assert schema.version(connection) == least_version() > FIRST_RELEASE
+        migrate(connection, "tasks.db", lambda each: True)
+        assert parts(connection) == {name: part for name, part in WHOLE.items() if name != "users"}
+
+
+@pytest.mark.parametrize("steps", [[RENAMES], [DROPS_INDEX, ADDS]], ids=["a rename", "a drop before what is needed"])
+def test_a_step_that_takes_away_is_refused_while_an_instance_lives(
+    monkeypatch: pytest.MonkeyPatch, steps: list[Migration]
+) -> None:
+    """Its next statement would fail. The error says who it is, and what to do."""
+    known = migrations()
+    with closing(in_use(monkeypatch, known[-1].version)) as connection:
+        monkeypatch.setattr(schema, "migrations", lambda: [*known, *steps])
+        before = parts(connection)
+        for _ in range(2):
+            with pytest.raises(StoreError, match=r"in use by instance lives \(process 11 on web-1\); stop these first"):
+                migrate(connection, "tasks.db", lambda each: each == "died")
+            assert parts(connection) == before
+        migrate(connection, "tasks.db", lambda each: True)
+        assert schema.version(connection) == 99
 
 
 CHANGES = {

@@ -498,15 +498,22 @@ def plan(path: Path, query: str, parameters: Any) -> str:
         return "\n".join(row[3] for row in other.execute(f"EXPLAIN QUERY PLAN {query}", parameters))
 
 
-async def test_a_claim_is_found_through_the_free_index_alone(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("query", "index", "leads_with"),
+    [(claims.CANDIDATES, "free", "task_name=? AND "), (claims.READY_CANDIDATES, "ready", "")],
+)
+async def test_a_claim_is_found_through_an_index_of_free_rows_alone(
+    path: Path, query: str, index: str, leads_with: str
+) -> None:
     """Rows nobody can run, and rows that have ended, cost a claim nothing."""
     await created(path)
     wanted = {"task_names": "[]", "odd_name": None, "queue_name": "q", "better_than": 101, "now": 1, "limit": 9}
-    steps = plan(path, claims.CANDIDATES, wanted)
-    assert "taskmanager_tasks_free (task_name=? AND queue_name=? AND priority=? AND enqueued_at<?)" in steps
-    assert "taskmanager_tasks_free (task_name=? AND queue_name=? AND priority>?)" in steps
+    steps = plan(path, query, wanted | {"scanned": 9})
+    assert f"taskmanager_tasks_{index} ({leads_with}queue_name=? AND priority=? AND enqueued_at<?)" in steps
+    assert f"taskmanager_tasks_{index} ({leads_with}queue_name=? AND priority>?)" in steps
     assert "SCAN taskmanager_tasks" not in steps
     assert "SCAN t" not in steps.splitlines()
+    assert "ORDER BY" not in steps or index == "free"
 
 
 @pytest.mark.parametrize(

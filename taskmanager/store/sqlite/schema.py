@@ -2,13 +2,18 @@
 
 Several processes may start at once. Each reads the version again under the write lock, so each migration runs once.
 
+A step that adds runs beside older instances that use the file: their statements still find all that they name. A step
+that drops or renames runs only when nobody else lives. If it drops indexes alone, the file works without it, and it
+waits for a later start; any other refuses the start, and names who lives.
+
 Other programs that share the file may drop what they do not know: alembic's autogenerate drops our tables and keeps our
 views. So a start compares what the file has with what its version must have, and makes anew what is missing. A process
 that only reads raises instead: its message names what is missing, and says that a start makes it anew.
 """
 
+import re
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import cache
 from importlib import resources
@@ -31,12 +36,26 @@ VALUES (?, ?, CAST(strftime('%s', 'now') AS INTEGER) * 1000000)
 """
 
 
+_TAKES_AWAY: Final = re.compile(r"^\s*(DROP|ALTER\s+TABLE\s+\S+\s+(DROP|RENAME))\b", re.IGNORECASE | re.MULTILINE)
+_DROPS_INDEX: Final = re.compile(r"(--[^\n]*\n|\s)*DROP\s+INDEX\b", re.IGNORECASE)
+
+
 class Migration(NamedTuple):
     """One step of the schema."""
 
     version: int
     name: str
     script: str
+
+    @property
+    def takes_away(self) -> bool:
+        """Whether it drops or renames something that an older instance may be using."""
+        return _TAKES_AWAY.search(self.script) is not None
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether it only drops indexes, so that the file works without it."""
+        return all(_DROPS_INDEX.match(each) for each in statements(self.script))
 
 
 class Part(NamedTuple):
@@ -92,22 +111,62 @@ def version(connection: sqlite3.Connection) -> int:
     return int(number)
 
 
-def migrate(connection: sqlite3.Connection, path: str) -> None:
+def least_version() -> int:
+    """Return the version that a file must have for this version of the library to use it."""
+    return max(step.version for step in migrations() if not step.can_wait)
+
+
+def never_dead(_instance_id: str) -> bool:
+    """Take every registered instance for a living one. Stands in where nobody can tell."""
+    return False
+
+
+def migrate(connection: sqlite3.Connection, path: str, is_dead: Callable[[str], bool] = never_dead) -> None:
     """Bring the file to the newest schema, and make anew what it has lost of it.
 
-    Raises `StoreError` if a newer version of the library wrote the file, or another program has changed what is ours.
+    `is_dead` tells of an instance that is registered in the file whether it has ended. Raises `StoreError` if a newer
+    version of the library wrote the file, if another program has changed what is ours, or if a living instance uses
+    what a step takes away.
     """
     steps = migrations()
     newest = steps[-1].version
     # Without a lock first: a file that needs nothing opens while somebody else is writing.
-    if _version_known(connection, newest, path) == newest and not _missing(connection, steps, path):
+    current = _version_known(connection, newest, path)
+    if not _pending(connection, current, path, is_dead) and not _missing(connection, steps, path):
         return
     with transaction(connection):
         _make_whole(connection, path)
-    for step in steps:
+    for step in _pending(connection, version(connection), path, is_dead):
         with transaction(connection):
             if _version_known(connection, newest, path) < step.version:
                 _apply(connection, step)
+
+
+def _pending(
+    connection: sqlite3.Connection, current: int, path: str, is_dead: Callable[[str], bool]
+) -> Sequence[Migration]:
+    """Return the steps to apply now to a file of this version. Raise `StoreError` if that would harm somebody."""
+    pending = [step for step in migrations() if step.version > current]
+    harmful = [step for step in pending if step.takes_away]
+    living = _living(connection, is_dead) if harmful and current else []
+    if not living:
+        return pending
+    waiting = [step for step in pending if step.version > least_version()]
+    if any(step not in waiting for step in harmful):
+        raise StoreError(
+            f"{path} has schema version {current}, and the way to {pending[-1].version} takes away what is in use by "
+            f"{_listed(living)}; stop these first, then start again"
+        )
+    return [step for step in pending if step not in waiting]
+
+
+def _living(connection: sqlite3.Connection, is_dead: Callable[[str], bool]) -> list[str]:
+    """Describe the instances that use the file."""
+    if "taskmanager_instances" not in _found(connection):
+        return []
+    query = "SELECT instance_id, pid, hostname FROM taskmanager_instances ORDER BY started_at, instance_id"
+    rows = connection.execute(query).fetchall()
+    return [f"instance {each} (process {pid} on {host})" for each, pid, host in rows if not is_dead(each)]
 
 
 def check_version(connection: sqlite3.Connection, path: str) -> None:
@@ -116,18 +175,18 @@ def check_version(connection: sqlite3.Connection, path: str) -> None:
     This is for readers, which make nothing.
     """
     steps = migrations()
-    newest = steps[-1].version
-    current = _version_known(connection, newest, path)
+    least = least_version()
+    current = _version_known(connection, steps[-1].version, path)
     check_is_ours(connection, path)
-    if current < newest and _real_version(connection, current, path) < newest:
+    if current < least and _real_version(connection, current, path) < least:
         raise StoreError(
-            f"{path} has schema version {current}, this version of taskmanager needs {newest}; "
+            f"{path} has schema version {current}, this version of taskmanager needs {least}; "
             "start the application with this version once, it migrates the file"
         )
     missing = _missing(connection, steps, path)
     tables = [part.name for part in missing if part.kind == "table"]  # and with them their indexes
     lost = tables + [part.name for part in missing if part.kind == "index" and part.table not in tables]
-    if current < newest:
+    if current < least:
         lost.append("taskmanager_schema" if current == 0 else f"the rows of taskmanager_schema above {current}")
     if lost:
         raise StoreError(

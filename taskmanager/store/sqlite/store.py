@@ -32,7 +32,7 @@ from taskmanager.store.sqlite.files import Files
 from taskmanager.store.sqlite.open_files import check_process, keep_open
 from taskmanager.store.sqlite.pruning import BatchSize
 from taskmanager.store.sqlite.reading import GLANCE_PATIENCE_S, open_read_only, snapshot
-from taskmanager.store.sqlite.schema import migrate
+from taskmanager.store.sqlite.schema import migrate, never_dead
 from taskmanager.store.sqlite.stamp import LogStamp
 from taskmanager.store.sqlite.statistics import statistics
 from taskmanager.store.sqlite.wal import WAL_LIMITS, Wal, WalLimits
@@ -51,14 +51,21 @@ Ts = TypeVarTuple("Ts")
 class SqliteStore:
     """Tasks in one SQLite file. `synchronous="full"` survives a power cut, `"normal"` may lose the last commits.
 
-    `wal_limits`: what is done about a log that grows.
+    `wal_limits`: what is done about a log that grows. `is_dead` tells whether a registered instance has ended; without
+    it nothing is taken away from a file in which one is registered.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, synchronous: Synchronous = "full", wal_limits: WalLimits = WAL_LIMITS
+        self,
+        path: str | os.PathLike[str],
+        *,
+        synchronous: Synchronous = "full",
+        wal_limits: WalLimits = WAL_LIMITS,
+        is_dead: Callable[[str], bool] = never_dead,
     ) -> None:
         self.path = str(Path(path).absolute())
         self._synchronous: Synchronous = synchronous
+        self._is_dead = is_dead
         self._writer: Connection | None = None
         self._reader: Connection | None = None
         self._files: Files | None = None
@@ -92,7 +99,7 @@ class SqliteStore:
         configure_writer(connection, self._synchronous)
         self._moves_after = self._wal.pages_to_move()
         upkeep.move_after(connection, self._moves_after)
-        migrate(connection, self.path)
+        migrate(connection, self.path, self._is_dead)
 
     def work_inline(self) -> None:
         files = self._files
