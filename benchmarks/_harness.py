@@ -1,7 +1,11 @@
-"""What every benchmark shares: options, interleaved repetitions, medians, the bare TaskGroup, and the table.
+"""What every benchmark shares: contenders in fresh processes, ratios within a round, targets, and the table.
 
-A benchmark asks one question and asserts nothing. The library and the bare `asyncio.TaskGroup` take turns in the same
-run, so that a noisy machine disturbs both alike, and the ratio is quoted beside the median.
+A benchmark asks one question and asserts nothing. It names its parts, each of which is measured in a process of its
+own, and its lines, each of which compares two parts. The two run one after the other in every round, each time the
+other one first, and the ratio is taken within the round: so a machine whose speed varies disturbs both alike. What is
+quoted is the median of the ratios, beside its target.
+
+With `--against PATH` the parts that use the library run a second time with the package of another checkout.
 """
 
 import argparse
@@ -22,57 +26,193 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
-import psutil
-from rich.console import Console
-from rich.table import Table
-
-T = TypeVar("T")
-
-BOUND = 100
+BOUND: Final = 100
 """Tasks at a time: the default concurrency of a manager, and the semaphore of the bounded TaskGroup."""
-REPETITIONS = 5
-_PLAIN_WIDTH = 140
+ROUNDS: Final = 7
+ROUNDS_QUICK: Final = 3
+HERE: Final = Path(__file__).resolve().parent.parent
+_PLAIN_WIDTH: Final = 170
 
 
 class Options(NamedTuple):
     """How a benchmark was called."""
 
     is_quick: bool
-    repetitions: int
+    rounds: int
     directory: Path
-    child: str | None
+    against: Path | None
+    only: str
+    json: Path | None
 
     def size(self, full: int, quick: int) -> int:
         """The full size of a benchmark, or its quick one."""
         return quick if self.is_quick else full
 
 
-def parse_options(doc: str | None) -> Options:
-    """Read the command line; the first line of the benchmark's docstring is its question."""
+Figures = Mapping[str, float]
+Part = Callable[[Options], Figures]
+
+
+class Line(NamedTuple):
+    """One line of the table: what a part measured, and what it is compared with.
+
+    `must` and `wish` are bounds of the ratio (of the difference, or of the value itself, if that is what is quoted),
+    as ">= 0.3" or "<= 2".
+    """
+
+    what: str
+    part: str
+    figure: str
+    unit: str
+    base: str | None = None
+    base_figure: str | None = None
+    quote: str = "ratio"
+    must: str = ""
+    wish: str = ""
+
+    def judged(self, ours: float, base: float) -> float:
+        """The number that is held against the targets."""
+        if self.quote == "ratio" and self.base is not None:
+            return ours / base if base else math.nan
+        return ours - base if self.quote == "difference" else ours
+
+
+class Found(NamedTuple):
+    """What one line saw in all rounds."""
+
+    line: Line
+    ours: list[float]
+    base: list[float]
+    other: list[float]
+
+    def note(self, figures: Mapping[tuple[str, Path], Figures], against: Path | None) -> None:
+        """Take over what one round found."""
+        part, base, figure = self.line.part, self.line.base, self.line.figure
+        self.ours.append(figures[part, HERE][figure])
+        if base is not None:
+            self.base.append(figures[base, HERE][self.line.base_figure or figure])
+        if against is not None:
+            self.other.append(figures[part, against][figure])
+
+    @property
+    def judged(self) -> list[float]:
+        """One number per round."""
+        return [self.line.judged(*each) for each in zip(self.ours, self.base or self.ours, strict=True)]
+
+    @property
+    def against(self) -> list[float]:
+        """This checkout as a multiple of the other one, per round."""
+        return [ours / other if other else math.nan for ours, other in zip(self.ours, self.other, strict=False)]
+
+
+def run(
+    doc: str | None, file: str, parts: Mapping[str, Part], lines: Sequence[Line], notes: Sequence[str] = ()
+) -> None:
+    """Measure and print the table, or be the process of one part."""
+    options, part = _parse(doc)
+    if part is not None:
+        # Stops with waiting tasks say so at ERROR; without a handler that would be printed between the figures.
+        logging.getLogger("taskmanager").addHandler(logging.NullHandler())
+        figures = parts[part](options)
+        print(json.dumps({"package": sys.modules["taskmanager"].__file__, **figures}))
+        return
+    chosen = [line for line in lines if options.only in line.what]
+    found = _race(file, options, chosen)
+    _print(doc, options, found, notes)
+    if options.json is not None:
+        rows = [{"file": Path(file).name, **_row(each)} for each in found]
+        options.json.write_text(json.dumps(rows), encoding="utf-8")
+
+
+def _parse(doc: str | None) -> tuple[Options, str | None]:
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small numbers, for a first look")
-    parser.add_argument("--repetitions", type=int, default=None, help=f"default {REPETITIONS}, with --quick 2")
+    parser.add_argument("--rounds", type=int, default=None, help=f"default {ROUNDS}, with --quick {ROUNDS_QUICK}")
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="where the databases are made")
-    parser.add_argument("--child", default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--against", type=Path, default=None, help="another checkout, to compare with")
+    parser.add_argument("--only", default="", help="only the lines that contain this text")
+    parser.add_argument("--json", type=Path, default=None, help="write the lines into this file, too")
+    parser.add_argument("--part", default=None, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    # Stops with waiting tasks say so at ERROR; without a handler that would be printed between the figures.
-    logging.getLogger("taskmanager").addHandler(logging.NullHandler())
-    repetitions = given.repetitions or (2 if given.quick else REPETITIONS)
-    return Options(given.quick, repetitions, given.dir, given.child)
+    rounds = given.rounds or (ROUNDS_QUICK if given.quick else ROUNDS)
+    return Options(given.quick, rounds, given.dir, given.against, given.only, given.json), given.part
 
 
-def interleaved(contenders: Mapping[str, Callable[[], T]], repetitions: int) -> dict[str, list[T]]:
-    """Run every contender once per repetition, each time beginning with another one."""
-    results: dict[str, list[T]] = {name: [] for name in contenders}
-    names = list(contenders)
-    for turn in range(repetitions):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
-            gc.collect()
-            results[name].append(contenders[name]())
-    return results
+# The rounds.
+
+
+def _race(file: str, options: Options, lines: Sequence[Line]) -> list[Found]:
+    """Run all heats in every round. Parts that are compared are in one heat, where each runs once per round."""
+    found = [Found(line, [], [], []) for line in lines]
+    for number in range(options.rounds):
+        for heat in _heats(lines):
+            figures = {}
+            for runner in _order(heat, lines, options.against, number):
+                figures[runner] = run_part(file, options, *runner)
+            for each in found:
+                if each.line.part in heat:
+                    each.note(figures, options.against)
+    return found
+
+
+def _order(heat: list[str], lines: Sequence[Line], against: Path | None, number: int) -> list[tuple[str, Path]]:
+    """Who runs when in a round: each time another one first, and the two checkouts next to each other."""
+    with_library = {line.part for line in lines}
+    shift = number % len(heat)
+    order = []
+    for part in heat[shift:] + heat[:shift]:
+        checkouts = [HERE] if against is None or part not in with_library else [HERE, against]
+        order += [(part, each) for each in (checkouts if number % 2 else reversed(checkouts))]
+    return order if number // 2 % 2 else order[::-1]
+
+
+def _heats(lines: Sequence[Line]) -> list[list[str]]:
+    """The parts that are compared with each other, directly or through a third one."""
+    heats: list[list[str]] = []
+    for line in lines:
+        heat = [part for part in (line.part, line.base) if part is not None]
+        for each in [each for each in heats if not set(each).isdisjoint(heat)]:
+            heats.remove(each)
+            heat = [*each, *heat]
+        heats.append(list(dict.fromkeys(heat)))
+    return heats
+
+
+def run_part(file: str, options: Options, part: str, package: Path = HERE) -> dict[str, Any]:
+    """Run one part in a fresh process, with the package of a checkout."""
+    found = finish_part(start_part(file, options, part, package))
+    if not Path(found.pop("package")).is_relative_to(package.resolve()):
+        raise SystemExit(f"{package} was to be measured, and another package was imported")
+    return found
+
+
+def start_part(file: str, options: Options, part: str, package: Path = HERE) -> "subprocess.Popen[str]":
+    """Begin to run a part in a fresh process."""
+    command = [sys.executable, file, "--part", part, "--dir", str(options.directory)]
+    return subprocess.Popen(
+        [*command, "--quick"] if options.is_quick else command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(package),
+    )
+
+
+def finish_part(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    """Wait for a part, and read what it found."""
+    output, _ = process.communicate()
+    if process.returncode:
+        raise SystemExit(f"a part of the benchmark ended with {process.returncode}")
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return found
+
+
+def environment(package: Path) -> dict[str, str]:
+    """The environment of a process that imports the package of a checkout, from byte code."""
+    changed = {**os.environ, "PYTHONPATH": str(package.resolve())}
+    changed.pop("PYTHONDONTWRITEBYTECODE", None)
+    return changed
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -91,27 +231,7 @@ def database(options: Options, copy_of: Path | None = None) -> Iterator[Path]:
         yield path
 
 
-def run_child(file: str, options: Options, child: str) -> dict[str, Any]:
-    """Run this benchmark's part `child` in a fresh process; it prints one JSON object."""
-    return finish_child(start_child(file, options, child))
-
-
-def start_child(file: str, options: Options, child: str) -> "subprocess.Popen[str]":
-    """Begin to run a part in a fresh process."""
-    command = [sys.executable, file, "--child", child, "--dir", str(options.directory)]
-    return subprocess.Popen([*command, "--quick"] if options.is_quick else command, stdout=subprocess.PIPE, text=True)
-
-
-def finish_child(process: "subprocess.Popen[str]") -> dict[str, Any]:
-    """Wait for a part, and read what it found."""
-    output, _ = process.communicate()
-    if process.returncode:
-        raise SystemExit(f"a child process of the benchmark ended with {process.returncode}")
-    found: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return found
-
-
-# The bare TaskGroup.
+# The bare TaskGroup, and the clocks.
 
 
 async def no_op() -> None:
@@ -131,101 +251,90 @@ async def bare_bounded(count: int, body: Callable[[], Awaitable[None]] = no_op) 
             group.create_task(one())
 
 
-async def bare_unbounded(count: int, body: Callable[[], Any] = no_op) -> None:
-    """`count` tasks in a TaskGroup, all at once."""
-    async with asyncio.TaskGroup() as group:
-        for _ in range(count):
-            group.create_task(body())
-
-
-class Rate(NamedTuple):
-    """How fast tasks went. The times are µs of processor per task, which a busy machine disturbs less than the rate."""
-
-    per_s: float
-    loop_us: float
-    process_us: float
-
-
 class Watch:
     """A stopwatch for one run, to be used in the thread of the loop."""
 
     def __init__(self) -> None:
-        self._began = (time.perf_counter(), time.thread_time(), time.process_time())
+        gc.collect()
+        self._began = self._now()
 
-    def rate(self, count: int) -> Rate:
-        """What `count` tasks took until now."""
-        wall_s, loop_s, process_s = self._began
-        return Rate(
-            count / (time.perf_counter() - wall_s),
-            (time.thread_time() - loop_s) / count * 1e6,
-            (time.process_time() - process_s) / count * 1e6,
-        )
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        return time.perf_counter(), time.thread_time(), time.process_time()
 
+    def figures(self, count: int) -> dict[str, float]:
+        """What `count` tasks took until now: their rate, and µs of processor time per task.
 
-def bare_rate(runner: Callable[[int], Awaitable[None]], count: int) -> Rate:
-    """The rate of one of the two above."""
-
-    async def main() -> Rate:
-        watch = Watch()
-        await runner(count)
-        return watch.rate(count)
-
-    return asyncio.run(main())
+        A busy machine disturbs the times less than the rate. `others_us` is what all threads but that of the loop took.
+        """
+        wall_s, loop_s, process_s = (now - began for now, began in zip(self._now(), self._began, strict=True))
+        return {
+            "per_s": count / wall_s,
+            "loop_us": loop_s / count * 1e6,
+            "others_us": (process_s - loop_s) / count * 1e6,
+            "process_us": process_s / count * 1e6,
+        }
 
 
 # The answer.
 
 
-class Sheet:
-    """The table of one question."""
+def _row(found: Found) -> dict[str, str]:
+    line = found.line
+    median = statistics.median(found.judged)
+    measured = f"{_figure(median)}{'' if line.base and line.quote == 'ratio' else ' ' + line.unit}"
+    return {
+        "what": line.what,
+        "ours": f"{_figure(statistics.median(found.ours))} {line.unit}",
+        "base": f"{_figure(statistics.median(found.base))}" if found.base else "",
+        "measured": f"{'+' if line.quote == 'difference' and median > 0 else ''}{measured}",
+        "spread": f"{_figure(min(found.judged))} – {_figure(max(found.judged))}",
+        "must": line.must,
+        "wish": line.wish,
+        "reached": _reached(median, line),
+        "other": f"{_figure(statistics.median(found.other))}" if found.other else "",
+        "this/other": f"{_figure(statistics.median(found.against))}" if found.other else "",
+    }
 
-    def __init__(self, doc: str | None, options: Options) -> None:
-        self._options = options
-        self._notes: list[str] = []
-        self._table = Table(title=(doc or "").splitlines()[0], title_justify="left", title_style="bold")
-        self._table.add_column("what")
-        for name in ("median", "lowest – highest", "unit", "target", "ratio to bare"):
-            self._table.add_column(name, justify="left" if name == "unit" else "right")
 
-    def add(
-        self, what: str, samples: Sequence[float], unit: str, *, target: str = "", bare: Sequence[float] | None = None
-    ) -> None:
-        """One line: the samples are one value per repetition, `bare` those that they are compared with."""
-        median = statistics.median(samples)
-        spread = f"{_figure(min(samples))} – {_figure(max(samples))}"
-        ratio = ""
-        if bare is not None:
-            base = statistics.median(bare)
-            ratio = _figure(median / base) if base else "–"
-        self._table.add_row(what, _figure(median), spread, unit, target, ratio)
+def _reached(value: float, line: Line) -> str:
+    if not line.must:
+        return ""
+    if line.wish and _holds(value, line.wish):
+        return "wish"
+    return "yes" if _holds(value, line.must) else "NO"
 
-    def add_processor(self, what: str, rates: Sequence[Rate], bare: Sequence[Rate]) -> None:
-        """Two lines: the processor time per task, of the loop's thread and of all threads."""
-        for name in ("loop_us", "process_us"):
-            thread = "loop thread" if name == "loop_us" else "all threads"
-            samples = [getattr(each, name) for each in rates]
-            self.add(f"{what}, CPU of {thread}", samples, "µs/task", bare=[getattr(each, name) for each in bare])
 
-    def fact(self, what: str, value: str, *, target: str = "") -> None:
-        """One line that is no measurement."""
-        self._table.add_row(what, value, "", "", target, "")
+def _holds(value: float, bound: str) -> bool:
+    sign, number = bound.split()[:2]
+    return value >= float(number) if sign == ">=" else value <= float(number)
 
-    def note(self, text: str) -> None:
-        """A line below the table."""
-        self._notes.append(text)
 
-    def print(self) -> None:
-        """Show the table, the notes, and what it was measured on."""
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console = Console(highlight=False, width=_PLAIN_WIDTH)
-        console.print(self._table)
-        size = ", --quick" if self._options.is_quick else ""
-        for text in self._notes:
-            console.print(text)
-        console.print(
-            f"{self._options.repetitions} interleaved repetitions{size}; {machine(self._options.directory)}\n"
-        )
+def show(title: str, rows: Sequence[Mapping[str, str]], columns: Sequence[str], notes: Sequence[str] = ()) -> None:
+    """Print rows as a table."""
+    from rich.console import Console  # not at the top: the process of a part needs no tables
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("what", "file") else "right")
+    for row in rows:
+        table.add_row(*(row[name] for name in columns))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_PLAIN_WIDTH)
+    console.print(table)
+    for text in notes:
+        console.print(text)
+
+
+def _print(doc: str | None, options: Options, found: Sequence[Found], notes: Sequence[str]) -> None:
+    columns = ["what", "ours", "base", "measured", "spread", "must", "wish", "reached"]
+    if options.against is not None:
+        columns[2:2] = ["other", "this/other"]
+    size = ", --quick" if options.is_quick else ""
+    last = f"Medians of {options.rounds} rounds{size}; {machine(options.directory)}\n"
+    show((doc or "").splitlines()[0], [_row(each) for each in found], columns, (*notes, last))
 
 
 def _figure(value: float) -> str:
@@ -250,6 +359,8 @@ def machine(directory: Path) -> str:
 
 def filesystem(directory: Path) -> str:
     """The type of the filesystem that `directory` is on."""
+    import psutil
+
     target = str(directory.resolve())
     best, kind = "", "unknown filesystem"
     for each in psutil.disk_partitions(all=True):

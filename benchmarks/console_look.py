@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from _harness import Sheet, database, parse_options
+from _sheet import Sheet, database, parse_options
 from rich.console import Console
 
 from taskmanager import TaskManager

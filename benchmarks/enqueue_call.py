@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from _harness import Sheet, database, interleaved, parse_options, percentile
+from _sheet import Sheet, database, interleaved, parse_options, percentile
 
 from taskmanager import TaskManager
 

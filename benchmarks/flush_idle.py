@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from _harness import Sheet, bare_bounded, database, interleaved, no_op, parse_options
+from _sheet import Sheet, bare_bounded, database, interleaved, no_op, parse_options
 
 from taskmanager import TaskManager
 

@@ -8,7 +8,7 @@ import asyncio
 import json
 import time
 
-from _harness import Options, Sheet, database, finish_child, interleaved, no_op, parse_options, start_child
+from _sheet import Options, Sheet, database, finish_child, interleaved, no_op, parse_options, start_child
 
 from taskmanager import TaskManager
 

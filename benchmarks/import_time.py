@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from _harness import Sheet, interleaved, parse_options
+from _sheet import Sheet, interleaved, parse_options
 
 NOT_LOADED = ("rich", "click", "psutil", "cronsim", "concurrent.futures.process")
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from _harness import BOUND, Sheet, database, interleaved, parse_options, percentile
+from _sheet import BOUND, Sheet, database, interleaved, parse_options, percentile
 
 from taskmanager import TaskManager
 

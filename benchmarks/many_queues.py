@@ -9,7 +9,7 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
-from _harness import Sheet, database, interleaved, no_op, parse_options
+from _sheet import Sheet, database, interleaved, no_op, parse_options
 
 from taskmanager import TaskManager
 

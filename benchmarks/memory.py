@@ -10,7 +10,7 @@ import json
 from collections.abc import Awaitable, Callable
 
 import psutil
-from _harness import Options, Sheet, bare_bounded, database, interleaved, no_op, parse_options, run_child
+from _sheet import Options, Sheet, bare_bounded, database, interleaved, no_op, parse_options, run_child
 
 from taskmanager import TaskManager
 

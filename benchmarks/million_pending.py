@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 import psutil
-from _harness import Options, Sheet, database, interleaved, no_op, parse_options, run_child
+from _sheet import Options, Sheet, database, interleaved, no_op, parse_options, run_child
 
 from taskmanager import TaskManager
 

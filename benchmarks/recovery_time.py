@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from _harness import Options, Sheet, database, finish_child, interleaved, parse_options, start_child
+from _sheet import Options, Sheet, database, finish_child, interleaved, parse_options, start_child
 
 from taskmanager import TaskManager
 

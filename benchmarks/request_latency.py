@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import uvicorn
-from _harness import Options, Sheet, database, finish_child, interleaved, parse_options, percentile, start_child
+from _sheet import Options, Sheet, database, finish_child, interleaved, parse_options, percentile, start_child
 from fastapi import FastAPI
 
 from taskmanager import TaskManager

@@ -14,7 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from _harness import Options, Sheet, database, finish_child, interleaved, parse_options, percentile, start_child
+from _sheet import Options, Sheet, database, finish_child, interleaved, parse_options, percentile, start_child
 
 from taskmanager import TaskManager
 

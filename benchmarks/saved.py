@@ -10,7 +10,7 @@ import sqlite3
 import time
 from pathlib import Path
 
-from _harness import (
+from _sheet import (
     Options,
     Sheet,
     bare_bounded,

@@ -9,7 +9,7 @@ import json
 import statistics
 import time
 
-from _harness import Options, Sheet, database, finish_child, no_op, parse_options, run_child, start_child
+from _sheet import Options, Sheet, database, finish_child, no_op, parse_options, run_child, start_child
 
 from taskmanager import TaskManager
 from taskmanager.duties.schedules.loop import Schedules

@@ -9,7 +9,7 @@ import asyncio
 import time
 from pathlib import Path
 
-from _harness import BOUND, Sheet, database, interleaved, no_op, parse_options
+from _sheet import BOUND, Sheet, database, interleaved, no_op, parse_options
 
 from taskmanager import StoreUnavailable, TaskManager
 

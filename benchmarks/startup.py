@@ -9,7 +9,7 @@ import sqlite3
 import time
 from pathlib import Path
 
-from _harness import Sheet, bare_bounded, bare_unbounded, database, interleaved, no_op, parse_options
+from _sheet import Sheet, bare_bounded, bare_unbounded, database, interleaved, no_op, parse_options
 
 from taskmanager import TaskManager
 

@@ -8,7 +8,7 @@ import sqlite3
 import time
 from contextlib import closing
 
-from _harness import Options, Sheet, database, interleaved, parse_options, percentile
+from _sheet import Options, Sheet, database, interleaved, parse_options, percentile
 
 from taskmanager import TaskManager
 
