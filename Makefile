@@ -96,7 +96,7 @@ bench: venv  ## Every question in benchmarks/, one after the other
 	  $(call say,$$file); $(BIN)/python "$$file" $(ARGS); \
 	done
 
-simulate: venv  ## The seeded simulator: thousands of bad days on virtual time
+simulate: venv  ## The seeded simulator: thousands of programs with faults, on virtual time
 	@$(call say,simulation); $(BIN)/python -m tests.simulation --seeds 2000 --workers $(WORKERS) $(ARGS)
 
 churn: venv  ## Kill it again and again: 500 rounds of random signals, then the count

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tokenize
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -157,6 +158,56 @@ REACHES: Final[Mapping[str, int]] = {
 }
 
 NAMELESS_MODULES: Final = frozenset({"utils", "util", "helpers", "helper", "common", "base", "misc", "mixins"})
+
+# One word per thing: what another word says already, each with the word to use. How often it still stands in the
+# package, the tests and the documents. The numbers only shrink: a tenth more than there is has to be lowered.
+BANNED_WORDS: Final[Mapping[str, tuple[str, str, int]]] = {
+    "stuck": (r"(?i)stuck", "abandoned", 71),
+    "leftover": (r"(?i)leftover", "abandoned", 31),
+    "outliving": (r"(?i)outliv", "abandoned", 53),
+    "spilled": (r"(?i)spill", "free", 58),
+    "put away": (r"(?i)put away", "free", 1),
+    "elsewhere": (r"(?i)elsewhere", "free, or the place", 75),
+    "backlog": (r"(?i)backlog", "free rows", 40),
+    "owed": (r"(?i)\bowed\b", "needs_look", 4),
+    "Sight": (r"Sight\b", "InstanceView, QueueView", 76),
+    "Word": (r"\b[A-Z]\w+Word\b", "QueueView", 9),
+    "Picture": (r"Picture\b", "Overview", 70),
+    "Glance": (r"\bGlance\b", "Overview", 17),
+    "Own": (r"\bOwn\b", "InstanceView", 10),
+    "SelfPortrait": (r"SelfPortrait\b", "InstanceView", 7),
+}
+
+# A test is found by the module and the rule in its name, and read in a list of failures beside its file.
+MAX_TEST_NAME: Final = 72
+# Files with names that are longer, and how many.
+LONG_TEST_NAMES: Final[Mapping[str, int]] = {
+    "tests/unit/cli/test_refusals.py": 1,
+    "tests/unit/test_console_instance.py": 1,
+    "tests/unit/test_engine_between.py": 1,
+    "tests/unit/test_engine_calls.py": 1,
+    "tests/unit/test_engine_dispatch.py": 2,
+    "tests/unit/test_engine_lanes.py": 3,
+    "tests/unit/test_engine_live_task.py": 1,
+    "tests/unit/test_engine_mishaps.py": 1,
+    "tests/unit/test_engine_neighbours.py": 2,
+    "tests/unit/test_engine_races.py": 2,
+    "tests/unit/test_engine_settle.py": 1,
+    "tests/unit/test_engine_stop_races.py": 4,
+    "tests/unit/test_engine_survival.py": 3,
+    "tests/unit/test_engine_time.py": 1,
+    "tests/unit/test_engine_window.py": 11,
+    "tests/unit/test_engine_writer.py": 3,
+}
+# Parts of a file's name that say how its author felt, and not what is tested.
+MOODS: Final = frozenset({"bad", "between", "mishaps", "poison", "ways", "window", "impatient", "patient"})
+MOODY_FILES: Final[frozenset[str]] = frozenset(
+    {
+        "tests/unit/test_engine_between.py",
+        "tests/unit/test_engine_mishaps.py",
+        "tests/unit/test_engine_window.py",
+    }
+)
 
 # Tests whose subject is real time: a child process lives while they wait.
 REAL_TIME: Final = ("tests/crash/", "tests/acceptance/")
@@ -558,10 +609,10 @@ class User:
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
-def size_faults(sizes: Mapping[str, int], limit: int, allowed: Mapping[str, int]) -> Iterator[str]:
+def size_faults(sizes: Mapping[str, int], limit: int, allowed: Mapping[str, int], what: str = "lines") -> Iterator[str]:
     for name, lines in sizes.items():
         if lines > allowed.get(name, limit):
-            yield f"{name}: {lines} lines, allowed are {allowed.get(name, limit)}"
+            yield f"{name}: {lines} {what}, allowed are {allowed.get(name, limit)}"
     for name, lines in allowed.items():
         actual = sizes.get(name, 0)
         if lines <= limit or actual < lines:
@@ -810,3 +861,56 @@ def test_every_ignored_rule_has_its_reason() -> None:
 def test_no_path_of_a_build_machine_is_in_the_repository() -> None:
     """Such a path works for one person."""
     report(build_path_faults())
+
+
+def worded_files() -> Iterator[Path]:
+    """The package, the tests without this file, which has to name the words, and the documents."""
+    for path in repository_files():
+        place = path.relative_to(ROOT).as_posix()
+        if place != "tests/test_tidy.py" and place.startswith((f"{PACKAGE}/", "tests/", "docs/", "README.md")):
+            yield path
+
+
+def banned_word_faults() -> Iterator[str]:
+    places: dict[str, Counter[str]] = {word: Counter() for word in BANNED_WORDS}
+    for path in worded_files():
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for word, (pattern, _, _) in BANNED_WORDS.items():
+            places[word][path.relative_to(ROOT).as_posix()] += len(re.findall(pattern, text))
+    for word, (_, better, allowed) in BANNED_WORDS.items():
+        count = places[word].total()
+        if count > allowed:
+            most = ", ".join(f"{place} ({number})" for place, number in places[word].most_common(5))
+            yield f"{word!r} stands in {count} places, allowed are {allowed}; say {better}. Most: {most}"
+        elif count < allowed - allowed // 10:
+            yield f"{word!r} stands in {count} places; lower the {allowed} in BANNED_WORDS to that"
+
+
+def names_of_tests() -> Iterator[tuple[str, str]]:
+    """The path of each file of tests, with the name of each test in it."""
+    for module in modules("tests"):
+        for function in functions(module):
+            if function.node.name.startswith("test_") and not function.is_nested:
+                yield module.path, function.node.name
+
+
+def moody_faults() -> Iterator[str]:
+    named = {module.path for module in modules("tests") if MOODS & {*Path(module.path).stem.split("_")}}
+    yield from (f"{path}: name it by the module or the rule that it tests" for path in named - MOODY_FILES)
+    yield from (f"{path}: no longer there, or well named; remove it from MOODY_FILES" for path in MOODY_FILES - named)
+
+
+def test_there_is_one_word_per_thing() -> None:
+    """A second word for the same thing makes a reader look for the difference."""
+    report(banned_word_faults())
+
+
+def test_the_name_of_a_test_is_short_enough_to_read() -> None:
+    """Module and rule; the reason has its place in the docstring."""
+    sizes = Counter(path for path, name in names_of_tests() if len(name) > MAX_TEST_NAME)
+    report(size_faults(sizes, 0, LONG_TEST_NAMES, f"names over {MAX_TEST_NAME}"))
+
+
+def test_a_file_of_tests_is_named_by_what_it_tests() -> None:
+    """Who looks for the test of a rule knows the rule, and not the mood."""
+    report(moody_faults())

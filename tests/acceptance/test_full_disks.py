@@ -15,7 +15,7 @@ from taskmanager import StoreUnavailable, TaskManager
 from taskmanager.duties import supervisor
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.sqlite.wal import WalLimits
-from tests.acceptance.bad_days import ROOT, World, eventually
+from tests.acceptance.file_faults import ROOT, World, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -103,7 +103,7 @@ async def test_a_reader_that_pins_the_log_holds_up_no_stop(tmp_path: Path) -> No
     world.assert_whole()
 
 
-async def test_a_log_that_a_reader_pins_beyond_its_limit_is_a_degraded_store_until_the_reader_ends(
+async def test_a_log_pinned_beyond_its_limit_degrades_the_store_until_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Like a full disk, which it is not to become: what may go on goes on, the rest waits, and all of it is written."""

@@ -13,7 +13,7 @@ from taskmanager import StoreUnavailable, TaskHandle
 from taskmanager.engine import lifecycle
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.testing.faulty import Fault, FaultyStore
-from tests.acceptance.bad_days import LOCKED_S, ROOT, World, eventually, locked, loop_is_free
+from tests.acceptance.file_faults import LOCKED_S, ROOT, World, eventually, locked, loop_is_free
 
 pytestmark = pytest.mark.anyio
 

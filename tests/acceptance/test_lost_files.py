@@ -13,7 +13,7 @@ import pytest
 
 from taskmanager import StoreUnavailable, TaskInterrupted, TaskManager, TaskStatus
 from taskmanager.store.sqlite import store as store_module
-from tests.acceptance.bad_days import World, eventually
+from tests.acceptance.file_faults import World, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -97,7 +97,7 @@ async def test_a_file_deleted_right_before_the_stop_loses_nothing_that_lives(tmp
         await eventually(lambda: again.statuses()["running"] == "COMPLETED")
 
 
-async def test_a_stop_does_not_wait_for_a_file_that_was_replaced_by_one_that_is_locked(tmp_path: Path) -> None:
+async def test_a_stop_does_not_wait_for_a_file_replaced_by_a_locked_one(tmp_path: Path) -> None:
     """It ends in its time and says what could not be written, as for any other file that cannot be used."""
     path = tmp_path / "tasks.db"
     manager = TaskManager(path, drain_timeout=0)

@@ -110,7 +110,7 @@ def has_processes(site: Site, count: int) -> bool:
     return len(pids(site)) >= count
 
 
-def test_a_server_that_is_restarted_under_load_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
+def test_a_server_restarted_under_load_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
     """SIGTERM again and again; with `saved()`, synchronous, with `Background`, with plain `BackgroundTasks`."""
     site, port = Site(tmp_path), free_port()
     accepted = serve_under_load(site, port, *[Round(uvicorn(port))] * 3, requests=150)
@@ -181,7 +181,7 @@ def send_only(port: int, method: str, path: str, *, is_answered: bool) -> None:
     reset(connection.sock)
 
 
-def test_clients_that_leave_cancel_nothing_and_a_hanging_route_does_not_hold_the_server(tmp_path: Path) -> None:
+def test_clients_that_leave_cancel_nothing_and_a_hung_route_holds_nothing(tmp_path: Path) -> None:
     """Disconnects first; then SIGTERM with a route that never answers and a task that takes too long.
 
     The server's time-out for requests passes, then the manager's drain, and both are over in bounded time. What had

@@ -231,7 +231,7 @@ def test_a_task_that_somebody_took_over_is_left_to_them_at_exit(tmp_path: Path) 
     ) == [("RUNNING", 2)]
 
 
-def test_the_next_start_of_the_same_program_goes_on_with_what_was_not_stopped(tmp_path: Path) -> None:
+def test_a_second_run_in_one_program_finds_what_an_unstopped_one_left(tmp_path: Path) -> None:
     """A second `asyncio.run` finds what the first one has left, as if that had been stopped."""
     second = """
 async def look():

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from taskmanager import StoreError, StoreUnavailable
-from tests.acceptance.bad_days import ROOT, World, eventually
+from tests.acceptance.file_faults import ROOT, World, eventually
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("count", range(3))
-async def test_a_start_for_which_there_are_too_few_threads_says_so_and_leaves_nothing(
+async def test_a_start_without_enough_threads_says_so_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     """The writer, the reader and the heartbeat need one each. What has been started by then ends, and another start

@@ -1,4 +1,4 @@
-"""The process lane on a bad day: a child that dies takes only its own task with it, and none outlives its parent."""
+"""The process lane: a child that dies takes only its own task with it, and none outlives its parent."""
 
 import os
 import signal
@@ -163,7 +163,7 @@ if __name__ == "__main__":
 """
 
 
-def test_ctrl_c_while_a_child_comes_up_fails_no_task_and_what_a_task_has_started_hears_sigterm(tmp_path: Path) -> None:
+def test_ctrl_c_at_a_childs_start_fails_no_task_its_programs_hear_sigterm(tmp_path: Path) -> None:
     """Until it has read the main module, Ctrl-C ends the child: there was no task in it yet. And a task can end its own
     programs, and leave its own pool of processes.
     """
@@ -224,7 +224,7 @@ def test_enqueueing_in_a_child_is_refused(tmp_path: Path) -> None:
     assert len(site.lines("result WrongProcess", "a")) == 1
 
 
-def test_a_task_that_kills_its_process_each_time_is_quarantined_and_the_others_finish(tmp_path: Path) -> None:
+def test_a_task_that_kills_each_process_is_failed_and_the_others_finish(tmp_path: Path) -> None:
     """Every start is on record before user code runs, so a supervisor that restarts for ever comes to an end."""
     site = Site(tmp_path)
     innocent = [f"t{number}" for number in range(30)]

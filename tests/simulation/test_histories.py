@@ -35,7 +35,7 @@ def started(world: World) -> Process:
     return process
 
 
-def test_a_record_of_a_memory_only_task_that_is_run_again_is_lost_with_its_process(world: World) -> None:
+def test_a_memory_only_task_that_is_run_again_is_lost_with_its_process(world: World) -> None:
     """It is in the file by then, and no safer to repeat than before: its process dies, and it has failed. That nothing
     speaks against it does not put it back.
     """
@@ -54,7 +54,7 @@ def test_a_record_of_a_memory_only_task_that_is_run_again_is_lost_with_its_proce
     assert world.faults == []
 
 
-def test_what_a_stop_could_not_write_is_taken_over_by_the_next_start_of_the_same_process(world: World) -> None:
+def test_what_a_stop_could_not_write_is_adopted_by_the_next_start(world: World) -> None:
     """As by anybody else: the first death makes a suspect and nobody guilty, though one is all that is allowed."""
     world.crash_budget = 1
     world.options["recovery"] = replace(world.options["recovery"], crash_budget=1)
@@ -73,9 +73,7 @@ def test_what_a_stop_could_not_write_is_taken_over_by_the_next_start_of_the_same
 
 
 @pytest.mark.parametrize("late_s", [0.3, 3.0])
-def test_a_pause_that_counts_some_time_after_its_write_is_heard_though_the_log_looks_the_same(
-    world: World, late_s: float
-) -> None:
+def test_a_pause_is_heard_though_the_log_looks_the_same_after_it(world: World, late_s: float) -> None:
     """The disk comes between the write, which moves the time of the log, and the commit, which does not."""
     beats = {f"{what}_heartbeat_interval_ms": 20_000 for what in ("claimer", "runner")}  # or one would move it
     thresholds = {f"{what}_stale_threshold_ms": 80_000 for what in ("claimed", "running", "finalizing")}
@@ -108,7 +106,7 @@ def ended_unsaved(world: World) -> tuple[Process, Process, str]:
     return first, second, handle.task_id
 
 
-def test_a_success_that_cannot_be_written_waits_for_the_file_as_long_as_its_process_shows_life(world: World) -> None:
+def test_an_unwritten_success_waits_for_the_file_while_its_process_lives(world: World) -> None:
     """No heartbeat of it gets through for many thresholds, and still nobody calls it crashed."""
     first, _, task_id = ended_unsaved(world)
     assert world.run_until(lambda: world.checks.rows[task_id].status in TERMINAL, 30.0)
@@ -118,7 +116,7 @@ def test_a_success_that_cannot_be_written_waits_for_the_file_as_long_as_its_proc
     assert world.faults == []
 
 
-def test_a_success_that_others_have_called_a_crash_meanwhile_stays_one_and_its_process_says_so(world: World) -> None:
+def test_a_success_that_others_called_a_crash_stays_a_crash_and_is_logged(world: World) -> None:
     """It could not write it, and then was stopped for longer than the threshold: the others could not know, and what
     they have recorded may have been acted upon.
     """
@@ -134,7 +132,7 @@ def test_a_success_that_others_have_called_a_crash_meanwhile_stays_one_and_its_p
     assert world.faults == []
 
 
-def test_a_schedule_that_is_planned_anew_after_the_clock_was_set_back_fires_for_earlier_times(world: World) -> None:
+def test_a_schedule_planned_anew_after_a_clock_set_back_fires_earlier_times(world: World) -> None:
     """However long an earlier run holds it up: who paused and resumed it has asked for fires from that hour on."""
     name = "plan-0"
     world.timetable.entries[name] = Entry(name, "safe", "sleep:9", 1.1, "latest", 2, "queue", 0.0, False, False)
@@ -163,7 +161,7 @@ def test_a_lane_that_is_short_for_a_while_ends_its_shortage_once(world: World, s
     assert sum("starts tasks again" in line for line in world.lines) == 1
 
 
-def test_a_task_that_a_stranger_cancels_before_its_first_step_was_interrupted_and_holds_no_slot(world: World) -> None:
+def test_a_task_cancelled_before_its_first_step_is_interrupted_with_no_slot(world: World) -> None:
     """Its coroutine never runs, not even to report that; somebody else must, or it would be running for ever."""
     process = started(world)
     process.loop.call_soon(lambda: process.watch(process.jobs["memory"].enqueue(world.next_label(), "sleep:0")))

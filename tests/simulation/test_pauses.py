@@ -40,7 +40,7 @@ def stop_for_an_hour(world: World, *processes: Process) -> None:
         world.at(each.frozen_until_us, each.thaw)
 
 
-def test_an_attempt_does_not_time_out_for_an_hour_in_which_its_process_was_stopped(world: World) -> None:
+def test_an_attempt_does_not_time_out_while_its_process_was_stopped(world: World) -> None:
     """Its timeout counts time in which it could run: half a second before the hour, and half a second after it."""
     first, second = world.processes
     second.kill()

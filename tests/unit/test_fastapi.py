@@ -319,7 +319,7 @@ async def cancel_a_request(app: FastAPI, office: Office, began: asyncio.Event) -
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("scope", SCOPES)
-async def test_a_request_that_is_cancelled_while_its_response_is_sent_drops_nothing(
+async def test_a_request_cancelled_while_its_response_is_sent_drops_nothing(
     app: FastAPI, office: Office, scope: str
 ) -> None:
     """A server does that at the end of its patience, and some when the client is gone."""

@@ -62,7 +62,7 @@ async def test_the_limit_holds_within_one_instance_and_the_best_goes_first() -> 
     assert meter.order == [2, 5, 8, 1, 4, 7, 0, 3, 6]
 
 
-async def test_delays_keys_snoozes_and_retries_pass_through_the_file_and_keep_the_limit() -> None:
+async def test_a_file_limit_holds_for_delays_keys_snoozes_and_retries() -> None:
     """Whatever lets a task wait again gives its place back; keyed and delayed ones get one when they are due."""
     manager, meter = (
         TaskManager("never-opened.db", queues=[QueueConfig("gpu", max_concurrency=1, scope="file")]),
@@ -91,7 +91,7 @@ async def test_delays_keys_snoozes_and_retries_pass_through_the_file_and_keep_th
     assert meter.most == 1
 
 
-async def test_who_runs_lends_nothing_and_nobody_takes_a_lent_place_back_before_it_is_free() -> None:
+async def test_a_running_task_lends_nothing_and_a_lent_place_returns_when_free() -> None:
     """Else an instance would claim rows that it cannot start, and others could; or run more than the file has granted.
 
     It is so after others have come and gone as well.

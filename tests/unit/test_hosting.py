@@ -80,7 +80,7 @@ def test_a_main_may_clean_up_with_tasks_of_its_manager() -> None:
     assert tidied == ["tidied"]
 
 
-def test_a_main_that_was_cancelled_by_itself_does_not_pass_for_one_that_ended() -> None:
+def test_a_main_that_cancelled_itself_does_not_pass_for_one_that_ended() -> None:
     """Nobody has asked it to end, so nobody expects that; `asyncio.run` raises it as well."""
     manager = TaskManager(None)
 

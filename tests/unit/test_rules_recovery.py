@@ -39,7 +39,7 @@ def test_a_requested_cancel_is_honoured_before_anything_else(status: TaskStatus)
     )
 
 
-def test_a_running_task_with_a_requested_cancel_is_cancelled_even_if_it_could_repeat() -> None:
+def test_an_orphan_that_was_asked_to_cancel_is_cancelled_even_if_repeatable() -> None:
     verdict = judge(is_cancel_requested=True, requeue_on_interrupt=True, rule=CRASH_RULE, is_interruption_noted=True)
     assert short(verdict) == (TaskStatus.CANCELLED, "TASK_CANCELLED", AttemptOutcome.INTERRUPTED)
 

@@ -82,7 +82,7 @@ async def test_every_storable_value_survives_restarts(tmp_path: Path, codec: Cod
     assert faults(lambda number: results[number].ok_value) == []
 
 
-async def test_a_program_that_does_not_know_the_function_reads_the_record_all_the_same(tmp_path: Path) -> None:
+async def test_a_program_that_does_not_know_the_function_reads_the_record(tmp_path: Path) -> None:
     """Without the types the result is the plain JSON of it."""
     got: dict[int, Any] = {}
     async with new_manager(tmp_path, got, None) as manager:

@@ -223,7 +223,7 @@ asyncio.run(main())
 """
 
 
-def test_a_volume_in_whose_place_its_snapshot_was_mounted_does_not_take_the_log_of_that(tmp_path: Path) -> None:
+def test_a_volume_replaced_by_its_snapshot_does_not_take_the_other_log(tmp_path: Path) -> None:
     """The files of both have the same number, by which SQLite knows whether a file is its own when it deletes a log."""
     within = ("unshare", "--mount")
     if shutil.which("unshare") is None or subprocess.run([*within, "true"], capture_output=True).returncode:

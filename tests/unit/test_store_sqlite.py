@@ -147,7 +147,7 @@ async def test_a_missing_directory_is_named(path: Path) -> None:
         await created(Path("/"))
 
 
-def test_a_file_that_cannot_be_made_for_want_of_descriptors_blames_no_permission(path: Path) -> None:
+def test_a_lack_of_descriptors_is_not_reported_as_a_lack_of_permission(path: Path) -> None:
     """Whoever follows the words must get out of it."""
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -172,7 +172,7 @@ async def test_what_is_no_regular_file_is_named(path: Path) -> None:
         await created(loop)
 
 
-async def test_a_connection_that_cannot_be_made_leaves_no_thread_that_speaks_to_a_closed_loop(path: Path) -> None:
+async def test_a_failed_connection_leaves_no_thread_that_calls_a_closed_loop(path: Path) -> None:
     """Python would print two tracebacks of it beside the one line that says what is wrong."""
     before = set(threading.enumerate())
     with pytest.raises(StoreUnavailable, match="unable to open"):
@@ -406,7 +406,7 @@ async def test_the_log_is_moved_into_the_file(path: Path) -> None:
     assert store.wal_size() == 0
 
 
-async def test_where_there_is_little_room_the_log_is_moved_before_it_takes_all_of_it(
+async def test_the_log_is_moved_before_it_takes_the_last_room_of_the_disk(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Moving it makes the file larger. A disk that the log has filled would stay full, also over a restart."""
@@ -468,7 +468,7 @@ async def test_a_file_that_was_well_when_it_was_opened_may_be_well_again(path: P
     await store.close()
 
 
-async def test_a_reader_that_pins_the_log_is_reported_once_and_at_the_limit_nothing_more_is_written(
+async def test_a_reader_that_pins_the_log_is_reported_once_and_blocks_at_the_limit(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What it holds back only grows: better a store that waits than a full disk. When the reader ends, it goes on."""

@@ -132,7 +132,7 @@ async def opened(kind: type[Driver], world: World) -> AsyncIterator[Driver]:
 
 
 @pytest.mark.parametrize("kind", [Plain, Async, Alchemy])
-async def test_a_task_starts_when_the_callers_transaction_has_committed_and_not_before(
+async def test_a_task_starts_only_after_the_callers_transaction_has_committed(
     tmp_path: Path, kind: type[Driver]
 ) -> None:
     """It is noticed by looking closely, not by the poll. What was rolled back, all or to a savepoint, never was."""

@@ -16,7 +16,7 @@ from tests.unit.duties.scene import NOW_US, until
 pytestmark = pytest.mark.anyio
 
 
-async def test_what_others_write_while_a_start_waits_for_the_file_is_no_clock_that_was_set_back(
+async def test_a_write_of_others_during_a_slow_start_is_no_clock_set_back(
     stage: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many that start at once wait for each other."""
@@ -35,7 +35,7 @@ async def test_what_others_write_while_a_start_waits_for_the_file_is_no_clock_th
 
 
 @pytest.mark.req("RC-02", "RC-08", "RC-10", "RC-39", "HB-03", "HB-06", "HB-17", "HB-18", "HB-19", "HB-20")
-async def test_silence_is_judged_by_role_and_a_beat_exactly_as_old_as_the_threshold_is_none(stage: Any) -> None:
+async def test_silence_is_judged_by_role_and_only_beyond_the_threshold(stage: Any) -> None:
     """Claims by the claimer's beat, runs by the runner's; one role keeps nothing of the other alive."""
     scene = await stage()
     await scene.other("quiet", task("claimed", status="CLAIMED"), task("running", status="RUNNING"))

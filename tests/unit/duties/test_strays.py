@@ -206,7 +206,7 @@ async def test_what_an_older_copy_of_the_file_says_of_this_instance_goes_on(
     assert world.started == 60
 
 
-async def test_what_runs_here_and_is_free_in_an_older_copy_of_the_file_is_not_begun_again(
+async def test_a_running_task_that_an_older_file_has_as_free_is_not_begun_again(
     tmp_path: Path, make: Callable[..., Any]
 ) -> None:
     """Though the claim comes before the writer: the row is older than what is here, and is written over."""
@@ -237,7 +237,7 @@ async def test_what_runs_here_and_is_free_in_an_older_copy_of_the_file_is_not_be
 
 
 @pytest.mark.parametrize("says", ["RUNNING", "CLAIMED", "PENDING", "free"])
-async def test_what_runs_here_is_recorded_though_a_copy_of_the_file_tells_of_more_starts(
+async def test_a_running_task_of_which_a_copied_file_has_more_starts_is_recorded(
     tmp_path: Path, says: str, make: Callable[..., Any]
 ) -> None:
     """An old copy was put in place by mistake, and then a newer one: the run that goes on here is the only one."""

@@ -49,7 +49,7 @@ async def test_an_outage_is_logged_when_it_begins_and_when_it_has_ended(caplog: 
     assert told == [begun + "y", ended, begun + "z", ended]
 
 
-async def test_a_duty_that_fails_unexpectedly_is_tried_again_and_shown_until_it_succeeds(
+async def test_a_duty_that_fails_is_tried_again_and_shown_until_it_succeeds(
     stage: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A mistake of ours may have to do with what was there at that moment; nobody is left without a reaper for it."""
@@ -74,7 +74,7 @@ async def test_a_duty_that_fails_unexpectedly_is_tried_again_and_shown_until_it_
     await until(lambda: scene.manager.status().failing_duties == {})
 
 
-def test_a_duty_that_keeps_failing_is_tried_ever_more_seldom_and_never_given_up() -> None:
+def test_a_duty_that_keeps_failing_is_tried_less_often_and_never_given_up() -> None:
     """Twice its interval, and so on, up to ten minutes or its own interval."""
     assert [supervisor.pause_s(1.0, number) for number in range(4)] == [1, 2, 4, 8]
     assert supervisor.pause_s(1.0, 1_000_000) == 600

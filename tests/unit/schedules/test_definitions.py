@@ -133,7 +133,7 @@ def test_a_wrong_definition_is_refused_where_it_stands(
         manager.schedule(**options)(job)
 
 
-def test_without_a_database_of_time_zones_utc_works_and_the_rest_says_what_to_install(
+def test_without_a_zone_database_utc_works_and_others_say_what_to_install(
     manager: TaskManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slim container image has neither the system's database nor the package tzdata."""

@@ -1,7 +1,7 @@
 """An application that waits a fault of its store out: everything completes, and nothing runs twice.
 
 The fault is at the first store call, the second, the third, until a run has none. Time is virtual, so that retries and
-delays are waited for. What holds when the application gives up instead stands in `test_nth_fault_impatient.py`.
+delays are waited for. What holds when the application gives up instead stands in `test_nth_fault_given_up.py`.
 """
 
 import asyncio

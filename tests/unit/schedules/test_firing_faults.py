@@ -1,4 +1,4 @@
-"""Schedules on bad days: a full queue, a store that fails, a stop. Each fire still runs once."""
+"""Schedules that cannot fire: a full queue, a store that fails, a stop. Each fire still runs once."""
 
 import asyncio
 import itertools

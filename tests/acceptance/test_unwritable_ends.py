@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from taskmanager import StoreUnavailable, TaskInterrupted, TaskStatus
-from tests.acceptance.bad_days import ROOT, World, eventually, locked
+from tests.acceptance.file_faults import ROOT, World, eventually, locked
 from tests.crash.harness import Site, killed_at_the_end
 
 pytestmark = pytest.mark.anyio
@@ -81,7 +81,7 @@ threading.Thread(target=lambda: asyncio.run(main())).start()
 
 
 @pytest.mark.slow
-async def test_the_heart_beats_while_its_loop_lives_whatever_became_of_the_main_thread(tmp_path: Path) -> None:
+async def test_heartbeats_go_on_while_the_loop_lives_after_the_main_thread_ended(tmp_path: Path) -> None:
     """A loop may run in a thread that outlives the main one; silent, its tasks would be taken over beside it."""
     done = await asyncio.to_thread(
         subprocess.run,

@@ -1,4 +1,4 @@
-"""What bad days share: a manager whose tasks are counted, a file that others have locked, a loop that stays free."""
+"""What tests of file faults share: a manager whose tasks are counted, a locked file, a loop that stays free."""
 
 import asyncio
 import sqlite3
