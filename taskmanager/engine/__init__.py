@@ -10,7 +10,7 @@ The modules by what they are about. Each knows only modules that stand before it
     What runs:              lanes settle execution lane_faults
     Who is told:            events follow waiting
     What is written:        writes outbox writer
-    The way in:             idempotency reruns inbox intake
+    The way in:             idempotency reruns inbox intake plain
     One start of it all:    engine
     What becomes of writes: after_write
     The store, and others:  neighbours fairness claiming polling

@@ -79,6 +79,8 @@ class Attempt:
     is_suspended = False
     is_abandoned = False
     is_over = False
+    is_plain = False
+    """Whether a success would be a plain one: the first run of the task, to which nothing unusual was done so far."""
     is_told = False
     """Whether another task raised first what its code raised, so that the caller of the loop has it already."""
     raised: BaseException | None = None
@@ -135,6 +137,7 @@ class Attempt:
             return
         if not isinstance(text, str):  # whoever shows it cuts it
             text = "" if text is None else str(text)
+        self.is_plain = False
         self.live.progress_text = dumps_safe({"done": done, "total": total, "text": text})
         if self.on_progress:
             self.on_progress(self.live)
@@ -145,6 +148,7 @@ class Attempt:
     def log(self, at: int, text: str, fields: dict[str, object]) -> None:
         if self.is_over:
             return
+        self.is_plain = False
         if self.log_entries is None:
             earlier = self.live.log_text
             self.log_entries = loads(earlier) if earlier else []
@@ -168,6 +172,7 @@ class Attempt:
 
         `waiter` and `task_id` are given for a wait without a time limit: the waiting coroutine's task, and its target.
         """
+        self.is_plain = False
         self.awaiting += 1
         self.has_new_wait = True
         if waiter is not None and task_id is not None:

@@ -29,6 +29,7 @@ from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.loops import Host
 from taskmanager.engine.memory_window import MemoryWindow
 from taskmanager.engine.outcome import Outcome, as_cause
+from taskmanager.engine.plain import PlainSuccess
 from taskmanager.engine.queue_state import QueueState
 from taskmanager.engine.row_codec import RowCodec
 from taskmanager.engine.settings import Settings
@@ -79,15 +80,15 @@ class Engine:
         self.wall_clock = WatchedClock(clock)
         self.alarm = Alarm(self.loop, clock, self.wall_clock, self.dispatcher, self._wake_due)
         self.settlement = Settlement(identity, clock, random.random, settings.recovery.crash_budget)
-        self.writer = Writer(
-            store, clock, commit_interval_s=settings.commit_interval_s, snapshot_interval_s=settings.snapshot_interval_s
-        )
+        self.writer = Writer(store, clock, settings.commit_interval_s, settings.snapshot_interval_s)
         self.inbox = Inbox(self.live, self.dispatcher, self.writer, self.accept, self._dispatch)
         self.failing_duties: dict[str, str] = {}
-        host = self.host = Host(self.loop, self.failing_duties)
-        self.runner = Runner(settings.processes, host, self.report, self.stall.lost_s, self.writer.was_cancelled_since)
-        self.progress = ProgressSaver(self.loop, self.writer, clock)
+        self.host = Host(self.loop, self.failing_duties)
         self.follower = Follower(store, self.row_codec.decode_result)
+        success = PlainSuccess(self.settlement, self.inbox, self.writer, self.follower, self.dispatcher, self.drop)
+        hooks = self.report, success.complete, self.stall.lost_s, self.writer.was_cancelled_since
+        self.runner = Runner(settings.processes, self.host, *hooks)
+        self.progress = ProgressSaver(self.loop, self.writer, clock)
         self.wants_claim = asyncio.Event()
         self.claiming = asyncio.Lock()  # held while rows of a claim are neither free in the store nor in memory yet
         self.lane_faults = LaneFaults(self.loop, self.dispatcher, self.runner.processes, self.failing_duties)
@@ -249,6 +250,9 @@ class Engine:
         attempt = live.attempt = Attempt(live, self.dispatcher, live.started_at or 0)
         attempt.on_progress = self.progress.save
         attempt.clock = self.clock
+        attempt.is_plain = (
+            live.start_count == 1 and live.idempotency_key is None and not self.dispatcher.is_store_degraded
+        )
         self.runner.start(attempt)
 
     def _wake_due(self) -> None:

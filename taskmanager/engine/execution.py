@@ -18,7 +18,7 @@ from taskmanager.engine.lanes import BrokenProcess, CannotStart, Ended, ProcessL
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.loops import Host, let_loop_close
-from taskmanager.engine.outcome import Outcome, failure_in_words, failure_of, outcome_of, timed_out
+from taskmanager.engine.outcome import Outcome, failure_in_words, failure_of, is_plain_value, outcome_of, timed_out
 from taskmanager.model.errors import ArgumentError, ManagerStopped, ManagerStopping, TaskNotCompleted
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError, trusted_code
@@ -41,6 +41,7 @@ class Runner:
         process_limit: int,
         host: Host,
         report: Report,
+        complete: Callable[[Attempt, Any], None],
         lost_s: Callable[[], float],
         was_torn_down_since: Callable[[float], bool],
     ) -> None:
@@ -51,6 +52,7 @@ class Runner:
         self._not_begun: list[Attempt] = []
         self.is_stopping = False
         self._report = report
+        self._complete = complete
         self._lost_s = lost_s
         self._was_torn_down_since = was_torn_down_since
         self._by_lane = {"async": self._run_async, "thread": self._run_thread, "process": self._run_process}
@@ -95,6 +97,7 @@ class Runner:
         """Ask an attempt to stop: async code is cancelled, a child killed, a thread sees `is_cancelled`."""
         if attempt.is_over:
             return
+        attempt.is_plain = False
         if attempt.stop_reason is None or reason is StopReason.CLAIM_LOST:
             attempt.stop_reason = reason
         # A coroutine that is cancelled before its first step never runs, not even to report that; it looks by itself.
@@ -103,13 +106,13 @@ class Runner:
 
     def abandon(self, attempt: Attempt) -> None:
         """Go on without an attempt that will not end; what it comes to later is discarded."""
-        attempt.is_abandoned = True
+        attempt.is_abandoned, attempt.is_plain = True, False
         self.abandoned.add(attempt)
         self.running.pop(attempt.live.task_id, None)
 
     def cut_off(self, attempt: Attempt) -> Outcome:
         """The outcome of a coroutine whose loop will not run again; what it says when it is collected is discarded."""
-        attempt.is_abandoned = True
+        attempt.is_abandoned, attempt.is_plain = True, False
         self.running.pop(attempt.live.task_id, None)
         attempt.stop_reason = attempt.stop_reason or StopReason.SHUTDOWN
         if attempt.task is not None:
@@ -132,7 +135,7 @@ class Runner:
         attempt = next((each for each in attempts if each is not None and each.live.task_id == task_id), None)
         if attempt is None:
             return False
-        attempt.on_gone = then
+        attempt.on_gone, attempt.is_plain = then, False
         return True
 
     # The lanes.
@@ -141,10 +144,17 @@ class Runner:
         current.set(attempt)
         live = attempt.live
         try:
-            _begin(attempt)
+            attempt.has_begun = True
+            if attempt.stop_reason is not None:
+                raise asyncio.CancelledError
             args, kwargs = _arguments(live)
-            _reach_code(attempt)
-            outcome = outcome_of(await drive(live.definition.fn(*args, **kwargs), attempt))
+            attempt.has_reached_code = True
+            value = await drive(live.definition.fn(*args, **kwargs), attempt)
+            if attempt.is_plain and (value is None or is_plain_value(value)):
+                self.running.pop(live.task_id, None)
+                self._complete(attempt, value)
+                return
+            outcome = outcome_of(value)
         except BaseException as exc:
             if comes_from_signal(exc):
                 self._interrupt(attempt, exc)

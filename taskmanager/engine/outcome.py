@@ -1,7 +1,7 @@
 """What one attempt came to: made of the value that user code returned, or of the exception that it raised."""
 
 import traceback
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import Any, Literal, NamedTuple
 
 from taskmanager.engine.interrupts import traceback_of
@@ -12,6 +12,9 @@ from taskmanager.model.states import BuiltInTaskCode
 
 MAX_REASON_CHARS = 20_000
 """A traceback longer than this is cut in the middle, so that one failing recursion does not fill the file."""
+
+
+_NOT_PLAIN = (Snooze, TaskResult, TaskError, CoroutineType)
 
 
 class Outcome(NamedTuple):
@@ -26,6 +29,11 @@ class Outcome(NamedTuple):
     error: TaskError | None = None
     reason: str | None = None
     delay_s: float = 0.0
+
+
+def is_plain_value(value: object) -> bool:
+    """Whether a returned value is nothing but the result."""
+    return not isinstance(value, _NOT_PLAIN) and value is not Snooze
 
 
 def outcome_of(value: Any) -> Outcome:

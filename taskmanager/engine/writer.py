@@ -63,7 +63,7 @@ class Writer:
     """Everything that is not yet in the store, and the coroutine that brings it there."""
 
     def __init__(
-        self, store: Store, clock: Clock, *, commit_interval_s: float = 0.0, snapshot_interval_s: float = 60.0
+        self, store: Store, clock: Clock, commit_interval_s: float = 0.0, snapshot_interval_s: float = 60.0
     ) -> None:
         self.store = store
         self.outbox = Outbox(clock.elapsed_s)

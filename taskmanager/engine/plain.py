@@ -1,0 +1,64 @@
+"""Ends a plain run in one step: the first run of a task, which succeeds, and to which nothing unusual was done.
+
+Nearly every run is plain. What is done here is what `Engine.report` does for any outcome, without its layers, which
+would decide nothing for such a run. `Attempt.is_plain` says whether a run may end here.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from taskmanager.engine.attempt import Attempt
+from taskmanager.engine.dispatch import Dispatcher
+from taskmanager.engine.events import resolve
+from taskmanager.engine.follow import Follower
+from taskmanager.engine.inbox import Inbox
+from taskmanager.engine.live_task import LiveTask, Phase
+from taskmanager.engine.settle import Settlement
+from taskmanager.engine.writer import Writer
+
+
+class PlainSuccess:
+    """The parts of one engine that hear of a plain success."""
+
+    def __init__(
+        self,
+        settlement: Settlement,
+        inbox: Inbox,
+        writer: Writer,
+        follower: Follower,
+        dispatcher: Dispatcher,
+        drop: Callable[[LiveTask], None],
+    ) -> None:
+        self._settlement = settlement
+        self._inbox = inbox
+        self._writer = writer
+        self._follower = follower
+        self._dispatcher = dispatcher
+        self._drop = drop
+
+    def complete(self, attempt: Attempt, value: Any) -> None:
+        """End the task with this value, and give its slot back."""
+        live = attempt.live
+        attempt.is_over, attempt.task, live.attempt = True, None, None
+        if attempt.timer is not None:
+            attempt.timer.cancel()
+        ending = self._settlement.complete(live, attempt, value)
+        live.phase = Phase.ENDED
+        if live.is_persisted:
+            self._inbox.end_began(live)
+            self._writer.mark(live)
+        else:
+            self._writer.record(live)
+            live.is_published = True
+            if live.waiters:
+                for waiter in live.waiters:
+                    resolve(waiter, ending)
+                live.waiters = None
+            self._follower.notice(live.task_id, ending)
+            live.context = None
+            if not live.encodes_later:
+                live.call_args = live.call_kwargs = None
+            self._drop(live)
+        if attempt.has_slot:
+            attempt.has_slot = False
+            self._dispatcher.give_back(live)
