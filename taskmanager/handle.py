@@ -56,7 +56,11 @@ class TaskHandle(Generic[R_co]):
         self._seen: TaskStatus | None = None
         self._first: TaskHandle[R_co] | None = None
         self._cause: tuple[Ending, BaseException] | None = None
-        if live is not None:
+        if live is None:
+            return
+        if live.holder is None:
+            live.holder = ref(self)
+        else:
             self._hold(live)
 
     def _hold(self, live: LiveTask) -> None:

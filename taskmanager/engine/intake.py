@@ -18,7 +18,7 @@ from enum import Enum
 from typing import Any, Final
 
 from taskmanager.engine import child
-from taskmanager.engine.definition import CallOptions, Definition
+from taskmanager.engine.definition import NO_OPTIONS, CallOptions, Definition
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.events import tell
 from taskmanager.engine.inbox import Inbox
@@ -103,25 +103,52 @@ class Intake:
             if self.inbox is None or self.inbox.is_loop_closed():
                 self._check_open(live)
             if live.idempotency_key is not None:
-                existing = self._find_keyed(live)
-                if existing is not None:
-                    return existing, True
+                return self._hand_over_keyed(live)
             self._admit(live)
-            if live.idempotency_key is not None and not live.is_elsewhere:
-                if (
-                    live.task_id in self.by_key or live.task_id in self.reruns
-                ):  # it has ended, or it would have been found
-                    self.reruns.note(live.task_id, live.start_count, live)
-                self.by_key[live.task_id] = live
+        return live, False
+
+    def _hand_over_keyed(self, live: LiveTask) -> tuple[LiveTask, bool]:
+        existing = self._find_keyed(live)
+        if existing is not None:
+            return existing, True
+        self._admit(live)
+        if not live.is_elsewhere:
+            if live.task_id in self.by_key or live.task_id in self.reruns:  # it has ended, or it would have been found
+                self.reruns.note(live.task_id, live.start_count, live)
+            self.by_key[live.task_id] = live
         return live, False
 
     def make(
         self, definition: Definition, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> LiveTask:
         """A checked task that nobody has yet: for `submit_in`, or to be handed over later."""
-        self._check_process()
-        definition.arguments.check(args, kwargs)
-        return self._make(definition, options, args, kwargs)
+        if self.is_forked or child.is_lane_child:
+            self._check_process()
+        arguments = definition.arguments
+        arguments.check(args, kwargs)
+        key = options.idempotency_key
+        task_id = new_task_id() if key is None else keyed_task_id(definition.name, key)
+        live = LiveTask(definition, task_id, self.clock.now_us())
+        if definition.is_persisted:
+            live.args_text, live.kwargs_text = arguments.encode(args, kwargs)
+        else:
+            live.call_args, live.call_kwargs = args, kwargs
+            if arguments.is_plain(args, kwargs):
+                live.encodes_later = True
+            else:
+                live.store_arguments()
+        live.context = copy_context()
+        if options is not NO_OPTIONS:
+            self._set_options(live, options)
+        if self._limited_in_file and not definition.is_persisted and live.queue_name in self._limited_in_file:
+            raise ConfigurationError(
+                f'queue {live.queue_name!r} has a limit for the whole file (scope="file"), which counts what stands '
+                f"there; {definition.name} is memory-only: give it persist=True, or another queue"
+            )
+        if key is not None:
+            live.idempotency_key = key
+            self._digest(live, args, kwargs)
+        return live
 
     def _check_process(self) -> None:
         if child.is_lane_child or (self.is_forked and self.inbox is not None):
@@ -134,45 +161,21 @@ class Intake:
                 "parent had the file open at the fork, or return the work to the parent and enqueue it there"
             )
 
-    def _make(
-        self, definition: Definition, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> LiveTask:
-        now = self.clock.now_us()
-        key = options.idempotency_key
-        task_id = new_task_id() if key is None else keyed_task_id(definition.name, key)
-        queue_name = options.queue_name or definition.queue_name
-        if self._limited_in_file and not definition.is_persisted and queue_name in self._limited_in_file:
-            raise ConfigurationError(
-                f'queue {queue_name!r} has a limit for the whole file (scope="file"), which counts what stands there; '
-                f"{definition.name} is memory-only: give it persist=True, or another queue"
-            )
-        priority = options.priority if options.priority is not None else definition.priority
-        live = LiveTask(definition, task_id, now, definition.options_text, queue_name, priority)
-        live.timeout_s = definition.timeout_s
+    def _set_options(self, live: LiveTask, options: CallOptions) -> None:
+        """Say of the task what this call asks beyond the definition."""
+        if options.queue_name:
+            live.queue_name = options.queue_name
+        if options.priority is not None:
+            live.priority = options.priority
         if options.timeout_s is not None:
             live.timeout_s = options.timeout_s
-            live.options_text = definition.options_for(options.timeout_s)
-        if definition.is_persisted:
-            live.args_text, live.kwargs_text = definition.arguments.encode(args, kwargs)
-        else:
-            live.call_args, live.call_kwargs = args, kwargs
-            if definition.arguments.is_plain(args, kwargs):
-                live.encodes_later = True
-            else:
-                live.store_arguments()
-        live.context = copy_context()
-        if options.tags_text is not None:
-            live.tags_text = options.tags_text
-        if options.good_until_us is not None:
-            live.good_until = options.good_until_us
+            live.options_text = live.definition.options_for(options.timeout_s)
+        live.tags_text = options.tags_text
+        live.good_until = options.good_until_us
         if options.delay_s:
             live.delay(options.delay_s, self.clock.elapsed_s())
-        elif options.run_at_us is not None and options.run_at_us > now:
+        elif options.run_at_us is not None and options.run_at_us > live.sent_at:
             live.enqueued_at = options.run_at_us
-        if key is not None:
-            live.idempotency_key = key
-            self._digest(live, args, kwargs)
-        return live
 
     @staticmethod
     def _digest(live: LiveTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -205,16 +208,13 @@ class Intake:
                 f"the manager is stopping and takes persisted tasks only; {live.definition.name} is memory-only: "
                 "enqueue it after the next start, or give it persist=True"
             )
-        self._check_room(live, inbox)
+        limit = self._reached_limit(live.queue_name, inbox)
+        if limit is not None:
+            raise self._full(live.queue_name, limit)
         try:
             inbox.put(live)
         except RuntimeError:  # it was closed in this moment
             raise _loop_is_closed(live) from None
-
-    def _check_room(self, live: LiveTask, inbox: Inbox) -> None:
-        limit = self._reached_limit(live.queue_name, inbox)
-        if limit is not None:
-            raise self._full(live.queue_name, limit)
 
     def _reached_limit(self, queue_name: str, inbox: Inbox) -> int | None:
         """The limit that leaves no room for a task of that queue now."""

@@ -118,6 +118,7 @@ class LiveTask:
     """One task in memory: the columns of its record, its call, where it stands, how it is saved, and who waits."""
 
     # The columns of its row, with those that `__init__` sets.
+    status: TaskStatus = TaskStatus.PENDING
     claimed_at: int | None = None
     owner: str | None = None
     started_at: int | None = None
@@ -156,6 +157,7 @@ class LiveTask:
     timeout_s: float | None = None
 
     # Where it stands here: its phase, and what that leaves open.
+    phase: Phase = Phase.ARRIVED
     due: float = 0.0
     """Until when it is delayed, on the clock of the heap that it is in."""
     watched_until: int | None = None
@@ -183,22 +185,17 @@ class LiveTask:
     the only way to keep an exception, whose frames may hold anything, for those who have a handle and for nobody else.
     """
 
-    def __init__(
-        self, definition: Definition, task_id: str, now: int, options_text: str, queue_name: str, priority: int
-    ) -> None:
+    def __init__(self, definition: Definition, task_id: str, now: int) -> None:
         self.definition = definition
         self.task_id = task_id
-        self.options_text = options_text
-        self.queue_name = queue_name
-        self.priority = priority
+        self.options_text = definition.options_text
+        self.queue_name = definition.queue_name
+        self.priority = definition.priority
+        self.timeout_s = definition.timeout_s
         self.is_persisted = definition.is_persisted
         if definition.is_persisted:
             self.saving = Saving()
-        self.status = TaskStatus.PENDING
-        self.sent_at = now
-        self.enqueued_at = now
-        self.updated_at = now
-        self.phase = Phase.ARRIVED
+        self.sent_at = self.enqueued_at = self.updated_at = now
 
     def __repr__(self) -> str:
         kept = "persisted" if self.is_persisted else "memory-only"
@@ -384,7 +381,7 @@ class LiveTask:
     @classmethod
     def from_row(cls, row: TaskRow, definition: Definition, timeout_s: float | None) -> "LiveTask":
         """The live form of a row that this instance has claimed."""
-        live = cls(definition, row.task_id, row.sent_at, row.task_options, row.queue_name, row.priority)
+        live = cls(definition, row.task_id, row.sent_at)
         live.is_persisted, live.saving = True, Saving()
         live.timeout_s = timeout_s
         live.adopt(row)

@@ -49,9 +49,8 @@ LIGHT = definition_of(persist=False)
 
 def new_live(definition: Definition = WORK, *, task_id: str = "", priority: int = 50, now: int = 1_000) -> LiveTask:
     """A task as the intake makes it, of instance `me`."""
-    live = LiveTask(
-        definition, task_id or f"t{next(_numbers)}", now, definition.options_text, definition.queue_name, priority
-    )
+    live = LiveTask(definition, task_id or f"t{next(_numbers)}", now)
+    live.priority = priority
     live.args_text, live.kwargs_text, live.owner = "[]", "{}", "me"
     return live
 

@@ -110,7 +110,7 @@ async def test_every_record_of_a_task_carries_its_tags(caplog: pytest.LogCapture
 
 async def test_tags_that_cannot_be_read_keep_no_record_back() -> None:
     """Another program has written them."""
-    live = LiveTask(engine_definition(), "id", 0, "{}", "default", 50)
+    live = LiveTask(engine_definition(), "id", 0)
     live.tags_text = "{not json"
     assert extra_of(live) == {"task_id": "id", "task_name": "odd", "tags": {}}
 
