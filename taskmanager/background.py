@@ -1,4 +1,4 @@
-"""Tasks that are enqueued once the code around them has succeeded: like Starlette's `BackgroundTasks`, but kept."""
+"""Enqueues tasks once the code around them has succeeded: like Starlette's `BackgroundTasks`, but kept."""
 
 import contextlib
 import threading
@@ -34,11 +34,11 @@ class Background:
         self._lock = threading.Lock()
 
     def add_task(self, func: Callable[P, object] | TaskCall[P, object], /, *args: P.args, **kwargs: P.kwargs) -> str:
-        """Check the call now and hand the task over later; returns its id. Safe from any thread.
+        """Check the call now, hand the task over later, and return its id. Any thread may call it.
 
-        `func` is a task, or a task with options. Raises what `enqueue` raises for a wrong call, and
-        `ConfigurationError` for a plain function. When the code around has succeeded already (in the body of a
-        streaming response, say), the task is handed over at once; when it has failed, this raises.
+        `func` is a task, with or without options. Raises what `enqueue` raises for a wrong call, and
+        `ConfigurationError` for a plain function. If the code around has succeeded already, as in the body of a
+        streaming response, the task is handed over at once. If it has failed, this raises.
         """
         definition, options = bound_call(func, self._submitter)
         live = self._intake.make(definition, options, args, kwargs)
@@ -57,7 +57,7 @@ class Background:
         return f"<Background {len(self._made)} tasks>"
 
     def hand_over(self) -> None:
-        """The code around them has succeeded. Raises the first refusal, when all the others are handed over."""
+        """Enqueue the tasks: the code around them has succeeded. Raise the first refusal after trying them all."""
         refusal: TaskManagerError | None = None
         for live in self._settle(True):
             try:
@@ -70,7 +70,7 @@ class Background:
             raise refusal
 
     def broken_off(self, exc: BaseException) -> None:
-        """An exception came through the code around them: their route has failed, or sending its response has."""
+        """Drop the tasks if the route has failed. If only the sending of its response has, enqueue them."""
         if not came_from_sending(exc):
             self._drop()
             return
@@ -93,7 +93,7 @@ class Background:
 
 
 def came_from_sending(exc: BaseException) -> bool:
-    """Whether the response was being sent, so that the route had succeeded.
+    """Return whether the exception came while the response was being sent, so that the route had succeeded.
 
     FastAPI ends a dependency of scope "request" after the response, and throws in what went wrong there: a client that
     is gone, a body or a plain background function that raised, a server that cancels. Only the way of the exception

@@ -1,4 +1,4 @@
-"""The caller's end of a task: await it, ask for its state, cancel it."""
+"""`TaskHandle`: await a task, ask for its state, cancel it."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ from taskmanager.model.states import TaskStatus
 R_co = TypeVar("R_co", covariant=True)
 
 _process = object()
-"""Another one in a forked child."""
+"""An object per process: a forked child makes a new one."""
 
 
 def _forked() -> None:
@@ -43,7 +43,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class TaskHandle(Generic[R_co]):
-    """One accepted task. Keep it or drop it: the task does not care. After a retry it stands for the new run."""
+    """One accepted task. The task runs whether you keep the handle or not. After a retry it stands for the new run."""
 
     __slots__ = ("__weakref__", "_cause", "_first", "_found", "_instance", "_live", "_process", "_seen", "_task_id")
 
@@ -64,7 +64,7 @@ class TaskHandle(Generic[R_co]):
             self._hold(live)
 
     def _hold(self, live: LiveTask) -> None:
-        """Be told what the task raises, or keep the handle that is."""
+        """Register for what the task raises, or keep the handle that is registered already."""
         first = None if live.holder is None else cast("TaskHandle[R_co] | None", live.holder())
         if first is None:
             live.holder = ref(self)
@@ -72,12 +72,12 @@ class TaskHandle(Generic[R_co]):
 
     @property
     def task_id(self) -> str:
-        """The id; it survives restarts, and `manager.handle(task_id)` makes a handle of it again."""
+        """The id. It stays the same over restarts, and `manager.handle(task_id)` makes a handle of it again."""
         return self._task_id
 
     @property
     def status(self) -> TaskStatus:
-        """The last status known here; for a task of another instance, the last one seen in the store."""
+        """The last status known here. For a task of another instance it is the last one seen in the file."""
         live = self._newest()
         if live is not None and not live.is_elsewhere:
             return live.status
@@ -86,7 +86,7 @@ class TaskHandle(Generic[R_co]):
 
     @property
     def is_duplicate(self) -> bool | None:
-        """Whether the idempotency key named an existing task; None until that is known (see `saved()`)."""
+        """Whether the idempotency key named an existing task. None until that is known: after `saved()` it is."""
         return self._live.duplicate_answer() if self._found is None and self._live is not None else self._found
 
     def _newest(self) -> LiveTask | None:
@@ -100,9 +100,10 @@ class TaskHandle(Generic[R_co]):
         return newest
 
     def __await__(self) -> Generator[Any, None, R_co]:
-        """The task's value; raises `TaskFailed`, `TaskCancelled`, `TaskExpired` or `TaskInterrupted` when it has none.
+        """Wait for the task and return its value.
 
-        Cancelling the waiter never cancels the task.
+        Raises `TaskFailed`, `TaskCancelled`, `TaskExpired` or `TaskInterrupted` if it has none. Cancelling the waiter
+        never cancels the task.
         """
         return self._value().__await__()
 
@@ -113,15 +114,16 @@ class TaskHandle(Generic[R_co]):
         raise _not_completed(self._task_id, ending) from self._cause_of(ending)
 
     def _cause_of(self, ending: Ending) -> BaseException | None:
-        """What the task raised in this process, if it failed with that."""
+        """Return what the task raised in this process, if it failed with that."""
         if self._first is not None:
             return self._first._cause_of(ending)  # noqa: SLF001  # of another handle
         found = self._cause
         return found[1] if found is not None and found[0] is ending and ending.status is TaskStatus.FAILED else None
 
     async def result(self, *, timeout: float | None = None) -> TaskResult[R_co]:
-        """The task's `TaskResult`, value or error, without raising for a failure. `TimeoutError` after `timeout`
-        seconds.
+        """Wait for the task and return its `TaskResult`, a value or an error. A failure raises nothing.
+
+        Raises `TimeoutError` after `timeout` seconds.
         """
         check_timeout(timeout)
         try:
@@ -159,10 +161,10 @@ class TaskHandle(Generic[R_co]):
                 hint.cancel()
 
     async def saved(self, *, timeout: float | None = None) -> None:
-        """Return when the task is committed: from then on it survives SIGKILL and power loss.
+        """Wait until the task is committed: from then on it survives SIGKILL and power loss.
 
         Raises `NotPersisted` for a memory-only task, `StoreUnavailable` or `TimeoutError` after `timeout` seconds,
-        `StoreError` when the record cannot be stored at all, and `UnknownTask` for an id that does not exist.
+        `StoreError` if the record cannot be stored at all, and `UnknownTask` for an id that does not exist.
         """
         check_timeout(timeout)
         live = self._newest()
@@ -198,16 +200,16 @@ class TaskHandle(Generic[R_co]):
             raise TimeoutError(f"task {self._task_id} is not saved after {timeout:g} s") from None
 
     async def info(self, *, include_attempts: bool = False) -> TaskInfo:
-        """The whole record as it is now. Raises `UnknownTask` when there is none (any more)."""
+        """Return the whole record as it is now. Raises `UnknownTask` if there is none, or none any more."""
         if self._instance.is_of_another_loop():
             return await self._instance.in_its_loop(self.info(include_attempts=include_attempts))
         return await self._instance.info_of(self._task_id, include_attempts)
 
     def cancel(self) -> bool:
-        """Ask for the task to be cancelled, at once. True means asked, False that the task is known to have ended.
+        """Ask at once for the task to be cancelled. Return False if it is known to have ended.
 
-        One that was asked may still end otherwise; and of a task that is not in the memory of this instance only the
-        file knows even whether there is one. `await manager.cancel(task_id)` knows what became of it.
+        A task that was asked may still end in another way. If it is not in the memory of this instance, only the file
+        knows whether it exists: `await manager.cancel(task_id)` asks there, and gives the answer.
         """
         live = self._newest()
         if live is not None and not (live.status.is_terminal or live.is_elsewhere):
@@ -215,7 +217,7 @@ class TaskHandle(Generic[R_co]):
         return self._instance.cancel_now(self._task_id, live)
 
     def _check_process(self, live: LiveTask) -> None:
-        """Raise `WrongProcess` for what was in memory when this process was forked: nobody here works on that."""
+        """Raise `WrongProcess` for a task that was in memory when this process was forked: nobody here runs it."""
         if live is self._live and self._process is not _process:
             raise WrongProcess(
                 f"task {self._task_id} was enqueued in the process that this one was forked from; use its handle there"

@@ -1,4 +1,4 @@
-"""`TaskManager`: wiring and one-line delegations. What it does is done in `engine/`, where it is kept in `store/`."""
+"""`TaskManager`, the face of the library: it only delegates. `engine/` does the work, `store/` keeps the tasks."""
 
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -63,21 +63,21 @@ _DEFAULT_RECOVERY = RecoveryConfig()
 
 @with_known_words("TaskManager()")
 class TaskManager:
-    """Runs tasks inside your asyncio application, and keeps the promise of them in one SQLite file.
+    """Runs tasks inside your asyncio application, and keeps them in one SQLite file.
 
     The constructor does no I/O. `snapshot_db=None` keeps everything in memory. Durations are seconds.
 
-    `snapshot_interval`: how long the history of memory-only tasks may wait for the file. `commit_interval`: how long a
-    change of a persisted task may wait before its commit begins, at most; the writer begins as soon as it is idle.
-    `requeue_pending`: persist every task that does not say otherwise. `concurrency`, `threads` and `processes` bound
-    the three lanes. `max_pending` bounds waiting and unsaved tasks, `max_in_memory` the waiting persisted ones per
-    queue that are held in memory. `drain_timeout`: how long a stop waits for running tasks.
+    `requeue_pending` persists every task that does not say otherwise. A change of a persisted task waits at most
+    `commit_interval` before its commit begins; the record of a memory-only task waits at most `snapshot_interval`.
+    `concurrency`, `threads` and `processes` limit how many tasks run at once on the loop, in threads and in child
+    processes. `max_pending` limits the waiting and unsaved tasks, `max_in_memory` the waiting persisted tasks of a
+    queue that are in memory. A stop waits `drain_timeout` for running tasks.
 
     Raises `ConfigurationError` with everything that is wrong.
     """
 
     _lifecycle: Lifecycle | None = None
-    """From `start` to the end of `stop`; while tasks can run, `_current` has it too, with what answers calls."""
+    """It is here from `start` to the end of `stop`. While tasks can run, `_current` has it too."""
     _current: Running | None = None
     _is_isolated = False
 
@@ -131,7 +131,7 @@ class TaskManager:
         make_store: Callable[[], Store],
         make_intake: Callable[[int | None, tuple[QueueConfig, ...]], Intake],
     ) -> Iterator[None]:
-        """The seam of `taskmanager.testing`: no file, another store, clock and door; all put back at the end."""
+        """Replace file, store, clock and intake while the block runs, for `taskmanager.testing`."""
         if self._lifecycle is not None:
             raise ConfigurationError("a manager that runs cannot be isolated; stop it first, or do not start it")
         kept = self._clock, self._make_store, self._intake, self._settings, self._registry.defaults
@@ -175,9 +175,9 @@ class TaskManager:
     def task(self, *args: Any, **options: Any) -> Any:
         """Make a task of a function, bare or with options, and bind it to this manager.
 
-        `persist`: keep it in the file (None: what `requeue_pending` says). `requeue_on_interrupt`: it may run again
-        from the start after an interruption. `retries`, `retry_delay`, `retry_backoff` are the short form of
-        `retry_policy`. `timeout` is seconds per attempt. `executor` is the lane: "async", "thread" or "process".
+        `persist` keeps it in the file; None means what `requeue_pending` says. With `requeue_on_interrupt` it may run
+        again from its beginning after an interruption. `retries`, `retry_delay` and `retry_backoff` are the short form
+        of `retry_policy`. `timeout` is in seconds per attempt. `executor` is "async", "thread" or "process".
         """
         return decorate(self._define, args, options)
 
@@ -208,10 +208,10 @@ class TaskManager:
         run_on_startup: bool = False,
         jitter: Seconds = 0.0,
     ) -> TaskDecorator:
-        """Run a task again and again: by a cron expression in a time zone (UTC if None), or every so many seconds.
+        """Run a task by a cron expression in a time zone (UTC if None), or every so many seconds.
 
-        Stands above `@manager.task(...)`, or on a plain function. Its runs are persisted, and free for every instance
-        on the file; each fire runs once. `catch_up`: what becomes of fires that were missed; `overlap`: of one that
+        Write it above `@manager.task(...)`, or on a plain function. Its runs are persisted, and any instance on the
+        file may run them; each fire runs once. `catch_up` says what becomes of missed fires, `overlap` of a fire that
         comes before the last run has ended. Raises `ConfigurationError` with everything that is wrong.
         """
         options = ScheduleOptions(
@@ -234,9 +234,7 @@ class TaskManager:
             self._bind(each)
 
     def discover(self, *packages: str) -> tuple[Task[..., Any], ...]:
-        """Import these modules, and packages with all their modules, and bind every task found that has no
-        manager yet.
-        """
+        """Import these modules and packages with all their modules. Bind and return the tasks of no other manager."""
         found = tuple(tasks_in(packages))
         for each in found:
             if each.binding is None:
@@ -244,19 +242,19 @@ class TaskManager:
         return tuple(each for each in found if each.binding is not None and each.binding.submitter is self)
 
     def get_task(self, name: str, /) -> Task[..., Any]:
-        """The task of that name; raises `UnknownTask`."""
+        """Return the task of that name. Raises `UnknownTask`."""
         return self._registry.get(name)
 
     # Enqueueing.
 
     def enqueue(self, name: str, /, *args: object, **kwargs: object) -> TaskHandle[Any]:
-        """Enqueue by name, for callers that cannot import the function; raises `UnknownTask` as well."""
+        """Enqueue by name, for callers that cannot import the function. Raises `UnknownTask` as well."""
         return self._registry.get(name).enqueue(*args, **kwargs)
 
     def enqueue_call(
         self, definition: Definition, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> TaskHandle[Any]:
-        """What a bound task's `enqueue` calls."""
+        """Take in a call; the `enqueue` of a bound task calls this."""
         live, was_there = self._intake.enqueue(definition, options, args, kwargs)
         return TaskHandle(self._instance, live.task_id, live, was_there)
 
@@ -269,17 +267,17 @@ class TaskManager:
         self, connection: "aiosqlite.Connection", task: TaskCall[P, Any], /, *args: P.args, **kwargs: P.kwargs
     ) -> Awaitable[str]: ...
     def submit_in(self, connection: Any, task: TaskCall[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Write a task through your own connection to the same file, inside its open transaction; returns the task id.
+        """Write a task through your own connection to the same file, and return the task id.
 
-        The task exists exactly if that transaction commits. Use `BEGIN IMMEDIATE`; a stale snapshot raises
-        `StoreUnavailable`. With an `aiosqlite` connection the call is awaited.
+        The write is part of the open transaction: the task exists only if that commits. Use `BEGIN IMMEDIATE`; a
+        stale snapshot raises `StoreUnavailable`. With an `aiosqlite` connection, await the call.
         """
         return self._submission().write(connection, bound_call(task, self), args, kwargs)
 
     def insert_statement(
         self, task: TaskCall[P, Any], /, *args: P.args, **kwargs: P.kwargs
     ) -> tuple[str, tuple[object, ...]]:
-        """SQL with `?` placeholders and its parameters, for any other driver on the same file."""
+        """Return SQL with `?` placeholders and its parameters, for any other driver on the same file."""
         return self._submission().statement(bound_call(task, self), args, kwargs)
 
     def _submission(self) -> Submission:
@@ -292,10 +290,11 @@ class TaskManager:
     # Starting and stopping.
 
     async def start(self) -> None:
-        """Open the file, recover what dead instances left, reclaim, and run. Raises `StoreError` when it cannot.
+        """Open the file, recover the tasks of dead instances, claim what is free, and run.
 
-        A manager that runs already raises `ConfigurationError`, a child that was forked while the file was open
-        `WrongProcess`. A stopped one may be started again, on another loop too.
+        Raises `StoreError` if the file cannot be used, `ConfigurationError` if the manager runs already, and
+        `WrongProcess` in a child that was forked while the file was open. A stopped manager may be started again, on
+        another loop too.
         """
         check_process(self._settings, self._intake)
         if self._lifecycle is not None and not self._lifecycle.engine.inbox.is_loop_closed():
@@ -315,10 +314,10 @@ class TaskManager:
         self._current = running
 
     async def stop(self, *, timeout: float | None = None) -> None:
-        """Drain for `timeout` seconds (default `drain_timeout`), cancel what is left, record, release, close.
+        """Wait `timeout` seconds (default `drain_timeout`) for running tasks, cancel the rest, write, and close.
 
-        Takes at most two seconds longer than the drain. Raises `StoreUnavailable` when not everything could be written.
-        Does nothing when the manager does not run; `ConfigurationError` in another loop, and inside one of its tasks.
+        It takes at most two seconds longer than that, and does nothing if the manager does not run. Raises
+        `StoreUnavailable` if not everything could be written, and `ConfigurationError` in another loop or in a task.
         """
         check_timeout(timeout)
         lifecycle = self._lifecycle
@@ -343,7 +342,7 @@ class TaskManager:
         await self.stop()
 
     def lifespan(self, app: object, /) -> AbstractAsyncContextManager[None]:
-        """For `FastAPI(lifespan=manager.lifespan)`: runs the manager while the application serves.
+        """Run the manager while the application serves: `FastAPI(lifespan=manager.lifespan)`.
 
         In a test inside `taskmanager.testing.isolated` the manager runs already, and goes on afterwards.
         """
@@ -362,10 +361,10 @@ class TaskManager:
     @overload
     def run(self, main: Callable[[], Coroutine[Any, Any, T]], /) -> T: ...
     def run(self, *mains: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """Run `main` (or wait for a signal) with the manager started, and stop gracefully.
+        """Start the manager, run `main` or wait for a signal, and stop.
 
-        SIGTERM and SIGINT cancel `main` and stop the manager; a second one cuts the drain short. With `main` the signal
-        then ends the program, as `KeyboardInterrupt` or by SIGTERM. Exits with 1 when the store could not be written.
+        SIGTERM and SIGINT cancel `main` and stop the manager; a second signal cuts the drain short. If there is a
+        `main`, the signal then ends the program. The exit status is 1 if the file could not be written.
         """
         return run_hosted(self, self._cut_short, mains, self._settings)
 
@@ -374,18 +373,19 @@ class TaskManager:
             self._lifecycle.cut_short()
 
     async def join(self, *, tags: Mapping[str, str] | None = None, timeout: float | None = None) -> None:
-        """Wait until nothing accepted or claimed here is unfinished; with `tags`, nothing that carries all of them.
+        """Wait until every task that was accepted or claimed here has ended; with `tags`, those that carry them all.
 
-        Delayed ones count. Raises `TimeoutError`, `ConfigurationError` in a task, `ManagerStopped` when some are left.
+        Delayed tasks count. Raises `TimeoutError`, `ConfigurationError` inside a task, and `ManagerStopped` if the
+        manager stops while some are left for the next start.
         """
         await self._instance.join(tags, timeout)
 
     async def wait_for_room(self, queue_name: str = DEFAULT_QUEUE) -> None:
-        """Return when `enqueue` to that queue would not raise `QueueFull` because of its waiting tasks."""
+        """Wait until `enqueue` to that queue does not raise `QueueFull` because of its waiting tasks."""
         await self._instance.needed().queues.wait_for_room(queue_name)
 
     async def flush(self) -> None:
-        """Return when everything accepted or ended so far is committed, memory-only history included."""
+        """Wait until all that was accepted or has ended so far is committed, records of memory-only tasks included."""
         await self._instance.needed().lifecycle.engine.flush()
 
     def _engine(self) -> Engine | None:
@@ -394,12 +394,12 @@ class TaskManager:
     # Records.
 
     def handle(self, task_id: str, /) -> TaskHandle[Any]:
-        """A handle from an id, for a task of any instance; awaiting one that does not exist raises `UnknownTask`."""
+        """Return a handle for an id, of any instance. Awaiting it raises `UnknownTask` if there is no such task."""
         check_task_id(task_id)
         return TaskHandle(self._instance, task_id, self._instance.find_live(task_id))
 
     async def get(self, task_id: str, /, *, include_attempts: bool = False) -> TaskInfo | None:
-        """One record, or None."""
+        """Return one record, or None."""
         return await self._instance.needed().records.get(task_id, include_attempts=include_attempts)
 
     async def list(
@@ -411,45 +411,45 @@ class TaskManager:
         limit: int = 100,
         before: str | None = None,
     ) -> tuple[TaskInfo, ...]:
-        """Records, newest first; `before` is the id of the last one of the page before."""
+        """Return records, newest first. `before` is the id of the last record of the page before."""
         return await self._instance.needed().records.list(TaskFilter(status, task_name, queue_name, limit), before)
 
     async def counts(self) -> dict[TaskStatus, int]:
-        """How many tasks have each status, memory and file together, zeros included."""
+        """Return how many tasks have each status, in memory and file together, zeros included."""
         return await self._instance.needed().records.counts()
 
     async def retry(self, task_id: str, /, *, force: bool = False) -> bool:
-        """Run an ended task again, with its stored arguments; COMPLETED ones with `force`. False when it cannot be.
+        """Run an ended task again with its stored arguments; a COMPLETED one needs `force`. Return whether it will run.
 
-        Raises `UnknownTask` when there is no such task.
+        Raises `UnknownTask` if there is no such task.
         """
         return await self._instance.needed().records.retry(task_id, force=force)
 
     async def cancel(self, task_id: str, /) -> bool:
-        """Cancel a task wherever it is; returns when the request is recorded. False when it has ended.
+        """Ask for a task of any instance to be cancelled. Return True once that is recorded, False if it has ended.
 
-        Raises `UnknownTask` when there is no such task.
+        Raises `UnknownTask` if there is no such task.
         """
         return await self._instance.needed().records.cancel(task_id)
 
     async def purge(self, *, status: TaskStatus | None = None, older_than: timedelta | None = None) -> int:
-        """Delete ended records (their attempts too) and return how many. Live ones are never touched."""
+        """Delete records of ended tasks with their attempts, and return how many. Other tasks are never touched."""
         return await self._instance.needed().records.purge(status, older_than)
 
     async def get_stale_tasks(self, stale_threshold_minutes: float = 2) -> tuple[TaskInfo, ...]:
-        """Live tasks of instances that have not been heard of for that long."""
+        """Return the unfinished tasks of instances that have sent no heartbeat for that long."""
         return await self._instance.needed().stale.find(stale_threshold_minutes)
 
     async def mark_stale_tasks_as_failed(self, stale_threshold_ms: int = 300_000) -> int:
-        """Fail (or retry, by their policy) RUNNING tasks of silent instances; returns how many."""
+        """Fail the RUNNING tasks of silent instances, or retry them by their policy. Return how many."""
         return await self._instance.needed().stale.fail_running(stale_threshold_ms)
 
     async def requeue_stale_claimed(self, stale_threshold_ms: int = 120_000) -> int:
-        """Free tasks that wait in the memory of silent instances (PENDING or CLAIMED); returns how many."""
+        """Free the tasks that wait in the memory of silent instances (PENDING or CLAIMED). Return how many."""
         return await self._instance.needed().stale.requeue_claimed(stale_threshold_ms)
 
     async def pause(self, queue_name: str, /) -> None:
-        """Start nothing more of that queue, in every instance, until it is resumed; also of one that is to come."""
+        """Start nothing more of that queue, in any instance, until it is resumed."""
         await self._instance.needed().queues.set_paused(queue_name, True)
 
     async def resume(self, queue_name: str, /) -> None:
@@ -457,23 +457,23 @@ class TaskManager:
         await self._instance.needed().queues.set_paused(queue_name, False)
 
     async def schedules(self) -> tuple[ScheduleInfo, ...]:
-        """Every schedule in the file, also of other instances, by its next fire."""
+        """Return every schedule in the file, also of other instances, ordered by the next fire."""
         return await self._instance.needed().schedules.list()
 
     async def pause_schedule(self, name: str, /) -> None:
-        """Fire it no more, in every instance; what comes due meanwhile is dropped. Raises `UnknownTask`."""
+        """Pause a schedule in every instance. Fires that come due meanwhile are dropped. Raises `UnknownTask`."""
         await self._instance.needed().schedules.pause(name)
 
     async def resume_schedule(self, name: str, /) -> None:
-        """Fire it again, from now on. Raises `UnknownTask`."""
+        """Resume a schedule, with its first fire after now. Raises `UnknownTask`."""
         await self._instance.needed().schedules.resume(name)
 
     async def run_schedule(self, name: str, /) -> TaskHandle[Any]:
-        """Run it once now, paused or not, whatever runs already; its fires stay as they are. Raises `UnknownTask`."""
+        """Run a schedule once now, even if it is paused or a run has not ended. Raises `UnknownTask`."""
         return self.handle(await self._instance.needed().schedules.run(name))
 
     async def background(self) -> AsyncIterator[Background]:
-        """For `Depends(manager.background)`: tasks added are handed over when the route has succeeded, else dropped."""
+        """Hand tasks over once the route has succeeded, and drop them if it fails: `Depends(manager.background)`."""
         background = Background(self._intake, self)
         try:
             yield background
@@ -485,21 +485,21 @@ class TaskManager:
     # Looking.
 
     def console(self) -> "RenderableType":
-        """What `taskmanager status` shows, as a renderable for `rich.print`.
+        """Return the screen of `taskmanager status`, for `rich.print`.
 
-        Reads the file here and now: some milliseconds, half a second where it is locked. Counts end at 50,000 each.
+        It reads the file at once: a few milliseconds, or half a second if it is locked. Counts end at 50,000 each.
         """
         from taskmanager.console.instance import instance_view
 
         return instance_view(self._engine(), self.status())
 
     def live(self) -> AbstractAsyncContextManager[None]:
-        """Show the same on the terminal while the block runs: `async with manager.live(): ...`."""
+        """Show the screen of `taskmanager watch` while the block runs: `async with manager.live(): ...`."""
         from taskmanager.console.instance import live_view
 
         return live_view(self._engine)
 
     def status(self) -> ManagerStatus:
-        """This instance as it is now; costs nothing, awaits nothing."""
+        """Describe this instance as it is now. It reads memory only, and awaits nothing."""
         upcoming = () if self._current is None else self._current.schedules.upcoming()
         return status_of(self._engine(), self._intake, upcoming)

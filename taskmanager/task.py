@@ -1,4 +1,4 @@
-"""Tasks as users hold them: a decorated function that can be called, enqueued, and given options for one call."""
+"""`Task`: a decorated function that can be called, enqueued, and given options for one call."""
 
 import inspect
 import sys
@@ -46,7 +46,7 @@ DEFAULT_QUEUE: Final = "default"
 @with_known_words("task()")
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """What a decorator declared, checked as far as it can be without a manager."""
+    """The options of a decorator, checked as far as that is possible without a manager."""
 
     name: str | None = None
     persist: bool | None = None
@@ -63,7 +63,7 @@ class TaskOptions:
     executor: Lane | None = None
 
     def faults(self) -> list[str]:
-        """Everything that is wrong with these options."""
+        """Return everything that is wrong with these options."""
         found = [
             queue_name_fault(self.queue_name),
             priority_fault(self.priority),
@@ -99,7 +99,7 @@ _DEFAULTS: Final = TaskOptions()
 
 
 def decorate(make: Callable[[Any, TaskOptions], Any], args: tuple[Any, ...], given: Mapping[str, Any]) -> Any:
-    """`@task` bare, which makes the task at once, or with options, which gives the decorator that will."""
+    """Make the task if the decorator is used bare, or return the decorator that makes it with these options."""
     options = TaskOptions(**given)
     if len(args) > 1:
         raise TypeError(f"a task is made from one function, not from {len(args)} arguments; options are keywords")
@@ -107,7 +107,7 @@ def decorate(make: Callable[[Any, TaskOptions], Any], args: tuple[Any, ...], giv
 
 
 def in_brackets(method: Callable[P, R]) -> Callable[P, R]:
-    """For a method that only makes decorators: written without brackets, it would be given the function itself."""
+    """Refuse a function as the first argument: the decorator was written without brackets."""
 
     @wraps(method)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -120,7 +120,7 @@ def in_brackets(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def timeout_fault(timeout: Seconds | None) -> str | None:
-    """What is wrong with a time limit, or None."""
+    """Return what is wrong with a time limit, or None."""
     if timeout is None:
         return None
     return seconds_fault(timeout, "timeout") or (
@@ -129,10 +129,10 @@ def timeout_fault(timeout: Seconds | None) -> str | None:
 
 
 class Submitter(Protocol):
-    """What a bound task needs of its manager."""
+    """The part of a manager that a bound task uses."""
 
     def status(self) -> ManagerStatus:
-        """The manager as it is now."""
+        """Describe the manager as it is now."""
         ...
 
     def enqueue_call(
@@ -143,7 +143,7 @@ class Submitter(Protocol):
 
 
 class Binding:
-    """A task bound to its manager. `forget` takes it from there, for another manager."""
+    """The link from a task to its manager. `forget` removes it, so that another manager can have the task."""
 
     __slots__ = ("definition", "forget", "submitter")
 
@@ -154,7 +154,7 @@ class Binding:
 
 
 class TaskCall(Generic[P, C_co]):
-    """A task with the options of one call; `enqueue` takes the arguments of the function."""
+    """A task with the options of one call. `enqueue` takes the arguments of the function."""
 
     __slots__ = ("_options", "_task")
 
@@ -183,7 +183,7 @@ class TaskCall(Generic[P, C_co]):
     @overload
     def enqueue(self: "TaskCall[P, R | Snooze]", *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
     def enqueue(self, /, *args: Any, **kwargs: Any) -> TaskHandle[Any]:  # type: ignore[misc]  # for a keyword named self
-        """Hand the task over. Never blocks; safe from any thread.
+        """Hand the task over, and return its handle. It never blocks, and may be called from any thread.
 
         Raises `TypeError` for a wrong signature, `ArgumentError` for an argument that cannot be stored, `QueueFull`,
         `ManagerStopping`, `ManagerStopped`, `WrongProcess`, or `ConfigurationError` for a task without a manager.
@@ -194,7 +194,7 @@ class TaskCall(Generic[P, C_co]):
         return binding.submitter.enqueue_call(binding.definition, self._options, args, kwargs)
 
     def bound(self, submitter: Submitter | None = None) -> tuple[Definition, CallOptions]:
-        """What is to be run and how; raises `ConfigurationError` for a task without a manager, or not of this one."""
+        """Return what is to be run and how. Raises `ConfigurationError` if the task has no manager, or another one."""
         if self._task.binding is None:
             raise self._task.unbound()
         if submitter is not None and self._task.binding.submitter is not submitter:
@@ -207,7 +207,7 @@ class TaskCall(Generic[P, C_co]):
 
 @final
 class Task(TaskCall[P, C_co]):
-    """A function that can run in the background. Calling it just runs the function."""
+    """A function that can run in the background. Calling it runs the function directly."""
 
     __slots__ = ("__dict__", "__weakref__", "_name", "binding", "fn", "is_free", "options")
 
@@ -219,7 +219,7 @@ class Task(TaskCall[P, C_co]):
         self.options = options
         self.binding: Binding | None = None
         self.is_free = is_free
-        """Declared without a manager: it may go from one that does not run to another."""
+        """Whether it was declared without a manager. Then it may go from one that does not run to another."""
         own_name = getattr(plain, "__qualname__", None)
         subject = f"task {own_name!r}" if isinstance(own_name, str) and callable(plain) else "task"
         raise_faults(subject, [*options.faults(), *_function_faults(plain, options.name)])
@@ -240,9 +240,9 @@ class Task(TaskCall[P, C_co]):
 
     @by_caller
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> C_co:
-        """Run the function here and now, as if it were not decorated; `current_task()` inside is detached.
+        """Run the function directly, as if it were not decorated. `current_task()` inside is detached.
 
-        Only Starlette's `BackgroundTask`, which was given the task in the place of a function, enqueues it instead.
+        There is one exception: a call by Starlette's `BackgroundTask` enqueues the task instead.
         """
         if is_async(self.fn):
             coro = cast("Coroutine[Any, Any, Any]", self.fn(*args, **kwargs))
@@ -262,11 +262,11 @@ class Task(TaskCall[P, C_co]):
         idempotency_key: str | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> TaskCall[P, C_co]:
-        """The same task with options for one call. Raises `ConfigurationError` with everything that is wrong.
+        """Return the same task with options for one call. Raises `ConfigurationError` with everything that is wrong.
 
-        `delay` (seconds) or `run_at` (aware) say when it may start, `good_until` (aware) when it is of no use any more;
-        `priority` is 1 (first) to 100, `timeout` seconds per attempt. The same `idempotency_key` of the same task is
-        the same task. `tags` map text to text.
+        It starts not before `delay` (seconds) has passed or `run_at` (aware) has come, and not after `good_until`
+        (aware). `priority` is from 1 (first) to 100, `timeout` is in seconds per attempt. Two calls of one task with
+        the same `idempotency_key` are the same task. `tags` map text to text.
         """
         faults = [
             _instant_fault("run_at", run_at),
@@ -295,7 +295,7 @@ class Task(TaskCall[P, C_co]):
         )
 
     def unbound(self) -> ConfigurationError:
-        """What is raised when a task without a manager is enqueued."""
+        """Return the error for a task that has no manager."""
         return ConfigurationError(
             f"task {self._name!r} is bound to no manager; call manager.register(...) with it, or "
             "manager.discover(module)"
@@ -316,7 +316,7 @@ class Task(TaskCall[P, C_co]):
 
 
 def bound_call(call: object, submitter: Submitter) -> tuple[Definition, CallOptions]:
-    """A task of this manager, or one with options, as a call was given it; `ConfigurationError` for anything else."""
+    """Return what was given as a task of this manager, with or without options. Raises `ConfigurationError`."""
     if not isinstance(call, TaskCall):
         raise ConfigurationError(f"{call!r} is not a task; decorate the function with @manager.task, and give that")
     return call.bound(submitter)
@@ -324,7 +324,7 @@ def bound_call(call: object, submitter: Submitter) -> tuple[Definition, CallOpti
 
 @final
 class TaskDecorator:
-    """What `@task(...)` and `@manager.task(...)` with options return: decorates one function."""
+    """Decorates one function. `@task(...)` and `@manager.task(...)` with options return it."""
 
     __slots__ = ("_make",)
 
@@ -332,7 +332,7 @@ class TaskDecorator:
         self._make = make
 
     def __call__(self, fn: Callable[P, T], /) -> Task[P, T]:
-        """Make the task; raises `ConfigurationError` with everything that is wrong."""
+        """Make the task. Raises `ConfigurationError` with everything that is wrong."""
         return cast("Task[P, T]", self._make(fn))
 
 
@@ -357,17 +357,17 @@ def task(
 ) -> TaskDecorator: ...
 @shows_options(TaskOptions)
 def task(*args: Any, **options: Any) -> Any:
-    """Declare a task without a manager, for a library; `manager.register` or `manager.discover` binds it later."""
+    """Declare a task without a manager, for a library. `manager.register` or `manager.discover` binds it later."""
     return decorate(partial(Task, is_free=True), args, options)
 
 
 def default_name(fn: Callable[..., Any]) -> str:
-    """`module:qualname`, the same however the program was started."""
+    """Return `module:qualname`, the same however the program was started."""
     return f"{import_name(fn.__module__)}:{fn.__qualname__}"
 
 
 def import_name(module: str) -> str:
-    """`__main__` as others would import it: by its import name under `-m`, else by the stem of its file."""
+    """Return the name by which others import `__main__`: its import name under `-m`, else the stem of its file."""
     if module not in ("__main__", "__mp_main__"):
         return module
     main = sys.modules.get("__main__")
@@ -417,8 +417,9 @@ def _takes_self(fn: Callable[..., Any]) -> bool:
 
 
 def _looks_like_method(fn: Callable[..., Any], qualname: str) -> bool:
-    """A function defined in a class body, taking self or cls. (Errors of `__set_name__` reach users wrapped
-    before 3.12.)
+    """Return whether the function was defined in a class body and takes self or cls.
+
+    `__set_name__` cannot tell this: before Python 3.12 its errors reach users wrapped.
     """
     container, _, _ = qualname.rpartition(".")
     return bool(container) and not container.endswith("<locals>") and _takes_self(fn)

@@ -1,1 +1,1 @@
-"""One flat file per framework. Nothing here is imported by the rest of the package."""
+"""One file per framework. The rest of the package imports nothing from here."""

@@ -1,4 +1,4 @@
-"""A small HTTP API over a manager, for FastAPI: `app.include_router(router(manager, auth=...), prefix="/taskmanager")`.
+"""An HTTP API over a manager, for FastAPI: `app.include_router(router(manager, auth=...), prefix="/taskmanager")`.
 
 Running the manager needs nothing from here: `FastAPI(lifespan=manager.lifespan)`, `Depends(manager.background)`.
 """
@@ -40,7 +40,7 @@ __all__ = ["router"]
 
 MAX_PAGE: Final = 500
 ANSWER_S: Final = 5.0
-"""How long a request waits for the file."""
+"""The time that a request waits for the file."""
 _ANYTHING: Final[TypeAdapter[Any]] = TypeAdapter(
     Any, config=ConfigDict(ser_json_inf_nan="strings", ser_json_bytes="base64")
 )
@@ -49,7 +49,7 @@ _Status = Literal["PENDING", "CLAIMED", "RUNNING", "COMPLETED", "FAILED", "CANCE
 
 
 class _Answer(BaseModel):
-    """Its texts are what the application and its exceptions say, and may be what UTF-8 has no bytes for."""
+    """A model whose texts come from the application, and may have characters that UTF-8 cannot hold."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -63,7 +63,7 @@ class _Answer(BaseModel):
 
 
 class TaskmanagerFault(_Answer):
-    """Why a task did not succeed."""
+    """The reason why a task did not succeed."""
 
     error_code: str
     message: str
@@ -71,7 +71,7 @@ class TaskmanagerFault(_Answer):
 
 
 class TaskmanagerTask(_Answer):
-    """One task, without what the application put in or got out: `TaskmanagerTaskDetail` has arguments and result."""
+    """One task without its arguments and its result. `TaskmanagerTaskDetail` has both."""
 
     task_id: str
     task_name: str
@@ -99,7 +99,7 @@ class TaskmanagerTask(_Answer):
 
 
 class TaskmanagerAttempt(_Answer):
-    """One attempt that has ended. `traceback` is None unless the router was made with `tracebacks=True`."""
+    """One attempt that has ended. `traceback` is None unless the router has `tracebacks=True`."""
 
     attempt: int
     outcome: str
@@ -116,8 +116,8 @@ class TaskmanagerAttempt(_Answer):
 class TaskmanagerTaskDetail(TaskmanagerTask):
     """One task with its arguments, result, log and attempts.
 
-    Arguments that a `codec=` has sealed stay the text that is stored. A result, or a part of it, that JSON cannot hold
-    is a short text.
+    Arguments that a `codec=` has sealed are the text that is stored. Where JSON cannot hold a result or a part of it,
+    there is a short text.
     """
 
     args: list[Any] | str | None
@@ -130,14 +130,14 @@ class TaskmanagerTaskDetail(TaskmanagerTask):
 
 
 class TaskmanagerPage(_Answer):
-    """Tasks, newest first. `next_before` is the `before` of the next page, None when this one was not full."""
+    """Tasks, newest first. `next_before` is the `before` of the next page. It is None if this page was not full."""
 
     tasks: list[TaskmanagerTask]
     next_before: str | None
 
 
 class TaskmanagerSchedule(_Answer):
-    """One schedule; `definition` is its timing in words. One that no running instance declares does not fire."""
+    """One schedule. `definition` is its timing in words. If no running instance declares it, it does not fire."""
 
     schedule_name: str
     task_name: str
@@ -151,12 +151,11 @@ class TaskmanagerSchedule(_Answer):
 
 
 class TaskmanagerHealth(_Answer):
-    """This instance. `ok` comes with 200, everything else with 503. Durations are seconds.
+    """The health of this instance. `ok` comes with 200, everything else with 503. Durations are seconds.
 
-    `oldest_waiting_s`: how long the oldest task has been due that waits here for a slot. `oldest_unsaved_s`: what a
-    crash would lose now. `failing_duties`: what goes on beside the tasks (heartbeat, reaper, retention, ...) and keeps
-    failing, by name; tasks are accepted and kept all the same. Why is in the log and in `manager.status()`, for a probe
-    may be open to everybody.
+    `oldest_waiting_s` says how long the oldest task that waits for a slot has been due, `oldest_unsaved_s` how old the
+    oldest change is that a crash would lose. `failing_duties` names background duties that keep failing (heartbeat,
+    reaper, retention, ...). The reason is in the log and in `manager.status()`: this answer may be open to everybody.
     """
 
     status: Literal["ok", "degraded", "stopping", "not running"]
@@ -170,7 +169,7 @@ class TaskmanagerHealth(_Answer):
 
 
 class TaskmanagerRefusal(BaseModel):
-    """Why a request was not carried out, in a sentence."""
+    """The reason why a request was not carried out, in a sentence."""
 
     detail: str
 
@@ -182,13 +181,13 @@ def router(
     health_auth: Callable[..., Any] | params.Depends | Literal["same"] | None = "same",
     tracebacks: bool = False,
 ) -> APIRouter:
-    """The tasks of `manager` over HTTP: list, show, counts, retry, cancel, schedules, health.
+    """Return routes for the tasks of `manager`: list, show, counts, retry, cancel, schedules, health.
 
-    `auth` is a dependency that every route requires, a function or `Depends(...)`; None means that everybody who
-    reaches the application may read and act, and has to be written out. `health_auth` is that of `/healthz`, by default
-    the same; None lets a probe in. `tracebacks` shows where user code failed, in the detail of a task.
+    `auth` is a dependency that every route requires, a function or `Depends(...)`. None must be written out: it lets
+    everybody who reaches the application read and act. `health_auth` is the dependency of `/healthz`, by default the
+    same; None lets every probe in. `tracebacks` adds the traceback of user code to the detail of a task.
 
-    Raises `ConfigurationError` when one of them is something else.
+    Raises `ConfigurationError` if one of them is something else.
     """
     if not isinstance(manager, TaskManager):
         raise ConfigurationError(f"router takes a TaskManager, not {manager!r}")
@@ -229,9 +228,10 @@ _NOT_NOW: Final[dict[int | str, dict[str, Any]]] = {**_NOT_FOUND, 409: _says("Th
 
 @asynccontextmanager
 async def _refusals() -> AsyncIterator[None]:
-    """The manager's errors as answers. Their messages are made for people, and hold no user data but names and ids.
+    """Turn errors of the manager into answers. Their messages hold no data of users except names and ids.
 
-    Who acts waits until that is recorded, which may take as long as the file takes no writes; a client should not.
+    An action waits until it is recorded, and that can take as long as the file takes no writes. A client should not
+    wait so long.
     """
     try:
         async with asyncio.timeout(ANSWER_S):
@@ -301,7 +301,7 @@ def _add_acting(made: APIRouter, manager: TaskManager, required: list[params.Dep
 
     @made.post("/tasks/{task_id}/cancel", status_code=202, dependencies=required, responses=_NOT_NOW)
     async def cancel_task(task_id: str) -> TaskmanagerTask:
-        """Ask a waiting or running task to end, wherever it is. Returns when the request is recorded."""
+        """Ask a waiting or running task of any instance to end. Answer when the request is recorded."""
         return await acted(task_id, lambda: manager.cancel(task_id), "cancelled")
 
 
@@ -313,19 +313,19 @@ def _add_schedules(made: APIRouter, manager: TaskManager, required: list[params.
 
     @made.post("/schedules/{name:path}/pause", status_code=204, dependencies=required, responses=_NOT_FOUND)
     async def pause_schedule(name: str) -> None:
-        """Fire no more until it is resumed."""
+        """Pause a schedule until it is resumed."""
         async with _refusals():
             await manager.pause_schedule(name)
 
     @made.post("/schedules/{name:path}/resume", status_code=204, dependencies=required, responses=_NOT_FOUND)
     async def resume_schedule(name: str) -> None:
-        """Fire again."""
+        """Resume a schedule."""
         async with _refusals():
             await manager.resume_schedule(name)
 
     @made.post("/schedules/{name:path}/run", status_code=202, dependencies=required, responses=_NOT_FOUND)
     async def run_schedule(name: str) -> TaskmanagerTask:
-        """Fire once now, besides the times it has."""
+        """Run a schedule once now. Its regular fires are not affected."""
         async with _refusals():
             handle = await manager.run_schedule(name)
             return TaskmanagerTask.model_validate(await handle.info())
@@ -341,7 +341,7 @@ def _add_health(made: APIRouter, manager: TaskManager, required: list[params.Dep
         },
     )
     async def healthz(response: Response) -> TaskmanagerHealth:
-        """Whether this instance accepts and keeps tasks now. Awaits nothing: it answers while the file does not."""
+        """Say whether this instance accepts and keeps tasks now. It answers even when the file does not."""
         found = _health(manager.status())
         if found.status != "ok":
             response.status_code = 503
@@ -412,9 +412,9 @@ def _sides(result: TaskResult[Any] | None) -> tuple[Any, TaskmanagerFault | None
 
 
 def _as_json(value: Any) -> Any:
-    """A value of the application as JSON: its fields where it has some, else a short text in the place of what is not.
+    """Return a value of the application as JSON: by its fields if it has some, else as a short text.
 
-    NaN and the infinities become texts too, bytes base64.
+    NaN and the infinities become texts too, and bytes become base64.
     """
     try:
         value = _ANYTHING.dump_python(value, mode="json")
@@ -424,7 +424,7 @@ def _as_json(value: Any) -> Any:
 
 
 def _encodable(value: Any) -> Any:
-    """The same value with lone surrogates as escapes, which is what the file has in their place too."""
+    """Return the value with lone surrogates as escapes, as the file has them too."""
     if isinstance(value, str):
         return encodable(value)
     if isinstance(value, Mapping):
@@ -435,7 +435,7 @@ def _encodable(value: Any) -> Any:
 
 
 def _stored(text: str | None, kind: type[Any]) -> Any:
-    """Stored arguments as JSON data; sealed ones stay text."""
+    """Return stored arguments as JSON data. Sealed ones stay text."""
     if text is None:
         return None
     try:

@@ -1,1 +1,1 @@
-"""The words of the library: frozen values without I/O and without `await`."""
+"""The values that everything else speaks of: frozen, without I/O and without `await`."""

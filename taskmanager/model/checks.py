@@ -1,4 +1,4 @@
-"""Checks of what calls are given: a wrong value raises `ConfigurationError` at the call, which says what to do."""
+"""Checks the arguments of calls. A wrong value raises `ConfigurationError`, which says what to do."""
 
 import math
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.states import TaskStatus
 
 HUGE: Final = 1 << 63
-"""From here on an int is no number of anything; above 1024 bits it is not even a float."""
+"""From here on an int counts nothing; above 1024 bits it cannot even become a float."""
 
 
 def is_storable(text: object) -> bool:
-    """Text that a file can hold: no lone surrogates, which have no form in UTF-8."""
+    """Return whether it is text that a file can hold. Lone surrogates have no form in UTF-8."""
     try:
         return isinstance(text, str) and text.encode() is not None
     except UnicodeEncodeError:
@@ -22,7 +22,7 @@ def is_storable(text: object) -> bool:
 
 
 def tags_fault(tags: object) -> str | None:
-    """What is wrong with tags, or None."""
+    """Return what is wrong with tags, or None."""
     if tags is None:
         return None
     if not isinstance(tags, Mapping) or not all(is_storable(k) and is_storable(v) for k, v in tags.items()):
@@ -31,32 +31,32 @@ def tags_fault(tags: object) -> str | None:
 
 
 def check_tags(tags: object) -> None:
-    """The tags that `join` is given."""
+    """Check the tags of `join`."""
     fault = tags_fault(tags)
     raise_faults("join", [fault] if fault else [])
 
 
 def check_task_id(task_id: object) -> None:
-    """A handle, a task or None, given instead of an id, would look like a task that does not exist."""
+    """Refuse what is no id. A handle, a task or None would look like a task that does not exist."""
     if not is_storable(task_id):
         raise ConfigurationError(f"task_id must be text, as handle.task_id gives it, not {task_id!r}")
 
 
 def check_schedule_name(name: object) -> None:
-    """The same for schedules."""
+    """Check the name of a schedule."""
     if not is_storable(name):
         raise ConfigurationError(f"the name of a schedule must be text, as manager.schedules() gives it, not {name!r}")
 
 
 def check_queue_name(name: object) -> None:
-    """The same for queues."""
+    """Check the name of a queue."""
     fault = queue_name_fault(name)
     if fault:
         raise ConfigurationError(fault)
 
 
 def check_timeout(timeout: object) -> None:
-    """How long a caller waits: seconds, or None for ever. A negative time is over already, as everywhere in asyncio."""
+    """Check how long a caller waits: seconds, or None for ever. A negative time is over at once, as in asyncio."""
     if timeout is None:
         return
     is_number = isinstance(timeout, float) or (is_int(timeout) and abs(timeout) < HUGE)  # type: ignore[arg-type]  # ints
@@ -66,13 +66,13 @@ def check_timeout(timeout: object) -> None:
 
 
 def check_threshold(value: object, name: str) -> None:
-    """A number from 0: with a negative one everybody would look dead."""
+    """Check a number from 0. With a negative threshold every instance would look dead."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise ConfigurationError(f"{name} must be a number from 0, not {value!r}")
 
 
 def check_status(status: object, subject: str) -> TaskStatus | None:
-    """A typo must not look like an empty list."""
+    """Refuse what is no status: a typo must not look like an empty list."""
     if status is None:
         return None
     if not isinstance(status, str) or status not in list(TaskStatus):
@@ -81,7 +81,7 @@ def check_status(status: object, subject: str) -> TaskStatus | None:
 
 
 def check_age(age: object) -> None:
-    """A negative one would take every record there is."""
+    """Check an age. A negative one would match every record there is."""
     if age is None:
         return
     if not isinstance(age, timedelta):

@@ -1,7 +1,7 @@
-"""Time, injected: wall time stamps records, elapsed time measures delays. Nobody else calls `time.*`.
+"""The clocks: wall time stamps records, elapsed time measures delays. Nothing else calls `time.*`.
 
-Elapsed time uses `CLOCK_BOOTTIME` where there is one: stepping the wall clock does not move it, suspend does, so that
-a retry due during the night is due when the laptop opens.
+Elapsed time uses `CLOCK_BOOTTIME` where there is one. A step of the wall clock does not move it, but a suspend does: a
+retry that came due during the night is due when the laptop opens.
 """
 
 import time
@@ -22,14 +22,14 @@ DAY_US: Final = 24 * HOUR_US
 
 
 class Clock(Protocol):
-    """What the engine asks of time."""
+    """The two times that the engine asks for."""
 
     def now_us(self) -> int:
-        """Wall time, microseconds since 1970 UTC."""
+        """Return wall time, in microseconds since 1970 UTC."""
         ...
 
     def elapsed_s(self) -> float:
-        """Seconds on a clock that no step moves; only differences mean something."""
+        """Return seconds on a clock that no step moves. Only differences mean something."""
         ...
 
 
@@ -37,7 +37,7 @@ _ELAPSED_CLOCK: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The clocks of the machine."""
 
     def now_us(self) -> int:
         return time.time_ns() // 1000
@@ -47,14 +47,16 @@ class SystemClock:
 
 
 def to_us(instant: datetime) -> int:
-    """An aware datetime as microseconds since 1970 UTC, exactly; at the ends of the calendar, where UTC has no such
-    instant any more ("for ever" in a zone west of Greenwich), the last or the first that there is.
+    """Return an aware datetime as microseconds since 1970 UTC, exactly.
+
+    At the ends of the calendar UTC may have no such instant ("for ever" in a zone west of Greenwich). Then it is the
+    last or the first instant that there is.
     """
     return _within_calendar((instant - EPOCH) // _MICROSECOND)
 
 
 def from_us(instant_us: int) -> datetime:
-    """Microseconds since 1970 UTC as an aware datetime, exactly; within the calendar, whatever a row says."""
+    """Return microseconds since 1970 UTC as an aware datetime, exactly, within the ends of the calendar."""
     return EPOCH + timedelta(microseconds=_within_calendar(instant_us))
 
 

@@ -1,4 +1,4 @@
-"""Configuration words: validated when they are built, every fault named, all faults at once."""
+"""The configuration of a manager. Each object checks itself when it is made, and names all faults at once."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,13 +24,13 @@ MAX_QUEUE_NAME_LENGTH: Final = 100
 
 
 def raise_faults(subject: str, faults: Sequence[str]) -> None:
-    """Raise one `ConfigurationError` that lists every fault; nothing when there is none."""
+    """Raise one `ConfigurationError` that lists every fault. Do nothing if there is none."""
     if faults:
         raise ConfigurationError(f"{subject}: " + "; ".join(faults))
 
 
 def code_fault(code: object, name: str) -> str | None:
-    """What is wrong with an error code a user may choose, or None."""
+    """Return what is wrong with an error code that a user may choose, or None."""
     if not isinstance(code, str):
         return f"{name} must be a code such as 'RATE_LIMITED', not {code!r}"
     if CLASS_NAME_PATTERN.fullmatch(code):
@@ -41,14 +41,14 @@ def code_fault(code: object, name: str) -> str | None:
 
 
 def own_code_fault(code: object, name: str) -> str | None:
-    """What is wrong with a code that a user's exception becomes: a built-in code means something else already."""
+    """Return what is wrong with a user's own code, or None. A built-in code means something else already."""
     if type(code) is str and code in RESERVED_CODES and code != BuiltInTaskCode.UNHANDLED_EXCEPTION:
         return f"{name} {code!r} is a code of the library; choose another"
     return code_fault(code, name)
 
 
 def mapper_faults(mapper: ExceptionMapper | None) -> list[str]:
-    """What is wrong with an exception mapper."""
+    """Return everything that is wrong with an exception mapper."""
     if mapper is None:
         return []
     if not isinstance(mapper, Mapping):
@@ -67,14 +67,14 @@ def mapper_faults(mapper: ExceptionMapper | None) -> list[str]:
 
 
 def list_fault(name: str, value: object, of: str) -> str | None:
-    """What is wrong with something that should be a list, or None."""
+    """Return what is wrong with something that should be a list, or None."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         return f"{name} must be a list of {of}, not {value!r}"
     return None
 
 
 def is_int(value: object) -> bool:
-    """An int that is not a bool."""
+    """Return whether it is an int and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -89,12 +89,12 @@ def _range_fault(name: str, value: object, low: int, high: int, unit: str = "") 
 @with_known_words("RetryPolicy()")
 @dataclass(frozen=True, slots=True, kw_only=True, init=False)
 class RetryPolicy:
-    """When a failed task runs again: only for the codes in `auto_retry_for`, `max_retries` times.
+    """The rule by which a failed task runs again: only for the codes in `auto_retry_for`, at most `max_retries` times.
 
-    `"fixed"` uses `intervals` (whole seconds, one per retry) as they are; `"exponential"` doubles its single base each
-    time. `jitter` spreads every delay by ±25 %, so that tasks which failed together do not come back together; no delay
-    is below one second before jitter. `max_delay_seconds` caps the delay after jitter. Raises `ConfigurationError` with
-    every fault.
+    With `"fixed"`, `intervals` has one delay per retry, in whole seconds. With `"exponential"`, it has a single base
+    that doubles each time. `jitter` varies every delay by ±25 %, so that tasks which failed together do not come back
+    together. Before jitter no delay is below one second; `max_delay_seconds` is the longest delay after jitter. Raises
+    `ConfigurationError` with every fault.
     """
 
     auto_retry_for: tuple[str, ...]
@@ -160,7 +160,7 @@ class RetryPolicy:
     def fixed(
         cls, intervals: Sequence[int], /, *, auto_retry_for: Sequence[str | BuiltInTaskCode], jitter: bool = True
     ) -> Self:
-        """One retry per interval (seconds), after exactly that long, ±25 % with jitter."""
+        """Retry once per interval, after that many seconds; with jitter ±25 %."""
         fault = list_fault("intervals", intervals, "seconds")
         raise_faults("RetryPolicy.fixed", [fault] if fault else [])
         return cls(auto_retry_for=auto_retry_for, max_retries=len(intervals), intervals=intervals, jitter=jitter)
@@ -176,7 +176,7 @@ class RetryPolicy:
         jitter: bool = True,
         max_delay_seconds: float | None = None,
     ) -> Self:
-        """`base_seconds`, then twice that, then four times, up to `max_delay_seconds` when it is given."""
+        """Retry after `base_seconds`, then twice that, then four times, up to `max_delay_seconds` if it is given."""
         fault = _range_fault("base_seconds", base_seconds, 1, MAX_INTERVAL_S, " s")
         raise_faults("RetryPolicy.exponential", [fault] if fault else [])
         return cls(
@@ -192,15 +192,14 @@ class RetryPolicy:
 @with_known_words("QueueConfig()")
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
-    """One named queue: tasks of the queue with the smallest `priority` (1 to 100) start first.
+    """One named queue. Tasks of the queue with the smallest `priority` (1 to 100) start first.
 
-    `max_concurrency` bounds the tasks of the queue that run at once, in each instance (`scope="instance"`) or in all
-    instances on the file together (`scope="file"`); None is no bound. `max_pending` bounds its waiting tasks in memory,
-    in each instance.
+    `max_concurrency` limits how many tasks of the queue run at once: in each instance with `scope="instance"`, in all
+    instances on the file together with `scope="file"`; None is no limit. `max_pending` limits how many of its tasks
+    wait in the memory of each instance.
 
-    A limit for the whole file is one for persisted tasks: what waits stands in the file until there is a place for it,
-    so it is no concern of `max_pending`, and a delay is kept to within the store poll. Every instance must give the
-    same limit.
+    A queue with `scope="file"` takes persisted tasks only. They wait in the file until there is a slot, so
+    `max_pending` does not count them, and a delay is accurate to `store_poll`. Every instance must give the same limit.
     """
 
     name: str
@@ -236,8 +235,9 @@ class QueueConfig:
 
 
 def queue_of_a_row(name: str) -> QueueConfig:
-    """The defaults, for a queue that nobody configured. Another version may have written a name that this one would
-    refuse, and its tasks run all the same.
+    """Return the defaults, for a queue that nobody configured.
+
+    Another version may have written a name that this version would refuse. Its tasks run all the same.
     """
     config = QueueConfig("default")
     object.__setattr__(config, "name", name)
@@ -245,21 +245,21 @@ def queue_of_a_row(name: str) -> QueueConfig:
 
 
 def queue_name_fault(name: object) -> str | None:
-    """What is wrong with a queue name, or None."""
+    """Return what is wrong with a queue name, or None."""
     if not isinstance(name, str) or not name.strip() or len(name) > MAX_QUEUE_NAME_LENGTH or not name.isprintable():
         return f"queue_name must be 1 to {MAX_QUEUE_NAME_LENGTH} printable characters, not {name!r}"
     return None
 
 
 def name_fault(name: object) -> str | None:
-    """What is wrong with the name of a task or a schedule, or None."""
+    """Return what is wrong with the name of a task or a schedule, or None."""
     if not isinstance(name, str) or not name.strip() or len(name) > MAX_NAME_LENGTH or not name.isprintable():
         return f"name must be 1 to {MAX_NAME_LENGTH} printable characters, not {name!r}"
     return None
 
 
 def priority_fault(priority: object) -> str | None:
-    """What is wrong with a priority, or None."""
+    """Return what is wrong with a priority, or None."""
     return _range_fault("priority", priority, *PRIORITY_RANGE)
 
 
@@ -293,11 +293,11 @@ _TWICE: Final = (
 @with_known_words("RecoveryConfig()")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryConfig:
-    """When work counts as stuck, what is done about it, and how long history is kept.
+    """When the tasks of a silent instance are taken over, and how long records are kept.
 
-    Thresholds and intervals are milliseconds, retentions hours (None keeps rows for ever). A threshold must be at least
-    twice the interval of its heartbeat, so that one late beat reaps nobody. Raises `ConfigurationError` with every
-    fault.
+    Thresholds and intervals are milliseconds. Retentions are hours; None keeps rows for ever. A threshold must be at
+    least twice the interval of its heartbeat, so that one late heartbeat costs nobody its tasks. Raises
+    `ConfigurationError` with every fault.
     """
 
     auto_requeue_stale_claimed: bool = True

@@ -1,4 +1,4 @@
-"""Every exception the library raises, in one flat file. `TaskManagerError` is the base of all of them."""
+"""Every exception that the library raises. `TaskManagerError` is the base of all of them."""
 
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,11 @@ class TaskManagerError(Exception):
 
 
 class ConfigurationError(TaskManagerError, ValueError):
-    """Something was declared wrongly: an option, a policy, a definition. Raised where it is declared."""
+    """An option, a policy or a definition is wrong. It is raised where that was declared."""
 
 
 class ArgumentError(TaskManagerError, ValueError):
-    """An argument cannot be stored and come back equal in value and type. Names the parameter, its type and why."""
+    """An argument cannot be stored and come back equal in value and type. The message names it, its type and why."""
 
 
 class UnknownTask(TaskManagerError, LookupError):
@@ -26,7 +26,7 @@ class UnknownTask(TaskManagerError, LookupError):
 
 
 def unknown_task(task_id: str) -> UnknownTask:
-    """What is raised wherever an id is of no task."""
+    """Return the error for an id that no task has."""
     return UnknownTask(
         f"there is no task {task_id}; it was purged, or never accepted. manager.list() has those there are"
     )
@@ -37,7 +37,7 @@ class NotInTask(TaskManagerError, LookupError):
 
 
 class NotPersisted(TaskManagerError):
-    """`saved()` was asked of a memory-only task."""
+    """`saved()` was called for a memory-only task."""
 
 
 class WrongProcess(TaskManagerError):
@@ -48,27 +48,27 @@ class WrongProcess(TaskManagerError):
 
 
 class QueueFull(TaskManagerError):
-    """The queue holds `max_pending` waiting tasks; await `manager.wait_for_room(queue)` or drop the work."""
+    """The queue holds `max_pending` waiting tasks. Await `manager.wait_for_room(queue)`, or drop the work."""
 
 
 class ManagerStopping(TaskManagerError):
-    """The manager is draining and takes no memory-only tasks any more."""
+    """The manager is stopping, and takes no memory-only tasks any more."""
 
 
 class ManagerStopped(TaskManagerError):
-    """The manager has stopped; start it again first."""
+    """The manager has stopped. Start it again first."""
 
 
 class StoreError(TaskManagerError):
-    """The store refused something for good: a newer schema, a corrupt file, a row it cannot hold."""
+    """The file refused something for good: it has a newer schema, is damaged, or cannot hold a row."""
 
 
 class StoreUnavailable(StoreError):
-    """The store cannot be written now (locked, full, read-only, gone); what is in memory is kept."""
+    """The file cannot be written now: it is locked, full, read-only or gone. What is in memory is kept."""
 
 
 class TaskNotCompleted(TaskManagerError):
-    """Awaiting a handle found an end other than COMPLETED. `error` tells why."""
+    """The awaited task has another end than COMPLETED. `error` says why."""
 
     def __init__(self, task_id: str, status: "TaskStatus", error: "TaskError") -> None:
         super().__init__(task_id, status, error)
@@ -86,7 +86,7 @@ class TaskFailed(TaskNotCompleted):
 
 
 class TaskCancelled(TaskNotCompleted):
-    """The task was cancelled. Not an `asyncio.CancelledError`: the waiter itself goes on."""
+    """The task was cancelled. This is no `asyncio.CancelledError`: the waiter goes on."""
 
 
 class TaskExpired(TaskNotCompleted):
@@ -94,7 +94,7 @@ class TaskExpired(TaskNotCompleted):
 
 
 class TaskInterrupted(TaskNotCompleted):
-    """The manager stopped before the task ended; `requeued` says whether it goes on at the next start."""
+    """The manager stopped before the task ended. `requeued` says whether it runs again after the next start."""
 
     def __init__(self, task_id: str, status: "TaskStatus", error: "TaskError", requeued: bool = False) -> None:
         super().__init__(task_id, status, error)

@@ -1,13 +1,13 @@
-"""Text of others, such as a name or the message of an exception, as it may be printed, stored and logged."""
+"""Escapes text of others, such as names and messages, so that it may be printed, stored and logged."""
 
 
 def escaped(text: str) -> str:
-    """One line that can be printed and stored: control characters and bytes that are no text become escapes."""
+    """Return one line that can be printed and stored. Control characters and bytes that are no text become escapes."""
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode() for each in text
     )
 
 
 def escaped_lines(text: str) -> str:
-    """The same for a text of several lines: they stay apart, and a tab is four spaces."""
+    """Do the same for a text of several lines. The lines stay apart, and a tab becomes four spaces."""
     return "\n".join(escaped(line) for line in text.expandtabs(4).split("\n"))

@@ -1,7 +1,7 @@
 """Task ids: time-ordered UUIDs (version 7), and the derived id (version 8) of a task with an idempotency key.
 
-Random keys halve SQLite's insert rate, and `uuid4` costs several times as much as this; so ids of one process are
-strictly increasing: milliseconds, 26 bits that are random per process, and a counter that starts at a random place.
+The ids of one process are strictly increasing: milliseconds, 26 bits that are random per process, and a counter that
+starts at a random place. Random keys would halve SQLite's insert rate, and `uuid4` costs several times as much.
 """
 
 import hashlib
@@ -12,8 +12,9 @@ from typing import Final
 
 
 class _Sequence:
-    """The ids of one process, in order. Safe from any thread, without a lock: each step is one call that the
-    interpreter does not interrupt, and a lock would cost a third of the id.
+    """Makes the ids of one process, in increasing order. Any thread may use it.
+
+    It has no lock, which would cost a third of the id: each step is one call that the interpreter does not interrupt.
     """
 
     __slots__ = ("_count", "_process", "_stamp")
@@ -39,12 +40,12 @@ _sequence = _Sequence()
 
 
 def new_task_id() -> str:
-    """A UUIDv7 string (36 characters), greater than every id this process made before. Safe from any thread."""
+    """Return a UUIDv7 of 36 characters, greater than every id that this process made before. Safe from any thread."""
     return _sequence.next()
 
 
 def keyed_task_id(task_name: str, key: str) -> str:
-    """The id that every process gives the task `task_name` with this idempotency key: a UUIDv8 of their SHA-256."""
+    """Return the id that every process gives this task name with this key: a UUIDv8 of their SHA-256."""
     text = f"{len(task_name)}:{task_name}:{key}".encode("utf-8", "surrogatepass")
     number = int.from_bytes(hashlib.sha256(text).digest()[:16], "big")
     number = (number & ~(0xF << 76)) | (0x8 << 76)
@@ -54,16 +55,16 @@ def keyed_task_id(task_name: str, key: str) -> str:
 
 
 INSTANCE_ID: Final = "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
-"""A regular expression that matches ids of instances, and little else that may stand in the name of a file."""
+"""Matches ids of instances, and little else that may stand in the name of a file."""
 
 
 def new_instance_id() -> str:
-    """The id of one start of one manager: a UUIDv7 too, so that instances sort by their start."""
+    """Return the id of one start of a manager: a UUIDv7, so that instances sort by their start."""
     return new_task_id()
 
 
 def _reseed_after_fork() -> None:
-    """A forked child must not count on from its parent's place, nor inherit a lock that a parent's thread held."""
+    """Begin anew in a forked child: it must not make its parent's ids, nor keep a lock that a thread held there."""
     global _sequence
     _sequence = _Sequence()
 

@@ -1,15 +1,15 @@
-"""The logger of the library. Whatever an application hangs onto it may raise, and that stops nothing here.
+"""The logger of the library. Filters and handlers of the application may raise; that stops nothing here.
 
-Filters, record factories and handlers are user code, and called in the middle of everything: in the turn in which tasks
-are started, in the writer, in the thread of the heartbeat. A record that is lost to them is told on `sys.stderr`, as
-handlers do it, and in `fault` until one gets through.
+Filters, record factories and handlers are user code, and run in the middle of everything: in the turn that starts
+tasks, in the writer, in the thread of the heartbeat. When a record is lost to them, `sys.stderr` says so, as with any
+handler, and `fault` says so until a record gets through.
 
-Many promises are kept by a record: a task failed for good, the file cannot be written. `logging.config` disables every
-logger that it does not name, unless it is told otherwise, and nobody reads of anything any more. That is warned of. A
-logger that was silenced on purpose (by a level, a filter, a NullHandler) is left alone.
+Some promises are kept by a log record: a task failed for good, the file cannot be written. `logging.config` disables
+every logger that it does not name, unless it is told otherwise, and then nobody reads these records. A warning says so.
+A logger that was silenced on purpose (by a level, a filter, a NullHandler) gets no warning.
 
-What a record says of names and errors is text of others too. It stays one line without control characters, so that
-nobody can write a line that looks like another record, or move the cursor of whoever reads the log.
+Names and errors in a record are text of others. They stay on one line without control characters, so that nobody can
+write a line that looks like another record, or move the cursor of whoever reads the log.
 """
 
 import logging
@@ -46,20 +46,20 @@ class Raised(NamedTuple):
 
 
 class Log(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose calls never raise, but for what is meant for the whole process."""
+    """A logger whose calls never raise, except for Ctrl-C and the like, which are meant for the process."""
 
     fault: str | None = None
-    """Why the last record was lost; None while they get through."""
+    """Why the last record was lost. None while records get through."""
     lost_count = 0
     _has_warned = False
 
     @property
     def trouble(self) -> str | None:
-        """Why nobody reads of what happens, as far as it is not meant to be so."""
+        """Return why nobody can read the log, or None. A logger that was silenced on purpose is fine."""
         return DISABLED if self._is_disabled() else self.fault
 
     def look(self) -> None:
-        """Warn, once each time, when the logger was disabled."""
+        """Warn when the logger was disabled, once each time."""
         is_disabled = self._is_disabled()
         if is_disabled and not self._has_warned:
             self._has_warned = True  # before it is said: a thread of ours may look at the same time
@@ -67,7 +67,7 @@ class Log(logging.LoggerAdapter[logging.Logger]):
         self._has_warned = is_disabled
 
     def _is_disabled(self) -> bool:
-        """Whether it is, and nobody has silenced it on purpose as well."""
+        """Return whether it is disabled, and was not silenced on purpose as well."""
         if not self.logger.disabled:
             return False
         level = max(self.logger.getEffectiveLevel(), self.logger.manager.disable + 1)
@@ -76,11 +76,11 @@ class Log(logging.LoggerAdapter[logging.Logger]):
         )
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """As it was given: this adapter adds nothing to a record."""
+        """Return both as they are: this adapter adds nothing to a record."""
         return msg, kwargs
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Hand the record over. `raised`: its `exc_info`, and what formatters print of it."""
+        """Hand the record over. `raised` is its `exc_info`, and what formatters print of it."""
         if not self.logger.isEnabledFor(level):
             if self.logger.disabled:
                 self.look()
@@ -116,7 +116,7 @@ class Log(logging.LoggerAdapter[logging.Logger]):
     def _log_raised(
         self, level: int, msg: str, args: tuple[object, ...], raised: Raised, *, stacklevel: int, extra: dict[str, Any]
     ) -> None:
-        """As `Logger.log` does, but no formatter formats the exception: its own words may look like other records."""
+        """Log with a finished traceback: its words may look like other records, so no formatter makes it."""
         file, line, function, _ = self.logger.findCaller(stacklevel=stacklevel + 1)
         exc_info = (type(raised.exc), raised.exc, raised.frames)
         record = self.logger.makeRecord(self.logger.name, level, file, line, msg, args, exc_info, function, extra)
@@ -144,7 +144,7 @@ def warn(text: str, category: type[Warning] = RuntimeWarning, file: str = "taskm
 
 
 def plain(value: object) -> object:
-    """The value itself if its text needs no escapes, else its escaped text."""
+    """Return the value if its text needs no escapes, else its escaped text."""
     if isinstance(value, Block):
         return "\n".join(INDENT + line for line in escaped_lines(value.rstrip("\n")).split("\n"))
     text = str(value)
@@ -152,7 +152,7 @@ def plain(value: object) -> object:
 
 
 def _is_for_the_process(exc: BaseException) -> bool:
-    """Ctrl-C and the `sys.exit()` of a signal handler may come in any line of the main thread."""
+    """Return whether it is for the process: Ctrl-C, or the `sys.exit()` of a signal handler. Both may come anywhere."""
     is_main = threading.current_thread() is threading.main_thread()
     return is_main and isinstance(exc, KeyboardInterrupt | SystemExit)
 

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'mail'?`, or nothing where no known name is near. `good` is near to `app.jobs:good`."""
+    """Return `; did you mean 'mail'?`, or nothing if no known name is near. `good` is near to `app.jobs:good`."""
     ordered = sorted(known)
     ends = (f":{name}", f".{name}")
     near = [each for each in ordered if each.endswith(ends)] or get_close_matches(name, ordered, n=1)

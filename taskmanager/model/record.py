@@ -1,4 +1,4 @@
-"""The record of one task as it stands in the store, its attempts, and the frozen views of both that users get."""
+"""The record of a task as it stands in the store, its attempts, and the frozen views of both for users."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -59,16 +59,16 @@ class TaskRow(NamedTuple):
     updated_at: int
 
     def without_payload(self) -> "TaskRow":
-        """The row as it stands in a list."""
+        """Return the row as a list has it."""
         return self._replace(args=None, kwargs=None, result=None, log=None)
 
 
 PAYLOAD: Final = ("args", "kwargs", "result", "log")
-"""The columns that may be large. A list loads none of them: None there means that they were not asked for."""
+"""The columns that may be large. A list loads none of them, so None there says nothing."""
 
 
 class UnreadableRow(TaskRow):
-    """A row of which not everything can be read. `failed_reason` says why.
+    """A row that cannot be read completely. `failed_reason` says why.
 
     It may be shown and ended, and never runs. The file keeps what it holds. `_replace` keeps the class.
     """
@@ -77,12 +77,12 @@ class UnreadableRow(TaskRow):
 
     @property
     def fault(self) -> str:
-        """The sentence that says what cannot be read."""
+        """Return the sentence that says what cannot be read."""
         return (self.failed_reason or "").partition("\n")[0]
 
 
 class AttemptRow(NamedTuple):
-    """One row of `taskmanager_task_attempts`: an attempt that has ended. Never changed once written."""
+    """One row of `taskmanager_task_attempts`: an attempt that has ended. It is never changed."""
 
     task_id: str
     attempt: int
@@ -101,7 +101,7 @@ class AttemptRow(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """The precondition a write repeats: what the row must still say for the write to win.
+    """The precondition that a write repeats: what the row must still say for the write to win.
 
     `owner` is `claimed_by_worker_id`, `start_count` the fencing generation.
     """
@@ -112,7 +112,7 @@ class Expected(NamedTuple):
 
 
 def expected_of(row: TaskRow) -> Expected:
-    """The precondition that `row` still stands as it was read."""
+    """Return the precondition that `row` still stands as it was read."""
     return Expected(row.status, row.claimed_by_worker_id, row.start_count)
 
 
@@ -121,7 +121,7 @@ DELAY_KEY: Final = '"is_delay":'
 
 
 def is_pause(next_retry_at: int | None, snooze_count: int, options_text: str) -> bool:
-    """Whether this row waits for a span of time, a delay or the pause before a retry, not for an instant of the clock.
+    """Return whether this row waits for a span of time, such as a delay or the pause before a retry, and for no date.
 
     The start count does not tell: a task that its idempotency key has put back may have a `run_at` then.
     `DELAY_KEY` is looked for as text, as SQL does it: the options of a row may be anything.
@@ -130,9 +130,10 @@ def is_pause(next_retry_at: int | None, snooze_count: int, options_text: str) ->
 
 
 def due_at(row: TaskRow, now: int) -> int:
-    """When a row that is written again at `now` is due. What was due when it was last written is due, even where the
-    wall clock was stepped back since. A moment that was still to come then is a promise, and stays, unless it ends a
-    pause: that is as long as it was, by whatever clock.
+    """Return when a row that is written again at `now` is due.
+
+    If it was due when it was last written, it is due, even if the wall clock was set back since. A date that was still
+    to come then stays. The end of a pause moves with the clock, so that the pause is as long as it was.
     """
     if row.enqueued_at <= row.updated_at:
         return min(row.enqueued_at, now)
@@ -149,7 +150,7 @@ def with_due(row: TaskRow, now: int) -> TaskRow:
 
 
 class TaskWrite(NamedTuple):
-    """One change of one task: the row as it shall be, what it must be now (None: not there), and attempts ended since.
+    """One change of one task: the new row, what it must be now (None: not there), and the attempts that have ended.
 
     The attempts are inserted only where the change of state won.
     """
@@ -160,12 +161,12 @@ class TaskWrite(NamedTuple):
 
     @property
     def task_id(self) -> str:
-        """Whose change this is."""
+        """The task that is changed."""
         return self.row.task_id
 
     @property
     def task_name(self) -> str:
-        """Of which function."""
+        """The name of its function."""
         return self.row.task_name
 
     @property
@@ -175,7 +176,7 @@ class TaskWrite(NamedTuple):
 
 
 class StartWrite(NamedTuple):
-    """PENDING → RUNNING, for the first time, of a task whose owner stays. `started_at` is the time of the update too.
+    """The first start of a task whose owner stays: PENDING → RUNNING. `started_at` is the time of the update too.
 
     Nothing else in the row changes, so nothing else is written. Expected is PENDING, never CLAIMED.
     """
@@ -190,7 +191,7 @@ class StartWrite(NamedTuple):
 
     @property
     def attempts(self) -> tuple[AttemptRow, ...]:
-        """None has ended yet."""
+        """No attempt has ended yet."""
         return ()
 
     @property
@@ -200,8 +201,9 @@ class StartWrite(NamedTuple):
 
 
 class SuccessWrite(NamedTuple):
-    """RUNNING → COMPLETED, of a run that left nothing in the row but its start. `completed_at` is the time of the
-    update too. Expected is RUNNING.
+    """The success of a run that left nothing in the row but its start: RUNNING → COMPLETED.
+
+    `completed_at` is the time of the update too. Expected is RUNNING.
     """
 
     task_id: str
@@ -218,7 +220,7 @@ class SuccessWrite(NamedTuple):
 
 
 Write = TaskWrite | StartWrite | SuccessWrite
-"""One change of one task. The two lean ones say no more than the change; a full `TaskWrite` can say anything."""
+"""One change of one task. The two lean ones hold only the change; a `TaskWrite` holds the whole row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,9 +247,9 @@ class AttemptInfo:
 class TaskInfo:
     """One task as it was at one moment. Instants are aware UTC; `attempts` is None unless it was asked for.
 
-    `saved` says whether the file holds this state already. `args` and `kwargs` are the stored JSON text, None where the
-    arguments of a memory-only task could not be stored. What `list` gives has no `args`, `kwargs`, `result` and `log`:
-    None there means that they were not asked for.
+    `saved` says whether the file holds this state already. `args` and `kwargs` are the stored JSON text, or None if the
+    arguments of a memory-only task could not be stored. A list does not load `args`, `kwargs`, `result` and `log`: they
+    are None there.
     """
 
     task_id: str

@@ -16,22 +16,22 @@ RESERVED_CODES: Final = frozenset(BuiltInTaskCode)
 
 
 def trusted_code(code: str) -> str:
-    """A code as `TaskError` takes it from the library: a built-in one, which a user must not invent, as its member."""
+    """Return a code as `TaskError` takes it from the library: a built-in code as its member."""
     return BuiltInTaskCode(code) if code in RESERVED_CODES else code
 
 
 def plain_text(text: str) -> str:
-    """The characters of any `str`: `str()` of a `class Code(str, Enum)` member would be its name, "Code.X"."""
+    """Return the characters of any `str`. `str()` of a `class Code(str, Enum)` member would be its name, "Code.X"."""
     return str.__str__(text)
 
 
 @final
 class TaskError:
-    """Why a task did not complete. A value, not an exception; equal by content.
+    """The reason why a task did not complete. It is a value, not an exception, and equal by content.
 
-    `error_code` is free text (UPPER_SNAKE_CASE when a retry policy should name it), `message` is for people, `data`
-    is anything JSON can hold. A code of your own that equals a built-in one is refused with `ConfigurationError`. The
-    library adds what it knows of retries to `data` under the key `retry` where it records the error.
+    `error_code` is free text, in UPPER_SNAKE_CASE if a retry policy names it. `message` is for people, `data` is
+    anything that JSON can hold. A code that equals a built-in one raises `ConfigurationError`. In the record of a task
+    that was retried, the library adds the key `retry` to `data`.
     """
 
     __slots__ = ("data", "error_code", "message")
@@ -88,8 +88,7 @@ _MISSING: Final[Any] = _Missing()
 class TaskResult(Generic[T, E]):
     """Either a value (`TaskResult(ok=...)`) or an error (`TaskResult(err=TaskError(...))`), never both.
 
-    Raises `ConfigurationError` when built with both or neither, `TaskManagerError` when the side that is not there is
-    read.
+    Raises `ConfigurationError` if it is made with both or neither, and `TaskManagerError` if the missing side is read.
     """
 
     __slots__ = ("_err", "_ok")
@@ -105,29 +104,29 @@ class TaskResult(Generic[T, E]):
         self._err = err
 
     def is_ok(self) -> bool:
-        """True when there is a value."""
+        """Return True if there is a value."""
         return self._err is _MISSING
 
     def is_err(self) -> bool:
-        """True when there is an error."""
+        """Return True if there is an error."""
         return self._err is not _MISSING
 
     @property
     def ok_value(self) -> T:
-        """The value; raises `TaskManagerError` when there is none."""
+        """The value. Raises `TaskManagerError` if there is none."""
         if self._err is not _MISSING:
             raise TaskManagerError(f"this result holds an error, not a value: {self._err!r}; check is_ok() first")
         return cast("T", self._ok)
 
     @property
     def err_value(self) -> E:
-        """The error; raises `TaskManagerError` when there is none."""
+        """The error. Raises `TaskManagerError` if there is none."""
         if self._err is _MISSING:
             raise TaskManagerError("this result holds a value, not an error; check is_err() first")
         return cast("E", self._err)
 
     def unwrap(self) -> T:
-        """The value, or an exception that says which error stands in its place."""
+        """Return the value, or raise an exception that names the error in its place."""
         return self.ok_value
 
     def __repr__(self) -> str:
@@ -145,7 +144,7 @@ class TaskResult(Generic[T, E]):
 
 @final
 class Subclasses:
-    """An exception-mapper value that also matches subclasses of its class; the nearest in the MRO wins."""
+    """A value of an exception mapper that also matches subclasses. The nearest class in the MRO wins."""
 
     __slots__ = ("error_code",)
 
@@ -164,7 +163,7 @@ class Subclasses:
 
 @final
 class Snooze:
-    """Returned by a task to run again after `delay` (seconds or timedelta) without spending an attempt or a retry."""
+    """A value that a task returns to run again after `delay` (seconds or timedelta). It uses up no retry."""
 
     __slots__ = ("delay_s",)
 
@@ -182,11 +181,11 @@ class Snooze:
 
 
 MAX_DELAY_S: Final = 100 * 366 * 86_400.0
-"""A century: past that an instant no longer fits what datetime can hold."""
+"""A century. After a longer delay the instant might not fit into a datetime."""
 
 
 def seconds_of(value: Seconds, name: str) -> float:
-    """`value` as seconds; `ConfigurationError` naming `name` unless it is a finite number from 0 to a century."""
+    """Return `value` as seconds. Raises `ConfigurationError` that names `name` unless it is from 0 to a century."""
     fault = seconds_fault(value, name)
     if fault:
         raise ConfigurationError(fault)
@@ -194,7 +193,7 @@ def seconds_of(value: Seconds, name: str) -> float:
 
 
 def seconds_fault(value: object, name: str) -> str | None:
-    """What is wrong with a duration, or None."""
+    """Return what is wrong with a duration, or None."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         return f"{name} must be seconds (a number) or a timedelta, not {value!r}"

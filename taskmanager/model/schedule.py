@@ -8,19 +8,19 @@ from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
 
 SCHEDULE_TAG: Final = "schedule"
-"""The tag by which a task names the schedule that it is a run of."""
+"""The tag in which each run names its schedule."""
 
 
 def tags_of_runs(schedule_name: str) -> str:
-    """The tags of each run of a schedule, to the letter: an unfinished one is found by them."""
+    """Return the tags of each run of a schedule as they are stored. Unfinished runs are found by this text."""
     return json.dumps({SCHEDULE_TAG: schedule_name}, separators=(",", ":"), ensure_ascii=False)
 
 
 class ScheduleRow(NamedTuple):
     """One row of `taskmanager_schedule_state`. Instants are microseconds UTC.
 
-    `next_run_at` None: to be computed. `definition` is the timing in words, `template` the task to run (JSON).
-    `owner_id` is the instance whose definition this is; `is_declared` whether that instance is still there.
+    If `next_run_at` is None, it has to be computed. `definition` is the timing in words, `template` the task to run, as
+    JSON. `owner_id` is the instance whose definition this is; `is_declared` says whether it is still there.
     """
 
     schedule_name: str
@@ -39,20 +39,20 @@ class ScheduleRow(NamedTuple):
 
 
 def busy_of(live: Iterable[TaskRow], schedules: Mapping[str, ScheduleRow], names: Collection[str]) -> frozenset[str]:
-    """Those of the names with a run among the live rows; see `Store.busy_schedules`."""
+    """Return the names that have a run among the live rows; see `Store.busy_schedules`."""
     by_tags = {tags_of_runs(name): name for name in names}
     runs = [(by_tags[row.tags], row) for row in live if row.scheduled_for is not None and row.tags in by_tags]
     return frozenset(name for name, row in runs if not _is_left_behind(row, schedules.get(name)))
 
 
 def _is_left_behind(run: TaskRow, schedule: ScheduleRow | None) -> bool:
-    """Whether it waits for whoever knows the task that the schedule ran before it was declared otherwise."""
+    """Return whether this waiting run is of a function that the schedule ran before it was declared otherwise."""
     is_free = run.status == TaskStatus.PENDING and run.claimed_by_worker_id is None
     return is_free and schedule is not None and schedule.task_name != run.task_name
 
 
 class ScheduleDeclaration(NamedTuple):
-    """A schedule as one instance defines it. `next_run_at` counts where the store has no such timing yet."""
+    """A schedule as one instance defines it. `next_run_at` counts only if the store has no such timing yet."""
 
     schedule_name: str
     config_hash: str
@@ -62,10 +62,10 @@ class ScheduleDeclaration(NamedTuple):
     next_run_at: int | None
 
     def onto(self, row: ScheduleRow | None, owner: str, now: int) -> ScheduleRow | None:
-        """The row as it stands once `owner` has declared this; None when it is left as it is.
+        """Return the row after `owner` has declared this, or None if the row stays as it is.
 
-        An owner that is there keeps the definition against an equal one, and against another one of an instance that
-        started before it (their ids sort by their start). A paused schedule stays paused.
+        An owner that is still there keeps an equal definition. It also keeps its own against that of an instance that
+        started earlier (ids sort by start). A paused schedule stays paused.
         """
         mine = (owner, self.task_name, self.definition, self.template)
         if row is None:
@@ -90,10 +90,10 @@ class ScheduleDeclaration(NamedTuple):
 
 
 class ScheduleFire(NamedTuple):
-    """One step of a schedule: run `task` (None: a fire is dropped), and go on with `next_run_at`.
+    """One step of a schedule: run `task` (None drops the fire), and go on with `next_run_at`.
 
-    Wins only while the row says `expected_hash` and `expected_next`; and, unless a person asked for it, is not paused.
-    With `is_alone`, only while no run of the schedule is unfinished.
+    It wins only while the row has `expected_hash` and `expected_next`, and is not paused unless a person asked for it.
+    With `is_alone` it wins only while every run of the schedule has ended.
     """
 
     schedule_name: str
@@ -106,7 +106,7 @@ class ScheduleFire(NamedTuple):
     is_alone: bool = False
 
     def wins(self, row: ScheduleRow | None, busy: Collection[str]) -> bool:
-        """Whether the precondition holds; `busy`: the schedules with a run that has not ended."""
+        """Return whether the precondition holds. `busy` has the schedules with a run that has not ended."""
         return (
             row is not None
             and not (self.is_alone and self.schedule_name in busy)

@@ -1,4 +1,4 @@
-"""The life of a task as data: statuses, the one table of legal moves, built-in codes and attempt outcomes.
+"""The life of a task as data: statuses, the table of legal moves, built-in error codes, outcomes of attempts.
 
 The engine, the SQL `CHECK`s, the property tests and the diagram in docs/reference.md are all made from `TRANSITIONS`.
 """
@@ -10,7 +10,7 @@ Lane = Literal["async", "thread", "process"]
 
 
 class TaskStatus(StrEnum):
-    """Where a task is in its life. `SUCCESS` is an alias of `COMPLETED`."""
+    """Where a task is in its life. `SUCCESS` is another name of `COMPLETED`."""
 
     PENDING = "PENDING"
     CLAIMED = "CLAIMED"
@@ -24,7 +24,7 @@ class TaskStatus(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """True when nothing but `retry` can move the task any more."""
+        """True if nothing but `retry` can move the task any more."""
         return self in TERMINAL
 
 
@@ -36,7 +36,7 @@ WAITING: Final = frozenset({TaskStatus.PENDING, TaskStatus.CLAIMED})
 
 
 class BuiltInTaskCode(StrEnum):
-    """Error codes the library itself gives; a retry policy may name them."""
+    """The error codes of the library itself. A retry policy may name them."""
 
     UNHANDLED_EXCEPTION = "UNHANDLED_EXCEPTION"
     TASK_TIMEOUT = "TASK_TIMEOUT"
@@ -58,7 +58,7 @@ class AttemptOutcome(StrEnum):
 
 
 class Transition(NamedTuple):
-    """One legal move and why it exists."""
+    """One legal move, and the reason for it."""
 
     source: TaskStatus
     target: TaskStatus
@@ -92,9 +92,9 @@ _LEGAL: Final = frozenset((move.source, move.target) for move in TRANSITIONS)
 
 
 def can_move(source: TaskStatus, target: TaskStatus) -> bool:
-    """Whether a single step from `source` to `target` is in the table."""
+    """Return whether the table has a move from `source` to `target`."""
     return (source, target) in _LEGAL
 
 
 INTERRUPTION_NOTE: Final = "interrupted: the manager stopped while the task was running"
-"""`failed_reason` of a row left RUNNING by a stop, because its code still executed: no crash when it is recovered."""
+"""The `failed_reason` of a row that a stop left RUNNING, because its code still ran. Its recovery counts no crash."""

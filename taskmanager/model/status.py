@@ -1,4 +1,4 @@
-"""What a manager says of itself, for programs and for the console."""
+"""The state of a manager, for programs and for the console."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class ScheduleInfo:
     """One schedule. Instants are aware UTC; `definition` is its timing in words.
 
     `next_run_at` is None while it is not known: after a resume, until the application has looked. `is_declared` is
-    False when no instance that runs defines the schedule any more; it does not fire, and its row is kept.
+    False if no running instance defines the schedule. Then it does not fire, and its row is kept.
     """
 
     schedule_name: str
@@ -48,10 +48,10 @@ class ScheduleInfo:
 class ManagerStatus:
     """This instance at one moment. Durations are seconds, instants aware UTC.
 
-    `storage_degraded_since` is None while the store takes writes; `oldest_unsaved_s` is the age of the oldest change of
-    a persisted task that is not committed, `oldest_waiting_s` how long the oldest task has been due that waits here for
-    a slot. `abandoned_count` are threads and coroutines that outlived their time limit. `failing_duties` has what goes
-    on beside the tasks (heartbeat, reaper, retention, ...) and fails: what went wrong, by name; empty is healthy.
+    `storage_degraded_since` is None while the file takes writes. `oldest_unsaved_s` is the age of the oldest change of
+    a persisted task that is not committed. `oldest_waiting_s` says how long the oldest task that waits here for a slot
+    has been due. `abandoned_count` counts threads and coroutines that still run after their time limit.
+    `failing_duties` names the background duties that keep failing (heartbeat, reaper, retention, ...), and says why.
     """
 
     state: str

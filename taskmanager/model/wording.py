@@ -9,11 +9,11 @@ from taskmanager.model.states import BuiltInTaskCode
 MORE_THREADS: Final = "the limit on processes and threads is reached; raise it (`ulimit -u`, `pids.max` of a container)"
 
 MAX_WHY_CHARS: Final = 1_000
-"""Of the message of an error in a line of a log or a screen; the whole of it is in the file."""
+"""The length of an error message in a line of a log or a screen. The file has the whole message."""
 
 
 def counted(number: int, one: str) -> str:
-    """`1 task`, `1,200 tasks`."""
+    """Return a number with its noun: `1 task`, `1,200 tasks`."""
     return f"1 {one}" if number == 1 else f"{number:,} {one}s"
 
 
@@ -32,7 +32,7 @@ def why(code: str, message: str | None, *, max_chars: int = MAX_WHY_CHARS, is_sh
 
 
 def remedy(error: OSError, otherwise: str) -> str:
-    """What to do about a file that cannot be made: permissions are not to blame where descriptors have run out."""
+    """Return what to do about a file that cannot be made. If descriptors have run out, permissions are not to blame."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "too many files are open; raise the limit (`ulimit -n`), or find who does not close them"
     return otherwise

@@ -1,4 +1,4 @@
-"""For tests of applications: a manager without its file, on a clock that moves by itself.
+"""Runs a manager in tests of an application: without its file, on a clock that moves by itself.
 
     async with isolated(manager) as world:
         await sign_up("ada@example.org")

@@ -1,4 +1,4 @@
-"""The clocks of a world: wall time that starts on a fixed day and can be stepped, elapsed time that cannot."""
+"""The clocks of a world: wall time, which starts on a fixed day and can be stepped, and elapsed time."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
@@ -11,16 +11,16 @@ START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class ElapsedTime(Protocol):
-    """Whole microseconds that have passed on the virtual loop."""
+    """The time that has passed on the virtual loop, in whole microseconds."""
 
     @property
     def elapsed_us(self) -> int:
-        """Since the loop became virtual."""
+        """Return the microseconds since the loop became virtual."""
         ...
 
 
 class WallClock(SystemClock):
-    """The clock that an isolated manager reads. On a real loop it is the machine's own, plus the steps."""
+    """The clock of an isolated manager. On a real loop it is the clock of the machine, plus the steps."""
 
     def __init__(self, loop_time: ElapsedTime | None) -> None:
         self._loop_time = loop_time
@@ -40,10 +40,10 @@ class WallClock(SystemClock):
         self._stepped_us += delta // timedelta(microseconds=1)
 
     def now_us(self) -> int:
-        """Wall time, microseconds since 1970 UTC."""
+        """Return wall time, in microseconds since 1970 UTC."""
         base = super().now_us() if self._loop_time is None else to_us(START) + self._loop_time.elapsed_us
         return base + self._stepped_us
 
     def elapsed_s(self) -> float:
-        """Seconds that no step moves."""
+        """Return seconds that no step moves."""
         return super().elapsed_s() if self._loop_time is None else self._loop_time.elapsed_us / SECOND_US

@@ -1,4 +1,4 @@
-"""The store of a world, watched: how many calls are under way, what was committed, and when free rows are due."""
+"""Watches the store of a world: how many calls are under way, what was committed, when free rows are due."""
 
 import inspect
 from collections.abc import Callable, Container, Iterable
@@ -13,7 +13,7 @@ from taskmanager.testing.faulty import FaultyStore
 
 
 class CountedStore:
-    """A store around another one, which sees every call come and go."""
+    """A store around another one that sees every call begin and end."""
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
@@ -25,17 +25,17 @@ class CountedStore:
 
     @property
     def in_flight(self) -> int:
-        """Calls that only real time brings to an end. One that a test holds in a `FaultyStore` is none of them."""
+        """Return how many calls only real time can end. A call that a test holds in a `FaultyStore` does not count."""
         held = len(self.inner.held) if isinstance(self.inner, FaultyStore) else 0
         return self._in_flight - held
 
     @property
     def sound(self) -> Store:
-        """The store behind the faults: what is asked of it counts as no call of the manager."""
+        """The store behind the faults. Calls to it do not count as calls of the manager."""
         return self.inner.inner if isinstance(self.inner, FaultyStore) else self.inner
 
     def as_store(self) -> Store:
-        """Itself, as the protocol that it answers."""
+        """Return this store with the type of the protocol."""
         return cast("Store", self)
 
     def __getattr__(self, verb: str) -> Callable[..., Any]:
@@ -61,7 +61,7 @@ class CountedStore:
                 self.statuses[write.task_id] = TaskStatus(write.status)
 
     def free_delays_s(self, now_us: int, task_names: Container[str]) -> list[float]:
-        """Seconds until each free row of these functions is due. A store that cannot tell has to be looked at often."""
+        """Return the seconds until each free row of these functions is due, or 0 for a store that cannot tell."""
         store = self.sound
         if not isinstance(store, MemoryStore):
             return [0.0]

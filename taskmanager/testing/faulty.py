@@ -1,9 +1,9 @@
-"""A store that fails on purpose: at the n-th call, before or after it took effect, or while it is switched off.
+"""A store that fails on purpose: at the n-th call, before or after it takes effect, or while it is switched off.
 
     store = FaultyStore(MemoryStore(), [Fault.fail(3, verb="commit", after=True)])
 
-Everything is deterministic: calls are counted, never timed. Try n = 1, 2, 3, … until a run ends with `is_spent` False:
-then the n-th call was never reached, and every place where the store can fail has been tried.
+Calls are counted and never timed, so every run is the same. Try n = 1, 2, 3, … until a run ends with `is_spent` False:
+then there was no n-th call, and every call of the store has failed once.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from taskmanager.store.protocol import Store
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens at one call. `nth` counts from 1, among the calls of `verb` or (None) among all."""
+    """One fault. `nth` counts from 1: the calls of `verb`, or all calls if that is None."""
 
     kind: Literal["fail", "cancel", "hold"]
     nth: int
@@ -28,30 +28,30 @@ class Fault:
 
     @classmethod
     def fail(cls, nth: int, *, verb: str | None = None, after: bool = False, times: int = 1) -> "Fault":
-        """`StoreUnavailable` at the n-th call and the `times` - 1 after it. With `after`, the call has taken effect."""
+        """Raise `StoreUnavailable` at the n-th call and the `times` - 1 after it. With `after`, it has taken effect."""
         return cls("fail", nth, verb, after, times)
 
     @classmethod
     def cancel(cls, nth: int, *, verb: str | None = None, after: bool = False) -> "Fault":
-        """The caller is cancelled at the n-th call. With `after`, the call has taken effect."""
+        """Cancel the caller at the n-th call. With `after`, the call has taken effect."""
         return cls("cancel", nth, verb, after)
 
     @classmethod
     def hold(cls, nth: int, *, verb: str | None = None, after: bool = False) -> "Fault":
-        """The n-th call comes back only after `FaultyStore.let_go()`. With `after`, it has taken effect by then."""
+        """Hold the n-th call until `FaultyStore.let_go()`. With `after`, it has taken effect by then."""
         return cls("hold", nth, verb, after)
 
     def matches(self, verb: str, nth_of_all: int, nth_of_verb: int) -> bool:
-        """Whether this call is meant."""
+        """Return whether this call is meant."""
         number = nth_of_all if self.verb is None else nth_of_verb
         return self.verb in (None, verb) and self.nth <= number < self.nth + self.times
 
 
 class FaultyStore:
-    """A store around another one, with a plan of faults. Type checkers take `as_store()` for a `Store`.
+    """A store around another one, with a plan of faults. For type checkers, `as_store()` is a `Store`.
 
-    `calls` are the verbs called so far; `is_spent` says whether a fault of the plan has happened; `is_down` makes every
-    call but `close` fail before it takes effect, for as long as it is set. `held` are the verbs of held calls.
+    `calls` has the verbs that were called so far. `is_spent` says whether a fault of the plan has happened. While
+    `is_down` is set, every call but `close` fails before it takes effect. `held` has the verbs of held calls.
     """
 
     def __init__(self, inner: Store, plan: Sequence[Fault] = ()) -> None:
@@ -68,7 +68,7 @@ class FaultyStore:
         return f"<FaultyStore {len(self.calls)} calls, {state}, of {self.inner!r}>"
 
     def as_store(self) -> Store:
-        """Itself, as the protocol that it answers."""
+        """Return this store with the type of the protocol."""
         return cast("Store", self)
 
     def let_go(self) -> None:

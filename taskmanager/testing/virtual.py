@@ -1,11 +1,11 @@
-"""Virtual time for the running event loop: when it would sleep and nothing is in flight, it jumps to what is due next.
+"""Virtual time for the running event loop: instead of sleeping, it jumps to what is due next.
 
-`asyncio.sleep`, `asyncio.timeout` and `call_later` follow, in user code and in ours, because the loop's own `time` and
-its selector's `select` are replaced. Time holds still, and the loop waits for real, while something is in flight that
-only real time brings to an end: a store call, a thread or process of a lane, an executor's job (`asyncio.to_thread`).
-Sockets and threads that the loop does not know are not seen: do not wait for those on a virtual clock.
+`asyncio.sleep`, `asyncio.timeout` and `call_later` follow it, in user code and in ours, because `loop.time` and the
+`select` of its selector are replaced. Time stands still, and the loop waits for real, while something is in flight that
+only real time can end: a store call, a task in a thread or child process, a job of an executor (`asyncio.to_thread`).
+The loop does not see sockets, nor threads that it did not start: do not wait for those on a virtual clock.
 
-A loop on which nothing can happen any more would wait for ever. The blocked test gets a `RuntimeError` instead.
+If nothing can happen on the loop any more, it would wait for ever. The blocked test gets a `RuntimeError` instead.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from taskmanager.model.clock import SECOND_US
 from taskmanager.model.errors import ConfigurationError
 
 LANE_PATIENCE_S: Final = 10.0
-"""Real seconds for which time holds still for a lane without news; a stuck thread must not hang a test for ever."""
+"""Real seconds for which time stands still for a lane without news, so that a hanging thread hangs no test."""
 LAST_LOOK_S: Final = 0.5
 """Real seconds to wait for news from outside the loop before an await is given up."""
 HOPELESS_AFTER: Final = 50
 """Jumps in a row that led to nothing but looks into the store before an await is given up."""
 NUDGE_AFTER: Final = 8
-"""Timers that come up this often without time passing have a rounding error, and are helped on by a microsecond."""
+"""A timer that fires this often without time passing has a rounding error, and gets a microsecond more."""
 
 _OUR_TASKS: Final = "taskmanager-"
 _WRITER_TASK: Final = "taskmanager-writer"
@@ -36,27 +36,27 @@ _CLAIMER_TASK: Final = "taskmanager-claimer"
 
 
 class Inhabitant(Protocol):
-    """What a world tells the loop it lives on."""
+    """What a world tells its loop."""
 
     def has_call_in_flight(self) -> bool:
-        """A store call is under way."""
+        """Return whether a store call is under way."""
         ...
 
     def has_lane_in_flight(self) -> bool:
-        """A thread or a child process runs a task."""
+        """Return whether a thread or a child process runs a task."""
         ...
 
     def has_abandoned_work(self) -> bool:
-        """Something timed out and still executes."""
+        """Return whether something timed out and still runs."""
         ...
 
     def next_due_in_s(self) -> float | None:
-        """Seconds until something that waits is due; None when nothing is."""
+        """Return the seconds until something that waits is due, or None if nothing is."""
         ...
 
 
 class VirtualTime:
-    """The virtual time of one loop, shared by all worlds on it."""
+    """The virtual time of one loop. All worlds on the loop share it."""
 
     def __init__(self, loop: Any) -> None:
         self._loop = loop
@@ -102,11 +102,11 @@ class VirtualTime:
         self._executor_jobs -= 1
 
     def time(self) -> float:
-        """What `loop.time()` says."""
+        """Return the virtual time; this is `loop.time()`."""
         return self._base_s + self.elapsed_us / SECOND_US
 
     def select(self, timeout: float | None) -> Any:
-        """What the loop calls when it has nothing to do for `timeout` seconds (None: no timer is set)."""
+        """Wait or jump; the loop calls this if it has nothing to do for `timeout` seconds (None: no timer is set)."""
         if timeout is not None and timeout <= 0:
             scheduled = self._loop._scheduled
             if scheduled and scheduled[0]._when <= self.time() + self._loop._clock_resolution:
@@ -127,7 +127,7 @@ class VirtualTime:
         return self._sleep(timeout)
 
     def _sleep(self, timeout: float | None) -> Any:
-        """Nothing is in flight: jump, or find that there is nowhere to jump to."""
+        """Jump, or find that there is nowhere to jump to. Nothing is in flight."""
         target = None if timeout is None else self._next_target(self.time() + timeout)
         if target is not None:
             self._jump(target)
@@ -140,7 +140,7 @@ class VirtualTime:
         return events
 
     def _next_target(self, first: float) -> float | None:
-        """Where to jump: to the next timer, past those that are mere routine; None when only routine would happen."""
+        """Return the next timer that is not mere routine. Return None if only routine would happen."""
         scheduled = self._loop._scheduled
         if scheduled[0]._when == math.inf:  # as are all the others: who sleeps that long waits for something else
             return None
@@ -177,7 +177,7 @@ class VirtualTime:
     # Waiting on it.
 
     async def idle(self) -> None:
-        """Return when nothing can go on without time passing."""
+        """Wait until nothing can go on without time passing."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._idle_waiters.append(waiter)
         await waiter
@@ -214,10 +214,10 @@ class _Selector:
 
 
 def _is_routine(handle: Any) -> bool:
-    """Timers of the engine and its duties that only look whether something happened; worlds know what they would find.
+    """Return whether the timer is one of the engine or its duties that only looks whether something happened.
 
-    A pause after a failed commit or claim is none: the next try may bring what a test waits for. Between two looks that
-    did not fail the claimer waits for an event with a timeout, and does not sleep.
+    A pause after a failed commit or claim is no routine: the next try may bring what a test waits for. Between two
+    looks that did not fail, the claimer waits for an event with a timeout, and does not sleep.
     """
     owner = getattr(handle._callback, "__self__", None)
     if isinstance(owner, Alarm | DueTime | StallWatch):
@@ -230,7 +230,7 @@ def _is_routine(handle: Any) -> bool:
 
 
 def _sleeper(handle: Any) -> Any:
-    """The task that sleeps on a timer of `asyncio.sleep`, or None."""
+    """Return the task that sleeps on a timer of `asyncio.sleep`, or None."""
     future = handle._args[0] if handle._args else None
     callbacks = getattr(future, "_callbacks", None) if isinstance(future, asyncio.Future) else None
     return getattr(callbacks[0][0], "__self__", None) if callbacks else None
@@ -241,7 +241,7 @@ _virtual: "WeakKeyDictionary[asyncio.AbstractEventLoop, VirtualTime]" = WeakKeyD
 
 @contextmanager
 def virtual_time() -> Iterator[VirtualTime]:
-    """Virtual time on the running loop while the block runs; blocks inside one another share it."""
+    """Make the time of the running loop virtual while the block runs. Nested blocks share one time."""
     loop = asyncio.get_running_loop()
     if loop in _virtual:
         yield _virtual[loop]

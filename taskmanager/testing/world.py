@@ -1,4 +1,4 @@
-"""An isolated manager: no file, no real time, and everything that was enqueued in sight."""
+"""Isolates a manager for a test: no file, no real time, and a list of everything that was enqueued."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from taskmanager.manager import TaskManager
 
 MAX_IDLE_LOOKS: Final = 20
-"""Looks into the store after which what is due and still not taken never will be."""
+"""After this many looks into the store, a task that is due and still not taken never will be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnqueuedTask:
-    """One accepted call, with its status now. `args` and `kwargs` are the caller's own objects, as they were passed.
+    """One accepted call, with its present status. `args` and `kwargs` are the very objects that the caller passed.
 
-    `not_before` is when `delay` or `run_at` lets it start, None for at once.
+    `not_before` is the time before which `delay` or `run_at` does not let it start; None means at once.
     """
 
     task_id: str
@@ -55,15 +55,15 @@ class EnqueuedTask:
 
 
 class World:
-    """What a test has of an isolated manager. Made by `isolated`."""
+    """The world of an isolated manager: its clock, its records and its calls. `isolated` makes it."""
 
     def __init__(self, manager: "TaskManager", store: Store, clock: WallClock, virtual: VirtualTime | None) -> None:
         self.manager = manager
         self.clock = clock
         self.store = CountedStore(store)
-        """Where the records are. For looking: the manager writes it."""
+        """The records. Only look at them: the manager writes them."""
         self.virtual = virtual
-        """The time of the loop; None on a real clock."""
+        """The virtual time of the loop. None on a real clock."""
         self.is_over = False
         self._loop = asyncio.get_running_loop()
         self._accepted: list[tuple[EnqueuedTask, LiveTask]] = []
@@ -80,7 +80,7 @@ class World:
 
     @property
     def enqueued(self) -> tuple[EnqueuedTask, ...]:
-        """Every call accepted in this world, oldest first; a call whose key led to an existing task is none of them."""
+        """Every call that this world accepted, oldest first, without those whose key led to an existing task."""
         return tuple(replace(seen, status=self._status(live)) for seen, live in list(self._accepted))
 
     def _status(self, live: LiveTask) -> TaskStatus:
@@ -92,11 +92,11 @@ class World:
         return self.store.statuses.get(live.task_id, live.status)
 
     def make_intake(self, max_pending: int | None, queues: tuple[QueueConfig, ...]) -> Intake:
-        """The door of the manager while it is in this world."""
+        """Make the intake of the manager for its time in this world."""
         return _WatchedIntake(self, max_pending=max_pending, queues=queues)
 
     def note(self, live: LiveTask, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """What the intake calls for every task it takes."""
+        """Add a task to the list; the intake calls this for every task that it takes."""
         seen = EnqueuedTask(
             task_id=live.task_id,
             task_name=live.definition.name,
@@ -117,7 +117,7 @@ class World:
     # Moving.
 
     def _check_loop(self) -> None:
-        """Time passes on the loop of the world only; on another one a test would wait for real, or for ever."""
+        """Refuse another loop: time passes on the loop of the world only, and a test might wait for ever."""
         if asyncio.get_running_loop() is not self._loop:
             raise ConfigurationError(
                 "this world lives on another event loop, which stands still meanwhile. Let one plugin of pytest run "
@@ -125,10 +125,10 @@ class World:
             )
 
     async def advance(self, seconds: Seconds) -> None:
-        """Let that much time pass; everything that is due on the way runs, in order, and is waited for.
+        """Let that much time pass. Run everything that comes due on the way, in order, and wait for it.
 
-        Threads and child processes take no virtual time: it holds still while they run. Raises `ConfigurationError` for
-        what is no duration, and outside of `async with isolated(...)`, where that much time would really pass.
+        Time stands still while threads and child processes run. Raises `ConfigurationError` for what is no duration,
+        and outside of `async with isolated(...)`, where that much time would really pass.
         """
         self._check_loop()
         if self.is_over:
@@ -141,7 +141,7 @@ class World:
         await self.idle()
 
     async def idle(self) -> None:
-        """Run everything that can go on without time passing. On a real clock: a few turns of the loop."""
+        """Run everything that can go on without time passing. On a real clock these are a few turns of the loop."""
         self._check_loop()
         if self.virtual is not None:
             await self.virtual.idle()
@@ -150,9 +150,9 @@ class World:
             await asyncio.sleep(0)
 
     async def drain(self) -> None:
-        """Run until nothing is unfinished: delays, back-offs and what the tasks themselves enqueue included.
+        """Run until every task has ended: delayed ones, retries, and what the tasks themselves enqueue included.
 
-        Raises `RuntimeError` when something never will: its function is not registered, or its queue is paused.
+        Raises `RuntimeError` if one never will, because its function is not registered or its queue is paused.
         """
         self._check_loop()
         looks = 0
@@ -193,11 +193,11 @@ class World:
         return self.manager._settings.store_poll_s
 
     def has_call_in_flight(self) -> bool:
-        """A store call is under way."""
+        """Return whether a store call is under way."""
         return self.store.in_flight > 0
 
     def has_lane_in_flight(self) -> bool:
-        """A thread or a child process runs a task, or a child process is on its way out."""
+        """Return whether a thread or a child process runs a task, or a child process is about to end."""
         engine = self._engine
         return engine is not None and (
             engine.runner.processes.is_ending
@@ -205,12 +205,12 @@ class World:
         )
 
     def has_abandoned_work(self) -> bool:
-        """Something timed out and still executes; its end will be news."""
+        """Return whether something timed out and still runs."""
         engine = self._engine
         return engine is not None and bool(engine.runner.abandoned)
 
     def next_due_in_s(self) -> float | None:
-        """Seconds until something waiting is due, in memory or free in the store; None when nothing is."""
+        """Return the seconds until something that waits in memory or in the store is due, or None if nothing is."""
         engine = self._engine
         if engine is None:
             return None
@@ -231,7 +231,7 @@ class World:
 
 
 class _WatchedIntake(Intake):
-    """The door of a world: as the manager's own, and every task that it takes is noted."""
+    """The intake of a world. It notes every task that it takes."""
 
     def __init__(self, world: World, *, max_pending: int | None, queues: tuple[QueueConfig, ...]) -> None:
         super().__init__(world.clock, max_pending=max_pending, queues=queues)
@@ -256,14 +256,14 @@ class _WatchedIntake(Intake):
 async def isolated(
     manager: "TaskManager", *, clock: Literal["virtual", "real"] = "virtual", store: Store | None = None
 ) -> AsyncIterator[World]:
-    """Run `manager` for a test: on a store in memory, on a virtual clock, started; and put everything back at the end.
+    """Run `manager` for a test, started, with a store in memory and a virtual clock. Put everything back at the end.
 
-    Persisted tasks make the same round trip through their stored form as with a file, also for a manager without one;
-    the manager's own file is never touched, and what was held for its start is still held afterwards. Raises
-    `ConfigurationError` when the manager runs already, or the loop is not asyncio's own and `clock` is "virtual".
+    The arguments of persisted tasks are encoded and decoded as with a file. The file of the manager is never touched,
+    and tasks that wait for its start still wait afterwards. Raises `ConfigurationError` if the manager runs already,
+    or if `clock` is "virtual" and the loop is not asyncio's own.
 
-    `clock="real"` leaves the loop alone; delays then take their time. `store` replaces the store in memory, for example
-    by a `FaultyStore`; it is closed at the end.
+    `clock="real"` leaves the loop alone, so that delays take their time. `store` replaces the store in memory, for
+    example by a `FaultyStore`; it is closed at the end.
     """
     if not hasattr(manager, "_isolated"):
         raise ConfigurationError(f"isolated takes a TaskManager, not {manager!r}")
@@ -282,7 +282,7 @@ async def isolated(
 
 @contextmanager
 def _moved_in(world: World) -> Iterator[None]:
-    """The loop asks the world what is in flight and what is due, as long as it is there."""
+    """Let the loop ask the world what is in flight and what is due, while the block runs."""
     if world.virtual is None:
         yield
         return
