@@ -13,6 +13,7 @@ from taskmanager.model.record import AttemptRow, StartWrite, SuccessWrite, TaskR
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow, busy_of
 from taskmanager.model.states import TERMINAL, WAITING, TaskStatus
 from taskmanager.store.constraints import encodable_write, is_memory_only, write_fault
+from taskmanager.store.memory_claims import claim_order, claimed, due_rows, free_rows, freed, never_ran
 from taskmanager.store.memory_statistics import glance_at
 from taskmanager.store.protocol import (
     FREE_COUNT_CAP,
@@ -27,7 +28,6 @@ from taskmanager.store.statistics import Glance
 
 MAX_HISTORY: Final = 10_000
 MAX_WORKER_STATES: Final = 1_000
-_TAKEN: Final = (TaskStatus.CLAIMED, TaskStatus.RUNNING)
 
 
 class MemoryStore:
@@ -112,59 +112,34 @@ class MemoryStore:
             self._remove(next(oldest) for _ in range(surplus))
 
     async def claim(self, request: ClaimRequest) -> list[TaskRow]:
-        free = [
-            row
-            for row in self._due_rows(request.task_names, request.queue_name, request.now)
-            if request.better_than is None or row.priority < request.better_than
-        ]
-        limit = max(0, request.limit)
-        if request.file_limit is not None:
-            limit = min(limit, self._places(request, request.file_limit))
-        claimed = [
-            row._replace(
-                status=TaskStatus.CLAIMED.value,
-                claimed_at=request.now,
-                claimed_by_worker_id=request.owner,
-                updated_at=request.now,
-            )
-            for row in sorted(free, key=_claim_order)[:limit]
-        ]
-        for row in claimed:
+        taken = claimed(self._live.values(), request)
+        for row in taken:
             self._put(row)
-        return claimed
+        return taken
 
-    def _places(self, request: ClaimRequest, file_limit: int) -> int:
-        taken = [row for row in self._live.values() if row.queue_name == request.queue_name and row.status in _TAKEN]
-        lenders = frozenset(request.lenders)
-        lent = sum(
-            row.task_id in lenders and row.status == TaskStatus.RUNNING and row.claimed_by_worker_id == request.owner
-            for row in taken
-        )
-        return max(0, lent - request.borrowed) + max(0, file_limit - len(taken))
-
-    def _due_rows(self, task_names: Collection[str], queue_name: str, now: int) -> Iterator[TaskRow]:
-        names = frozenset(task_names)
-        return (
-            row
-            for row in self.free_rows()
-            if row.task_name in names and row.queue_name == queue_name and row.enqueued_at <= now
-        )
+    async def fetch_claim(self, owner: str, claimed_at: int) -> list[TaskRow]:
+        mine = [
+            row for row in self._live.values() if row.claimed_by_worker_id == owner and row.claimed_at == claimed_at
+        ]
+        return sorted(mine, key=claim_order)
 
     async def best_waiting(self, task_names: Collection[str], queue_name: str, now: int) -> str | None:
-        best = min(self._due_rows(task_names, queue_name, now), key=_claim_order, default=None)
+        best = min(due_rows(self.free_rows(), task_names, queue_name, now), key=claim_order, default=None)
         return None if best is None else best.task_name
 
     def free_rows(self) -> Iterator[TaskRow]:
         """What waits unowned; the testing kit reads from it when the next one is due."""
-        return (
-            row for row in self._live.values() if row.status == TaskStatus.PENDING and row.claimed_by_worker_id is None
-        )
+        return free_rows(self._live.values())
 
-    async def release(self, owner: str, now: int) -> int:
-        waiting = [row for row in self._live.values() if row.claimed_by_worker_id == owner and row.status in WAITING]
-        for row in waiting:
-            self._put(_freed(row, now))
-        return len(waiting)
+    async def release(self, owner: str, now: int, unanswered: int | None = None) -> int:
+        mine = [row for row in self._live.values() if row.claimed_by_worker_id == owner]
+        free = [freed(row, now) for row in mine if row.status in WAITING]
+        if unanswered is not None:
+            ran = (row for row in mine if row.status not in WAITING)
+            free += [never_ran(row, now) for row in ran if row.claimed_at == row.started_at == unanswered]
+        for row in free:
+            self._put(row)
+        return len(free)
 
     async def free_waiting(self, owner: str, now: int, limit: int) -> int:
         free = [
@@ -176,7 +151,7 @@ class MemoryStore:
             and (row.good_until is None or row.good_until > now)
         ]
         for row in free[:limit]:
-            waits = _freed(row, now)._replace(started_at=None, failed_reason=None, worker_pid=None)
+            waits = freed(row, now)._replace(started_at=None, failed_reason=None, worker_pid=None)
             self._put(waits._replace(worker_hostname=None, worker_process_name=None))
         return len(free[:limit])
 
@@ -421,20 +396,6 @@ def _wins(write: TaskWrite, current: TaskRow | None) -> bool:
         return current is None or all(row.status in TERMINAL and is_memory_only(row) for row in (current, write.row))
     held = current and (current.status, current.claimed_by_worker_id, current.start_count)
     return write.expected == held
-
-
-def _freed(row: TaskRow, now: int) -> TaskRow:
-    return with_due(row, now)._replace(
-        status=TaskStatus.PENDING.value,
-        claimed_at=None,
-        claimed_by_worker_id=None,
-        claim_expires_at=None,
-        updated_at=now,
-    )
-
-
-def _claim_order(row: TaskRow) -> tuple[int, int, str]:
-    return row.priority, row.enqueued_at, row.task_id
 
 
 def _age(row: TaskRow) -> tuple[int, str]:

@@ -14,6 +14,7 @@ from taskmanager.model.clock import LAST_US
 from taskmanager.model.record import AttemptRow, TaskRow, Write
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow
 from taskmanager.model.states import TaskStatus
+from taskmanager.rules.claims import Starting
 
 if TYPE_CHECKING:
     from taskmanager.store.statistics import Glance
@@ -60,6 +61,12 @@ class ClaimRequest(NamedTuple):
     With `file_limit`, a claim takes a place: the CLAIMED and RUNNING rows of the queue, whoever owns them, are counted
     in the same transaction, and only so many are taken that they come to no more than that. Beside it, the places of
     `lenders` may be used, RUNNING tasks of the owner that wait for others, except for `borrowed` that are in use.
+
+    With `starting`, the claim starts rows that are plain: without a crash, a `good_until` and a cancel request. `now`
+    is its token, which stands in `claimed_at` of all that it takes, and in `started_at` of what it starts.
+
+    With `others_due_at`, rows are taken that wait in the memory of other instances and were due at that instant: every
+    second plain one of the best, and only those that are started.
     """
 
     owner: str
@@ -71,6 +78,8 @@ class ClaimRequest(NamedTuple):
     file_limit: int | None = None
     lenders: Collection[str] = ()
     borrowed: int = 0
+    starting: Starting | None = None
+    others_due_at: int | None = None
 
 
 class FreeQueue(NamedTuple):
@@ -177,14 +186,25 @@ class Store(Protocol):
         ...
 
     async def claim(self, request: ClaimRequest) -> list[TaskRow]:
-        """PENDING and free → CLAIMED by `owner`, in one statement; the rows as they are now, best first.
+        """PENDING and free → CLAIMED by `owner`, or RUNNING, in one transaction; the rows as they are now, best first.
 
         A row that cannot be read never runs, so it is FAILED here: an `UnreadableRow` among the others.
         """
         ...
 
-    async def release(self, owner: str, now: int) -> int:
-        """Every waiting row of `owner` (PENDING, CLAIMED) becomes free; how many."""
+    async def fetch_claim(self, owner: str, claimed_at: int) -> list[TaskRow]:
+        """Return the live rows that `owner` has claimed at that instant, best first: what a lost answer has said.
+
+        It runs behind every `claim` that this store was asked for before.
+        """
+        ...
+
+    async def release(self, owner: str, now: int, unanswered: int | None = None) -> int:
+        """Every waiting row of `owner` (PENDING, CLAIMED) becomes free; how many.
+
+        So do the rows that a claim at the instant `unanswered` has started. None of them runs, because nobody has heard
+        the answer to that claim. They keep their start count.
+        """
         ...
 
     async def free_waiting(self, owner: str, now: int, limit: int) -> int:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from taskmanager.model.record import TaskRow, TaskWrite
-from taskmanager.model.states import TaskStatus
+from taskmanager.model.states import WAITING, TaskStatus
+from taskmanager.rules.claims import Room, Starting
 from taskmanager.store.protocol import ClaimRequest, FreeQueue, InstanceRow, Store
 from tests.contract.rows import ME, OTHER, expected, put, task, wants
 
@@ -71,6 +72,113 @@ async def test_claim_of_nothing_is_nothing(store: Store, nothing: dict[str, Any]
     """An empty wish is no error."""
     await put(store, task())
     assert await store.claim(wants(**nothing)) == []
+
+
+def starts(limit: int = 9, *rooms: Room) -> Starting:
+    """Slots for what a claim starts; of one lane with all functions if no others are given."""
+    return Starting(limit, rooms or (Room(frozenset({"app:job", "app:other"}), 9),), 7, "host", "main")
+
+
+async def test_claim_starts_the_best_rows_and_claims_the_rest(store: Store) -> None:
+    """As many as there are slots of their lane, and in all; each names who started it, when, and for which time."""
+    ran = {"start_count": 2, "next_retry_at": 90, "progress": "{}", "retry_count": 1}
+    await put(store, task("a", enqueued_at=90, **ran), task("b", task_name="app:other"), task("c"), task("d"))
+    lanes = Room(frozenset({"app:job"}), 2), Room(frozenset({"app:other"}), 0)
+    rows = await store.claim(wants(limit=3, starting=starts(9, *lanes)))
+    begun = {"status": "RUNNING", "claimed_at": 1_000, "started_at": 1_000, "updated_at": 1_000}
+    worker = {"worker_pid": 7, "worker_hostname": "host", "worker_process_name": "main"}
+    claimed = {"status": "CLAIMED", "claimed_at": 1_000, "updated_at": 1_000}
+    assert rows == [
+        task("a", **begun, **worker, enqueued_at=90, start_count=3, retry_count=1),
+        task("b", **claimed, task_name="app:other"),
+        task("c", **begun, **worker, start_count=1),
+    ]
+    assert list((await store.fetch_ids(["a", "b", "c", "d"])).values()) == [*rows, task("d")]
+    assert [row.status for row in await store.claim(wants(starting=starts(0)))] == ["CLAIMED"]
+
+
+@pytest.mark.parametrize("kind", [{"crash_count": 1}, {"good_until": 9_999}, {"cancel_requested_at": 5}], ids=str)
+async def test_claim_starts_only_plain_rows(store: Store, kind: dict[str, Any]) -> None:
+    """A suspect runs apart, what may expire is looked at when it starts, and what is to be cancelled never starts."""
+    await put(store, task("a", **kind), task("b"))
+    assert [row.status for row in await store.claim(wants(starting=starts(1)))] == ["CLAIMED", "RUNNING"]
+
+
+async def test_a_claim_is_found_again_by_its_instant(store: Store) -> None:
+    """What a lost answer has said: the rows of that claim that are still this instance's, and have not ended."""
+    await put(store, *(task(name) for name in "abcd"))
+    rows = await store.claim(wants(limit=3, starting=starts(1)))
+    await store.claim(wants(now=1_001))
+    assert await store.fetch_claim(ME, 1_000) == rows
+    assert await store.fetch_claim(OTHER, 1_000) == []
+    assert await store.fetch_claim(ME, 999) == []
+    done = rows[0]._replace(status="COMPLETED", completed_at=1_002)
+    await store.commit([TaskWrite(done, expected(rows[0]))])
+    assert await store.fetch_claim(ME, 1_000) == rows[1:]
+
+
+async def test_release_frees_what_an_unanswered_claim_has_started(store: Store) -> None:
+    """Nobody heard that it may run. Its start counts, because the count of a row never goes back."""
+    await put(store, task("a"), task("b"), task("c"))
+    await store.claim(wants(limit=1, starting=starts(1), now=900))
+    await store.claim(wants(starting=starts(1)))
+    assert await store.release(ME, 2_000, 1_000) == 2
+    found = await store.fetch_ids(["b", "c"])
+    assert found == {"b": task("b", start_count=1, updated_at=2_000), "c": task("c", updated_at=2_000)}
+    assert await store.release(ME, 2_001, 1_000) == 0
+    ran = await store.fetch("a")
+    assert ran is not None
+    assert (ran.status, ran.started_at) == ("RUNNING", 900)
+
+
+async def test_take_over_starts_every_second_row_that_waits_at_others(store: Store) -> None:
+    """Best first, of all others together; free rows and those of this instance are not meant."""
+    theirs = [task(f"t{i}", claimed_by_worker_id=OTHER, priority=20 - i) for i in range(4)]
+    third = [task("t9", status="CLAIMED", claimed_by_worker_id="third", start_count=1, priority=30)]
+    kept = [task("free"), task("mine", claimed_by_worker_id=ME), task("runs", status="RUNNING")]
+    await put(store, *theirs, *third, *kept)
+    rows = await store.claim(wants(starting=starts(), others_due_at=900))
+    assert [(row.task_id, row.status, row.claimed_by_worker_id, row.start_count) for row in rows] == [
+        ("t3", "RUNNING", ME, 1),
+        ("t1", "RUNNING", ME, 1),
+        ("t9", "RUNNING", ME, 2),
+    ]
+    assert all((row.claimed_at, row.started_at, row.worker_pid) == (1_000, 1_000, 7) for row in rows)
+    assert list((await store.fetch_ids([row.task_id for row in kept])).values()) == kept
+    assert (await store.fetch("t2")) == theirs[2]
+
+
+async def test_take_over_takes_no_more_than_it_can_start(store: Store) -> None:
+    """By the limit, and by the slots of each lane: what is taken over is started, so that nothing must go back."""
+    await put(store, *(task(f"t{i}", claimed_by_worker_id=OTHER) for i in range(9)))
+    assert [row.task_id for row in await store.claim(wants(limit=2, starting=starts(), others_due_at=900))] == [
+        "t0",
+        "t2",
+    ]
+    one = starts(9, Room(frozenset({"app:job"}), 1))
+    assert [row.task_id for row in await store.claim(wants(starting=one, others_due_at=900))] == ["t1"]
+    none = starts(9, Room(frozenset({"app:other"}), 9))
+    assert await store.claim(wants(starting=none, others_due_at=900)) == []
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        task(enqueued_at=901),
+        task(queue_name="mail"),
+        task(task_name="app:unknown"),
+        task(crash_count=1),
+        task(good_until=9_999),
+        task(cancel_requested_at=5),
+        *[task(status=status.value) for status in TaskStatus if status not in WAITING],
+    ],
+    ids=lambda row: f"{row.status} {row.task_name} {row.queue_name} {row.enqueued_at} {row.crash_count}",
+)
+async def test_take_over_leaves_what_is_not_for_it(store: Store, row: TaskRow) -> None:
+    """Not yet due for so long, not known here, not plain, or not waiting."""
+    await put(store, row._replace(claimed_by_worker_id=OTHER))
+    assert await store.claim(wants(starting=starts(), others_due_at=900)) == []
+    assert await store.fetch("t1") == row._replace(claimed_by_worker_id=OTHER)
 
 
 async def test_what_was_due_stays_due_when_the_clock_goes_back(store: Store) -> None:

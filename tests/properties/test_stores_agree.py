@@ -26,6 +26,7 @@ from taskmanager.model.record import (
     expected_of,
 )
 from taskmanager.model.states import TERMINAL, WAITING, AttemptOutcome, TaskStatus
+from taskmanager.rules.claims import Room, Starting
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import ClaimRequest, CommitReport, InstanceRow, Store, TaskFilter
 from taskmanager.store.sqlite import SqliteStore
@@ -39,6 +40,20 @@ OBJECTS = st.sampled_from([None, "{}", '{"a": "é\\u0000"}', '{"a":"1"}'])
 LOGS = st.sampled_from([None, "[]", '[{"a": 1.0}]'])
 INSTANTS = st.integers(0, 9)  # and nothing ends before it was sent, which is at -3 to 0
 STATUSES = st.sampled_from(TaskStatus)
+
+STARTINGS = st.builds(
+    lambda limit, rooms: Starting(limit, rooms, 7, "host", "main"),
+    st.integers(0, 3),
+    st.sampled_from(
+        [
+            (Room(frozenset(NAMES), 2),),
+            (Room(frozenset(NAMES[:1]), 1), Room(frozenset(NAMES[1:]), 1)),
+            (Room(frozenset(NAMES[1:]), 3),),
+            (),
+        ]
+    ),
+)
+"""Slots of one lane, or of two, or for one function only."""
 
 FREE = {
     "queue_name": st.sampled_from(QUEUES),
@@ -215,15 +230,44 @@ class StoresAgree(RuleBasedStateMachine):
         limit=st.integers(0, 3),
         now=INSTANTS,
         better_than=st.sampled_from([None, None, 2, 100]),
+        starting=st.none() | STARTINGS,
     )
-    def claim(self, owner: str, names: list[str], queue: str, limit: int, now: int, better_than: int | None) -> None:
-        """Free rows, best first."""
-        self.both(lambda store: store.claim(ClaimRequest(owner, names, queue, limit, now, better_than)))
+    def claim(
+        self,
+        owner: str,
+        names: list[str],
+        queue: str,
+        limit: int,
+        now: int,
+        better_than: int | None,
+        starting: Starting | None,
+    ) -> None:
+        """Free rows, best first; some may start at once."""
+        request = ClaimRequest(owner, names, queue, limit, now, better_than, starting=starting)
+        self.both(lambda store: store.claim(request))
 
-    @rule(owner=st.sampled_from(OWNERS), now=INSTANTS)
-    def release(self, owner: str, now: int) -> None:
+    @rule(
+        owner=st.sampled_from(OWNERS),
+        names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=2),
+        queue=st.sampled_from(QUEUES),
+        limit=st.integers(0, 3),
+        now=INSTANTS,
+        starting=STARTINGS,
+    )
+    def take_over(self, owner: str, names: list[str], queue: str, limit: int, now: int, starting: Starting) -> None:
+        """Rows that wait at the other instance."""
+        request = ClaimRequest(owner, names, queue, limit, now, starting=starting, others_due_at=now)
+        self.both(lambda store: store.claim(request))
+
+    @rule(owner=st.sampled_from(OWNERS), now=INSTANTS, unanswered=st.none() | INSTANTS)
+    def release(self, owner: str, now: int, unanswered: int | None) -> None:
         """An instance stops."""
-        self.both(lambda store: store.release(owner, now))
+        self.both(lambda store: store.release(owner, now, unanswered))
+
+    @rule(owner=st.sampled_from(OWNERS), claimed_at=INSTANTS)
+    def fetch_claim(self, owner: str, claimed_at: int) -> None:
+        """An answer was lost."""
+        self.both(lambda store: store.fetch_claim(owner, claimed_at))
 
     @rule(owner=st.sampled_from(OWNERS), now=INSTANTS)
     def free_waiting(self, owner: str, now: int) -> None:

@@ -10,6 +10,7 @@ import pytest
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, UnreadableRow, expected_of
 from taskmanager.model.schedule import ScheduleFire
 from taskmanager.model.states import TaskStatus
+from taskmanager.rules.claims import Room, Starting
 from taskmanager.store.protocol import ClaimRequest, TaskFilter
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.sqlite.backup import back_up
@@ -44,6 +45,9 @@ def claim_of(*names: str, limit: int = 10, queue_name: str = "default") -> Claim
     return ClaimRequest("me", names or ("add",), queue_name, limit, NOW + 1)
 
 
+SLOTS = Starting(9, (Room(frozenset({"add"}), 9),), 7, "host", "main")
+
+
 async def test_a_row_is_read_as_far_as_it_can_be(path: Path) -> None:
     """Its id and every readable column, undecodable text with U+FFFD, unreadable columns empty, and one sentence."""
     store = await written(path, {"id": "odd", **FREE, "args": CUT, "tags": "{", "log": "[1]", "idempotency_key": "k"})
@@ -60,9 +64,7 @@ async def test_a_row_is_read_as_far_as_it_can_be(path: Path) -> None:
     ("column", "value"),
     [
         ("args", CUT),
-        ("worker_hostname", b"\xff"),
         ("tags", '{"a": 1}'),
-        ("progress", "[" * 5_000),
         ("log", '["line"]'),
         ("task_options", '{"a":' * 200 + "1" + "}" * 200),
         ("priority", 500),
@@ -72,13 +74,35 @@ async def test_a_row_is_read_as_far_as_it_can_be(path: Path) -> None:
         ("completed_at", 5),
     ],
 )
-async def test_a_claim_fails_what_cannot_run_and_takes_the_rest(path: Path, column: str, value: Any) -> None:
-    """Whoever would claim it ends it, in the same transaction; what could not be read stays in the file."""
+@pytest.mark.parametrize("taken_as", ["CLAIMED", "RUNNING"])
+async def test_a_claim_fails_what_cannot_run_and_takes_the_rest(
+    path: Path, column: str, value: Any, taken_as: str
+) -> None:
+    """Whoever would claim it ends it, in the same transaction; what could not be read stays in the file. It was never
+    started, so its starts are as many as they were.
+    """
+    await _claim_odd(path, column, value, taken_as)
+
+
+@pytest.mark.parametrize(("column", "value"), [("worker_hostname", b"\xff"), ("progress", "[" * 5_000)])
+async def test_a_claim_fails_what_no_start_would_write_anew(path: Path, column: str, value: Any) -> None:
+    """A claim that starts the row writes these columns, so that it can run then."""
+    await _claim_odd(path, column, value, "CLAIMED")
+    again = path.with_name("again.db")
+    store = await written(again, {"id": "odd", **FREE, column: value})
+    (row,) = await store.claim(claim_of()._replace(starting=SLOTS))
+    assert (type(row), row.status) == (TaskRow, "RUNNING")
+    await store.close()
+
+
+async def _claim_odd(path: Path, column: str, value: Any, taken_as: str) -> None:
     store = await written(
         path, {"id": "a", **FREE}, {"id": "odd", **FREE, column: value}, {"id": "z", **FREE, "sent_at": NOW + 1}
     )
-    claimed = {row.task_id: row for row in await store.claim(claim_of())}
-    assert {each: row.status for each, row in claimed.items()} == {"a": "CLAIMED", "odd": "FAILED", "z": "CLAIMED"}
+    slots = SLOTS if taken_as == "RUNNING" else None
+    claimed = {row.task_id: row for row in await store.claim(claim_of()._replace(starting=slots))}
+    assert {each: row.status for each, row in claimed.items()} == {"a": taken_as, "odd": "FAILED", "z": taken_as}
+    assert claimed["odd"].start_count == 0
     assert isinstance(claimed["odd"], UnreadableRow)
     assert column in (claimed["odd"].failed_reason or "")
     assert await store.claim(claim_of()) == []

@@ -21,7 +21,7 @@ from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
 from taskmanager.model.states import AttemptOutcome, TaskStatus
 from taskmanager.store.protocol import ClaimRequest, TaskFilter
-from taskmanager.store.sqlite import SqliteStore, claims, connection, queries, schema, statements
+from taskmanager.store.sqlite import SqliteStore, claims, connection, queries, schema, starting, statements
 from taskmanager.store.sqlite.wal import WalLimits
 from tests.contract.rows import FREE_ROW
 
@@ -514,6 +514,16 @@ async def test_a_claim_is_found_through_an_index_of_free_rows_alone(
     assert "SCAN taskmanager_tasks" not in steps
     assert "SCAN t" not in steps.splitlines()
     assert "ORDER BY" not in steps or index == "free"
+
+
+async def test_a_take_over_is_found_through_the_index_of_what_waits(path: Path) -> None:
+    """It costs by what it takes, not by what waits at others: an idle instance looks again and again."""
+    await created(path)
+    wanted = {"task_names": "[]", "queue_name": "q", "owner": "me", "due_at": 1, "scanned": 9, "limit": 9}
+    steps = plan(path, starting.OTHERS, wanted)
+    assert "taskmanager_tasks_waiting (queue_name=? AND priority=? AND enqueued_at<?)" in steps
+    assert "taskmanager_tasks_waiting (queue_name=? AND priority>?)" in steps
+    assert not re.search(r"SCAN (t|taskmanager_tasks)$|ORDER BY", steps, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from taskmanager.store.protocol import FREE_COUNT_CAP, ClaimRequest, FreeQueue
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.queries import task_rows
 from taskmanager.store.sqlite.rows import Undecodable
+from taskmanager.store.sqlite.starting import start_best, take_over
 from taskmanager.store.sqlite.statements import LIVE_SQL
 from taskmanager.store.sqlite.transitions import end_unreadable
 
@@ -78,9 +79,13 @@ SELECT json_group_array(row), count(*) FROM (
 _TAKE: Final = """
 UPDATE OR IGNORE taskmanager_tasks
 SET status = 'CLAIMED', claimed = 1, claimed_at = :now, claimed_by_worker_id = :owner, updated_at = :now
-WHERE rowid IN (SELECT value FROM json_each(:rows))
+WHERE rowid IN (SELECT value FROM json_each(:rows)) AND rowid NOT IN (SELECT value FROM json_each(:begun))
 """
 _TAKEN: Final = "taskmanager_tasks AS t WHERE t.rowid IN (SELECT value FROM json_each(?))"
+_CLAIMED_AT: Final = f"""
+taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owner
+WHERE t.claimed_by_worker_id = CAST(? AS TEXT) AND t.status IN ({LIVE_SQL}) AND t.claimed_at = ?
+"""
 _ABOVE_ALL_PRIORITIES: Final = 1e19
 """Also above those that no version would write: who claims such a row finds out."""
 # As `is_pause` and `due_at` say it of a row.
@@ -96,6 +101,13 @@ _FREED: Final = f"""
     updated_at = :now,
     {_DUE}
 """
+_NEVER_RAN: Final = f"""
+    {_FREED}, started_at = NULL, worker_pid = NULL, worker_hostname = NULL, worker_process_name = NULL
+"""
+_BEGUN_AT: Final = f"""
+    claimed_by_worker_id = CAST(:owner AS TEXT) AND status IN ({LIVE_SQL}) AND status = 'RUNNING'
+    AND claimed_at = :unanswered AND started_at = :unanswered
+"""
 # The three statuses are there for the owner index, the two for the meaning.
 _WAITS_AT: Final = (
     f"claimed_by_worker_id = CAST(:owner AS TEXT) AND status IN ({LIVE_SQL}) AND status IN ('PENDING', 'CLAIMED')"
@@ -110,14 +122,24 @@ def claim(connection: sqlite3.Connection, request: ClaimRequest) -> list[TaskRow
         limit = request.limit
         if request.file_limit is not None:
             limit = min(limit, _places(connection, request, request.file_limit))
-        rows = _candidates(connection, request, limit)
+        if request.others_due_at is None:
+            rows = _candidates(connection, request, limit)
+            begun = start_best(connection, rows, request) if request.starting else "[]"
+            connection.execute(_TAKE, {"rows": rows, "begun": begun, "owner": request.owner, "now": request.now})
+        else:
+            rows = take_over(connection, request, limit)
         if rows == "[]":
             return []
-        connection.execute(_TAKE, {"rows": rows, "owner": request.owner, "now": request.now})
         claimed = task_rows(connection, _TAKEN, (rows,))
         if not all(map(_is_taken, claimed)):
             claimed = [row if _is_taken(row) else _ended(connection, row, request.now) for row in claimed]
     return sorted(claimed, key=lambda row: (row.priority, row.enqueued_at, row.task_id))
+
+
+def fetch_claim(connection: sqlite3.Connection, owner: str, claimed_at: int) -> list[TaskRow]:
+    """See `Store.fetch_claim`."""
+    rows = task_rows(connection, _CLAIMED_AT, (owner, claimed_at))
+    return sorted(rows, key=lambda row: (row.priority, row.enqueued_at, row.task_id))
 
 
 def _candidates(connection: sqlite3.Connection, request: ClaimRequest, limit: int) -> str:
@@ -131,14 +153,16 @@ def _candidates(connection: sqlite3.Connection, request: ClaimRequest, limit: in
 
 
 def _is_taken(row: TaskRow) -> bool:
-    return type(row) is TaskRow and row.status == "CLAIMED"
+    return type(row) is TaskRow and row.status in ("CLAIMED", "RUNNING")
 
 
 def _ended(connection: sqlite3.Connection, row: TaskRow, now: int) -> UnreadableRow:
-    """A row that cannot run, FAILED: nobody else would ever do it."""
+    """A row that cannot run, FAILED: nobody else would ever do it. Where it is started already, that does not count."""
     if not isinstance(row, UnreadableRow):
         row = unreadable(row, row_faults(row))
     ended = failed(row, now)
+    if row.status == "RUNNING" and row.start_count:
+        ended = ended._replace(start_count=row.start_count - 1)
     end_unreadable(connection, ended, expected_of(row))
     return ended
 
@@ -189,13 +213,17 @@ def _places(connection: sqlite3.Connection, request: ClaimRequest, file_limit: i
     return max(0, int(lent) - request.borrowed) + max(0, file_limit - int(taken))
 
 
-def release(connection: sqlite3.Connection, owner: str, now: int) -> int:
+def release(connection: sqlite3.Connection, owner: str, now: int, unanswered: int | None) -> int:
     """See `Store.release`."""
+    parameters = {"now": now, "owner": owner, "unanswered": unanswered}
+    owned = "taskmanager_tasks INDEXED BY taskmanager_tasks_owner"
     with transaction(connection):
-        return connection.execute(
-            f"UPDATE OR IGNORE taskmanager_tasks INDEXED BY taskmanager_tasks_owner SET {_FREED} WHERE {_WAITS_AT}",
-            {"now": now, "owner": owner},
-        ).rowcount
+        count = connection.execute(f"UPDATE OR IGNORE {owned} SET {_FREED} WHERE {_WAITS_AT}", parameters).rowcount
+        if unanswered is not None:
+            count += connection.execute(
+                f"UPDATE OR IGNORE {owned} SET {_NEVER_RAN} WHERE {_BEGUN_AT}", parameters
+            ).rowcount
+    return count
 
 
 def free_waiting(connection: sqlite3.Connection, owner: str, now: int, limit: int) -> int:
@@ -204,8 +232,7 @@ def free_waiting(connection: sqlite3.Connection, owner: str, now: int, limit: in
         return connection.execute(
             f"""
             UPDATE OR IGNORE taskmanager_tasks
-            SET {_FREED}, started_at = NULL, failed_reason = NULL,
-                worker_pid = NULL, worker_hostname = NULL, worker_process_name = NULL
+            SET {_NEVER_RAN}, failed_reason = NULL
             WHERE rowid IN (
                 SELECT rowid FROM taskmanager_tasks INDEXED BY taskmanager_tasks_owner
                 WHERE {_WAITS_AT} AND cancel_requested_at IS NULL AND (good_until IS NULL OR good_until > :now)

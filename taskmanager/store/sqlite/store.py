@@ -178,8 +178,11 @@ class SqliteStore:
     async def claim(self, request: ClaimRequest) -> list[TaskRow]:
         return await self._write_unsynced(claims.claim, request)
 
-    async def release(self, owner: str, now: int) -> int:
-        return await self._write(claims.release, owner, now)
+    async def fetch_claim(self, owner: str, claimed_at: int) -> list[TaskRow]:
+        return await self._in_writer(claims.fetch_claim, owner, claimed_at)
+
+    async def release(self, owner: str, now: int, unanswered: int | None = None) -> int:
+        return await self._write(claims.release, owner, now, unanswered)
 
     async def free_waiting(self, owner: str, now: int, limit: int) -> int:
         return await self._write_unsynced(claims.free_waiting, owner, now, limit)
