@@ -36,7 +36,8 @@ from taskmanager.engine.settings import Settings
 from taskmanager.engine.settle import Settlement
 from taskmanager.engine.stall import StallWatch
 from taskmanager.engine.wall_clock import WatchedClock
-from taskmanager.engine.writer import ProgressSaver, Writer
+from taskmanager.engine.writer import Writer
+from taskmanager.engine.writes import ProgressSaver
 from taskmanager.model.clock import Clock
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError
@@ -88,7 +89,7 @@ class Engine:
         success = PlainSuccess(self.settlement, self.inbox, self.writer, self.follower, self.dispatcher, self.drop)
         hooks = self.report, success.complete, self.stall.lost_s, self.writer.was_cancelled_since
         self.runner = Runner(settings.processes, self.host, *hooks)
-        self.progress = ProgressSaver(self.loop, self.writer, clock)
+        self.progress = ProgressSaver(self.loop, self.writer.mark, clock)
         self.wants_claim = asyncio.Event()
         self.claiming = asyncio.Lock()  # held while rows of a claim are neither free in the store nor in memory yet
         self.lane_faults = LaneFaults(self.loop, self.dispatcher, self.runner.processes, self.failing_duties)

@@ -42,6 +42,7 @@ class Inbox:
         self._live = live
         self._dispatcher = dispatcher
         self._writer = writer
+        writer.wants_turn = self.kick
         self._accept = accept
         self._dispatch = dispatch
         self._arrived: deque[LiveTask] = deque()
@@ -115,6 +116,14 @@ class Inbox:
         self._is_due = True
 
     def _turn(self) -> None:
+        self._writer.turn_began()
+        try:
+            self._take_in()
+            self._dispatch()
+        finally:
+            self._writer.turn_ended()
+
+    def _take_in(self) -> None:
         try:
             self._take()
         finally:  # while a turn is marked as due, nobody asks for another one
@@ -124,7 +133,6 @@ class Inbox:
             waiters, self._turn_waiters = self._turn_waiters, []
             for waiter in waiters:
                 resolve(waiter, None)
-        self._dispatch()
 
     def _take(self) -> None:
         """Accept one helping."""

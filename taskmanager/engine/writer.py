@@ -1,9 +1,12 @@
-"""Where memory and file meet: group commit, one coroutine, one transaction at a time.
+"""Where memory and file meet: group commit, one transaction at a time.
 
-The writer commits as soon as it is idle and a start, an end or a waiter wants it; whatever changes meanwhile is the
-next batch, so that the batch grows with the load and one caller waits for one commit only. A task that was only
-accepted goes with the next commit, whatever that is made for, or after `commit_interval`. Memory-only history waits as
-long once there is a slice of it, and for `snapshot_interval` until then.
+The writer is a state machine that never awaits: `due` says whether something is to be written, `take` makes a batch,
+and `answer` or `refuse` take in what became of it. One small coroutine goes round between them and the store.
+
+A batch is taken at the end of a turn of the loop, so that a start and the end before it are one commit. Whatever
+changes during a commit is the next batch: the batch grows with the load, and one caller waits for one commit only. A
+task that was only accepted goes with the next commit, whatever that is made for, or after `commit_interval`.
+Memory-only history waits as long once there is a slice of it, and for `snapshot_interval` until then.
 
 What a batch carries is read from the task when the batch is made, never earlier, and its precondition is the state that
 was last *committed*. So a failed batch is simply put back: it cannot overwrite newer news, because it holds none.
@@ -12,16 +15,15 @@ When a commit's fate is unknown (an I/O error), the next try finds its own row, 
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 from taskmanager.engine.due_time import DueTime
 from taskmanager.engine.events import resolve_error
-from taskmanager.engine.live_task import LiveTask, Phase
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE, Flushes, Outbox, Places, Sent
 from taskmanager.engine.writes import is_ours, write_of
-from taskmanager.model.clock import SECOND_US, Clock
+from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, expected_of
@@ -29,6 +31,7 @@ from taskmanager.model.wording import counted
 from taskmanager.store.protocol import CommitReport, Store
 
 NAME: Final = "writer"
+NOTHING_HAPPENED: Final = CommitReport({}, {})
 MAX_BATCH: Final = 512
 """Rows of one transaction: large enough to share its cost, small enough not to hold the loop for more than about
 1 ms.
@@ -45,7 +48,6 @@ FAILING_S: Final = 1.5
 """
 LONGEST_TURN_S: Final = 0.1
 """How long the file is left to others after a slow commit, at most: SQLite asks for its lock about that often."""
-PROGRESS_US: Final = SECOND_US
 
 
 class WriterListener(Protocol):
@@ -74,6 +76,9 @@ class Writer:
         self.is_shared = False
         """Whether other instances write to the file too."""
         self._wake: asyncio.Future[None] | None = None
+        self.wants_turn: Callable[[], None] = self._take_turn
+        """Asks for a turn of the loop, around which `turn_began` and `turn_ended` are called."""
+        self._has_turn = False
         self._commit_interval_s = commit_interval_s
         self._accepted_due = DueTime(commit_interval_s, self.wake)
         self._history_due = DueTime(snapshot_interval_s, self.wake)
@@ -118,8 +123,7 @@ class Writer:
     def mark(self, live: LiveTask) -> None:
         """A persisted task has changed, or somebody waits for it to be saved."""
         self.outbox.change(live)
-        if self._wake is not None:
-            self.wake()
+        self.wake()
 
     def record(self, live: LiveTask) -> None:
         """A memory-only task has ended: history."""
@@ -133,8 +137,23 @@ class Writer:
             self._history_due.begin()
 
     def wake(self) -> None:
-        """Let the writer look again."""
-        if self._wake is not None and not self._wake.done():
+        """Look again at the end of a turn, if nothing is being written."""
+        if self._wake is not None and not self._has_turn:
+            self._has_turn = True
+            self.wants_turn()
+
+    def _take_turn(self) -> None:
+        """Make a turn of its own, for a writer that nobody gives one."""
+        asyncio.get_running_loop().call_soon(self.turn_ended)
+
+    def turn_began(self) -> None:
+        """Wait for the end of this turn with whatever changes in it."""
+        self._has_turn = True
+
+    def turn_ended(self) -> None:
+        """Begin to write if something is due: what belongs together has changed by now."""
+        self._has_turn = False
+        if self._wake is not None and not self._wake.done() and (self._is_closing or self.due()):
             self._wake.set_result(None)
 
     async def flush(self) -> None:
@@ -163,7 +182,7 @@ class Writer:
         self.outbox.put_back()
         self._accepted_due.close()
         self._history_due.close()
-        self._wake = None
+        self._wake, self._has_turn, self.wants_turn = None, False, self._take_turn
         self._hurry, self.quiet = asyncio.Event(), asyncio.Lock()
 
     def was_cancelled_since(self, began_s: float) -> bool:
@@ -222,29 +241,39 @@ class Writer:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         pause_s = FIRST_RETRY_S
-        while True:
-            if not self._has_work():
-                if self._is_closing:
-                    return
-                # What could not be written was taken back by a claim, which is a write too. Nothing would start any
-                # more until the next write, and nothing is written until something starts.
-                self._note_restored()
-                self._wake = loop.create_future()
-                await self._wake
-                self._wake = None
-            # One turn in which those who waited for the last batch go on and enqueue, and one in which what they
-            # enqueued is given its slot: accept and start are then one row in one write.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+        while await self._wait_until_due():
             began_s = loop.time()
             async with self.quiet:
-                is_written = await self._write_batch()
+                is_written = await self._write()
             if is_written:
                 pause_s = FIRST_RETRY_S
                 await self._give_way(loop.time() - began_s)
             else:
                 await self._pause(pause_s)
                 pause_s = min(pause_s * 2, LAST_RETRY_S)
+
+    async def _wait_until_due(self) -> bool:
+        """Wait for the end of the turn in which something became due. False when nothing is left of a closing writer.
+
+        After a commit that is one turn later: those who waited for it go on and enqueue, and what has ended leaves its
+        slot to another task, which is then started in the same commit.
+        """
+        while True:
+            if not self.due():
+                if self._is_closing:
+                    return False
+                # What could not be written was taken back by a claim, which is a write too. Nothing would start any
+                # more until the next write, and nothing is written until something starts.
+                self._note_restored()
+            self._wake = asyncio.get_running_loop().create_future()
+            if self.due():
+                self.wake()
+            try:
+                await self._wake
+            finally:
+                self._wake = None
+            if self.due():
+                return True
 
     async def _give_way(self, took_s: float) -> None:
         """SQLite's lock has no queue: who takes it again at once keeps out all others as long as a disk is slow."""
@@ -260,39 +289,42 @@ class Writer:
             async with asyncio.timeout(pause_s):
                 await self._hurry.wait()
 
-    async def _write_batch(self) -> bool:
-        """One transaction, and what became of it; False when the store cannot be written now."""
-        batch = self._take_batch()
-        if not batch:
-            self._flushes.end(self.outbox.has_passed)
-            return True
+    async def _write(self) -> bool:
+        """Commit one batch; False when the store cannot be written now."""
+        batch = self.take()
         try:
             report = await self._commit(batch)
         except StoreError as exc:
-            self._put_back(batch)
-            self._note_degraded(exc)
+            self.refuse(batch, exc)
             return False
         except Exception as exc:
             # A mistake of ours, or of a store: without its writer nothing would be saved any more, and nobody told.
             logger.critical("the writer failed unexpectedly, and tries again", exc_info=True)
-            self._put_back(batch)
-            self._note_degraded(StoreError(f"unexpected {type(exc).__name__}: {exc}"))
+            self.refuse(batch, StoreError(f"unexpected {type(exc).__name__}: {exc}"))
             return False
         except BaseException:  # cancelled, or an exception for the interpreter
             self._put_back(batch)
             raise
         self.written_s = asyncio.get_running_loop().time()
-        self._note_restored()
-        self._absorb(batch, report)
+        self.answer(batch, report)
         return True
 
-    def _has_work(self) -> bool:
+    async def _commit(self, batch: Sequence[Sent]) -> CommitReport:
+        if not batch:
+            return NOTHING_HAPPENED
+        return await self.store.commit([write_of(live, base, attempts) for live, _, attempts, base in batch])
+
+    # The decisions.
+
+    def due(self) -> bool:
+        """Tell whether something is to be written now."""
         outbox = self.outbox
         if outbox.has_changes or (self._history_due.is_now and outbox.history_count):
             return True
         return bool(outbox.accepted_count) and (self._accepted_due.is_now or self._is_closing)
 
-    def _take_batch(self) -> Sequence[Sent]:
+    def take(self) -> Sequence[Sent]:
+        """Return the next batch. It is in flight from here on, until it is answered or refused."""
         outbox = self.outbox
         batch = outbox.take(MAX_BATCH, with_history=self._history_due.is_now)
         # What was due stays due until it is taken, however full of changes the batches are.
@@ -302,14 +334,18 @@ class Writer:
             self._history_due.is_now = self._is_closing
         return batch
 
-    async def _commit(self, batch: Sequence[Sent]) -> CommitReport:
-        return await self.store.commit([write_of(live, base, attempts) for live, _, attempts, base in batch])
+    def refuse(self, batch: Sequence[Sent], exc: StoreError) -> None:
+        """The batch may have arrived or not: it is due again, and made anew from what is true then."""
+        self._put_back(batch)
+        self._note_degraded(exc)
 
     def _put_back(self, batch: Sequence[Sent]) -> None:
         self.outbox.put_back()
-        self._history_due.is_now |= not batch[-1].live.is_persisted
+        self._history_due.is_now |= bool(batch) and not batch[-1].live.is_persisted
 
-    def _absorb(self, batch: Sequence[Sent], report: CommitReport) -> None:
+    def answer(self, batch: Sequence[Sent], report: CommitReport) -> None:
+        """The batch is in the store, except for what the report says of it. Everybody hears what became of theirs."""
+        self._note_restored()
         self.outbox.settle()
         troubled = bool(report.lost or report.rejected)
         for sent in batch:
@@ -326,7 +362,8 @@ class Writer:
                 # A mistake of ours with one task must not keep the others, and all that come, from being saved.
                 logger.critical("what became of task %s could not be taken in", sent.live.task_id, exc_info=True)
         self._flushes.end(self.outbox.has_passed)
-        self._listener.written()
+        if batch:
+            self._listener.written()
 
     def _absorb_win(self, sent: Sent) -> None:
         live, state, _, base = sent
@@ -400,31 +437,3 @@ class Writer:
             live.saving.committed = None
             live.saving.is_written_anew = True
             self.mark(live)
-
-
-class ProgressSaver:
-    """Saves the progress that running tasks report, once a second at most, from whatever thread they report it.
-
-    `save` is what an attempt calls with every report.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, writer: Writer, clock: Clock) -> None:
-        self._loop = loop
-        self._thread_id = threading.get_ident()
-        self._writer = writer
-        self._clock = clock
-
-    def save(self, live: LiveTask) -> None:
-        """A persisted task reported progress."""
-        now = self._clock.now_us()
-        if live.is_persisted and not 0 <= now - live.updated_at < PROGRESS_US:  # before: the clock was stepped back
-            live.updated_at = now
-            if threading.get_ident() == self._thread_id:
-                self._mark(live)
-            else:
-                with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody keeps progress any more
-                    self._loop.call_soon_threadsafe(self._mark, live)
-
-    def _mark(self, live: LiveTask) -> None:
-        if live.phase is Phase.RUNNING:
-            self._writer.mark(live)

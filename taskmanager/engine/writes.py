@@ -6,11 +6,16 @@ A task that has ended must have ended in the file too, or the next start would t
 record that the store refuses for its content is sent again without what it can do without.
 """
 
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
 from typing import Final
 
-from taskmanager.engine.live_task import STATUS_TEXT, LiveTask
+from taskmanager.engine.live_task import STATUS_TEXT, LiveTask, Phase
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.row_codec import stored_error
+from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.logger import logger
 from taskmanager.model.record import (
     AttemptRow,
@@ -28,6 +33,7 @@ from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 
 SHORT_CHARS: Final = 500
 """Of each text that is kept."""
+PROGRESS_US: Final = SECOND_US
 _PENDING, _RUNNING = STATUS_TEXT[TaskStatus.PENDING], STATUS_TEXT[TaskStatus.RUNNING]
 _new_tuple = tuple.__new__
 
@@ -134,3 +140,31 @@ def log_rejected(live: LiveTask, reason: str) -> None:
         reason,
         extra=extra_of(live),
     )
+
+
+class ProgressSaver:
+    """Saves the progress that running tasks report, once a second at most, from whatever thread they report it.
+
+    `save` is what an attempt calls with every report.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, mark: Callable[[LiveTask], None], clock: Clock) -> None:
+        self._loop = loop
+        self._thread_id = threading.get_ident()
+        self._write_soon = mark
+        self._clock = clock
+
+    def save(self, live: LiveTask) -> None:
+        """A persisted task reported progress."""
+        now = self._clock.now_us()
+        if live.is_persisted and not 0 <= now - live.updated_at < PROGRESS_US:  # before: the clock was stepped back
+            live.updated_at = now
+            if threading.get_ident() == self._thread_id:
+                self._mark(live)
+            else:
+                with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody keeps progress any more
+                    self._loop.call_soon_threadsafe(self._mark, live)
+
+    def _mark(self, live: LiveTask) -> None:
+        if live.phase is Phase.RUNNING:
+            self._write_soon(live)
