@@ -17,7 +17,7 @@ from rich.console import Console
 
 from taskmanager import TaskManager
 from taskmanager.console.observer import look
-from taskmanager.console.screens import status_lines
+from taskmanager.console.terminal.screen import screen_lines
 from taskmanager.model.clock import SystemClock
 from taskmanager.store.sqlite.reading import open_read_only
 
@@ -63,8 +63,8 @@ def look_once(path: str) -> float:
     """Milliseconds from opening the file to the lines of the screen."""
     began = time.perf_counter()
     with open_read_only(path) as connection:
-        picture = look(Path(path), connection, SystemClock())
-    status_lines(picture, 120, 40)
+        overview = look(Path(path), connection, SystemClock())
+    screen_lines(overview, 120, 40)
     return (time.perf_counter() - began) * 1000
 
 

@@ -17,7 +17,7 @@ from taskmanager.engine.definition import CallOptions, Definition
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
-from taskmanager.engine.report import status_of
+from taskmanager.engine.report import status_report
 from taskmanager.engine.schedule import ScheduleOptions
 from taskmanager.engine.settings import (
     Settings,
@@ -36,7 +36,7 @@ from taskmanager.model.known_words import known_words, shows_options, with_known
 from taskmanager.model.record import TaskInfo
 from taskmanager.model.result import Seconds
 from taskmanager.model.states import Lane, TaskStatus
-from taskmanager.model.status import ManagerStatus, ScheduleInfo
+from taskmanager.model.status import ManagerStatus, ScheduleInfo, status_of
 from taskmanager.registry import Defaults, Registry, tasks_in
 from taskmanager.store.protocol import Store, TaskFilter
 from taskmanager.submission import Submission
@@ -489,17 +489,17 @@ class TaskManager:
 
         It reads the file at once: a few milliseconds, or half a second if it is locked. Counts end at 50,000 each.
         """
-        from taskmanager.console.instance import instance_view
+        from taskmanager.console.terminal.live import instance_view
 
-        return instance_view(self._engine(), self.status())
+        return instance_view(self._engine(), len(self._intake.held))
 
     def live(self) -> AbstractAsyncContextManager[None]:
         """Show the screen of `taskmanager watch` while the block runs: `async with manager.live(): ...`."""
-        from taskmanager.console.instance import live_view
+        from taskmanager.console.terminal.live import live_view
 
         return live_view(self._engine)
 
     def status(self) -> ManagerStatus:
         """Describe this instance as it is now. It reads memory only, and awaits nothing."""
         upcoming = () if self._current is None else self._current.schedules.upcoming()
-        return status_of(self._engine(), self._intake, upcoming)
+        return status_of(status_report(self._engine()), self._intake.door.value, len(self._intake.held), upcoming)

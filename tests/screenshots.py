@@ -8,14 +8,14 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from taskmanager.console.screens import status_lines, watch_lines
-from tests.unit.console_pictures import SHOWCASE
+from taskmanager.console.terminal.screen import screen_lines, watch_lines
+from tests.unit.console_overviews import SHOWCASE
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"
 WIDTH: Final = 80
 HEIGHT: Final = 24
 SCREENS: Final = {
-    "status": status_lines(SHOWCASE, WIDTH, HEIGHT - 1),
+    "status": screen_lines(SHOWCASE, WIDTH, HEIGHT - 1),
     "watch": watch_lines(SHOWCASE, WIDTH, HEIGHT),
 }
 

@@ -119,10 +119,8 @@ MAKES_A_GENERATOR: Final = frozenset({"taskmanager/manager.py", "taskmanager/tes
 # do not add to these.
 NO_REACHING: Final = ("engine/", "duties/", "console/", "cli/")
 REACHES: Final[Mapping[str, int]] = {
-    "taskmanager/console/instance.py": 4,
     "taskmanager/duties/expiry.py": 2,
     "taskmanager/duties/heartbeat.py": 14,
-    "taskmanager/duties/live_tasks.py": 3,
     "taskmanager/duties/reaper.py": 2,
     "taskmanager/duties/retention.py": 2,
     "taskmanager/duties/schedules/actions.py": 4,
@@ -150,7 +148,7 @@ REACHES: Final[Mapping[str, int]] = {
     "taskmanager/engine/queues.py": 5,
     "taskmanager/engine/records.py": 31,
     "taskmanager/engine/releasing.py": 7,
-    "taskmanager/engine/report.py": 8,
+    "taskmanager/engine/report.py": 3,
     "taskmanager/engine/row_codec.py": 4,
     "taskmanager/engine/schedule.py": 3,
     "taskmanager/engine/settle.py": 1,
@@ -162,7 +160,7 @@ NAMELESS_MODULES: Final = frozenset({"utils", "util", "helpers", "helper", "comm
 # One word per thing: what another word says already, each with the word to use. How often it still stands in the
 # package, the tests and the documents. The numbers only shrink: a tenth more than there is has to be lowered.
 BANNED_WORDS: Final[Mapping[str, tuple[str, str, int]]] = {
-    "stuck": (r"(?i)stuck", "abandoned", 71),
+    "stuck": (r"(?i)stuck", "abandoned", 59),
     "leftover": (r"(?i)leftover", "abandoned", 31),
     "outliving": (r"(?i)outliv", "abandoned", 53),
     "spilled": (r"(?i)spill", "free", 58),
@@ -170,12 +168,12 @@ BANNED_WORDS: Final[Mapping[str, tuple[str, str, int]]] = {
     "elsewhere": (r"(?i)elsewhere", "free, or the place", 75),
     "backlog": (r"(?i)backlog", "free rows", 40),
     "owed": (r"(?i)\bowed\b", "needs_look", 4),
-    "Sight": (r"Sight\b", "InstanceView, QueueView", 76),
-    "Word": (r"\b[A-Z]\w+Word\b", "QueueView", 9),
-    "Picture": (r"Picture\b", "Overview", 70),
+    "Sight": (r"Sight\b", "InstanceView, QueueView", 0),
+    "Word": (r"\b[A-Z]\w+Word\b", "QueueView", 0),
+    "Picture": (r"Picture\b", "Overview", 0),
     "Glance": (r"\bGlance\b", "Overview", 17),
-    "Own": (r"\bOwn\b", "InstanceView", 10),
-    "SelfPortrait": (r"SelfPortrait\b", "InstanceView", 7),
+    "Own": (r"\bOwn\b", "InstanceView", 6),
+    "SelfPortrait": (r"SelfPortrait\b", "InstanceView", 0),
 }
 
 # A test is found by the module and the rule in its name, and read in a list of failures beside its file.

@@ -103,7 +103,7 @@ def _preview(connection: sqlite3.Connection, chosen: Sequence[str], *, as_json: 
         return
     rows = fetch_ids(connection, chosen[:SHOWN_BEFORE], SUMMARY)
     if rows:
-        from taskmanager.console.task_table import task_table
+        from taskmanager.console.terminal.tables import task_table
 
         shown = [rows[task_id] for task_id in chosen[:SHOWN_BEFORE] if task_id in rows]
         messages = error_messages(connection, [row.task_id for row in shown], MAX_CHARS)

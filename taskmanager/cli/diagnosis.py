@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from taskmanager.cli.locks import WriterWatch, process_name, without_lock
-from taskmanager.console.document import number
-from taskmanager.console.durations import relative, short
-from taskmanager.console.finding import Finding
+from taskmanager.console.figures import relative, short
 from taskmanager.console.observer import DEFAULT_HEARTBEAT_S, MISSED_BEATS
+from taskmanager.console.overview import Finding
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SECOND_US, SystemClock
 from taskmanager.model.wording import counted
@@ -26,8 +25,8 @@ from taskmanager.store.sqlite.health import Owned, faults, newest_stamp, owned, 
 from taskmanager.store.sqlite.queries import instances
 from taskmanager.store.sqlite.reading import snapshot
 from taskmanager.store.sqlite.schema import missing_views, version
-from taskmanager.store.sqlite.search import said_by
 from taskmanager.store.sqlite.wal_index import Reader, WalState, only_user_of, read_wal_index
+from taskmanager.store.statistics import said_by
 
 MB: Final = 1_000_000
 SKEW_US: Final = 5_000_000
@@ -267,7 +266,7 @@ def living(alive: Sequence[InstanceRow], beats: Mapping[str, int], now: int) -> 
     silent = []
     for each in alive:
         since = now - max(beats.get(each.instance_id, 0), each.started_at)
-        limit_s = MISSED_BEATS * (number(said_by(each).get("heartbeat_s")) or DEFAULT_HEARTBEAT_S)
+        limit_s = MISSED_BEATS * (said_by(each).heartbeat_s or DEFAULT_HEARTBEAT_S)
         if since > limit_s * SECOND_US:
             silent.append(f"{process_name(each.pid)} on {each.hostname} for {short(since)}")
     if silent:
@@ -284,9 +283,8 @@ def duties(alive: Sequence[InstanceRow]) -> Finding:
     """What goes on beside the tasks of an instance, by its own account. The log is one of them."""
     failing = []
     for each in alive:
-        said = said_by(each).get("failing_duties")
-        if isinstance(said, Mapping):
-            failing += [f"the {name} of {process_name(each.pid)}: {why}" for name, why in said.items()]
+        said = said_by(each).failing_duties
+        failing += [f"the {name} of {process_name(each.pid)}: {why}" for name, why in said.items()]
     if not failing:
         return Finding("duties", True, "heartbeat, recovery, retention and log work")
     more = f"; and {len(failing) - _SHOWN} more" if len(failing) > _SHOWN else ""
@@ -302,10 +300,10 @@ def functions(free: Sequence[FreeQueue], alive: Sequence[InstanceRow]) -> Findin
         return Finding("functions", True, "no instance runs that could know any")
     known: set[str] = set()
     for each in alive:
-        names = said_by(each).get("task_names")
-        if not isinstance(names, list):
+        names = said_by(each).task_names
+        if names is None:
             return Finding("functions", True, f"process {each.pid} does not say which it knows")
-        known.update(name for name in names if isinstance(name, str))
+        known |= names
     unknown = Counter[str]()
     for queue in free:
         if queue.task_name not in known:
@@ -322,8 +320,8 @@ def functions(free: Sequence[FreeQueue], alive: Sequence[InstanceRow]) -> Findin
 
 def is_known(task_name: str, alive: Sequence[InstanceRow]) -> bool:
     """Whether one of these instances knows the function, or does not say which it knows."""
-    named = [said_by(each).get("task_names") for each in alive]
-    return any(not isinstance(names, list) or task_name in names for names in named)
+    named = [said_by(each).task_names for each in alive]
+    return any(names is None or task_name in names for names in named)
 
 
 def clocks(newest: int | None, now: int) -> Finding:

@@ -8,7 +8,7 @@ import click
 from taskmanager.cli.database import check_is_there, db_option, json_option, read
 from taskmanager.cli.diagnosis import around_the_file, inside_the_file
 from taskmanager.cli.output import answer_json, draw
-from taskmanager.console.finding import Finding
+from taskmanager.console.overview import Finding
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.store.sqlite.reading import GLANCE_PATIENCE_S, READ_PATIENCE_S
 
@@ -59,7 +59,7 @@ def doctor(min_free: int, db: Path, as_json: bool) -> int:
         ]
         answer_json({"db": str(db), "findings": bad, "checks": checks})
     else:
-        from taskmanager.console.diagnosis import diagnosis_view
+        from taskmanager.console.terminal.tables import diagnosis_view
 
         draw(diagnosis_view(findings))
     return 1 if bad else 0

@@ -9,9 +9,9 @@ import click
 from taskmanager.cli.database import db_option, json_option, read
 from taskmanager.cli.filters import filter_options, search_of, tell_what_was_meant
 from taskmanager.cli.output import answer_json, draw, screen
-from taskmanager.cli.records import record
 from taskmanager.cli.task_ids import the_task
 from taskmanager.console.cause import MAX_CHARS
+from taskmanager.console.documents import record_document
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.escaping import escaped
@@ -62,7 +62,7 @@ def list_tasks(limit: int, before: str | None, db: Path, as_json: bool, **filter
     owners = [row.claimed_by_worker_id for row in rows if row.status in LIVE and row.claimed_by_worker_id is not None]
     dead = {owner for owner in set(owners) if is_dead(database, owner)}
     if as_json:
-        answer_json([record(row) for row in rows])
+        answer_json([record_document(row) for row in rows])
         return
     _show(rows, messages, search, limit)
     if dead:
@@ -77,7 +77,7 @@ def _show(rows: Sequence[TaskRow], messages: Mapping[str, str], search: Search, 
     if not rows:
         click.echo("no tasks" if search.is_everything else "no such tasks")
         return
-    from taskmanager.console.task_table import task_table
+    from taskmanager.console.terminal.tables import task_table
 
     draw(task_table(rows, messages, SystemClock().now_us(), screen().width))
     if len(rows) == limit:

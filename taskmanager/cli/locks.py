@@ -16,7 +16,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from taskmanager.console.picture import Problem
+from taskmanager.console.overview import Problem
 from taskmanager.model.clock import SystemClock
 from taskmanager.store.sqlite.wal_index import read_wal_index
 

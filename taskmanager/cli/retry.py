@@ -13,7 +13,7 @@ from taskmanager.cli.batch import Action, Answer, act_on
 from taskmanager.cli.confirmation import yes_option
 from taskmanager.cli.database import db_option, json_option, patiently
 from taskmanager.cli.filters import filter_options
-from taskmanager.console.durations import relative
+from taskmanager.console.figures import relative
 from taskmanager.engine.stored_tasks import retry_stored, why_not_again
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.record import TaskRow

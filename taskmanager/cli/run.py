@@ -16,7 +16,7 @@ import click
 
 from taskmanager.cli.database import json_option
 from taskmanager.cli.output import as_document
-from taskmanager.cli.records import iso
+from taskmanager.console.figures import iso
 from taskmanager.engine.engine import Engine
 from taskmanager.hosting import CTRL_C_EXIT, hosted, waiting_in
 from taskmanager.manager import TaskManager

@@ -8,7 +8,7 @@ import click
 
 from taskmanager.cli.database import db_option, json_option, patiently, read, write
 from taskmanager.cli.output import answer_json, draw, screen
-from taskmanager.cli.records import iso
+from taskmanager.console.figures import iso
 from taskmanager.duties.schedules import actions
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
@@ -87,7 +87,7 @@ def _show(rows: Sequence[ScheduleRow], is_running: bool) -> None:
     if not rows:
         click.echo("no schedules")
         return
-    from taskmanager.console.schedules import schedule_table
+    from taskmanager.console.terminal.tables import schedule_table
 
     draw(schedule_table(rows[:MOST_SHOWN], SystemClock().now_us(), screen().width, is_running=is_running))
     if len(rows) > MOST_SHOWN:

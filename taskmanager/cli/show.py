@@ -8,8 +8,9 @@ import click
 from taskmanager.cli.database import db_option, json_option, read
 from taskmanager.cli.diagnosis import is_known
 from taskmanager.cli.output import answer_json, draw
-from taskmanager.cli.records import attempt, iso, record
 from taskmanager.cli.task_ids import the_task
+from taskmanager.console.documents import attempt_document, record_document
+from taskmanager.console.figures import iso
 from taskmanager.console.outlook import Surroundings, outlook
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
@@ -48,9 +49,9 @@ def show(task_id: str, db: Path, as_json: bool) -> None:
     next_step = outlook(row, around)
     if as_json:
         after = {"text": next_step.text, "at": None if next_step.at is None else iso(next_step.at)}
-        answer_json({**record(row), "attempts": [attempt(each) for each in attempts], "next": after})
+        answer_json({**record_document(row), "attempts": [attempt_document(each) for each in attempts], "next": after})
         return
-    from taskmanager.console.record import Record, record_view
+    from taskmanager.console.terminal.record import Record, record_view
 
     draw(record_view(Record(row, attempts, next_step, around.owner, around.now_us)))
 

@@ -9,8 +9,8 @@ import click
 from taskmanager.cli.database import check_is_there, db_option, json_option, read
 from taskmanager.cli.locks import WriterWatch, problem_of
 from taskmanager.cli.output import answer_json, screen
+from taskmanager.console.documents import overview_document
 from taskmanager.console.observer import look
-from taskmanager.console.plain_data import plain_data
 from taskmanager.model.clock import SystemClock
 
 EPILOG: Final = """
@@ -33,12 +33,12 @@ def status(db: Path, as_json: bool) -> None:
     check_is_there(db)
     writer = WriterWatch(db).judge()
     with read(db) as connection:
-        picture = look(db, connection, SystemClock())
+        overview = look(db, connection, SystemClock())
     if writer is not None:
-        picture = replace(picture, problems=(problem_of(writer), *picture.problems))
+        overview = replace(overview, problems=(problem_of(writer), *overview.problems))
     if as_json:
-        answer_json(plain_data(picture))
+        answer_json(overview_document(overview))
         return
-    from taskmanager.console.screens import StatusScreen  # not for --json
+    from taskmanager.console.terminal.screen import Screen  # not for --json
 
-    screen().print(StatusScreen(picture))
+    screen().print(Screen(overview))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import click
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
@@ -18,10 +18,10 @@ from taskmanager.cli.database import check_is_there, db_option, json_option, rea
 from taskmanager.cli.keyboard import News, listening
 from taskmanager.cli.locks import WriterWatch, problem_of
 from taskmanager.cli.output import answer_json, screen
+from taskmanager.console.documents import overview_document
 from taskmanager.console.observer import look
-from taskmanager.console.picture import Picture
-from taskmanager.console.plain_data import plain_data
-from taskmanager.console.screens import StatusScreen, fault_lines, group, watch_lines
+from taskmanager.console.overview import Overview
+from taskmanager.console.terminal.screen import Screen, fault_lines, watch_lines
 from taskmanager.console.watch import Watch
 from taskmanager.model.clock import SystemClock
 from taskmanager.store.sqlite.reading import open_read_only
@@ -51,13 +51,13 @@ def watch(db: Path, as_json: bool) -> int:
     """Show what is running, waiting and failing, kept up to date: progress, time left, last failures. q quits."""
     clock = SystemClock()
     with read(db) as connection:  # what is wrong with the file is said before the screen is taken
-        picture = look(db, connection, clock)
+        overview = look(db, connection, clock)
     if as_json:
-        answer_json(plain_data(picture))
+        answer_json(overview_document(overview))
         return 0
     console = screen()
     if not console.is_terminal or console.is_dumb_terminal:
-        console.print(StatusScreen(picture))
+        console.print(Screen(overview))
         return 0
     return _keep_watching(console, db, Watch(db, clock, _look_again))
 
@@ -90,20 +90,20 @@ def _show(console: Console, db: Path, watched: Watch) -> News:
             watched.look()
             lines = _lines(console, db, watched.fault, _with_writer(watched.last, writer))
             if lines != drawn or news is News.RESIZED:
-                live.update(group(lines), refresh=True)
+                live.update(Group(*lines), refresh=True)
                 drawn = lines
             news = keyboard.wait(LOOK_S)
     return news
 
 
-def _with_writer(picture: Picture | None, writer: int | None) -> Picture | None:
-    if picture is None or writer is None:
-        return picture
-    return replace(picture, problems=(problem_of(writer), *picture.problems))
+def _with_writer(overview: Overview | None, writer: int | None) -> Overview | None:
+    if overview is None or writer is None:
+        return overview
+    return replace(overview, problems=(problem_of(writer), *overview.problems))
 
 
-def _lines(console: Console, db: Path, fault: str | None, picture: Picture | None) -> list[Text]:
+def _lines(console: Console, db: Path, fault: str | None, overview: Overview | None) -> list[Text]:
     width, height = console.size
-    if fault is not None or picture is None:
+    if fault is not None or overview is None:
         return fault_lines(str(db), fault or "", width, height)
-    return watch_lines(picture, width, height, is_ascii=console.options.ascii_only)
+    return watch_lines(overview, width, height, is_ascii=console.options.ascii_only)

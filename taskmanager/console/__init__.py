@@ -1,1 +1,1 @@
-"""What a manager looks like on a terminal: rich views of frozen values."""
+"""What there is to see of one database: told in frozen values here, drawn for a terminal in `terminal/`."""

@@ -27,12 +27,12 @@ def kind(code: str, message: str | None) -> str:
 
 
 def cause_of(row: TaskRow, message: str | None, room: int) -> str:
-    """Why this task ended as it did; empty where it has no error. Of a sealed result there is only the code."""
+    """Return why this task ended as it did, and nothing where it has no error. A sealed result shows its code only."""
     return "" if row.error_code is None else cause(row.error_code, message, room)
 
 
 def message_of(row: TaskRow) -> str | None:
-    """The message in the stored result, of which anything may be left."""
+    """Return the message in the stored result, of which anything may be left."""
     try:
         found = loads_flat(row.result or "null")
     except ArgumentError:

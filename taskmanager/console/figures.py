@@ -1,10 +1,14 @@
-"""Numbers as a person reads them: counts, sizes, rates, shares, and time as a stopwatch shows it."""
+"""Numbers, durations and instants as a person reads them: short, in the unit that matters."""
 
+from itertools import pairwise
 from typing import Final
 
-from taskmanager.model.clock import SECOND_US
+from taskmanager.model.clock import DAY_US, HOUR_US, MINUTE_US, SECOND_US, from_us
 
+_UNITS: Final = (("d", DAY_US), ("h", HOUR_US), ("m", MINUTE_US), ("s", SECOND_US))
 _SIZES: Final = ("bytes", "kB", "MB", "GB", "TB")
+
+# Counts.
 
 
 def grouped(number: int, *, is_capped: bool = False) -> str:
@@ -17,14 +21,22 @@ def plural(number: int, noun: str, *, is_capped: bool = False) -> str:
     return f"{grouped(number, is_capped=is_capped)} {noun}" + ("" if number == 1 else "s")
 
 
+def compact(number: int, *, is_capped: bool = False) -> str:
+    """`340`, `18,332`, `1.2M`: seven characters at most."""
+    plus = "+" if is_capped else ""
+    for letter, unit in (("G", 1_000_000_000), ("M", 1_000_000)):
+        if number >= unit:
+            return f"{number / unit:.1f}{letter}{plus}"
+    return f"{number:,}{plus}"
+
+
 def size(number: int) -> str:
     """`512 bytes`, `1.2 MB`, `340 GB`: three figures at most, powers of 1000 as file managers count."""
-    value = float(number)
-    for unit in _SIZES:
-        if value < 999.5 or unit == _SIZES[-1]:
-            return f"{value:.0f} {unit}" if value >= 9.95 or unit == "bytes" else f"{value:.1f} {unit}"
+    value, units = float(number), list(_SIZES)
+    while value >= 999.5 and len(units) > 1:
         value /= 1000
-    raise AssertionError(number)  # the last unit takes everything
+        del units[0]
+    return f"{value:.0f} {units[0]}" if value >= 9.95 or units[0] == "bytes" else f"{value:.1f} {units[0]}"
 
 
 def rate(number: int, window_us: int) -> str:
@@ -34,9 +46,7 @@ def rate(number: int, window_us: int) -> str:
         return f"{per_s:,.0f}/s"
     if per_s >= 0.995 or not number:
         return f"{per_s:.1f}/s"
-    if per_s * 60 >= 0.995:
-        return f"{per_s * 60:.0f}/min"
-    return f"{per_s * 3600:.0f}/h"
+    return f"{per_s * 60:.0f}/min" if per_s * 60 >= 0.995 else f"{per_s * 3600:.0f}/h"
 
 
 def share(part: int, whole: int) -> str:
@@ -50,7 +60,7 @@ def share(part: int, whole: int) -> str:
 
 
 def amount(number: float) -> str:
-    """What a task says it has done: `4`, `1,204`, `0.25`, `1e+18`."""
+    """Write what a task says it has done: `4`, `1,204`, `0.25`, `1e+18`."""
     if abs(number) >= 1e15:
         return f"{number:.4g}"
     return f"{number:,.0f}" if float(number).is_integer() or abs(number) >= 1000 else f"{number:,.2f}"
@@ -61,36 +71,79 @@ def done_of(done: float, total: float | None) -> str:
     return f"{amount(done)} of {amount(total)}" if total else amount(done)
 
 
-def stopwatch(duration_us: int) -> str:
-    """`0:07`, `12:03`, `1:02:03`, `3d 04h`."""
-    seconds = max(0, duration_us) // SECOND_US
-    if seconds >= 86_400:
-        return f"{seconds // 86_400}d {seconds % 86_400 // 3600:02}h"
-    if seconds >= 3600:
-        return f"{seconds // 3600}:{seconds % 3600 // 60:02}:{seconds % 60:02}"
-    return f"{seconds // 60}:{seconds % 60:02}"
+# Durations.
 
 
-def compact(number: int, *, is_capped: bool = False) -> str:
-    """`340`, `18,332`, `1.2M`: seven characters at most."""
-    plus = "+" if is_capped else ""
-    for letter, size_ in (("G", 1_000_000_000), ("M", 1_000_000)):
-        if number >= size_:
-            return f"{number / size_:.1f}{letter}{plus}"
-    return f"{number:,}{plus}"
+def short(duration_us: int) -> str:
+    """`0s`, `42s`, `5m`, `3h`, `12d`: one whole unit, rounded down, as a clock on the wall does."""
+    return next((f"{duration_us // unit}{letter}" for letter, unit in _UNITS if duration_us >= unit), "0s")
+
+
+def exact(duration_us: int) -> str:
+    """`850 µs`, `12.3 ms`, `4.21 s`, `2 m 05 s`, `3 h 07 m`, `2 d 04 h`: how long something took."""
+    if duration_us < MINUTE_US:
+        return _below_a_minute(duration_us, f"{duration_us / 1_000:.1f} ms")
+    large, large_unit, small, small_unit = _two_units(duration_us)
+    return f"{large} {large_unit} {small:02} {small_unit}"
 
 
 def took(duration_us: int) -> str:
     """`850 µs`, `123 ms`, `4.21 s`, `2m 05s`, `3h 07m`, `2d 04h`: seven characters at most."""
+    if duration_us < MINUTE_US:
+        return _below_a_minute(duration_us, f"{duration_us // 1_000} ms")
+    large, large_unit, small, small_unit = _two_units(duration_us)
+    return f"{large}{large_unit} {small:02}{small_unit}"
+
+
+def stopwatch(duration_us: int) -> str:
+    """`0:07`, `12:03`, `1:02:03`, `3d 04h`."""
+    if duration_us >= DAY_US:
+        return took(duration_us)
+    minutes, seconds = divmod(max(0, duration_us) // SECOND_US, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _below_a_minute(duration_us: int, milliseconds: str) -> str:
     if duration_us < 1_000:
         return f"{max(0, duration_us)} µs"
-    if duration_us < SECOND_US:
-        return f"{duration_us // 1_000} ms"
-    seconds = duration_us // SECOND_US
-    if seconds < 60:
-        return f"{duration_us / SECOND_US:.2f} s"
-    if seconds < 3600:
-        return f"{seconds // 60}m {seconds % 60:02}s"
-    if seconds < 86_400:
-        return f"{seconds // 3600}h {seconds % 3600 // 60:02}m"
-    return f"{seconds // 86_400}d {seconds % 86_400 // 3600:02}h"
+    return milliseconds if duration_us < SECOND_US else f"{duration_us / SECOND_US:.2f} s"
+
+
+def _two_units(duration_us: int) -> tuple[int, str, int, str]:
+    """Return the whole units of a minute or more, and what is left of the next smaller unit."""
+    (large, size_us), (small, rest_us) = next(each for each in pairwise(_UNITS) if duration_us >= each[0][1])
+    return duration_us // size_us, large, duration_us % size_us // rest_us, small
+
+
+# Instants.
+
+
+def relative(instant_us: int, now_us: int) -> str:
+    """`5m ago`, `in 5m`, `now`."""
+    if abs(instant_us - now_us) < SECOND_US:
+        return "now"
+    return f"in {short(instant_us - now_us)}" if instant_us > now_us else f"{short(now_us - instant_us)} ago"
+
+
+def precise(instant_us: int) -> str:
+    """`2026-11-28 04:41:40.123` in UTC."""
+    return f"{from_us(instant_us):%Y-%m-%d %H:%M:%S.%f}"[:-3]
+
+
+def clock(instant_us: int) -> str:
+    """`2026-11-28 04:41:40` in UTC."""
+    return f"{from_us(instant_us):%Y-%m-%d %H:%M:%S}"
+
+
+def iso(instant_us: int) -> str:
+    """`2026-11-28T04:41:40.123456Z`, as the views of the file spell it."""
+    return f"{from_us(instant_us):%Y-%m-%dT%H:%M:%S.%f}Z"
+
+
+# Text.
+
+
+def cut(text: str, limit: int) -> str:
+    """Return at most `limit` characters, and a sign where some are missing."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -11,24 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from taskmanager.console.document import NO_QUEUE, Document, QueueWord, parse
-from taskmanager.console.picture import (
-    Health,
-    InstanceSight,
-    Picture,
-    QueueSight,
-    RunningSight,
-    StorageSight,
-)
+from taskmanager.console.overview import Health, InstanceView, Overview, QueueView, StorageView
 from taskmanager.console.problems import problems_of
 from taskmanager.engine.instance import PUT_BACK_S, has_lock_file, is_dead
+from taskmanager.engine.report import MAX_SHOWN_TASKS
 from taskmanager.model.clock import SECOND_US, Clock
+from taskmanager.model.report import InstanceReport, QueueReport, RunningTask
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import FREE_COUNT_CAP, FreeQueue, InstanceRow
 from taskmanager.store.sqlite.queries import counts as count_all
 from taskmanager.store.sqlite.reading import snapshot
 from taskmanager.store.sqlite.statistics import statistics
-from taskmanager.store.statistics import Statistics
+from taskmanager.store.statistics import Held, Started, Statistics, said_by
 
 DEFAULT_HEARTBEAT_S: Final = 30.0
 """For an instance that has not said yet how often its heart beats."""
@@ -44,13 +38,11 @@ class _Sign(NamedTuple):
     has_moved: bool
 
 
-class Own(NamedTuple):
-    """What an instance knows of itself, newer than its row. `counts` are all tasks by status, memory included, and more
-    of those that are `capped`.
-    """
+class Oneself(NamedTuple):
+    """What an instance knows of itself, newer than its row. `counts` are all tasks by status, memory included."""
 
     row: InstanceRow
-    document: Document
+    report: InstanceReport
     counts: Mapping[TaskStatus, int]
     capped: frozenset[TaskStatus] = frozenset()
 
@@ -64,38 +56,31 @@ class Observer:
         self._signs: dict[str, _Sign] = {}
         self._alive_s: dict[str, float] = {}
 
-    def counts(self, connection: sqlite3.Connection) -> Mapping[TaskStatus, int]:
-        """Rows by status: the one question that costs by the length of the history, some 10 ms per million rows."""
-        return count_all(connection)
-
-    def statistics(self, connection: sqlite3.Connection) -> Statistics:
-        """All the rest. In one snapshot with the counts, so that the numbers of a screen fit together."""
-        return statistics(connection, self._clock.now_us())
-
-    def picture(self, found: Statistics, counts: Mapping[TaskStatus, int], own: Own | None = None) -> Picture:
-        """What was found, with what the lock files, the disk and the instances say of themselves."""
-        documents = {row.instance_id: parse(row.live_tasks, row.instance_id) for row in found.instances}
-        if own is not None:
-            others = tuple(row for row in found.instances if row.instance_id != own.row.instance_id)
-            found = replace(found, instances=(own.row, *others))
-            documents[own.row.instance_id] = own.document
-        if found.held is not None:
-            others_words = documents.keys() - ({own.row.instance_id} if own is not None else set())
-            documents |= {name: _as_in_file(name, documents[name], found) for name in others_words}
-        instances = tuple(self._instance(row, documents[row.instance_id], found) for row in found.instances)
+    def overview(self, found: Statistics, counts: Mapping[TaskStatus, int], oneself: Oneself | None = None) -> Overview:
+        """Put together what was found, and what the lock files, the disk and the instances say."""
+        reports = {row.instance_id: _as_in_file(said_by(row), found) for row in found.instances}
+        if oneself is not None:
+            own_id = oneself.row.instance_id
+            others = tuple(row for row in found.instances if row.instance_id != own_id)
+            found = replace(found, instances=(oneself.row, *others))
+            reports[own_id] = oneself.report
+        instances = [self._instance(row, reports[row.instance_id], found) for row in found.instances]
         self._forget({row.instance_id for row in found.instances})
-        alive = [each.instance_id for each in instances if each.health is not Health.DEAD]
-        words = [documents[instance_id] for instance_id in alive]
-        of_others = [word for word in words if own is None or word is not own.document]
-        drawn = Picture(
+        alive = {each.row.instance_id: each.report for each in instances if each.health is not Health.DEAD}
+        told = [report for name, report in alive.items() if oneself is None or name != oneself.row.instance_id]
+        if oneself is None:
+            counts, capped = _live_counts(counts, found), frozenset[TaskStatus]()
+        else:
+            counts, capped = oneself.counts, oneself.capped
+        overview = Overview(
             taken_at=found.taken_at,
-            counts=_with_memory(_live_counts(counts, found) if own is None else own.counts, of_others),
-            capped=frozenset() if own is None else own.capped,
+            counts=_with_memory(counts, told),
+            capped=capped,
             instances=tuple(sorted(instances, key=_by_importance)),
-            queues=queues_of([*words, _of_the_gone(alive, found)], found.free, found.paused, found.taken_at),
+            queues=queues_of([*(each.queues for each in alive.values()), _of_the_gone(alive, found)], found),
             minute=found.minute,
             hour=found.hour,
-            running=running_of(words),
+            running=running_of(alive.values()),
             slowest=found.slowest,
             most_failing=found.most_failing,
             failures=found.failures,
@@ -103,39 +88,24 @@ class Observer:
             storage=self._storage(found),
             last_activity_at=found.last_activity_at,
         )
-        return replace(drawn, problems=problems_of(drawn, found.owned, _unknown(words, found.free)))
+        return replace(overview, problems=problems_of(overview, found.owned, unknown_in(alive.values(), found.free)))
 
-    def _instance(self, row: InstanceRow, document: Document, found: Statistics) -> InstanceSight:
+    def _instance(self, row: InstanceRow, report: InstanceReport, found: Statistics) -> InstanceView:
         seen_at = max(row.updated_at, found.beats.get(row.instance_id, 0))
         silent_s = self._silent_s(row.instance_id, seen_at)
+        health = Health.ALIVE
         if self._is_dead(row.instance_id):
-            health = Health.DEAD
-        elif silent_s > MISSED_BEATS * (document.heartbeat_s or DEFAULT_HEARTBEAT_S):
+            health = Health.DEAD  # what it said of itself is true no more
+            report = replace(said_by(row._replace(live_tasks=None)), is_stopping=report.is_stopping)
+        elif silent_s > MISSED_BEATS * (report.heartbeat_s or DEFAULT_HEARTBEAT_S):
             health = Health.FROZEN
-        else:
-            health = Health.ALIVE
-        is_dead_now = health is Health.DEAD
-        return InstanceSight(
-            instance_id=row.instance_id,
-            instance_name=row.instance_name,
-            hostname=row.hostname,
-            pid=row.pid,
+        return InstanceView(
+            row=row,
+            report=report,
             health=health,
-            started_at=row.started_at,
             seen_at=seen_at,
             silent_s=silent_s,
             held_count=found.owned.get(row.instance_id, 0),
-            running_count=0 if is_dead_now else document.running_count,
-            waiting_count=0 if is_dead_now else _waiting_in(document),
-            stuck_count=0 if is_dead_now else document.stuck_count,
-            unwritten_count=0 if is_dead_now else document.unwritten_count,
-            unsaved_count=0 if is_dead_now else document.unsaved_count,
-            unsaved_since=None if is_dead_now else document.unsaved_since,
-            degraded_since=None if is_dead_now else document.degraded_since,
-            failing_duties={} if is_dead_now else document.failing_duties,
-            is_stopping=document.is_stopping,
-            lanes={} if is_dead_now else document.lanes,
-            unlisted_queue_count=0 if is_dead_now else document.unlisted_queue_count,
         )
 
     def _is_dead(self, instance_id: str) -> bool:
@@ -166,10 +136,10 @@ class Observer:
             del self._signs[instance_id]
             self._alive_s.pop(instance_id, None)
 
-    def _storage(self, found: Statistics) -> StorageSight:
+    def _storage(self, found: Statistics) -> StorageView:
         if self._database is None:
-            return StorageSight(path=None)
-        return StorageSight(
+            return StorageView(path=None)
+        return StorageView(
             path=str(self._database),
             file_bytes=found.size.total_bytes,
             unused_bytes=found.size.free_bytes,
@@ -179,34 +149,73 @@ class Observer:
         )
 
 
-def look(database: Path, connection: sqlite3.Connection, clock: Clock) -> Picture:
-    """One look at a file."""
-    observer = Observer(database, clock)
+def look(database: Path, connection: sqlite3.Connection, clock: Clock) -> Overview:
+    """Look at a file once."""
     with snapshot(connection):
-        found, counts = observer.statistics(connection), observer.counts(connection)
-    return observer.picture(found, counts)
+        found, counts = statistics(connection, clock.now_us()), count_all(connection)
+    return Observer(database, clock).overview(found, counts)
 
 
-def _as_in_file(instance_id: str, document: Document, found: Statistics) -> Document:
-    held = [each for each in found.held or () if each.owner == instance_id]
-    return document.as_in_file(instance_id, held, (each for each in found.started if each.owner == instance_id))
+# What the file knows better than the instances, whose reports may be a second old.
 
 
-def _of_the_gone(alive: Iterable[str], found: Statistics) -> Document:
-    """What belongs to nobody who lives: it waits and runs in the file, and nowhere else."""
-    gone = Document()
+def _as_in_file(report: InstanceReport, found: Statistics) -> InstanceReport:
+    """Return the report with the persisted tasks as the file has them. An instance that cannot write knows better."""
+    if found.held is None or report.degraded_since is not None:
+        return report
+    held = {each.queue_name: each for each in found.held if each.owner == report.instance_id}
+    names = [*report.queues, *(name for name in held if name not in report.queues and not report.unlisted_queue_count)]
+    queues = {name: _queue_in_file(report.queues.get(name, QueueReport()), held.get(name)) for name in names}
+    runs = {(each.task_id, each.attempt): each for each in found.started if each.owner == report.instance_id}
+    told = [task for task in report.tasks if not task.is_persisted or (task.task_id, task.attempt) in runs]
+    for task in told:
+        runs.pop((task.task_id, task.attempt), None)
+    unlisted = sum(each.waiting_count for each in held.values() if each.queue_name not in queues)
+    return replace(
+        report,
+        running_count=report.memory_only_running + sum(each.running_count for each in held.values()),
+        waiting_count=unlisted + sum(each.waiting_count for each in queues.values()),
+        queues=queues,
+        unlisted_waiting_count=unlisted,
+        tasks=(*told, *map(_just_started, runs.values()))[:MAX_SHOWN_TASKS],
+    )
+
+
+def _queue_in_file(queue: QueueReport, held: Held | None) -> QueueReport:
+    waiting, running = (0, 0) if held is None else (held.waiting_count, held.running_count)
+    return queue._replace(
+        waiting_count=queue.memory_only_waiting + waiting, running_count=queue.memory_only_running + running
+    )
+
+
+def _just_started(run: Started) -> RunningTask:
+    return RunningTask(
+        task_id=run.task_id,
+        task_name=run.task_name,
+        queue_name=run.queue_name,
+        instance_id=run.owner,
+        attempt=run.attempt,
+        started_at=run.started_at,
+        is_persisted=True,
+    )
+
+
+def _of_the_gone(alive: Iterable[str], found: Statistics) -> Mapping[str, QueueReport]:
+    """Return what belongs to nobody who lives: it waits and runs in the file, and nowhere else."""
+    queues: dict[str, QueueReport] = {}
     known = frozenset(alive)
     for each in found.held or ():
         if each.owner not in known:
-            word = gone.queues.get(each.queue_name, NO_QUEUE)
-            waiting, running = word.waiting_count + each.waiting_count, word.running_count + each.running_count
-            word = word._replace(waiting_count=waiting, running_count=running)
-            gone = gone._replace(queues={**gone.queues, each.queue_name: word})
-    return gone
+            before = queues.get(each.queue_name, QueueReport())
+            queues[each.queue_name] = before._replace(
+                waiting_count=before.waiting_count + each.waiting_count,
+                running_count=before.running_count + each.running_count,
+            )
+    return queues
 
 
 def _live_counts(counts: Mapping[TaskStatus, int], found: Statistics) -> Mapping[TaskStatus, int]:
-    """The counts with what has not ended as the tables have it. They may be older: to count all is dear."""
+    """Return the counts with what has not ended as the tables have it. They may be older: to count all is dear."""
     if found.held is None or any(each.count >= FREE_COUNT_CAP for each in found.free):
         return counts
     return {
@@ -217,9 +226,21 @@ def _live_counts(counts: Mapping[TaskStatus, int], found: Statistics) -> Mapping
     }
 
 
-def _unknown(words: Sequence[Document], free: Iterable[FreeQueue]) -> Mapping[str, int]:
-    """How many tasks wait for which function that no living instance has; none where one of them does not say."""
-    names = [word.task_names for word in words]
+def _with_memory(counts: Mapping[TaskStatus, int], reports: Iterable[InstanceReport]) -> Mapping[TaskStatus, int]:
+    """Return the rows of the file, and what living instances have in memory only."""
+    together = dict(counts)
+    for report in reports:
+        together[TaskStatus.RUNNING] += report.memory_only_running
+        together[TaskStatus.PENDING] += report.memory_only_waiting
+    return together
+
+
+# What the parts come to.
+
+
+def unknown_in(reports: Iterable[InstanceReport], free: Iterable[FreeQueue]) -> Mapping[str, int]:
+    """Return how many tasks wait for which function that no living instance has; none where one does not say."""
+    names = [report.task_names for report in reports]
     if not names or None in names:
         return {}
     known = frozenset[str]().union(*(each for each in names if each is not None))
@@ -230,59 +251,41 @@ def _unknown(words: Sequence[Document], free: Iterable[FreeQueue]) -> Mapping[st
     return found
 
 
-def _waiting_in(document: Document) -> int:
-    return document.unlisted_waiting_count + sum(each.waiting_count for each in document.queues.values())
+def _by_importance(instance: InstanceView) -> tuple[int, int]:
+    return (Health.DEAD, Health.FROZEN, Health.ALIVE).index(instance.health), -instance.row.started_at
 
 
-def _by_importance(instance: InstanceSight) -> tuple[int, int]:
-    return (Health.DEAD, Health.FROZEN, Health.ALIVE).index(instance.health), -instance.started_at
-
-
-def _with_memory(counts: Mapping[TaskStatus, int], words: Iterable[Document]) -> Mapping[TaskStatus, int]:
-    """The rows of the file, and what living instances have in memory only."""
-    together = dict(counts)
-    for word in words:
-        together[TaskStatus.RUNNING] += word.memory_only_running
-        together[TaskStatus.PENDING] += word.memory_only_waiting
-    return together
-
-
-def queues_of(
-    words: Sequence[Document], free: Iterable[FreeQueue], paused: frozenset[str], now: int
-) -> tuple[QueueSight, ...]:
-    """Every queue that an instance has, that something waits in, or that is paused; the fullest first."""
-    rows: dict[str, list[FreeQueue]] = {}
-    for row in free:
-        rows.setdefault(row.queue_name, []).append(row)
-    names = {name for word in words for name in word.queues} | rows.keys() | paused
-    found = [
-        _queue(name, [word.queues[name] for word in words if name in word.queues], rows.get(name, []), paused, now)
-        for name in names
+def queues_of(reports: Sequence[Mapping[str, QueueReport]], found: Statistics) -> tuple[QueueView, ...]:
+    """Return every queue that an instance has, that something waits in, or that is paused; the fullest first."""
+    free: dict[str, list[FreeQueue]] = {}
+    for row in found.free:
+        free.setdefault(row.queue_name, []).append(row)
+    names = {name for queues in reports for name in queues} | free.keys() | found.paused
+    views = [
+        _queue(name, [each[name] for each in reports if name in each], free.get(name, []), found) for name in names
     ]
-    return tuple(sorted(found, key=lambda each: (-each.waiting_count - each.running_count, each.queue_name)))
+    return tuple(sorted(views, key=lambda each: (-each.waiting_count - each.running_count, each.queue_name)))
 
 
-def _queue(
-    name: str, words: Sequence[QueueWord], free: Sequence[FreeQueue], paused: frozenset[str], now: int
-) -> QueueSight:
-    limits = [word.limit for word in words if word.limit is not None]
-    is_shared = any(word.is_shared_limit for word in words)
-    oldest = [word.oldest_waiting_since for word in words if word.oldest_waiting_since is not None]
-    oldest += [row.next_due_at for row in free if row.next_due_at <= now]
-    return QueueSight(
+def _queue(name: str, reports: Sequence[QueueReport], free: Sequence[FreeQueue], found: Statistics) -> QueueView:
+    limits = [each.limit for each in reports if each.limit is not None]
+    is_shared = any(each.is_shared_limit for each in reports)
+    oldest = [each.oldest_waiting_since for each in reports if each.oldest_waiting_since is not None]
+    oldest += [row.next_due_at for row in free if row.next_due_at <= found.taken_at]
+    return QueueView(
         queue_name=name,
-        running_count=sum(word.running_count for word in words),
-        waiting_count=sum(word.waiting_count for word in words) + sum(row.count for row in free),
+        running_count=sum(each.running_count for each in reports),
+        waiting_count=sum(each.waiting_count for each in reports) + sum(row.count for row in free),
         is_waiting_capped=any(row.count >= FREE_COUNT_CAP for row in free),
         limit=(max(limits) if is_shared else sum(limits)) if limits else None,
         oldest_waiting_since=min(oldest, default=None),
-        is_paused=name in paused,
+        is_paused=name in found.paused,
     )
 
 
-def running_of(words: Iterable[Document]) -> tuple[RunningSight, ...]:
-    """What runs, those that report progress first, then the longest."""
-    running = [task for word in words for task in word.tasks]
+def running_of(reports: Iterable[InstanceReport]) -> tuple[RunningTask, ...]:
+    """Return what runs, those that report progress first, then the longest."""
+    running = [task for report in reports for task in report.tasks]
     return tuple(sorted(running, key=lambda task: (task.done is None, task.started_at, task.task_id)))
 
 

@@ -9,8 +9,9 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from taskmanager.codec.report import dumps_report
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.report import live_text
+from taskmanager.engine.report import report_of
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.wording import counted
@@ -85,7 +86,8 @@ class FileWatch:
     async def _write_rest(self) -> None:
         """What memory knows besides the tasks: this instance, paused queues, schedules."""
         engine = self._engine
-        await engine.store.save_instance(engine.identity.row(engine.clock.now_us(), live_tasks=live_text(engine)))
+        text = dumps_report(report_of(engine).for_others())
+        await engine.store.save_instance(engine.identity.row(engine.clock.now_us(), live_tasks=text))
         for name in self._paused:
             await engine.store.set_paused(name, True, engine.clock.now_us())
         await self._on_made_anew()

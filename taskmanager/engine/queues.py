@@ -6,14 +6,14 @@ Mostly it is a slip, though, and then the wrong queue goes on; so it is logged.
 
 from typing import Final
 
-from taskmanager.codec.values import loads
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.waiting import lent_slot
 from taskmanager.model.checks import check_queue_name
 from taskmanager.model.config import queue_name_fault
-from taskmanager.model.errors import ArgumentError, ConfigurationError
+from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.logger import logger
 from taskmanager.model.nearest import did_you_mean
+from taskmanager.store.statistics import said_by
 
 _OF_EVERYBODY: Final = "default"
 """The queue of functions that name none."""
@@ -67,15 +67,5 @@ class Queues:
         store = self._engine.store
         found = {row.queue_name for row in await store.free_queues()} | await store.paused_queues()
         for instance in await store.instances():
-            found |= _queues_of(instance.live_tasks)
+            found |= said_by(instance).queues.keys()
         return found
-
-
-def _queues_of(text: str | None) -> set[str]:
-    """What an instance says of itself; nothing where another version says it in another way."""
-    try:
-        document = loads(text) if text else None
-    except ArgumentError:
-        return set()
-    queues = document.get("queues") if isinstance(document, dict) else None
-    return set(queues) if isinstance(queues, dict) else set()

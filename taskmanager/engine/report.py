@@ -1,120 +1,118 @@
-"""One instance at one moment, as frozen words for programs, and as the JSON that other processes see of it."""
+"""Makes the report of an engine. Nobody else has to know the parts of an engine to say how it does."""
 
 from collections import Counter
 from collections.abc import Mapping
 from heapq import nsmallest
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
-from taskmanager.codec.safe import dumps_safe
+from taskmanager.codec.report import number_or_none
 from taskmanager.codec.values import loads
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.intake import Intake
-from taskmanager.engine.live_task import Phase
+from taskmanager.engine.live_task import LiveTask, Phase
 from taskmanager.engine.queue_state import QueueState
-from taskmanager.model.clock import SECOND_US, from_us
+from taskmanager.model.clock import SECOND_US
 from taskmanager.model.logger import logger
-from taskmanager.model.status import LaneStatus, ManagerStatus, QueueStatus, ScheduleInfo
+from taskmanager.model.report import InstanceReport, LaneReport, MemoryReport, QueueReport, RunningTask, TaskInMemory
+from taskmanager.rules.limits import Slots
 
 MAX_SHOWN_TASKS: Final = 100
 """Running tasks that other processes see of an instance; those that report progress go first, then the oldest."""
 MAX_SHOWN_QUEUES: Final = 50
 MAX_SHOWN_CHARS: Final = 200
-"""Of the text that a task reports with its progress, and of the reason why a duty fails."""
+"""Of the text that a task reports with its progress."""
 MAX_SHOWN_NAMES: Final = 500
 """An instance that knows more functions does not say which: the text is written whenever something in it changes."""
 OLDEST_SEARCH: Final = 2_000
 """Tasks in memory that are looked at, in the order of their arrival, for the oldest that waits in each queue."""
-UNSAVED_SHOWN_S: Final = 2.0
-"""A change that waits longer than this for its commit is worth a word; all others wait for some milliseconds."""
+MAX_COUNTED: Final = 20_000
+"""Tasks in memory that are told one by one; with more, the loop would feel it, and what queues count must do."""
 
 
-def live_text(engine: Engine) -> str:
-    """`live_document` as the JSON of `taskmanager_instances.live_tasks`."""
-    return dumps_safe(live_document(engine))
+def report_of(
+    engine: Engine,
+    *,
+    max_queues: int | None = MAX_SHOWN_QUEUES,
+    max_tasks: int = MAX_SHOWN_TASKS,
+    has_memory: bool = False,
+) -> InstanceReport:
+    """Return what the engine is like now: its fullest queues, and some of its running tasks.
 
-
-def live_document(engine: Engine) -> dict[str, Any]:
-    """What nobody can see in the file: running tasks and their progress, memory-only work, limits, the store's health.
-
-    Nothing in it changes by the mere passing of time, so that an idle instance has nothing to write. Instants are
-    microseconds since 1970 UTC.
+    With `has_memory` it tells of every task in memory, unless there are more than `MAX_COUNTED`.
     """
     engine.inbox.look()
-    queues, unlisted = fullest(engine.dispatcher.queues)
-    running = engine.runner.running.values()
-    oldest_s = engine.writer.oldest_unsaved_s() or 0.0
+    dispatcher, writer, running = engine.dispatcher, engine.writer, engine.runner.running.values()
+    queues, unlisted = fullest(dispatcher.queues, max_queues)
+    now, oldest_s = engine.clock.now_us(), writer.oldest_unsaved_s()
     memory_only = Counter(each.live.queue_name for each in running if not each.live.is_persisted)
-    shown = sorted(running, key=lambda each: (each.live.progress_text is None, each.started_at))[:MAX_SHOWN_TASKS]
-    return {
-        "is_stopping": engine.is_stopping,
-        "heartbeat_s": engine.settings.recovery.runner_heartbeat_interval_ms / 1000,
-        "task_names": sorted(engine.definitions) if len(engine.definitions) <= MAX_SHOWN_NAMES else None,
-        "lanes": {name: {"running": s.running, "limit": s.limit} for name, s in engine.dispatcher.lanes.items()},
-        "queues": {str(name): _queue_document(queue, memory_only[name]) for name, queue in queues.items()},
-        "unlisted_queues": {"count": len(unlisted), "waiting": sum(each.waiting for each in unlisted)},
-        "oldest_waiting": {str(name): at for name, at in _oldest_waiting(engine).items() if name in queues},
-        "memory_only": {
-            "running": memory_only.total(),
-            "waiting": max(0, sum(each.waiting - each.stored_waiting for each in (*queues.values(), *unlisted))),
-        },
-        "running_count": len(running),
-        "stuck_count": len(engine.runner.abandoned),
-        "unsaved_count": engine.writer.unsaved_count if oldest_s > UNSAVED_SHOWN_S else 0,
-        "unsaved_since": _tenth(engine.clock.now_us() - oldest_s * SECOND_US) if oldest_s > UNSAVED_SHOWN_S else None,
-        "unwritten_count": len(engine.writer.outbox.unsaved_ended),
-        "degraded_since": engine.writer.degraded_since,
-        "failing_duties": {name: why[:MAX_SHOWN_CHARS] for name, why in sorted(_failing(engine).items())},
-        "tasks": [_task_document(each) for each in shown],
-    }
-
-
-def facts_at_rest(engine: Engine) -> tuple[object, ...] | None:
-    """All that `live_document` depends on while this instance has no task at all, at a tenth of its price; None while
-    it has any.
-    """
-    runner, writer = engine.runner, engine.writer
-    if engine.live or engine.inbox or runner.running or runner.abandoned or writer.unsaved_count:
-        return None
-    return (
-        engine.is_stopping,
-        len(engine.definitions),
-        tuple(slots.running for slots in engine.dispatcher.lanes.values()),
-        tuple((queue.waiting, queue.slots.running) for queue in engine.dispatcher.queues.values()),
-        len(writer.outbox.unsaved_ended),
-        writer.degraded_since,
-        tuple(sorted(_failing(engine).items())),
+    oldest = _oldest_waiting(engine)
+    waiting = sum(each.waiting - each.stored_waiting for each in (*queues.values(), *unlisted))
+    shown = sorted(running, key=lambda each: (each.live.progress_text is None, each.started_at)) if max_tasks else ()
+    return InstanceReport(
+        instance_id=engine.identity.instance_id,
+        started_at=engine.identity.started_at,
+        taken_at=now,
+        heartbeat_s=engine.settings.recovery.runner_heartbeat_interval_ms / 1000,
+        is_stopping=engine.is_stopping,
+        running_count=len(running),
+        waiting_count=engine.inbox.waiting_count,
+        abandoned_count=len(engine.runner.abandoned),
+        unsaved_count=writer.unsaved_count,
+        unsaved_since=None if oldest_s is None else round(now - oldest_s * SECOND_US),
+        unwritten_count=len(writer.unsaved_ended),
+        degraded_since=writer.degraded_since,
+        failing_duties=_failing(engine),
+        memory_only_running=memory_only.total(),
+        memory_only_waiting=max(0, waiting),
+        lanes={name: _lane(each) for name, each in dispatcher.lanes.items()},
+        queues={name: _queue(each, oldest.get(name), memory_only[name]) for name, each in queues.items()},
+        unlisted_queue_count=len(unlisted),
+        unlisted_waiting_count=sum(each.waiting for each in unlisted),
+        tasks=tuple(_task(each, engine.identity.instance_id) for each in shown[:max_tasks]),
+        task_names=frozenset(engine.definitions) if len(engine.definitions) <= MAX_SHOWN_NAMES else None,
+        tally=dict(engine.settlement.tally),
+        memory=_memory(engine) if has_memory else None,
     )
 
 
-def _tenth(instant_us: float) -> int:
-    """To the tenth of a second: worked out again later, it is the same."""
-    return round(instant_us / 100_000) * 100_000
+def status_report(engine: Engine | None) -> InstanceReport | None:
+    """Return the report for `status()`, with every queue and without the tasks; None while there is no engine."""
+    return None if engine is None else report_of(engine, max_queues=None, max_tasks=0)
 
 
-def fullest(queues: Mapping[str, QueueState]) -> tuple[dict[str, QueueState], list[QueueState]]:
-    """As many as are shown, those in which most waits and runs; and the others."""
-    found = list(queues.items())
-    if len(found) <= MAX_SHOWN_QUEUES:
-        return dict(sorted(found)), []
-    most = nsmallest(MAX_SHOWN_QUEUES, found, key=lambda each: (-each[1].waiting - each[1].slots.running, each[0]))
-    shown = dict(sorted(most))
-    return shown, [queue for name, queue in found if name not in shown]
+def fullest(
+    queues: Mapping[str, QueueState], most: int | None = MAX_SHOWN_QUEUES
+) -> tuple[dict[str, QueueState], list[QueueState]]:
+    """Return so many queues, those in which most waits and runs; and the others."""
+    found = list(queues.items())  # other threads may add one at any time
+    if most is None or len(found) <= most:
+        return dict(found), []
+    listed = dict(nsmallest(most, found, key=lambda each: (-each[1].waiting - each[1].slots.running, each[0])))
+    return listed, [queue for name, queue in found if name not in listed]
 
 
-def _queue_document(queue: QueueState, memory_only_running: int) -> dict[str, Any]:
-    running, limit = queue.slots.running, queue.config.max_concurrency
-    document: dict[str, Any] = {"waiting": queue.waiting, "running": running, "limit": limit}
-    document["scope"] = queue.config.scope
-    waiting = max(0, queue.waiting - queue.stored_waiting)
-    if waiting or memory_only_running:
-        document["memory_only"] = {"waiting": waiting, "running": memory_only_running}
-    return document
+def _lane(slots: Slots) -> LaneReport:
+    return LaneReport(running_count=slots.running, limit=slots.limit)
+
+
+def _queue(queue: QueueState, oldest: int | None, memory_only_running: int) -> QueueReport:
+    config = queue.config
+    return QueueReport(
+        waiting_count=queue.waiting,
+        running_count=queue.slots.running,
+        limit=config.max_concurrency,
+        is_shared_limit=config.scope == "file",
+        oldest_waiting_since=oldest,
+        memory_only_waiting=max(0, queue.waiting - queue.stored_waiting),
+        memory_only_running=memory_only_running,
+        is_paused=queue.is_paused,
+        priority=config.priority,
+    )
 
 
 def _oldest_waiting(engine: Engine) -> dict[str, int]:
-    """Per queue, since when the oldest task waits for a slot. Tasks of memory stand in the order of their arrival."""
+    """Return since when the oldest task of each queue waits. Tasks of memory stand in the order of their arrival."""
     found: dict[str, int] = {}
     for live in islice(engine.live.values(), OLDEST_SEARCH):
         if live.phase is Phase.READY and live.enqueued_at < found.get(live.queue_name, live.enqueued_at + 1):
@@ -123,56 +121,40 @@ def _oldest_waiting(engine: Engine) -> dict[str, int]:
 
 
 def _failing(engine: Engine) -> dict[str, str]:
-    """What goes on beside the tasks and fails, and why; the log too, where nobody would read of it."""
+    """Return what goes on beside the tasks and fails, and why; the log too, where nobody would read of it."""
     return dict(engine.failing_duties) if logger.trouble is None else {**engine.failing_duties, "log": logger.trouble}
 
 
-def _task_document(attempt: Attempt) -> dict[str, Any]:
+def _task(attempt: Attempt, instance_id: str) -> RunningTask:
     live = attempt.live
-    return {
-        "task_id": live.task_id,
-        "task_name": live.definition.name,
-        "queue_name": live.queue_name,
-        "attempt": attempt.number,
-        "started_at": attempt.started_at,
-        "is_persisted": live.is_persisted,
-        "progress": _progress_document(live.progress_text) if live.progress_text else None,
-    }
-
-
-def _progress_document(text: str) -> dict[str, Any]:
-    progress: dict[str, Any] = loads(text)
-    return {**progress, "text": str(progress.get("text") or "")[:MAX_SHOWN_CHARS]}
-
-
-def status_of(engine: Engine | None, intake: Intake, schedules: tuple[ScheduleInfo, ...] = ()) -> ManagerStatus:
-    """What `manager.status()` says; `engine` is the start that runs now, or None."""
-    if engine is None:
-        return ManagerStatus(state=intake.door.value, held_count=len(intake.held))
-    dispatcher, writer = engine.dispatcher, engine.writer
-    since = writer.degraded_since
-    oldest = min(_oldest_waiting(engine).values(), default=None)
-    return ManagerStatus(
-        state=intake.door.value,
-        instance_id=engine.identity.instance_id,
-        started_at=from_us(engine.identity.started_at),
-        storage_degraded_since=None if since is None else from_us(since),
-        oldest_unsaved_s=writer.oldest_unsaved_s(),
-        unsaved_count=writer.unsaved_count,
-        waiting_count=engine.inbox.waiting_count,
-        oldest_waiting_s=None if oldest is None else max(0.0, (engine.clock.now_us() - oldest) / SECOND_US),
-        running_count=len(engine.runner.running),
-        abandoned_count=len(engine.runner.abandoned),
-        failing_duties=_failing(engine),
-        lanes={name: LaneStatus(running=s.running, limit=s.limit or 0) for name, s in dispatcher.lanes.items()},
-        queues={
-            name: QueueStatus(
-                running=queue.slots.running,
-                limit=queue.config.max_concurrency,
-                waiting=queue.waiting,
-                is_paused=queue.is_paused,
-            )
-            for name, queue in list(dispatcher.queues.items())  # other threads may add one at any time
-        },
-        schedules=schedules,
+    progress = loads(live.progress_text) if live.progress_text else {}
+    done, total = progress.get("done"), progress.get("total")
+    return RunningTask(
+        task_id=live.task_id,
+        task_name=live.definition.name,
+        queue_name=live.queue_name,
+        instance_id=instance_id,
+        attempt=attempt.number,
+        started_at=attempt.started_at,
+        is_persisted=live.is_persisted,
+        done=number_or_none(done),
+        total=number_or_none(total),
+        text=str(progress.get("text") or "")[:MAX_SHOWN_CHARS],
     )
+
+
+def _memory(engine: Engine) -> MemoryReport | None:
+    """Return every task in memory, with those that have ended and are not written yet; None where they are many."""
+    unsaved = engine.writer.unsaved_ended
+    if len(engine.live) + len(unsaved) > MAX_COUNTED:
+        return None
+    lives = {live.task_id: live for live in {**unsaved, **engine.live}.values()}
+    tasks = {task_id: TaskInMemory(live.status, _stored(live), live.sent_at) for task_id, live in lives.items()}
+    attempts = ((live.definition.name, row) for live in lives.values() for row in live.attempts_due)
+    return MemoryReport(tasks, tuple(attempts))
+
+
+def _stored(live: LiveTask) -> str | None:
+    """Return the status that the store has of the task; None where it has no row."""
+    committed = live.saving.committed
+    return None if committed is None else committed.status

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from taskmanager.model.clock import SECOND_US, from_us
+from taskmanager.model.report import InstanceReport
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneStatus:
@@ -69,3 +72,36 @@ class ManagerStatus:
     lanes: Mapping[str, LaneStatus] = field(default_factory=dict)
     queues: Mapping[str, QueueStatus] = field(default_factory=dict)
     schedules: tuple[ScheduleInfo, ...] = ()
+
+
+def status_of(
+    report: InstanceReport | None, state: str, held_count: int, schedules: tuple[ScheduleInfo, ...]
+) -> ManagerStatus:
+    """Return what `manager.status()` says; the report has every queue, and is None while there is no instance."""
+    if report is None:
+        return ManagerStatus(state=state, held_count=held_count)
+    since, unsaved = report.degraded_since, report.unsaved_since
+    waiting = [each.oldest_waiting_since for each in report.queues.values() if each.oldest_waiting_since is not None]
+    return ManagerStatus(
+        state=state,
+        instance_id=report.instance_id,
+        started_at=from_us(report.started_at),
+        storage_degraded_since=None if since is None else from_us(since),
+        oldest_unsaved_s=None if unsaved is None else (report.taken_at - unsaved) / SECOND_US,
+        unsaved_count=report.unsaved_count,
+        waiting_count=report.waiting_count,
+        oldest_waiting_s=max(0.0, (report.taken_at - min(waiting)) / SECOND_US) if waiting else None,
+        running_count=report.running_count,
+        abandoned_count=report.abandoned_count,
+        failing_duties=report.failing_duties,
+        lanes={
+            name: LaneStatus(running=each.running_count, limit=each.limit or 0) for name, each in report.lanes.items()
+        },
+        queues={
+            name: QueueStatus(
+                running=each.running_count, limit=each.limit, waiting=each.waiting_count, is_paused=each.is_paused
+            )
+            for name, each in report.queues.items()
+        },
+        schedules=schedules,
+    )

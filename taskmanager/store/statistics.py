@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from taskmanager.codec.report import loads_report
+from taskmanager.model.report import InstanceReport
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import FreeQueue, InstanceRow
 
@@ -149,3 +151,8 @@ class Glance(NamedTuple):
     statistics: Statistics
     counts: Mapping[TaskStatus, int]
     capped: frozenset[TaskStatus] = frozenset()
+
+
+def said_by(instance: InstanceRow) -> InstanceReport:
+    """Return what an instance says of itself in its row; a report of nothing where that cannot be read."""
+    return loads_report(instance.live_tasks, instance.instance_id, instance.started_at, instance.updated_at)

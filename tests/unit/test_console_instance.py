@@ -10,9 +10,10 @@ import pytest
 from rich.console import Console
 
 from taskmanager import TaskManager, TaskStatus, current_task
-from taskmanager.console.instance import Region, SelfPortrait
-from taskmanager.console.picture import Picture
-from taskmanager.console.screens import LiveScreen, live_lines
+from taskmanager.console.oneself import InstanceObserver
+from taskmanager.console.overview import Overview
+from taskmanager.console.terminal.live import Region
+from taskmanager.console.terminal.screen import Focus, Screen, screen_lines
 from taskmanager.model.clock import HOUR_US
 from taskmanager.model.record import TaskWrite
 from taskmanager.model.schedule import ScheduleDeclaration
@@ -21,7 +22,7 @@ from taskmanager.store.protocol import Store
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.statistics import Glance, NextRun
 from tests.contract.rows import OTHER, attempt, task
-from tests.unit.console_pictures import BUSY
+from tests.unit.console_overviews import BUSY
 
 pytestmark = pytest.mark.anyio
 
@@ -33,10 +34,10 @@ def shown(view: Any) -> str:
     return console.file.getvalue()
 
 
-def portrait(manager: TaskManager) -> Picture:
+def portrait(manager: TaskManager) -> Overview:
     engine = manager._engine()
     assert engine is not None
-    return SelfPortrait(engine).picture()
+    return InstanceObserver(engine).overview()
 
 
 @pytest.mark.parametrize("has_file", [True, False])
@@ -64,17 +65,17 @@ async def test_it_knows_at_once_what_has_ended(tmp_path: Path, has_file: bool, p
         if persist:
             await manager.flush()  # the file is read while no commit is under way
         for _ in range(2):  # before and after memory-only history is in the store
-            picture = portrait(manager)
-            assert {status: count for status, count in picture.counts.items() if count} == {
+            overview = portrait(manager)
+            assert {status: count for status, count in overview.counts.items() if count} == {
                 TaskStatus.COMPLETED: 1,
                 TaskStatus.FAILED: 1,
                 TaskStatus.RUNNING: 1,
                 TaskStatus.PENDING: 1,
             }
-            assert (picture.hour.ended_count, picture.hour.failed_count) == (2, 1)
-            assert [(each.task_name, each.error_code) for each in picture.failures] == [("job", "UNHANDLED_EXCEPTION")]
-            assert [(each.task_id, each.fraction) for each in picture.running] == [(running.task_id, 0.5)]
-            assert picture.unwritten_count == 0
+            assert (overview.hour.ended_count, overview.hour.failed_count) == (2, 1)
+            assert [(each.task_name, each.error_code) for each in overview.failures] == [("job", "UNHANDLED_EXCEPTION")]
+            assert [(each.task_id, each.fraction) for each in overview.running] == [(running.task_id, 0.5)]
+            assert overview.unwritten_count == 0
             await manager.flush()
         text = shown(manager.console())
         assert " 50%" in text
@@ -88,7 +89,7 @@ async def test_of_very_many_tasks_in_memory_the_queues_counts_must_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counting a million one by one, twice a second, would be felt by the tasks."""
-    monkeypatch.setattr("taskmanager.console.instance.MAX_COUNTED", 2)
+    monkeypatch.setattr("taskmanager.engine.report.MAX_COUNTED", 2)
     manager = TaskManager(tmp_path / "tasks.db")
 
     @manager.task(name="job")
@@ -96,8 +97,8 @@ async def test_of_very_many_tasks_in_memory_the_queues_counts_must_do(
 
     async with manager:
         waiting = [job.with_options(delay=3600).enqueue() for _ in range(3)]
-        picture = portrait(manager)
-        assert (picture.waiting_count, picture.running_count) == (3, 0)
+        overview = portrait(manager)
+        assert (overview.waiting_count, overview.running_count) == (3, 0)
         for handle in waiting:
             handle.cancel()
 
@@ -114,17 +115,17 @@ async def test_a_file_that_cannot_be_read_is_a_problem_and_memory_is_shown(tmp_p
     async with manager:
         handle = job.enqueue()
         (tmp_path / "tasks.db").rename(tmp_path / "away.db")
-        picture = portrait(manager)
+        overview = portrait(manager)
         (tmp_path / "away.db").rename(tmp_path / "tasks.db")
-        assert picture.problems[0].severity == "error"
-        assert "tasks.db" in picture.problems[0].text
-        assert picture.queues[0].waiting_count + picture.queues[0].running_count == 1
+        assert overview.problems[0].severity == "error"
+        assert "tasks.db" in overview.problems[0].text
+        assert overview.queues[0].waiting_count + overview.queues[0].running_count == 1
         go.set()
         await handle
 
 
 async def test_live_shows_the_end_and_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where stdout is no terminal, the last picture is printed, and that is all."""
+    """Where stdout is no terminal, the last overview is printed, and that is all."""
     manager = TaskManager(tmp_path / "tasks.db")
 
     @manager.task(name="job")
@@ -241,16 +242,16 @@ async def test_counts_are_right_also_between_two_looks_at_the_file(tmp_path: Pat
         await started.wait()
         engine = manager._engine()
         assert engine is not None
-        kept = SelfPortrait(engine)
+        kept = InstanceObserver(engine)
         for is_old in (False, True):
-            counts = kept.picture().counts
+            counts = kept.overview().counts
             assert (counts[TaskStatus.RUNNING], counts[TaskStatus.PENDING]) == (3, is_old)
             kept._next_look_s = math.inf  # from now on the file is not looked at
             await job.with_options(delay=3600).enqueue(9).saved()
         go.set()
         await asyncio.gather(*(handle.result() for handle in handles))
         for _ in range(2):
-            counts = kept.picture().counts
+            counts = kept.overview().counts
             assert {status.value: number for status, number in counts.items() if number} == {
                 "COMPLETED": 2,
                 "FAILED": 1,
@@ -265,10 +266,11 @@ def test_a_live_view_leaves_nothing_behind_when_the_terminal_becomes_narrower() 
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, force_interactive=True, width=100, height=50, color_system=None)
     with Region(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
-        live.show(LiveScreen(BUSY))
-        widths = [line.cell_len for line in live_lines(BUSY, 100, 49)]
+        live.show(Screen(BUSY, Focus.RUNNING))
+        widths = [line.cell_len for line in screen_lines(BUSY, 100, 49, Focus.RUNNING)]
         console.width = 60
-        for expected in (sum(-(-max(1, width) // 60) for width in widths), len(live_lines(BUSY, 60, 49))):
+        wrapped = sum(-(-max(1, width) // 60) for width in widths)
+        for expected in (wrapped, len(screen_lines(BUSY, 60, 49, Focus.RUNNING))):
             drawn = len(file.getvalue())
-            live.show(LiveScreen(BUSY))
+            live.show(Screen(BUSY, Focus.RUNNING))
             assert file.getvalue()[drawn:].count("\x1b[1A") == expected - 1

@@ -6,7 +6,7 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +14,23 @@ import msgspec
 import pytest
 
 from taskmanager import QueueConfig, TaskManager, TaskStatus
-from taskmanager.console.document import Document, parse
+from taskmanager.codec.report import loads_report
+from taskmanager.console.documents import overview_document
 from taskmanager.console.observer import Observer, look
-from taskmanager.console.picture import (
+from taskmanager.console.overview import (
     Health,
-    InstanceSight,
-    Picture,
-    Problem,
-    QueueSight,
-    RunningSight,
-    StorageSight,
+    Overview,
 )
-from taskmanager.console.plain_data import plain_data
 from taskmanager.console.watch import SLOW_S, TICK_S, Watch
 from taskmanager.engine.instance import PUT_BACK_S, InstanceLock
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.record import TaskWrite
+from taskmanager.model.report import InstanceReport
+from taskmanager.store.sqlite.queries import counts
 from taskmanager.store.sqlite.reading import open_read_only
 from taskmanager.store.sqlite.statistics import statistics
-from taskmanager.store.statistics import Failure, NextRun, Pace, TaskFailures, TaskPace
 from tests.contract.rows import task
+from tests.unit.console_overviews import BAD_DAY, BUSY
 
 pytestmark = pytest.mark.anyio
 SECOND = 1_000_000
@@ -82,7 +79,7 @@ async def make_file(path: Path, **options: Any) -> Path:
     return path
 
 
-def seen(path: Path) -> Picture:
+def seen(path: Path) -> Overview:
     with open_read_only(path) as connection:
         return look(path, connection, SystemClock())
 
@@ -112,19 +109,19 @@ def beat(path: Path, clock: SetClock) -> None:
 
 async def test_history_is_told_in_windows(tmp_path: Path) -> None:
     """Pace, failures with their code, and which tasks fail or take long; nobody runs."""
-    picture = seen(await make_file(tmp_path / "tasks.db"))
-    assert picture.counts[TaskStatus.COMPLETED] == 3
-    assert (picture.counts[TaskStatus.FAILED], picture.waiting_count) == (1, 1)
-    assert (picture.hour.ended_count, picture.hour.failed_count) == (5, 2)
-    assert (picture.minute.ended_count, picture.minute.failed_count) == (5, 2)
-    assert [(each.task_name, each.failed_count) for each in picture.most_failing] == [("bad", 1), ("never", 1)]
-    assert {each.task_name: each.ended_count for each in picture.slowest} == {"good": 2, "bad": 2, "never": 1}
-    assert {(each.task_name, each.will_retry) for each in picture.failures} == {("bad", True), ("never", False)}
-    assert {each.error_code for each in picture.failures} == {"UNHANDLED_EXCEPTION"}
-    (queue,) = picture.queues
+    overview = seen(await make_file(tmp_path / "tasks.db"))
+    assert overview.counts[TaskStatus.COMPLETED] == 3
+    assert (overview.counts[TaskStatus.FAILED], overview.waiting_count) == (1, 1)
+    assert (overview.hour.ended_count, overview.hour.failed_count) == (5, 2)
+    assert (overview.minute.ended_count, overview.minute.failed_count) == (5, 2)
+    assert [(each.task_name, each.failed_count) for each in overview.most_failing] == [("bad", 1), ("never", 1)]
+    assert {each.task_name: each.ended_count for each in overview.slowest} == {"good": 2, "bad": 2, "never": 1}
+    assert {(each.task_name, each.will_retry) for each in overview.failures} == {("bad", True), ("never", False)}
+    assert {each.error_code for each in overview.failures} == {"UNHANDLED_EXCEPTION"}
+    (queue,) = overview.queues
     assert (queue.queue_name, queue.waiting_count, queue.oldest_waiting_since) == ("default", 1, None)
-    assert picture.instances == ()
-    assert [problem.text for problem in picture.problems] == ["1 task waits, and no instance is running"]
+    assert overview.instances == ()
+    assert [problem.text for problem in overview.problems] == ["1 task waits, and no instance is running"]
 
 
 async def test_a_running_instance_is_seen_with_its_memory(tmp_path: Path) -> None:
@@ -142,16 +139,16 @@ async def test_a_running_instance_is_seen_with_its_memory(tmp_path: Path) -> Non
 
         assert manager._lifecycle is not None
         await LiveTasks(manager._lifecycle.engine).run_once()
-        picture = seen(path)
+        overview = seen(path)
         await manager.resume("mail")
         await manager.join()
-    (instance,) = picture.instances
-    assert (instance.instance_name, instance.health, instance.waiting_count) == ("web", Health.ALIVE, 1)
-    (queue,) = picture.queues
+    (instance,) = overview.instances
+    assert (instance.name, instance.health, instance.report.waiting_count) == ("web", Health.ALIVE, 1)
+    (queue,) = overview.queues
     assert (queue.queue_name, queue.waiting_count, queue.limit, queue.is_paused) == ("mail", 1, 1, True)
     assert queue.oldest_waiting_since is not None
-    assert picture.counts[TaskStatus.PENDING] == 1
-    assert [each.text for each in picture.problems] == ["queue mail is paused, and 1 task waits in it"]
+    assert overview.counts[TaskStatus.PENDING] == 1
+    assert [each.text for each in overview.problems] == ["queue mail is paused, and 1 task waits in it"]
 
 
 async def test_the_numbers_of_one_look_come_from_one_moment(tmp_path: Path) -> None:
@@ -179,17 +176,17 @@ async def test_the_numbers_of_one_look_come_from_one_moment(tmp_path: Path) -> N
             gates[number].set()
             await handles[number]
         await manager.flush()
-        picture = seen(path)
+        overview = seen(path)
         for gate in gates:
             gate.set()
         await asyncio.gather(*handles, *in_memory)
-    (instance,) = picture.instances
-    (queue,) = picture.queues
-    assert (picture.running_count, picture.waiting_count) == (2, 4 + 2)
+    (instance,) = overview.instances
+    (queue,) = overview.queues
+    assert (overview.running_count, overview.waiting_count) == (2, 4 + 2)
     assert (queue.running_count, queue.waiting_count) == (2, 4 + 2)
-    assert (instance.running_count, instance.waiting_count) == (2, 4 + 2)
-    assert sorted(each.task_id for each in picture.running) == sorted(each.task_id for each in handles[3:5])
-    assert picture.counts[TaskStatus.COMPLETED] == 3
+    assert (instance.report.running_count, instance.report.waiting_count) == (2, 4 + 2)
+    assert sorted(each.task_id for each in overview.running) == sorted(each.task_id for each in handles[3:5])
+    assert overview.counts[TaskStatus.COMPLETED] == 3
 
 
 async def test_tasks_whose_function_nobody_knows_are_a_problem(tmp_path: Path) -> None:
@@ -215,7 +212,7 @@ async def test_dead_alive_and_frozen_are_told_apart(tmp_path: Path) -> None:
 
     def health() -> Health:
         with open_read_only(path) as connection:
-            (instance,) = observer.picture(observer.statistics(connection), observer.counts(connection)).instances
+            (instance,) = observer.overview(statistics(connection, clock.now_us()), counts(connection)).instances
         return instance.health
 
     assert health() is Health.DEAD
@@ -259,15 +256,15 @@ async def test_what_the_dead_hold_is_a_problem(tmp_path: Path) -> None:
 )
 def test_a_document_of_another_shape_says_nothing(text: str | None) -> None:
     """It was written by another version, or by hand: the console shows the rest."""
-    document = parse(text, "i1")
+    document = loads_report(text, "i1")
     assert (document.tasks, document.running_count) == ((), 0)
-    assert isinstance(document, Document)
+    assert isinstance(document, InstanceReport)
 
 
 def test_a_document_with_strange_numbers_is_read() -> None:
     """Progress comes from users."""
     task = {"task_id": "a", "task_name": "n", "started_at": 5, "progress": {"done": "x", "total": 0, "text": 3}}
-    (running,) = parse(json.dumps({"tasks": [task]}), "i1").tasks
+    (running,) = loads_report(json.dumps({"tasks": [task]}), "i1").tasks
     assert (running.done, running.fraction, running.left_us(100), running.text) == (None, None, None, "")
 
 
@@ -336,7 +333,7 @@ async def test_json_has_this_shape(tmp_path: Path) -> None:
     """Names as in the tables, instants as ISO 8601 in UTC, every status counted."""
     path, clock = await make_file(tmp_path / "tasks.db"), SetClock()
     register(path, clock)
-    text = json.dumps(plain_data(seen(path)))
+    text = json.dumps(overview_document(seen(path)))
     status = msgspec.json.decode(text, type=_Status)
     assert set(status.counts) == {each.value for each in TaskStatus}
     assert status.taken_at.endswith("Z")
@@ -399,9 +396,9 @@ async def test_what_runs_is_drawn_anew_every_second(tmp_path: Path) -> None:
     clock.advance(TICK_S / 2)
     assert watch.look() is None
     clock.advance(TICK_S)
-    picture = watch.look()
-    assert picture is not None
-    assert picture.taken_at - picture.running[0].started_at == round(1.5 * TICK_S * SECOND)
+    overview = watch.look()
+    assert overview is not None
+    assert overview.taken_at - overview.running[0].started_at == round(1.5 * TICK_S * SECOND)
     lock.drop()
 
 
@@ -420,11 +417,22 @@ async def test_a_file_that_goes_away_is_waited_for(tmp_path: Path) -> None:
     assert watch.fault is None
 
 
+def keys_in(document: object) -> set[str]:
+    if isinstance(document, list):
+        return {key for each in document for key in keys_in(each)}
+    if not isinstance(document, dict):
+        return set()
+    return {*document, *(key for name, each in document.items() if name not in OPEN for key in keys_in(each))}
+
+
+OPEN = {"counts", "failing_duties", "lanes"}
+"""Objects with a key for each status, duty or lane."""
+
+
 def test_the_page_has_every_key_of_the_object() -> None:
     """A key that is in no document is found by accident only."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
-    words = (Picture, InstanceSight, QueueSight, RunningSight, StorageSight, Problem)
-    names = {field.name for word in words for field in fields(word)} - {"capped"}  # for `console()` only
-    for row in (Failure, NextRun, Pace, TaskFailures, TaskPace):
-        names |= set(row._fields)
+    document = overview_document(replace(BUSY, problems=BAD_DAY.problems))
+    assert len(document["running"]) * len(document["failures"]) * len(document["schedules"]) > 0
+    names = keys_in(document) | keys_in(document["instances"][0]["lanes"]["async"])
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []

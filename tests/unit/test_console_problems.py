@@ -5,12 +5,12 @@ from typing import Any, Final
 
 import pytest
 
-from taskmanager.console.picture import Health, Picture, StorageSight
+from taskmanager.console.overview import Health, Overview, StorageView
 from taskmanager.console.problems import problems_of
 from taskmanager.model.clock import HOUR_US
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.statistics import Pace, TaskFailures
-from tests.unit.console_pictures import BUSY, EMPTY, NOW, SECOND, instance, queue
+from tests.unit.console_overviews import BUSY, EMPTY, NOW, SECOND, instance, queue
 
 ROOM: Final = 77
 """Columns beside the mark, on the narrowest terminal that everybody has."""
@@ -48,7 +48,7 @@ KINDS: Final[list[tuple[dict[str, Any], dict[str, int], str]]] = [
         "the reaper of web (pid 812) keeps failing",
     ),
     (
-        {"instances": (instance("web", 812, stuck_count=2),)},
+        {"instances": (instance("web", 812, abandoned_count=2),)},
         {},
         "2 tasks of web (pid 812) still execute after their time limit",
     ),
@@ -65,19 +65,20 @@ KINDS: Final[list[tuple[dict[str, Any], dict[str, int], str]]] = [
         "30 of 40 attempts of the last hour failed",
     ),
     (
-        {"storage": StorageSight(path="tasks.db", log_bytes=300 * 1024 * 1024)},
+        {"storage": StorageView(path="tasks.db", log_bytes=300 * 1024 * 1024)},
         {},
         "the log beside the database (-wal) has grown to 315 MB",
     ),
-    ({"storage": StorageSight(path="tasks.db", disk_free_bytes=1_000_000)}, {}, "only 1.0 MB left on the disk"),
+    ({"storage": StorageView(path="tasks.db", disk_free_bytes=1_000_000)}, {}, "only 1.0 MB left on the disk"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "owned", "text"), KINDS, ids=[text for _, _, text in KINDS])
 def test_each_trouble_is_named_with_what_to_do(changes: dict[str, Any], owned: dict[str, int], text: str) -> None:
     """Both lines fit eighty columns: half an advice is none."""
-    picture: Picture = replace(EMPTY, **changes)
-    (problem,) = problems_of(picture, {**owned, **{each.instance_id: each.held_count for each in picture.instances}})
+    overview: Overview = replace(EMPTY, **changes)
+    held = {each.row.instance_id: each.held_count for each in overview.instances}
+    (problem,) = problems_of(overview, {**owned, **held})
     assert problem.text == text
     assert len(problem.text) <= ROOM
     assert 0 < len(problem.advice) <= ROOM
@@ -86,17 +87,17 @@ def test_each_trouble_is_named_with_what_to_do(changes: dict[str, Any], owned: d
 def test_a_good_day_has_none() -> None:
     """Neither has an empty file, a stopped application without work, or a dead instance that holds nothing."""
     quiet = replace(BUSY, storage=replace(BUSY.storage, log_bytes=0))
-    assert problems_of(quiet, {each.instance_id: 7 for each in quiet.instances}) == ()
+    assert problems_of(quiet, {each.row.instance_id: 7 for each in quiet.instances}) == ()
     assert problems_of(EMPTY, {}) == ()
     assert problems_of(replace(EMPTY, instances=(instance("web", 812, Health.DEAD),)), {}) == ()
 
 
 def test_the_worst_comes_first() -> None:
     """What is at risk, before what merely waits."""
-    picture = replace(
+    overview = replace(
         EMPTY,
         counts=WAITING,
         instances=(instance("web", 812, Health.DEAD, held_count=1),),
-        storage=StorageSight(path="tasks.db", log_bytes=10**9),
+        storage=StorageView(path="tasks.db", log_bytes=10**9),
     )
-    assert [each.severity for each in problems_of(picture, {"web-812": 1})] == ["error", "warning", "warning"]
+    assert [each.severity for each in problems_of(overview, {"web-812": 1})] == ["error", "warning", "warning"]

@@ -8,12 +8,11 @@ import pytest
 from rich.console import Console
 
 from taskmanager.console.cause import ROOM_FOR_ALL, cause, cause_of, kind, message_of
-from taskmanager.console.diagnosis import diagnosis_view
-from taskmanager.console.durations import exact, relative, short
-from taskmanager.console.finding import Finding
+from taskmanager.console.figures import exact, relative, short
 from taskmanager.console.outlook import Outlook, Surroundings, outlook
-from taskmanager.console.record import Record, record_view
-from taskmanager.console.task_table import task_table
+from taskmanager.console.overview import Finding
+from taskmanager.console.terminal.record import Record, record_view
+from taskmanager.console.terminal.tables import diagnosis_view, task_table
 from taskmanager.model.clock import to_us
 from taskmanager.model.escaping import escaped, escaped_lines
 from taskmanager.model.record import AttemptRow, TaskRow, UnreadableRow

@@ -13,20 +13,20 @@ from typing import Final
 
 import pytest
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, Group
 from rich.text import Text
 
-from taskmanager.console.picture import Picture, Problem
-from taskmanager.console.screens import StatusScreen, fault_lines, group, status_lines, watch_lines
+from taskmanager.console.overview import Overview, Problem
+from taskmanager.console.terminal.screen import Screen, fault_lines, screen_lines, watch_lines
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.statistics import TaskFailures
 from tests.screenshots import DOCS, SCREENS
 from tests.unit import screens
-from tests.unit.console_pictures import BAD_DAY, BUSY, EMPTY, NOW, SECOND, failure, instance, queue, schedule, task
+from tests.unit.console_overviews import BAD_DAY, BUSY, EMPTY, NOW, SECOND, failure, instance, queue, schedule, task
 
 STORED: Final = Path(__file__).parent / "screens"
 NEW: Final = replace(EMPTY, instances=(instance("web", 812),), queues=(queue("default", 0, 0),))
-PICTURES: Final = {"busy": BUSY, "bad-day": BAD_DAY, "empty": EMPTY, "new": NEW}
+OVERVIEWS: Final = {"busy": BUSY, "bad-day": BAD_DAY, "empty": EMPTY, "new": NEW}
 SIZES: Final = ((80, 24), (120, 40))
 
 
@@ -47,20 +47,20 @@ def compare(name: str, screen: str) -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", OVERVIEWS)
 def test_status_looks_like_this(name: str, width: int, height: int) -> None:
     """One screen, with a line left for the prompt, and no line beyond the right edge."""
-    screen = drawn(status_lines(PICTURES[name], width, height - 1), width)
+    screen = drawn(screen_lines(OVERVIEWS[name], width, height - 1), width)
     assert len(screen.splitlines()) <= height - 1
     assert max(len(line) for line in screen.splitlines()) <= width
     compare(f"status-{name}-{width}x{height}", screen)
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", OVERVIEWS)
 def test_watch_looks_like_this(name: str, width: int, height: int) -> None:
     """As high as the terminal; the last line says how to leave."""
-    screen = drawn(watch_lines(PICTURES[name], width, height), width)
+    screen = drawn(watch_lines(OVERVIEWS[name], width, height), width)
     assert len(screen.splitlines()) == height
     assert max(len(line) for line in screen.splitlines()) <= width
     assert screen.splitlines()[-1].startswith(" q quits")
@@ -69,7 +69,7 @@ def test_watch_looks_like_this(name: str, width: int, height: int) -> None:
 
 def test_in_a_file_everything_is_shown_and_lines_end_where_their_text_ends() -> None:
     """What `grep` and `diff` want: no colours, no boxes, no trailing blanks, every row."""
-    screen = drawn(status_lines(BUSY, 120, None), 120)
+    screen = drawn(screen_lines(BUSY, 120, None), 120)
     assert all(line == line.rstrip() for line in screen.splitlines())
     assert not set(screen) & set("│┃┏┓┗┛├┤┌┐└┘")
     assert "\x1b" not in screen
@@ -77,17 +77,17 @@ def test_in_a_file_everything_is_shown_and_lines_end_where_their_text_ends() -> 
     compare("status-busy-plain", screen)
 
 
-@pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)
+@pytest.mark.parametrize("overview", OVERVIEWS.values(), ids=OVERVIEWS)
 @pytest.mark.parametrize("width", [20, 40, 79, 200])
 @pytest.mark.parametrize("height", [1, 5, 12])
-def test_every_terminal_is_large_enough(picture: Picture, width: int, height: int) -> None:
+def test_every_terminal_is_large_enough(overview: Overview, width: int, height: int) -> None:
     """A small one shows less; nothing fails, and the live screen never scrolls."""
-    for lines in (watch_lines(picture, width, height), fault_lines("tasks.db", "gone " * 20, width, height)):
+    for lines in (watch_lines(overview, width, height), fault_lines("tasks.db", "gone " * 20, width, height)):
         console = Console(file=io.StringIO(), width=width, height=height)
-        console.print(group(lines))
+        console.print(Group(*lines))
         assert isinstance(console.file, io.StringIO)
         assert console.file.getvalue().count("\n") == height
-    status_lines(picture, width, height)
+    screen_lines(overview, width, height)
 
 
 @pytest.mark.parametrize(("width", "height"), [(40, 12), (40, 10), (80, 12), (30, 14)])
@@ -95,8 +95,8 @@ def test_every_terminal_is_large_enough(picture: Picture, width: int, height: in
 def test_the_smallest_watch_keeps_what_runs(width: int, height: int, problem_count: int) -> None:
     """That is what it is watched for: paces and advice go first, and one line still says that something is wrong."""
     problem = Problem(severity="error", text="something is wrong " * 5, advice="do this, and then that " * 5)
-    picture = replace(BUSY, problems=(problem,) * problem_count)
-    lines = [line.plain for line in watch_lines(picture, width, height)]
+    overview = replace(BUSY, problems=(problem,) * problem_count)
+    lines = [line.plain for line in watch_lines(overview, width, height)]
     start = next(number for number, line in enumerate(lines) if line.startswith(" Running"))
     assert sum("  " in line for line in lines[start + 1 : -1]) >= min(3, len(BUSY.running), height - 8)
     assert any("! something" in line for line in lines) == (problem_count > 0)
@@ -115,9 +115,9 @@ def test_running_and_failed_tasks_show_the_end_of_their_ids() -> None:
 
 def test_a_narrow_terminal_loses_figures_and_no_title() -> None:
     """What does not fit at the right is cut; what wraps is what a person has to read to the end."""
-    compare("watch-busy-40x24", screens.drawn(group(watch_lines(BUSY, 40, 24)), 40))
+    compare("watch-busy-40x24", screens.drawn(Group(*watch_lines(BUSY, 40, 24)), 40))
     fault = "there is no file jobs.db; name the application's database with --db or $TASKMANAGER_DB"
-    compare("watch-fault-40x8", screens.drawn(group(fault_lines("jobs.db", fault, 40, 8)), 40))
+    compare("watch-fault-40x8", screens.drawn(Group(*fault_lines("jobs.db", fault, 40, 8)), 40))
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_a_narrow_terminal_loses_figures_and_no_title() -> None:
 )
 def test_progress_that_cannot_be_is_told_as_it_was_reported(done: float, total: float, said: str) -> None:
     """A task may say anything; there is no bar then, and nobody knows how long it will take."""
-    picture = replace(BUSY, running=(task("job", 10, done, total),))
-    assert said in next(line.plain for line in watch_lines(picture, 80, 24) if " job " in line.plain)
+    overview = replace(BUSY, running=(task("job", 10, done, total),))
+    assert said in next(line.plain for line in watch_lines(overview, 80, 24) if " job " in line.plain)
 
 
 FOREIGN: Final = {
@@ -153,7 +153,7 @@ FOREIGN: Final = {
 @pytest.mark.parametrize("width", [40, 59, 60, 80, 120, 200])
 def test_whatever_a_name_or_a_message_holds_the_screen_stands(text: str, width: int) -> None:
     """Names, codes, messages and paths are shown and not obeyed; figures stay below one another."""
-    picture = replace(
+    overview = replace(
         BUSY,
         problems=(Problem(severity="error", text=text, advice=text),),
         instances=(instance(text, 812),),
@@ -167,14 +167,14 @@ def test_whatever_a_name_or_a_message_holds_the_screen_stands(text: str, width: 
         schedules=(schedule(text, None, None)._replace(definition=text),),
         storage=replace(BUSY.storage, path=text),
     )
-    for lines in (status_lines(picture, width, None), watch_lines(picture, width, 60)):
+    for lines in (screen_lines(overview, width, None), watch_lines(overview, width, 60)):
         assert [line.plain for line in lines if line.cell_len > width] == []
         assert [line.plain for line in lines if not line.plain.isprintable()] == []
         figure = "34,567" if width >= 60 else "12s"
         ends = {cell_len(line.plain.partition(f" {figure}")[0]) for line in lines if f" {figure}" in line.plain}
         assert len(ends) == 1
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=60, color_system=None)
-    console.print(group(fault_lines(text, text, width, 10)))
+    console.print(Group(*fault_lines(text, text, width, 10)))
     assert isinstance(console.file, io.StringIO)
     assert len(console.file.getvalue().splitlines()) == 10
 
@@ -184,7 +184,7 @@ def test_colours_are_for_terminals_that_want_them(colours: str | None, is_colour
     """rich decides: NO_COLOR, dumb terminals and pipes get none. Nothing is told by colour alone."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=80, height=24, color_system=colours)  # type: ignore[arg-type]
-    console.print(StatusScreen(BAD_DAY))
+    console.print(Screen(BAD_DAY))
     assert ("\x1b[1;31m" in file.getvalue()) == is_coloured
     plain = Text.from_ansi(file.getvalue()).plain
     assert "! web (pid 812) died 3m ago" in plain
@@ -212,6 +212,6 @@ def test_screen_says_of_a_count_that_ended_at_its_cap_that_there_are_more() -> N
     """And nothing of completed tasks where nothing is known of them."""
     capped = frozenset({TaskStatus.PENDING, TaskStatus.COMPLETED})
     counts = {**BUSY.counts, TaskStatus.PENDING: 50_000, TaskStatus.COMPLETED: 0}
-    screen = drawn(status_lines(replace(BUSY, counts=counts, capped=capped), 120, 40), 120)
+    screen = drawn(screen_lines(replace(BUSY, counts=counts, capped=capped), 120, 40), 120)
     assert re.search(r"50,?0?0?0?k?\+ waiting", screen)
     assert "completed" not in screen

@@ -2,17 +2,15 @@
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from taskmanager.codec.columns import loads_flat
-from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.protocol import InstanceRow
 from taskmanager.store.sqlite.queries import SUMMARY, fetch_ids, instances, task_rows, whole_id
 from taskmanager.store.sqlite.rows import unpacked
 from taskmanager.store.sqlite.statements import quoted
+from taskmanager.store.statistics import said_by
 
 _HEX_AND_DASH: Final = frozenset("0123456789abcdefABCDEF-")
 
@@ -91,25 +89,13 @@ class Elsewhere(NamedTuple):
 
 def memory_only(connection: sqlite3.Connection) -> list[Elsewhere]:
     """Tasks that run and are not in the file, as far as their instances show them; those of dead instances too."""
-    found = []
-    for row in instances(connection):
-        tasks = said_by(row).get("tasks")
-        for task in tasks if isinstance(tasks, list) and row.stopped_at is None else ():
-            if not isinstance(task, dict) or task.get("is_persisted") is not False:
-                continue
-            task_id, name = task.get("task_id"), task.get("task_name")
-            if isinstance(task_id, str) and isinstance(name, str):
-                found.append(Elsewhere(task_id, name, row.instance_id, row.pid, row.hostname))
-    return found
-
-
-def said_by(instance: InstanceRow) -> Mapping[str, Any]:
-    """What an instance says of itself; nothing where it cannot be read."""
-    try:
-        document = loads_flat(instance.live_tasks or "{}")
-    except ArgumentError:
-        return {}
-    return document if isinstance(document, dict) else {}
+    return [
+        Elsewhere(task.task_id, task.task_name, row.instance_id, row.pid, row.hostname)
+        for row in instances(connection)
+        if row.stopped_at is None
+        for task in said_by(row).tasks
+        if not task.is_persisted
+    ]
 
 
 def queue_names(connection: sqlite3.Connection) -> frozenset[str]:
@@ -117,8 +103,7 @@ def queue_names(connection: sqlite3.Connection) -> frozenset[str]:
     query = "SELECT queue_name FROM taskmanager_tasks UNION SELECT queue_name FROM taskmanager_queues"
     names = {name for (name,) in connection.execute(query)}
     for row in instances(connection):
-        queues = said_by(row).get("queues")
-        names.update(queues if isinstance(queues, dict) else ())
+        names.update(said_by(row).queues)
     return frozenset(names)
 
 

@@ -6,17 +6,15 @@ After a change that is meant: `UPDATE_SCREENS=1 pytest tests/unit/cli/test_golde
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
 
 import pytest
-from rich.text import Text
 
 from taskmanager.console.observer import look
-from taskmanager.console.picture import Picture
-from taskmanager.console.screens import live_lines, status_lines, watch_lines
+from taskmanager.console.terminal.screen import Focus, screen_lines, watch_lines
 from taskmanager.model.clock import SystemClock
 from taskmanager.store.sqlite import statistics
 from taskmanager.store.sqlite.reading import open_read_only
@@ -147,15 +145,17 @@ def test_answer_of_an_action_is_as_it_was(name: str, form: str) -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), [(40, 24), (80, 24), (80, 50), (120, 40)])
-@pytest.mark.parametrize("draw", [status_lines, watch_lines, live_lines], ids=["status", "watch", "live"])
-def test_screen_on_a_terminal_is_as_it_was(
-    draw: Callable[[Picture, int, int], list[Text]], width: int, height: int, rich: Path
-) -> None:
+@pytest.mark.parametrize("name", ["status", "watch", "live"])
+def test_screen_on_a_terminal_is_as_it_was(name: str, width: int, height: int, rich: Path) -> None:
     """As many lines as the terminal has: the most important first."""
     with open_read_only(rich / "tasks.db") as connection:
-        picture = look(Path("tasks.db"), connection, SystemClock())
-    lines = [line.plain for line in draw(picture, width, height)]
-    compare(f"terminal-{draw.__name__.removesuffix('_lines')}-{width}x{height}.txt", "\n".join(lines) + "\n")
+        overview = look(Path("tasks.db"), connection, SystemClock())
+    lines = {
+        "status": screen_lines(overview, width, height),
+        "live": screen_lines(overview, width, height, Focus.RUNNING),
+        "watch": watch_lines(overview, width, height),
+    }[name]
+    compare(f"terminal-{name}-{width}x{height}.txt", "\n".join(line.plain for line in lines) + "\n")
 
 
 @pytest.mark.usefixtures("empty")

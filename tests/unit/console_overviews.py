@@ -1,42 +1,31 @@
-"""Pictures to be drawn: a busy file, a file on a bad day, one that stands still, an empty one."""
+"""Overviews to be drawn: a busy file, a file on a bad day, one that stands still, an empty one."""
 
-from typing import Final
+from typing import Any, Final
 
-from taskmanager.console.picture import (
-    NO_COUNTS,
-    Health,
-    InstanceSight,
-    LaneSight,
-    Picture,
-    Problem,
-    QueueSight,
-    RunningSight,
-    StorageSight,
-)
+from taskmanager.console.overview import NO_COUNTS, Health, InstanceView, Overview, Problem, QueueView, StorageView
 from taskmanager.model.clock import HOUR_US, MINUTE_US
+from taskmanager.model.report import InstanceReport, LaneReport, RunningTask
 from taskmanager.model.states import TaskStatus
+from taskmanager.store.protocol import InstanceRow
 from taskmanager.store.statistics import Failure, NextRun, Pace, TaskFailures, TaskPace
 
 SECOND: Final = 1_000_000
 NOW: Final = 1_772_370_000 * SECOND  # 2026-03-01 13:00:00 UTC
 
 
-def instance(name: str, pid: int, health: Health = Health.ALIVE, **more: object) -> InstanceSight:
-    facts: dict[str, object] = {
-        "instance_id": f"{name}-{pid}",
-        "instance_name": name,
-        "hostname": "host-1",
-        "pid": pid,
-        "health": health,
-        "started_at": NOW - 3 * HOUR_US,
-        "seen_at": NOW - SECOND,
-        "silent_s": 1.0,
-        "held_count": 0,
-    }
-    return InstanceSight(**{**facts, **more})  # type: ignore[arg-type]
+def instance(name: str, pid: int, health: Health = Health.ALIVE, **more: Any) -> InstanceView:
+    """An instance as it is seen; `more` are facts of the view, of its row, or of its report."""
+    view: dict[str, Any] = {"health": health, "seen_at": NOW - SECOND, "silent_s": 1.0, "held_count": 0}
+    view |= {fact: more.pop(fact) for fact in view if fact in more}
+    row = InstanceRow(
+        f"{name}-{pid}", name, "host-1", pid, "MainProcess", None, more.pop("started_at", NOW - 3 * HOUR_US), None,
+        None, NOW,
+    )  # fmt: skip
+    report = InstanceReport(instance_id=row.instance_id, started_at=row.started_at, taken_at=NOW, **more)
+    return InstanceView(row=row, report=report, **view)
 
 
-def queue(name: str, running: int, waiting: int, **more: object) -> QueueSight:
+def queue(name: str, running: int, waiting: int, **more: object) -> QueueView:
     facts: dict[str, object] = {
         "queue_name": name,
         "running_count": running,
@@ -46,13 +35,11 @@ def queue(name: str, running: int, waiting: int, **more: object) -> QueueSight:
         "oldest_waiting_since": None,
         "is_paused": False,
     }
-    return QueueSight(**{**facts, **more})  # type: ignore[arg-type]
+    return QueueView(**{**facts, **more})  # type: ignore[arg-type]
 
 
-def task(
-    name: str, age_s: float, done: float | None = None, total: float | None = None, text: str = ""
-) -> RunningSight:
-    return RunningSight(
+def task(name: str, age_s: float, done: float | None = None, total: float | None = None, text: str = "") -> RunningTask:
+    return RunningTask(
         task_id=f"id-{name}-{age_s}",
         task_name=name,
         queue_name="default",
@@ -77,15 +64,17 @@ def schedule(
     return NextRun(name, f"jobs:{name}", "30 2 * * * UTC", next_at, last_at, is_paused, is_declared)
 
 
-EMPTY: Final = Picture(
+ASYNC: Final = {"async": LaneReport(running_count=7, limit=100)}
+
+EMPTY: Final = Overview(
     taken_at=NOW,
     counts=NO_COUNTS,
     minute=Pace(NOW - MINUTE_US, 0, 0),
     hour=Pace(NOW - HOUR_US, 0, 0),
-    storage=StorageSight(path="tasks.db", file_bytes=102_400, disk_free_bytes=120_000_000_000, schema_version=2),
+    storage=StorageView(path="tasks.db", file_bytes=102_400, disk_free_bytes=120_000_000_000, schema_version=2),
 )
 
-BUSY: Final = Picture(
+BUSY: Final = Overview(
     taken_at=NOW,
     counts={
         **NO_COUNTS,
@@ -96,7 +85,7 @@ BUSY: Final = Picture(
         TaskStatus.CANCELLED: 3,
     },
     instances=(
-        instance("web", 812, running_count=7, waiting_count=40, lanes={"async": LaneSight(running_count=7, limit=100)}),
+        instance("web", 812, running_count=7, waiting_count=40, lanes=ASYNC),
         instance("worker", 9013, running_count=2, waiting_count=300, is_stopping=True),
     ),
     queues=(
@@ -132,7 +121,7 @@ BUSY: Final = Picture(
         schedule("cleanup", NOW + 24 * HOUR_US, None, is_declared=False),
         schedule("weekly", None, NOW - 200 * HOUR_US, is_paused=True),
     ),
-    storage=StorageSight(
+    storage=StorageView(
         path="/srv/app/data/tasks.db",
         file_bytes=412_000_000,
         unused_bytes=200_000_000,
@@ -143,7 +132,7 @@ BUSY: Final = Picture(
     last_activity_at=NOW - SECOND,
 )
 
-BAD_DAY: Final = Picture(
+BAD_DAY: Final = Overview(
     taken_at=NOW,
     problems=(
         Problem(
@@ -166,11 +155,11 @@ BAD_DAY: Final = Picture(
     queues=(queue("default", 1, 3, oldest_waiting_since=NOW - 180 * SECOND),),
     minute=Pace(NOW - MINUTE_US, 0, 0),
     hour=Pace(NOW - HOUR_US, 0, 0),
-    storage=StorageSight(path="tasks.db", file_bytes=102_400, log_bytes=1_000, schema_version=2),
+    storage=StorageView(path="tasks.db", file_bytes=102_400, log_bytes=1_000, schema_version=2),
     last_activity_at=NOW - 26 * HOUR_US,
 )
 
-SHOWCASE: Final = Picture(
+SHOWCASE: Final = Overview(
     taken_at=NOW,
     counts={
         **NO_COUNTS,
@@ -180,15 +169,13 @@ SHOWCASE: Final = Picture(
         TaskStatus.FAILED: 27,
     },
     instances=(
-        instance(
-            "web", 812, running_count=7, waiting_count=343, lanes={"async": LaneSight(running_count=7, limit=100)}
-        ),
+        instance("web", 812, running_count=7, waiting_count=343, lanes=ASYNC),
         instance(
             "worker",
             9013,
             running_count=2,
             started_at=NOW - 26 * HOUR_US,
-            lanes={"process": LaneSight(running_count=2, limit=2)},
+            lanes={"process": LaneReport(running_count=2, limit=2)},
         ),
     ),
     queues=(
@@ -221,7 +208,7 @@ SHOWCASE: Final = Picture(
         failure("crawler:crawl", "TASK_TIMEOUT", 700, again=True),
     ),
     schedules=(schedule("nightly-report", NOW + 3 * HOUR_US, NOW - 21 * HOUR_US),),
-    storage=StorageSight(
+    storage=StorageView(
         path="tasks.db", file_bytes=9_400_000, log_bytes=4_120_000, disk_free_bytes=120_000_000_000, schema_version=2
     ),
     last_activity_at=NOW - SECOND,

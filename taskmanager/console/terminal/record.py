@@ -10,13 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from taskmanager.codec.columns import loads_flat
+from taskmanager.codec.report import number_or_none
 from taskmanager.console.cause import MAX_CHARS, message_of
-from taskmanager.console.cut import cut
-from taskmanager.console.document import number
-from taskmanager.console.durations import clock, exact, precise, relative
-from taskmanager.console.figures import done_of
+from taskmanager.console.figures import clock, cut, done_of, exact, precise, relative
 from taskmanager.console.outlook import Outlook
-from taskmanager.console.task_table import STATUS_STYLES
+from taskmanager.console.terminal.tables import STATUS_STYLES
 from taskmanager.engine.definition import options_of, timeout_of
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.escaping import escaped, escaped_lines
@@ -179,7 +177,7 @@ def _instance(row: TaskRow, owner: InstanceRow | None) -> str:
 
 
 def _progress(progress: Mapping[str, Any]) -> str:
-    done, total = number(progress.get("done")), number(progress.get("total"))
+    done, total = number_or_none(progress.get("done")), number_or_none(progress.get("total"))
     text = str(progress.get("text") or "")
     if done is None:
         return escaped(text)

@@ -1,4 +1,4 @@
-"""One grid for all tables of a screen: a name, some figures, a remark. So figures stand below one another everywhere.
+"""Lays out all tables of a screen on one grid: a name, some figures, a remark, so that figures stand below one another.
 
 Lines are made here to the width and not by rich's tables: a screen has to know how many lines it takes, and a line that
 is printed to a file must end where its text ends.
@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.text import Text
 
-from taskmanager.console.cut import cut_front
 from taskmanager.model.escaping import escaped
 
 FIGURES: Final = 4
@@ -48,21 +47,22 @@ class Row(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A table: its title, the heads of its figures, its rows the most important first."""
+    """A table: its title, the heads of its figures, its rows the most important first.
+
+    With less room than for `least` rows it is left out. There are `unlisted` rows besides. `essential` figures are left
+    where it is narrow.
+    """
 
     title: str
     heads: Sequence[str]
     rows: Sequence[Row]
     remark_head: str = ""
     least: int = 1
-    """Rows without which it is left out when room is short; all of them, if it has fewer."""
     unlisted: int = 0
-    """Rows that there are besides, and that nobody has listed."""
     essential: tuple[int, ...] = (0, 1)
-    """Which figures are left where it is narrow."""
 
     def narrowed(self) -> "Section":
-        """The same with its essential figures only."""
+        """Return the table with its essential figures only."""
         heads = [self.heads[number] for number in self.essential]
         rows = [
             row._replace(figures=[row.figures[number] for number in self.essential if number < len(row.figures)])
@@ -82,20 +82,20 @@ class Grid(NamedTuple):
 
     @property
     def is_wide(self) -> bool:
-        """Whether there is room for more than the essential."""
+        """Return whether there is room for more than the essential."""
         return self.width >= WIDE_FROM
 
     @property
     def is_narrow(self) -> bool:
-        """Whether there is no room for all figures."""
+        """Return whether there is no room for all figures."""
         return self.figures < FIGURES
 
     def drawn_width(self, name_width: int) -> int:
-        """Columns for what is drawn between names of that width and the third figure."""
+        """Return the columns for what is drawn between names of that width and the third figure."""
         return self.name + 2 * self.figure - 1 - min(name_width, self.name)
 
     def head(self, section: Section, shown: int) -> Text:
-        """The line above a table. It says so when there are more rows than are shown.
+        """Return the line above a table. It says so when there are more rows than are shown.
 
         Where it is narrow, the title is whole and a head has to give way.
         """
@@ -114,7 +114,7 @@ class Grid(NamedTuple):
         return line
 
     def line(self, row: Row) -> Text:
-        """One row. Of a long name the end is kept, of a long remark the beginning."""
+        """Return one row. Of a long name the end is kept, of a long remark the beginning."""
         line = Text(MARGIN, no_wrap=True, overflow="ellipsis")
         drawn = row.drawn
         name_width = self.name if drawn is None else self.name + 2 * self.figure - 1 - drawn.cell_len
@@ -133,7 +133,7 @@ class Grid(NamedTuple):
 
 
 def grid_of(width: int) -> Grid:
-    """The grid of a screen. What is left beyond the wide one's needs is shared by names and remarks."""
+    """Return the grid of a screen. What is left beyond the wide one's needs is shared by names and remarks."""
     if width < NARROW_BELOW:
         name, figure = min(18, max(_LEAST_NAME, width // 3)), 8
         remark = max(1, width - len(MARGIN) - name - ESSENTIAL_FIGURES * figure - GAP)
@@ -141,6 +141,15 @@ def grid_of(width: int) -> Grid:
     figure, remark = (9, 44 + max(0, width - 120) // 2) if width >= WIDE_FROM else (8, min(19, width - 47))
     name = max(_LEAST_NAME, width - len(MARGIN) - FIGURES * figure - GAP - remark)
     return Grid(width, name, figure, remark)
+
+
+def cut_front(text: str, width: int) -> str:
+    """`…jobs:build_report`: of a long name the end says more than the beginning."""
+    if cell_len(text) <= width:
+        return text
+    while text and cell_len(text) > width - 1:
+        text = text[max(1, (cell_len(text) - width + 1) // 2) :]
+    return f"…{text}"
 
 
 def cut_end(text: str, width: int) -> str:
@@ -151,7 +160,7 @@ def cut_end(text: str, width: int) -> str:
 
 
 def wrapped(text: str, width: int, most: int) -> list[str]:
-    """The words of a text in lines of so many columns; of more than `most` lines the last one says that it goes on."""
+    """Return a text in lines of so many columns; of more than `most` lines the last one says that it goes on."""
     lines: list[str] = []
     for word in text.split():
         if lines and cell_len(lines[-1]) + 1 + cell_len(word) <= width:
@@ -164,7 +173,7 @@ def wrapped(text: str, width: int, most: int) -> list[str]:
 
 
 def fit(sections: Sequence[Section], lines: int | None) -> list[tuple[Section, int]]:
-    """Which sections are shown, and how many rows of each, when there are so many lines; None is no limit.
+    """Return which tables are shown in so many lines, and how many rows of each; None is no limit.
 
     Each takes a blank line, its head and its least number of rows while there is room, the first ones first; what is
     left is given out row by row.

@@ -1,4 +1,4 @@
-"""The tables of the console, each from a picture: instances, queues, tasks of the last hour, schedules, failures."""
+"""The tables of a screen, each from an overview: instances, queues, tasks of the last hour, schedules, failures."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -7,12 +7,12 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from taskmanager.console.cause import cause
-from taskmanager.console.durations import relative, short
-from taskmanager.console.figures import amount, compact, done_of, grouped, stopwatch, took
-from taskmanager.console.grid import NOT_KNOWN, NOTHING, Cell, Grid, Row, Section
-from taskmanager.console.picture import Health, InstanceSight, Picture, QueueSight, RunningSight
+from taskmanager.console.figures import amount, compact, done_of, grouped, relative, short, stopwatch, took
+from taskmanager.console.overview import Health, InstanceView, Overview, QueueView
+from taskmanager.console.terminal.grid import NOT_KNOWN, NOTHING, Cell, Grid, Row, Section
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.escaping import escaped
+from taskmanager.model.report import RunningTask
 from taskmanager.store.statistics import OWNED_CAP, SAMPLE, Failure, NextRun, TaskPace
 
 HEALTH_STYLES: Final = {Health.ALIVE: "green", Health.FROZEN: "yellow", Health.DEAD: "red"}
@@ -35,14 +35,14 @@ def _ago(instant_us: int | None, now_us: int) -> Cell:
     return NOT_KNOWN if instant_us is None else Cell(short(max(0, now_us - instant_us)))
 
 
-def instances(picture: Picture, grid: Grid) -> Section:
+def instances(overview: Overview, grid: Grid) -> Section:
     """Who works on the file, or did until it died."""
-    rows = [_instance(each, picture.taken_at, grid) for each in picture.instances]
+    rows = [_instance(each, overview.taken_at, grid) for each in overview.instances]
     return Section("Instances", ("running", "waiting", "unsaved", "up"), rows)
 
 
-def _instance(each: InstanceSight, now_us: int, grid: Grid) -> Row:
-    name = Cell(f"{each.instance_name or each.hostname} {each.pid}")
+def _instance(each: InstanceView, now_us: int, grid: Grid) -> Row:
+    name, report = Cell(f"{each.name} {each.row.pid}"), each.report
     style = HEALTH_STYLES[each.health]
     silent_us = round(each.silent_s * SECOND_US)
     if each.health is Health.DEAD:
@@ -53,32 +53,33 @@ def _instance(each: InstanceSight, now_us: int, grid: Grid) -> Row:
     remark = each.health.value
     if each.health is Health.FROZEN:
         remark = f"frozen for {short(silent_us)}"
-    elif each.is_stopping:
+    elif report.is_stopping:
         remark, style = "stopping", "yellow"
-    elif each.degraded_since is not None:
+    elif report.degraded_since is not None:
         remark, style = "storage degraded", "red"
     else:
-        for lane, sight in each.lanes.items():
-            longer = f"{remark}, {lane} {sight.running_count}/{sight.limit or '-'}"
-            if sight.running_count and len(longer) <= grid.remark:
+        for name_of_lane, lane in report.lanes.items():
+            longer = f"{remark}, {name_of_lane} {lane.running_count}/{lane.limit or '-'}"
+            if lane.running_count and len(longer) <= grid.remark:
                 remark = longer
     figures = (
-        _number(each.running_count, RUNNING_STYLE),
-        _number(each.waiting_count),
-        _number(each.unsaved_count, "yellow"),
-        _ago(each.started_at, now_us),
+        _number(report.running_count, RUNNING_STYLE),
+        _number(report.waiting_count),
+        _number(report.unsaved_count, "yellow"),
+        _ago(each.row.started_at, now_us),
     )
     return Row(name, figures, Cell(remark, style))
 
 
-def queues(picture: Picture) -> Section:
+def queues(overview: Overview) -> Section:
     """What waits where, for how long, and how much of it may run."""
-    rows = [_queue(each, picture.taken_at) for each in picture.queues]
-    unlisted = max((each.unlisted_queue_count for each in picture.instances), default=0)  # they may have the same
+    rows = [_queue(each, overview.taken_at) for each in overview.queues]
+    # Not the sum: two instances may leave out the same queues.
+    unlisted = max((each.report.unlisted_queue_count for each in overview.instances), default=0)
     return Section("Queues", ("running", "waiting", "oldest", "limit"), rows, unlisted=unlisted, essential=(1, 2))
 
 
-def _queue(each: QueueSight, now_us: int) -> Row:
+def _queue(each: QueueView, now_us: int) -> Row:
     figures = (
         _number(each.running_count, RUNNING_STYLE),
         _number(each.waiting_count, is_capped=each.is_waiting_capped),
@@ -88,12 +89,12 @@ def _queue(each: QueueSight, now_us: int) -> Row:
     return Row(Cell(each.queue_name), figures, Cell("paused", PAUSED_STYLE) if each.is_paused else NOTHING)
 
 
-def troubles(picture: Picture, grid: Grid) -> Section:
+def troubles(overview: Overview, grid: Grid) -> Section:
     """The tasks of the last hour that fail most, and those that take longest, in turns."""
-    paces = {each.task_name: each for each in picture.slowest}
-    failing = {each.task_name: each for each in picture.most_failing}
-    is_sample = picture.hour.ended_count > SAMPLE
-    are_some = picture.hour.failed_count > SAMPLE
+    paces = {each.task_name: each for each in overview.slowest}
+    failing = {each.task_name: each for each in overview.most_failing}
+    is_sample = overview.hour.ended_count > SAMPLE
+    are_some = overview.hour.failed_count > SAMPLE
     rows = []
     for name in _in_turns(list(failing), list(paces)):
         pace, failures = paces.get(name), failing.get(name)
@@ -123,10 +124,10 @@ def _in_turns(one: list[str], other: list[str]) -> Iterator[str]:
                 yield names[number]
 
 
-def schedules(picture: Picture) -> Section:
+def schedules(overview: Overview) -> Section:
     """What runs by itself, the next first."""
-    is_anybody_there = bool(picture.with_health(Health.ALIVE))
-    rows = [_schedule(each, picture.taken_at, is_anybody_there) for each in picture.schedules]
+    is_anybody_there = bool(overview.with_health(Health.ALIVE))
+    rows = [_schedule(each, overview.taken_at, is_anybody_there) for each in overview.schedules]
     return Section("Next schedules", ("", "", "last", "next"), rows, essential=(2, 3))
 
 
@@ -141,9 +142,9 @@ def _schedule(each: NextRun, now_us: int, is_anybody_there: bool) -> Row:
     return Row(Cell(each.schedule_name), figures, remark)
 
 
-def failures(picture: Picture, grid: Grid) -> Section:
+def failures(overview: Overview, grid: Grid) -> Section:
     """The last attempts that failed."""
-    rows = [_failure(each, picture.taken_at, grid) for each in picture.failures]
+    rows = [_failure(each, overview.taken_at, grid) for each in overview.failures]
     return Section("Last failures", ("", "attempt", "retries", "ago"), rows, "error", essential=(2, 3))
 
 
@@ -159,19 +160,19 @@ def _one_task(name: str, task_id: str) -> Cell:
     return Cell(f"{name} {task_id[-ID_END:]}")
 
 
-def running(picture: Picture, grid: Grid, *, is_ascii: bool) -> Section:
+def running(overview: Overview, grid: Grid, *, is_ascii: bool) -> Section:
     """What runs now: those that report progress with a bar, then the ones that run longest."""
-    unlisted = max(0, sum(each.running_count for each in picture.instances) - len(picture.running))
+    unlisted = max(0, sum(each.report.running_count for each in overview.instances) - len(overview.running))
     if grid.is_narrow:
-        rows = [_briefly_running(each, picture.taken_at) for each in picture.running]
+        rows = [_briefly_running(each, overview.taken_at) for each in overview.running]
         return Section("Running", ("done", "elapsed", "left"), rows, unlisted=unlisted, essential=(0, 1, 2))
-    longest = max((cell_len(escaped(each.task_name)) + 1 + ID_END for each in picture.running), default=0)
+    longest = max((cell_len(escaped(each.task_name)) + 1 + ID_END for each in overview.running), default=0)
     width = min(MAX_BAR, grid.drawn_width(longest))
-    rows = [_running(each, picture.taken_at, width, is_ascii) for each in picture.running]
+    rows = [_running(each, overview.taken_at, width, is_ascii) for each in overview.running]
     return Section("Running", ("", "", "elapsed", "left"), rows, unlisted=unlisted)
 
 
-def _briefly_running(each: RunningSight, now_us: int) -> Row:
+def _briefly_running(each: RunningTask, now_us: int) -> Row:
     """Where a bar has no room."""
     if each.fraction is not None:
         done = Cell(f"{int(each.fraction * 100)}%", RUNNING_STYLE)
@@ -180,18 +181,18 @@ def _briefly_running(each: RunningSight, now_us: int) -> Row:
     return Row(_one_task(each.task_name, each.task_id), (done, *_times(each, now_us)))
 
 
-def _running(each: RunningSight, now_us: int, width: int, is_ascii: bool) -> Row:
+def _running(each: RunningTask, now_us: int, width: int, is_ascii: bool) -> Row:
     drawn = _progress(each, width, is_ascii)
     return Row(_one_task(each.task_name, each.task_id), _times(each, now_us), Cell(each.text, "dim"), drawn)
 
 
-def _times(each: RunningSight, now_us: int) -> tuple[Cell, Cell]:
+def _times(each: RunningTask, now_us: int) -> tuple[Cell, Cell]:
     left_us = each.left_us(now_us)
     left = NOTHING if left_us is None else Cell(stopwatch(left_us), RUNNING_STYLE)
     return Cell(stopwatch(now_us - each.started_at)), left
 
 
-def _progress(each: RunningSight, width: int, is_ascii: bool) -> Text:
+def _progress(each: RunningTask, width: int, is_ascii: bool) -> Text:
     """A bar with its percentage; only how much was done where nobody knows of how much."""
     fraction = each.fraction
     if fraction is None:

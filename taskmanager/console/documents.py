@@ -1,0 +1,102 @@
+"""What `--json` prints, as plain data: instants as ISO 8601 in UTC, what is not known as null.
+
+A record has the columns of the table by their names, and JSON as what it holds. Sealed arguments and results (of a
+manager with `codec=`) stay the text that is stored; nothing here can open them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any, Final
+
+from taskmanager.codec.columns import loads_flat
+from taskmanager.console.figures import iso
+from taskmanager.console.overview import InstanceView, Overview
+from taskmanager.model.errors import ArgumentError
+from taskmanager.model.record import AttemptRow, TaskRow
+
+_JSON_COLUMNS: Final = frozenset({"args", "kwargs", "result", "task_options", "tags", "progress", "log"})
+_BOOLEAN_COLUMNS: Final = frozenset({"is_workflow_task", "will_retry"})
+_INSTANT_ENDINGS: Final = ("_at", "since", "good_until", "scheduled_for")
+
+
+def overview_document(overview: Overview) -> dict[str, Any]:
+    """Return the object of `taskmanager status --json`. The command counts everything, so nothing is capped."""
+    found: dict[str, Any] = _plain("", overview)
+    del found["capped"]
+    found["instances"] = [_plain("", _instance(each)) for each in overview.instances]
+    return found
+
+
+def _instance(view: InstanceView) -> dict[str, Any]:
+    row, report = view.row, view.report
+    return {
+        "instance_id": row.instance_id,
+        "instance_name": row.instance_name,
+        "hostname": row.hostname,
+        "pid": row.pid,
+        "health": view.health,
+        "started_at": row.started_at,
+        "seen_at": view.seen_at,
+        "silent_s": view.silent_s,
+        "held_count": view.held_count,
+        "running_count": report.running_count,
+        "waiting_count": report.waiting_count,
+        "stuck_count": report.abandoned_count,
+        "unwritten_count": report.unwritten_count,
+        "unsaved_count": report.unsaved_count,
+        "unsaved_since": report.unsaved_since,
+        "degraded_since": report.degraded_since,
+        "failing_duties": report.failing_duties,
+        "is_stopping": report.is_stopping,
+        "lanes": report.lanes,
+        "unlisted_queue_count": report.unlisted_queue_count,
+    }
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return a frozen value as data; `name` is the key that it stands under."""
+    if is_dataclass(value):
+        return {each.name: _plain(each.name, getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(str(key), each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(name, each) for each in value]
+    if isinstance(value, Enum):
+        return value.value
+    is_instant = isinstance(value, int) and name.endswith(_INSTANT_ENDINGS)
+    return iso(value) if is_instant else value
+
+
+def record_document(row: TaskRow) -> dict[str, Any]:
+    """Return one task."""
+    values = _columns(row._asdict())
+    for entry in values["log"] or ():
+        if isinstance(entry, dict) and isinstance(entry.get("at"), int):
+            entry["at"] = iso(entry["at"])
+    return values
+
+
+def attempt_document(row: AttemptRow) -> dict[str, Any]:
+    """Return one attempt that has ended."""
+    return _columns(row._asdict())
+
+
+def _columns(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: None if value is None else _column(name, value) for name, value in values.items()}
+
+
+def _column(name: str, value: Any) -> Any:
+    if name in _JSON_COLUMNS:
+        return parsed(value)
+    return bool(value) if name in _BOOLEAN_COLUMNS else _plain(name, value)
+
+
+def parsed(text: str) -> Any:
+    """Return what a JSON column holds; its text where that is no JSON, or nested too deep to be written again."""
+    try:
+        return loads_flat(text)
+    except ArgumentError:
+        return text

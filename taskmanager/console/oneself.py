@@ -1,0 +1,154 @@
+"""Lets an instance look at itself: at its own memory, which is newer than any file, and through its store at the rest.
+
+Memory is looked at on the loop, the store in a thread where there is time for it: `console()` is a plain call and reads
+the file here and now, for some milliseconds; `live()` leaves the loop alone.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from taskmanager.console.observer import Observer, Oneself
+from taskmanager.console.overview import NO_COUNTS, Overview, Problem
+from taskmanager.engine.engine import Engine
+from taskmanager.engine.report import report_of
+from taskmanager.model.clock import HOUR_US, MINUTE_US
+from taskmanager.model.errors import StoreError
+from taskmanager.model.record import AttemptRow
+from taskmanager.model.report import InstanceReport, TaskInMemory
+from taskmanager.model.states import TERMINAL, AttemptOutcome, TaskStatus
+from taskmanager.store.statistics import MAX_LINES, Failure, FileSize, Glance, Pace, Statistics
+
+READ_S: Final = 1.0
+"""The least time between two looks at the file."""
+COST_FACTOR: Final = 50.0
+"""A look at the file that took so long is made again after so many times as long."""
+
+
+class InstanceObserver:
+    """Makes overviews of one start; what the store said is kept for a while."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._store, self._clock, self._identity = engine, engine.store, engine.clock, engine.identity
+        self._database = engine.settings.database
+        self._observer = Observer(self._database, self._clock)
+        self._found: Glance | None = None
+        self._fault: str | None = None
+        self._marked: InstanceReport | None = None
+        """The report that was made when the store was looked at."""
+        self._next_look_s = 0.0
+
+    def overview(self) -> Overview:
+        """Return what there is to see here and now."""
+        report = report_of(self._engine, has_memory=True)
+        if self._is_due() and self.look():
+            self._marked = report
+        return self._drawn(report)
+
+    async def overview_aside(self) -> Overview:
+        """Return the same, with the file read in a thread."""
+        if self._database is None:
+            return self.overview()
+        report = report_of(self._engine, has_memory=True)
+        if self._is_due():
+            if await asyncio.to_thread(self.look, counts_all=True):
+                self._marked = report
+            report = report_of(self._engine, has_memory=True)
+        return self._drawn(report)
+
+    def look(self, *, counts_all: bool = False) -> bool:
+        """Read the store; return whether it could be read. Who has time for it counts all rows."""
+        began_s = self._clock.elapsed_s()
+        try:
+            self._found, self._fault = self._store.glance(self._clock.now_us(), counts_all=counts_all), None
+        except StoreError as exc:
+            self._fault = str(exc)
+        took_s = self._clock.elapsed_s() - began_s
+        self._next_look_s = began_s + max(READ_S, took_s * COST_FACTOR)
+        return self._fault is None
+
+    def _is_due(self) -> bool:
+        return self._clock.elapsed_s() >= self._next_look_s
+
+    def _drawn(self, report: InstanceReport) -> Overview:
+        now, memory, shown = report.taken_at, report.memory, report.for_others()
+        if memory is None:  # too many to be told one by one
+            rough = {TaskStatus.PENDING: shown.memory_only_waiting, TaskStatus.RUNNING: shown.memory_only_running}
+            differences, ended = Counter(rough), []
+        else:
+            differences = _differences(report, self._marked)
+            ended = [_as_failure(row, task_name) for task_name, row in memory.attempts]
+            shown = replace(shown, unwritten_count=0)
+        found, counts, capped = self._found or Glance(_nothing(now), NO_COUNTS)
+        together = {status: max(0, number + differences[status]) for status, number in counts.items()}
+        oneself = Oneself(self._identity.row(now), shown, together, capped)
+        overview = self._observer.overview(_with_ended(found, ended, now), counts, oneself)
+        if self._fault is None:
+            return overview
+        problem = Problem(severity="error", text=self._fault, advice="shown is what memory knows")
+        return replace(overview, problems=(problem, *overview.problems))
+
+
+def _differences(report: InstanceReport, marked: InstanceReport | None) -> Counter[TaskStatus]:
+    """Return what the counts of the store lack, which are as old as the marked report.
+
+    What other instances do meanwhile comes with the next look.
+    """
+    tasks = {} if report.memory is None else report.memory.tasks
+    known = {} if marked is None or marked.memory is None else marked.memory.tasks
+    marked_at = 0 if marked is None else marked.taken_at
+    ended = Counter(report.tally) - Counter({} if marked is None else marked.tally)
+    differences: Counter[TaskStatus] = Counter()
+    for task_id, task in tasks.items():
+        before = known.get(task_id)
+        stored = _stored(task, before, marked_at)
+        if stored is not None:
+            differences[TaskStatus(stored)] -= 1
+        differences[task.status] += 1
+        if task.status.is_terminal and not (before and before.status.is_terminal):
+            ended[task.status.value] -= 1  # it is counted here
+    for before in (known[task_id] for task_id in known.keys() - tasks.keys()):
+        if before.stored is not None:
+            differences[TaskStatus(before.stored)] -= 1
+        if before.status.is_terminal:
+            differences[before.status] += 1
+    for status in TERMINAL:
+        differences[status] += ended[status.value]
+    return differences
+
+
+def _stored(task: TaskInMemory, before: TaskInMemory | None, marked_at: int) -> str | None:
+    """Return the status under which the store has counted the task, if it has."""
+    if before is not None:
+        return before.stored
+    was_claimed_since = task.stored is not None and task.sent_at < marked_at
+    return TaskStatus.PENDING if was_claimed_since else None
+
+
+def _as_failure(row: AttemptRow, task_name: str) -> Failure:
+    code, message = row.error_code or "", row.error_message
+    return Failure(
+        row.task_id, task_name, row.attempt, row.outcome, code, message, row.finished_at, bool(row.will_retry)
+    )
+
+
+def _with_ended(found: Statistics, ended: Sequence[Failure], now: int) -> Statistics:
+    """Return the statistics with attempts that no store has seen."""
+    failed = [each for each in ended if each.outcome in (AttemptOutcome.FAILED, AttemptOutcome.WORKER_FAILURE)]
+
+    def more(pace: Pace) -> Pace:
+        new = sum(each.finished_at >= pace.since for each in ended)
+        new_failed = sum(each.finished_at >= pace.since for each in failed)
+        return Pace(pace.since, pace.ended_count + new, pace.failed_count + new_failed)
+
+    newest = sorted([*failed, *found.failures], key=lambda each: each.finished_at, reverse=True)
+    return replace(
+        found, taken_at=now, minute=more(found.minute), hour=more(found.hour), failures=tuple(newest[:MAX_LINES])
+    )
+
+
+def _nothing(now: int) -> Statistics:
+    minute, hour = Pace(now - MINUTE_US, 0, 0), Pace(now - HOUR_US, 0, 0)
+    return Statistics(taken_at=now, beats={}, owned={}, minute=minute, hour=hour, size=FileSize(0, 0, 0))

@@ -1,0 +1,136 @@
+"""What there is to see of one database at one moment, in frozen values: the console draws it, `--json` prints it.
+
+Instants end in `_at` or `_since` and are microseconds since 1970 UTC; None is "never" or "not known".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Literal, NamedTuple
+
+from taskmanager.model.report import InstanceReport, RunningTask
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.protocol import InstanceRow
+from taskmanager.store.statistics import Failure, NextRun, Pace, TaskFailures, TaskPace
+
+
+class Health(StrEnum):
+    """Of an instance. Dead: its lock is free. Frozen: its lock is held, but its heartbeat does not move."""
+
+    ALIVE = "alive"
+    FROZEN = "frozen"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceView:
+    """One instance: its row, what it says of itself, and what is seen of it from outside.
+
+    `held_count` are the unfinished rows it owns in the file, at most `statistics.OWNED_CAP`. `seen_at` is the newest
+    sign of life, and `silent_s` how long ago that was, by the observer's own clock where it has seen the sign come.
+    """
+
+    row: InstanceRow
+    report: InstanceReport
+    health: Health
+    seen_at: int
+    silent_s: float
+    held_count: int
+
+    @property
+    def name(self) -> str:
+        """Return what people call it: the name it was given, or else its host."""
+        return self.row.instance_name or self.row.hostname
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueView:
+    """One queue over all living instances. `limit` is what may run at once in all of them, None without a limit."""
+
+    queue_name: str
+    running_count: int
+    waiting_count: int
+    is_waiting_capped: bool
+    limit: int | None
+    oldest_waiting_since: int | None
+    is_paused: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageView:
+    """The file and its log. `path` is None where tasks are in memory only."""
+
+    path: str | None
+    file_bytes: int = 0
+    unused_bytes: int = 0
+    log_bytes: int = 0
+    disk_free_bytes: int | None = None
+    schema_version: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Something a person should know first, and what to do about it."""
+
+    severity: Literal["error", "warning"]
+    text: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """Everything. `counts` has every status, memory-only tasks of living instances included; of the statuses in
+    `capped` there are more tasks than were counted.
+    """
+
+    taken_at: int
+    problems: tuple[Problem, ...] = ()
+    counts: Mapping[TaskStatus, int]
+    capped: frozenset[TaskStatus] = frozenset()
+    instances: tuple[InstanceView, ...] = ()
+    queues: tuple[QueueView, ...] = ()
+    minute: Pace
+    hour: Pace
+    running: tuple[RunningTask, ...] = ()
+    slowest: tuple[TaskPace, ...] = ()
+    most_failing: tuple[TaskFailures, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    schedules: tuple[NextRun, ...] = ()
+    storage: StorageView
+    last_activity_at: int | None = None
+
+    @property
+    def waiting_count(self) -> int:
+        """Return how many tasks are still to start."""
+        return self.counts[TaskStatus.PENDING] + self.counts[TaskStatus.CLAIMED]
+
+    @property
+    def running_count(self) -> int:
+        """Return how many tasks run."""
+        return self.counts[TaskStatus.RUNNING]
+
+    @property
+    def unwritten_count(self) -> int:
+        """Return how many memory-only tasks have ended in a living instance and are in no count yet."""
+        return sum(each.report.unwritten_count for each in self.instances)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether there is no task yet, in the file or in memory, and none to come by itself."""
+        return not any(self.counts.values()) and not self.unwritten_count and not self.schedules
+
+    def with_health(self, *wanted: Health) -> tuple[InstanceView, ...]:
+        """Return the instances whose health is one of these."""
+        return tuple(each for each in self.instances if each.health in wanted)
+
+
+class Finding(NamedTuple):
+    """What one check of `taskmanager doctor` has found, and what to do; no advice where all is well."""
+
+    name: str
+    is_well: bool
+    found: str
+    advice: str = ""
+
+
+NO_COUNTS: Final[Mapping[TaskStatus, int]] = dict.fromkeys(TaskStatus, 0)

@@ -1,0 +1,1 @@
+"""Draws what there is to see on a terminal, with rich."""

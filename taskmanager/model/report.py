@@ -1,0 +1,135 @@
+"""One instance at one moment, in frozen values: what `status()`, its row in the file, the console and the router show.
+
+Instants are microseconds since 1970 UTC; None is "never" or "not known".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from taskmanager.model.clock import SECOND_US
+from taskmanager.model.record import AttemptRow
+from taskmanager.model.states import TaskStatus
+
+UNSAVED_SHOWN_US: Final = 2 * SECOND_US
+"""A change that waits longer than this for its commit is worth a word; all others wait for some milliseconds."""
+MAX_REASON_CHARS: Final = 200
+"""Of the reason why a duty fails that other processes see."""
+_ROUNDED_US: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneReport:
+    """One lane of one instance."""
+
+    running_count: int = 0
+    limit: int | None = None
+
+
+class QueueReport(NamedTuple):
+    """One queue of one instance. `limit` is what may run at once, in all instances together where it is shared."""
+
+    waiting_count: int = 0
+    running_count: int = 0
+    limit: int | None = None
+    is_shared_limit: bool = False
+    oldest_waiting_since: int | None = None
+    memory_only_waiting: int = 0
+    memory_only_running: int = 0
+    is_paused: bool = False
+    priority: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningTask:
+    """One task that runs now. `done`, `total` and `text` are what it reported last, None without a report."""
+
+    task_id: str
+    task_name: str
+    queue_name: str
+    instance_id: str
+    attempt: int
+    started_at: int
+    is_persisted: bool
+    done: float | None = None
+    total: float | None = None
+    text: str = ""
+
+    @property
+    def fraction(self) -> float | None:
+        """Return how much is done, from 0 to 1; None when nobody knows, as when more was done than there is."""
+        if self.done is None or not self.total or not 0 <= self.done <= self.total:
+            return None
+        return self.done / self.total
+
+    def left_us(self, now_us: int) -> int | None:
+        """Return how long it will go on at the speed it had so far; None when nobody knows."""
+        fraction, elapsed_us = self.fraction, now_us - self.started_at
+        if not fraction or elapsed_us <= 0:
+            return None
+        return round(elapsed_us * (1 - fraction) / fraction)
+
+
+class TaskInMemory(NamedTuple):
+    """One task in memory: its status here, its status in the store (None without a row), and when it was sent."""
+
+    status: TaskStatus
+    stored: str | None
+    sent_at: int
+
+
+class MemoryReport(NamedTuple):
+    """Every task in memory by its id, and the attempts that no store has yet, each with the name of its task."""
+
+    tasks: Mapping[str, TaskInMemory]
+    attempts: tuple[tuple[str, AttemptRow], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceReport:
+    """What one instance says of itself. Two reports are equal when they say the same, whenever they were made.
+
+    `queues` may be the fullest only; of the others there are `unlisted_queue_count`, in which `unlisted_waiting_count`
+    tasks wait. `tasks` are some of those that run: those that report progress, and the oldest. `task_names` are the
+    functions that it knows, None where it does not say. `abandoned_count` are threads and coroutines that outlived
+    their time limit. `unwritten_count` are memory-only tasks that have ended and are not in the file yet. `tally`
+    counts how the tasks of this start have ended. `memory` is None unless somebody has asked for every task.
+    """
+
+    instance_id: str
+    started_at: int
+    taken_at: int = field(compare=False)
+    heartbeat_s: float | None = None
+    is_stopping: bool = False
+    running_count: int = 0
+    waiting_count: int = 0
+    abandoned_count: int = 0
+    unsaved_count: int = 0
+    unsaved_since: int | None = None
+    unwritten_count: int = 0
+    degraded_since: int | None = None
+    failing_duties: Mapping[str, str] = field(default_factory=dict)
+    memory_only_running: int = 0
+    memory_only_waiting: int = 0
+    lanes: Mapping[str, LaneReport] = field(default_factory=dict)
+    queues: Mapping[str, QueueReport] = field(default_factory=dict)
+    unlisted_queue_count: int = 0
+    unlisted_waiting_count: int = 0
+    tasks: tuple[RunningTask, ...] = ()
+    task_names: frozenset[str] | None = None
+    tally: Mapping[str, int] = field(default_factory=dict)
+    memory: MemoryReport | None = None
+
+    def for_others(self) -> "InstanceReport":
+        """Return the report as other processes see it: nothing in it changes by the mere passing of time.
+
+        A change that has waited for milliseconds only is left out, and the age of an older one is rounded. What is not
+        written is left out too, so that reports are equal when nothing new would be written.
+        """
+        since, count = self.unsaved_since, self.unsaved_count
+        if since is None or self.taken_at - since <= UNSAVED_SHOWN_US:
+            since, count = None, 0
+        else:
+            since = round(since / _ROUNDED_US) * _ROUNDED_US
+        reasons = {name: why[:MAX_REASON_CHARS] for name, why in sorted(self.failing_duties.items())}
+        return replace(self, unsaved_since=since, unsaved_count=count, failing_duties=reasons, tally={}, memory=None)
