@@ -51,6 +51,7 @@ class Runner:
         self.abandoned: set[Attempt] = set()
         self._not_begun: list[Attempt] = []
         self.is_stopping = False
+        self._loop = asyncio.get_running_loop()  # to ask for it is a call of the system each time
         self._report = report
         self._complete = complete
         self._lost_s = lost_s
@@ -59,8 +60,7 @@ class Runner:
 
     def start(self, attempt: Attempt) -> None:
         """Run the attempt in its lane, in a copy of the caller's context."""
-        live = attempt.live
-        loop = asyncio.get_running_loop()
+        live, loop = attempt.live, self._loop
         self.running[live.task_id] = attempt
         # After a restart there is no caller any more; the task then runs in an empty context.
         context = Context() if live.context is None else live.context.copy()
@@ -91,7 +91,7 @@ class Runner:
         finally:
             self._not_begun.extend(started)  # those behind one whose end raised
             if self._not_begun:
-                asyncio.get_running_loop().call_soon(self._look_at_not_begun)
+                self._loop.call_soon(self._look_at_not_begun)
 
     def stop(self, attempt: Attempt, reason: StopReason) -> None:
         """Ask an attempt to stop: async code is cancelled, a child killed, a thread sees `is_cancelled`."""

@@ -37,6 +37,10 @@ class Follower:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def __contains__(self, task_id: str) -> bool:
+        """Whether somebody has asked for this task from afar."""
+        return task_id in self._waiting or task_id in self.last_status
+
     def __repr__(self) -> str:
         return f"<Follower of {len(self._waiting)} tasks>"
 
@@ -123,9 +127,9 @@ class Follower:
 
     def notice(self, task_id: str, ending: Ending) -> None:
         """The task has ended."""
+        if task_id not in self:
+            return
         futures = self._waiting.pop(task_id, None)
-        if futures is None and task_id not in self.last_status:
-            return  # as of nearly every task, that ran here and was never asked for from afar
         for future in futures or ():
             resolve(future, ending)
         if self._over is None:  # that one is no end, only the last that is heard of it here

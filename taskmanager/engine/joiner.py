@@ -88,8 +88,7 @@ class Joiner:
         """Whether tasks that were interrupted without a stop are still on their way to the store, which is degraded:
         their waiters were told, and memory holds them no more.
         """
-        unsaved = self._engine.writer.unsaved_ended.values()
-        return any(live.ending is not None and live.ending.requeued for live in unsaved)
+        return any(live.goes_on for live in self._engine.writer.unsaved_ended.values())
 
     async def _has_free_rows(self, tags: dict[str, str]) -> bool:
         """Whether rows (with these tags) wait in the store, due or not, that this instance could run."""

@@ -8,6 +8,7 @@ import asyncio
 import weakref
 from contextvars import Context
 from enum import IntEnum
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from taskmanager.codec.values import loads
@@ -49,6 +50,18 @@ class Ending(NamedTuple):
     status: TaskStatus
     result: TaskResult[Any]
     requeued: bool = False
+
+
+class Worker(NamedTuple):
+    """The process that runs a task, as its row names it."""
+
+    pid: int | None
+    hostname: str | None
+    process_name: str | None
+
+
+NO_WORKER: Final = Worker(None, None, None)
+NO_VALUE: Final[Any] = object()
 
 
 class Holder(Protocol):
@@ -142,11 +155,13 @@ class LiveTask:
     cancel_requested_at: int | None = None
     progress_text: str | None = None
     log_text: str | None = None
-    worker_pid: int | None = None
-    worker_hostname: str | None = None
-    worker_process_name: str | None = None
+    worker: Worker = NO_WORKER
     attempts_due: tuple[AttemptRow, ...] = ()
     """Rows of attempts that go to the store with the record."""
+
+    never: None = None
+    zero: int = 0
+    """Of columns that no version of the library uses."""
 
     # The call, as the caller made it; not of what was read from the store.
     call_args: tuple[Any, ...] | None = None
@@ -174,7 +189,8 @@ class LiveTask:
     saving: Saving = NOT_SAVED
 
     # Who waits, and for what.
-    ending: Ending | None = None
+    _ending: Ending | None = None
+    _value: Any = NO_VALUE
     is_published: bool = False
     """Its waiters were told the ending, or wait elsewhere."""
     waiters: "list[asyncio.Future[Any]] | None" = None
@@ -225,6 +241,28 @@ class LiveTask:
     def is_elsewhere(self) -> bool:
         """True when only the store knows how the task goes on."""
         return self.phase is Phase.ELSEWHERE
+
+    @property
+    def ending(self) -> Ending | None:
+        """How it ended. Of a success it is made when somebody asks: of most tasks nobody does."""
+        if self._ending is None and self._value is not NO_VALUE:
+            self._ending = Ending(TaskStatus.COMPLETED, TaskResult(ok=self._value))
+        return self._ending
+
+    @ending.setter
+    def ending(self, ending: Ending | None) -> None:
+        self._ending, self._value = ending, NO_VALUE
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its waiters were told that it goes on at the next start, or with its free row."""
+        return self._ending is not None and self._ending.requeued
+
+    def succeed(self, value: Any, now_us: int) -> None:
+        """→ COMPLETED with this value."""
+        self.status = TaskStatus.COMPLETED
+        self.completed_at = self.updated_at = now_us
+        self._value = value
 
     def duplicate_answer(self) -> bool | None:
         """Whether the call named an existing task: known at once without a key, or in memory; else with the commit."""
@@ -309,72 +347,16 @@ class LiveTask:
             self.call_args = self.call_kwargs = None
 
     def row(self) -> TaskRow:
-        """The whole record as it is now."""
+        """Return the whole record as it is now."""
         if self.encodes_later:
             self.store_arguments()
-        return _new_tuple(
-            TaskRow,
-            (
-                self.task_id,
-                self.definition.name,
-                self.queue_name,
-                self.priority,
-                self.args_text,
-                self.kwargs_text,
-                STATUS_TEXT[self.status],
-                self.sent_at,
-                self.enqueued_at,
-                self.claimed_at,
-                self.owner,
-                self.started_at,
-                self.completed_at,
-                self.failed_at,
-                self.result_text,
-                self.failed_reason,
-                self.error_code,
-                self.good_until,
-                self.retry_count,
-                self.definition.retry.max_retries,
-                self.next_retry_at,
-                self.start_count,
-                self.crash_count,
-                self.snooze_count,
-                self.options_text,
-                self.tags_text,
-                self.idempotency_key,
-                self.enqueue_sha,
-                self.scheduled_for,
-                self.cancel_requested_at,
-                self.progress_text,
-                self.log_text,
-                self.worker_pid,
-                self.worker_hostname,
-                self.worker_process_name,
-                None,
-                None,
-                None,
-                0,
-                self.sent_at,
-                self.updated_at,
-            ),
-        )
+        return _new_tuple(TaskRow, _columns(self))
 
     def adopt(self, row: TaskRow) -> None:
         """Take over what the store says of this task (after a claim, a lost write, or a duplicate key)."""
-        self.queue_name, self.priority = row.queue_name, row.priority
-        self.args_text, self.kwargs_text = row.args, row.kwargs
+        for name, value in zip(_ADOPTED, _adopted(row), strict=True):
+            setattr(self, name, value)
         self.status = TaskStatus(row.status)
-        self.sent_at, self.enqueued_at, self.updated_at = row.sent_at, row.enqueued_at, row.updated_at
-        self.claimed_at, self.owner, self.started_at = row.claimed_at, row.claimed_by_worker_id, row.started_at
-        self.completed_at, self.failed_at = row.completed_at, row.failed_at
-        self.result_text, self.failed_reason, self.error_code = row.result, row.failed_reason, row.error_code
-        self.good_until, self.next_retry_at = row.good_until, row.next_retry_at
-        self.retry_count, self.start_count = row.retry_count, row.start_count
-        self.crash_count, self.snooze_count = row.crash_count, row.snooze_count
-        self.options_text, self.tags_text = row.task_options, row.tags
-        self.idempotency_key, self.enqueue_sha = row.idempotency_key, row.enqueue_sha
-        self.scheduled_for, self.cancel_requested_at = row.scheduled_for, row.cancel_requested_at
-        self.progress_text, self.log_text = row.progress, row.log
         self.call_args = self.call_kwargs = None
         self.saving.committed = Expected(row.status, row.claimed_by_worker_id, row.start_count)
 
@@ -386,6 +368,39 @@ class LiveTask:
         live.timeout_s = timeout_s
         live.adopt(row)
         return live
+
+
+_OTHER_NAMES: Final = {
+    "task_name": "definition.name",
+    "args": "args_text",
+    "kwargs": "kwargs_text",
+    "status": "status._value_",  # the text alone: the driver looks up an adapter for the members of an enum
+    "claimed_by_worker_id": "owner",
+    "result": "result_text",
+    "max_retries": "definition.retry.max_retries",
+    "task_options": "options_text",
+    "tags": "tags_text",
+    "progress": "progress_text",
+    "log": "log_text",
+    "worker_pid": "worker.pid",
+    "worker_hostname": "worker.hostname",
+    "worker_process_name": "worker.process_name",
+    "finalizing_at": "never",
+    "finalizing_by_worker_id": "never",
+    "claim_expires_at": "never",
+    "is_workflow_task": "zero",
+    "created_at": "sent_at",
+}
+"""Where a task keeps the columns of its row that it knows by another name."""
+_NAMES: Final = {column: _OTHER_NAMES.get(column, column) for column in TaskRow._fields}
+_columns = attrgetter(*_NAMES.values())
+_ADOPTED: Final = [
+    name
+    for column, name in _NAMES.items()
+    if "." not in name and column not in ("task_id", "created_at") and name not in ("never", "zero")
+]
+"""What a row says of its task; the rest is known before it is read, or is said of one start only."""
+_adopted = attrgetter(*(column for column, name in _NAMES.items() if name in _ADOPTED and column != "created_at"))
 
 
 def tags_of(tags_text: str | None) -> dict[str, str]:

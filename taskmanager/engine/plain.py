@@ -42,7 +42,7 @@ class PlainSuccess:
         attempt.is_over, attempt.task, live.attempt = True, None, None
         if attempt.timer is not None:
             attempt.timer.cancel()
-        ending = self._settlement.complete(live, attempt, value)
+        self._settlement.complete(live, attempt, value)
         live.phase = Phase.ENDED
         if live.is_persisted:
             self._inbox.end_began(live)
@@ -50,11 +50,8 @@ class PlainSuccess:
         else:
             self._writer.record(live)
             live.is_published = True
-            if live.waiters:
-                for waiter in live.waiters:
-                    resolve(waiter, ending)
-                live.waiters = None
-            self._follower.notice(live.task_id, ending)
+            if live.waiters or live.task_id in self._follower:
+                self._tell(live)
             live.context = None
             if not live.encodes_later:
                 live.call_args = live.call_kwargs = None
@@ -62,3 +59,11 @@ class PlainSuccess:
         if attempt.has_slot:
             attempt.has_slot = False
             self._dispatcher.give_back(live)
+
+    def _tell(self, live: LiveTask) -> None:
+        ending = live.ending
+        assert ending is not None
+        waiters, live.waiters = live.waiters, None
+        for waiter in waiters or ():
+            resolve(waiter, ending)
+        self._follower.notice(live.task_id, ending)

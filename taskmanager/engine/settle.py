@@ -12,7 +12,7 @@ from taskmanager.codec.safe import safe_text
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.instance import Identity
-from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask
+from taskmanager.engine.live_task import GOES_ON, NO_WORKER, Ending, LiveTask, Worker
 from taskmanager.engine.outcome import Outcome
 from taskmanager.engine.row_codec import stored_error, stored_result
 from taskmanager.model.clock import SECOND_US, Clock
@@ -40,6 +40,7 @@ class Settlement:
 
     def __init__(self, identity: Identity, clock: Clock, random_01: Callable[[], float], crash_budget: int) -> None:
         self._who = identity
+        self._worker = Worker(identity.pid, identity.hostname, identity.process_name)
         self._crash_budget = crash_budget
         self._clock = clock
         self._now_us = clock.now_us
@@ -50,20 +51,20 @@ class Settlement:
 
     def begin(self, live: LiveTask) -> None:
         """→ RUNNING: the state that is committed before user code runs."""
-        now = self._now_us()
-        who = self._who
         live.status = TaskStatus.RUNNING
+        live.started_at = live.updated_at = self._now_us()
+        live.owner = self._who.instance_id
+        live.worker = self._worker
+        if live.start_count or live.next_retry_at is not None:
+            live.next_retry_at = live.progress_text = None  # how far an earlier attempt came says nothing of this one
         live.start_count += 1
-        live.started_at = live.updated_at = now
-        live.owner = who.instance_id
-        live.next_retry_at = live.progress_text = None  # how far an earlier attempt came says nothing of this one
-        live.worker_pid, live.worker_hostname, live.worker_process_name = who.pid, who.hostname, who.process_name
 
     def unbegin(self, live: LiveTask) -> None:
         """Take back a start that was not committed: the task waits again as if nothing had happened."""
         live.status = TaskStatus.PENDING
         live.start_count -= 1
-        live.started_at = live.worker_pid = live.worker_hostname = live.worker_process_name = None
+        live.started_at = None
+        live.worker = NO_WORKER
 
     def settle(self, live: LiveTask, attempt: Attempt, outcome: Outcome) -> Next:
         """→ the state after an attempt."""
@@ -92,12 +93,10 @@ class Settlement:
 
     def _complete(self, live: LiveTask, attempt: Attempt, outcome: Outcome) -> Next:
         now = self._now_us()
-        live.status = TaskStatus.COMPLETED
         self.tally["COMPLETED"] += 1
-        live.completed_at = live.updated_at = now
+        live.succeed(outcome.value, now)
         if outcome.error is None:
             live.result_text = stored_result(live.definition, outcome.value, self._tell_not_stored)
-            live.ending = Ending(TaskStatus.COMPLETED, TaskResult(ok=outcome.value))
         else:
             self._tell_not_stored(live.definition, outcome.error.message)
             live.result_text = stored_error(live.definition, outcome.error)
@@ -105,20 +104,18 @@ class Settlement:
         self._add_attempt(live, attempt, now, AttemptOutcome.COMPLETED, False, None, None)
         return NOTHING_MORE
 
-    def complete(self, live: LiveTask, attempt: Attempt, value: Any) -> Ending:
+    def complete(self, live: LiveTask, attempt: Attempt, value: Any) -> None:
         """→ COMPLETED, by a plain success: what `settle` does for it, in one step."""
-        now = live.completed_at = live.updated_at = self._now_us()
-        live.status = TaskStatus.COMPLETED
-        self.tally["COMPLETED"] += 1
+        now = self._now_us()
+        live.succeed(value, now)
         live.result_text = stored_result(live.definition, value, self._tell_not_stored)
-        ending = live.ending = _new_tuple(Ending, (TaskStatus.COMPLETED, TaskResult(ok=value), False))
+        self.tally["COMPLETED"] += 1
         who = self._who
         row = (
             live.task_id, 1, "COMPLETED", 0, attempt.started_at, now, None, None, None,
             who.instance_id, who.hostname, who.pid, who.process_name, now,
         )  # fmt: skip
         live.attempts_due = (_new_tuple(AttemptRow, row),)
-        return ending
 
     def _tell_not_stored(self, definition: Definition, why: str) -> None:
         """Log it for the first task of each function; the record of each says it too."""
@@ -207,7 +204,7 @@ class Settlement:
         live.renew_due(self._clock.now_us(), self._clock.elapsed_s())
         live.status = TaskStatus.PENDING
         live.owner = live.claimed_at = live.started_at = None
-        live.worker_pid = live.worker_hostname = live.worker_process_name = None
+        live.worker = NO_WORKER
         live.ending = GOES_ON
 
     def _wait_again(self, live: LiveTask, delay_s: float) -> None:
@@ -216,7 +213,7 @@ class Settlement:
         live.enqueued_at = now + int(delay_s * SECOND_US)
         live.updated_at = now
         live.claimed_at = live.started_at = None
-        live.worker_pid = live.worker_hostname = live.worker_process_name = None
+        live.worker = NO_WORKER
 
     def _add_attempt(
         self,

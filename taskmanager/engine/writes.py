@@ -47,8 +47,7 @@ def write_of(live: LiveTask, base: Expected | None, attempts: tuple[AttemptRow, 
                 change = (live.task_id, live.definition.name, base, live.completed_at, live.result_text, attempts)
                 return _new_tuple(SuccessWrite, change)
         elif status is TaskStatus.RUNNING and base[0] == _PENDING and base[2] == 0:
-            worker = (live.worker_pid, live.worker_hostname, live.worker_process_name)
-            return _new_tuple(StartWrite, (live.task_id, live.definition.name, base, live.started_at, *worker))
+            return _new_tuple(StartWrite, (live.task_id, live.definition.name, base, live.started_at, *live.worker))
     return _new_tuple(TaskWrite, (live.row(), base, attempts))
 
 

@@ -10,7 +10,7 @@ from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.instance import Identity
-from taskmanager.engine.live_task import LiveTask, Phase
+from taskmanager.engine.live_task import NO_WORKER, LiveTask, Phase
 from taskmanager.engine.outcome import MAX_REASON_CHARS, Outcome, describe, failure_of
 from taskmanager.engine.settle import Next, Settlement
 from taskmanager.model.config import RetryPolicy
@@ -48,7 +48,7 @@ class Scene:
         assert can_move(TaskStatus.RUNNING, self.live.status)
         assert (self.live.ending is None) == (step.delay_s is not None)
         if self.live.status is TaskStatus.PENDING:
-            assert self.live.started_at is self.live.worker_pid is self.live.claimed_at is None
+            assert self.live.started_at is self.live.worker.pid is self.live.claimed_at is None
         return step
 
     def history(self) -> list[tuple[int, str, bool, str | None]]:
@@ -65,9 +65,9 @@ def test_a_start_names_who_runs_it_and_counts() -> None:
     scene = Scene()
     live = scene.live
     assert (live.status, live.start_count, live.started_at, live.owner) == (TaskStatus.RUNNING, 1, 5_000, "me")
-    assert (live.worker_pid, live.worker_hostname, live.worker_process_name) == (7, "host", "main")
+    assert live.worker == (7, "host", "main")
     scene.settlement.unbegin(live)
-    assert (live.status, live.start_count, live.started_at, live.worker_pid) == (TaskStatus.PENDING, 0, None, None)
+    assert (live.status, live.start_count, live.started_at, live.worker) == (TaskStatus.PENDING, 0, None, NO_WORKER)
 
 
 @pytest.mark.req("DS-015", "DS-044", "DS-049", "DS-050")
