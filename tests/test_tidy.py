@@ -195,6 +195,32 @@ LONG_TEST_NAMES: Final[Mapping[str, int]] = {
     "tests/unit/test_engine_window.py": 11,
     "tests/unit/test_engine_writer.py": 3,
 }
+# A name that begins like a riddle names its subject last; say the subject first.
+RIDDLE: Final = re.compile(r"test_(?:who|whoever|what|whatever)_")
+RIDDLES: Final[Mapping[str, int]] = {
+    "tests/unit/cli/test_refusals.py": 1,
+    "tests/unit/cli/test_schedules.py": 1,
+    "tests/unit/test_console_observer.py": 2,
+    "tests/unit/test_console_records.py": 1,
+    "tests/unit/test_console_screens.py": 1,
+    "tests/unit/test_engine_attempt.py": 1,
+    "tests/unit/test_engine_calls.py": 2,
+    "tests/unit/test_engine_child_link.py": 4,
+    "tests/unit/test_engine_claiming.py": 1,
+    "tests/unit/test_engine_dispatch.py": 1,
+    "tests/unit/test_engine_follow.py": 2,
+    "tests/unit/test_engine_instance.py": 1,
+    "tests/unit/test_engine_lanes.py": 3,
+    "tests/unit/test_engine_settle.py": 2,
+    "tests/unit/test_engine_sharing.py": 1,
+    "tests/unit/test_engine_stored_tasks.py": 2,
+    "tests/unit/test_engine_survival.py": 3,
+    "tests/unit/test_engine_time.py": 1,
+    "tests/unit/test_engine_waiting.py": 1,
+    "tests/unit/test_engine_window.py": 2,
+    "tests/unit/test_engine_writer.py": 2,
+    "tests/unit/test_engine_writes_pared.py": 2,
+}
 # Parts of a file's name that say how its author felt, and not what is tested.
 MOODS: Final = frozenset({"bad", "between", "mishaps", "poison", "ways", "window", "impatient", "patient"})
 MOODY_FILES: Final[frozenset[str]] = frozenset(
@@ -905,6 +931,12 @@ def test_the_name_of_a_test_is_short_enough_to_read() -> None:
     """Module and rule; the reason has its place in the docstring."""
     sizes = Counter(path for path, name in names_of_tests() if len(name) > MAX_TEST_NAME)
     report(size_faults(sizes, 0, LONG_TEST_NAMES, f"names over {MAX_TEST_NAME}"))
+
+
+def test_the_name_of_a_test_begins_with_its_subject() -> None:
+    """`test_a_stray_is_judged`, not `test_what_is_a_stray_is_judged`: who looks for strays finds the first one."""
+    riddles = Counter(path for path, name in names_of_tests() if RIDDLE.match(name))
+    report(size_faults(riddles, 0, RIDDLES, "names that begin like a riddle"))
 
 
 def test_a_file_of_tests_is_named_by_what_it_tests() -> None:

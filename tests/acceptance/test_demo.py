@@ -213,7 +213,7 @@ def test_a_database_that_is_not_a_demos_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", "file.txt"])
-def test_what_is_no_directory_is_a_usage_error_in_one_line(
+def test_a_path_that_is_no_directory_is_a_usage_error_in_one_line(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is made, and the line says what is wrong."""

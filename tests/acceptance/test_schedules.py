@@ -81,7 +81,7 @@ async def test_intervals_and_cron_expressions_fire_on_time(tmp_path: Path, runs:
         assert all(at.microsecond == 0 and at.tzinfo is UTC for at in runs.of("second"))
 
 
-async def test_what_was_missed_is_made_up_after_a_restart(tmp_path: Path, runs: Runs) -> None:
+async def test_a_missed_fire_is_made_up_after_a_restart(tmp_path: Path, runs: Runs) -> None:
     """By the state in the file: each time that was missed, once."""
     database, options = tmp_path / "tasks.db", {"every": 0.2, "catch_up": "all", "overlap": "allow"}
     async with application(database, runs, tick=options):

@@ -107,7 +107,7 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_what_no_stop_has_written_is_written_at_exit(tmp_path: Path, ending: str) -> None:
+def test_unwritten_tasks_are_written_at_exit(tmp_path: Path, ending: str) -> None:
     """Accepted tasks are free rows, running ones stand as a stop without a drain leaves them, and one line says so."""
     text, status = ENDINGS[ending]
     done = ended(tmp_path, text)

@@ -181,7 +181,7 @@ async def test_take_over_leaves_what_is_not_for_it(store: Store, row: TaskRow) -
     assert await store.fetch("t1") == row._replace(claimed_by_worker_id=OTHER)
 
 
-async def test_what_was_due_stays_due_when_the_clock_goes_back(store: Store) -> None:
+async def test_a_due_row_stays_due_when_the_clock_goes_back(store: Store) -> None:
     """Rows that were due when they were last written are due now; a moment still to come is a promise, and waits on."""
     was_due = task("due", enqueued_at=5_000, updated_at=5_000)
     promised = task("promised", enqueued_at=9_000, updated_at=5_000)
@@ -289,7 +289,7 @@ async def test_release_frees_the_waiting_rows_of_one_owner(store: Store) -> None
     assert await store.release(ME, 901) == 0
 
 
-async def test_what_waited_at_a_dead_owner_is_freed_a_page_at_a_time(store: Store) -> None:
+async def test_rows_that_waited_at_a_dead_owner_are_freed_a_page_at_a_time(store: Store) -> None:
     """All that may still run, with its delay and its history; nothing stays of the claim, nor of who made it."""
     claim = {"claimed_by_worker_id": ME, "claimed_at": 300, "claim_expires_at": 400, "started_at": 200}
     worker = {"worker_pid": 7, "worker_hostname": "host", "worker_process_name": "main", "failed_reason": "stopping"}
@@ -310,7 +310,7 @@ async def test_what_waited_at_a_dead_owner_is_freed_a_page_at_a_time(store: Stor
     assert list((await store.fetch_ids([row.task_id for row in others])).values()) == others
 
 
-async def test_what_is_to_be_cancelled_or_has_expired_is_not_freed(store: Store) -> None:
+async def test_a_row_to_be_cancelled_or_expired_is_not_freed(store: Store) -> None:
     """It must not run, so it is left to those who judge row by row; and it is in the way of no other."""
     asked = [task(f"a{i}", status="CLAIMED", cancel_requested_at=500) for i in range(3)]
     expired = [task("e1", claimed_by_worker_id=ME, good_until=900), task("e2", claimed_by_worker_id=ME, good_until=8)]
@@ -319,7 +319,7 @@ async def test_what_is_to_be_cancelled_or_has_expired_is_not_freed(store: Store)
     assert [row.task_id for row in await store.fetch_owned([ME], limit=9)] == ["a0", "a1", "a2", "e1", "e2"]
 
 
-async def test_what_expires_in_the_store_is_free_and_past_its_time(store: Store) -> None:
+async def test_only_free_rows_past_their_time_expire_in_the_store(store: Store) -> None:
     """The longest past first; what an instance holds, runs or has ended is not meant."""
     free = [task(f"t{i}", good_until=good_until) for i, good_until in enumerate((900, 901, 7, 0))]
     held = [task("o1", claimed_by_worker_id=ME, good_until=8), task("o2", status="CLAIMED", good_until=8)]

@@ -33,7 +33,7 @@ async def test_a_row_comes_back_as_it_was_written(store: Store, status: TaskStat
     assert await store.fetch_ids(["t1", "nobody"]) == {"t1": row}
 
 
-async def test_what_does_not_exist_is_none(store: Store) -> None:
+async def test_an_unknown_id_gives_none(store: Store) -> None:
     """A question about an unknown id is not an error."""
     assert await store.fetch("nobody") is None
     assert await store.fetch_attempts("nobody") == []

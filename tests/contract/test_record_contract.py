@@ -178,7 +178,7 @@ async def test_own_writes_do_not_change_the_data_version(store: Store) -> None:
     assert await store.is_same_file()
 
 
-async def test_what_was_stored_is_there_after_closing_and_opening(store: Store) -> None:
+async def test_a_stored_row_is_there_after_closing_and_opening(store: Store) -> None:
     """Closing twice is fine, too."""
     await put(store, task())
     await store.close()

@@ -87,7 +87,7 @@ if __name__ == "__main__":
 """
 
 
-def test_what_the_main_module_defines_comes_back_from_a_child(tmp_path: Path) -> None:
+def test_classes_of_the_main_module_come_back_from_a_child(tmp_path: Path) -> None:
     """In a child the module has another name than in the program, and it is the same module for all that.
 
     And a copy that a task forks ends where the code of the task ends: it is no second worker, and answers nothing.

@@ -98,7 +98,7 @@ def test_a_result_is_refused_or_comes_back_the_same(value: Any) -> None:
 
 
 @given(values)
-def test_what_must_be_written_is_always_written(value: Any) -> None:
+def test_dumps_safe_always_writes(value: Any) -> None:
     loads(dumps_safe(value))
 
 

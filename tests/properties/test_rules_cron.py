@@ -85,7 +85,7 @@ def test_days_on_which_clocks_do_what_one_does_not_expect(expression: str, zone:
         assert local.strftime(f"%d %H:%M{seconds}") == day_and_time
 
 
-def test_what_was_shown_before_the_clocks_went_back_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_before_the_clocks_went_back_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second of the hour that exists twice lies behind; the next fire is found at once all the same."""
     cron, tried = Cron("0-59 0-59 0-23 * * *", "Europe/Berlin"), []
     exact = Cron._exact

@@ -46,7 +46,7 @@ def test_the_newest_fires_are_those_that_counting_finds(timing: Timing, seconds:
 
 
 @given(timings(), st.integers(1, 12), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 90_000)), min_size=1))
-def test_what_was_found_before_changes_no_answer(timing: Timing, count: int, asked: list[tuple[int, int]]) -> None:
+def test_remembered_fires_change_no_answer(timing: Timing, count: int, asked: list[tuple[int, int]]) -> None:
     """A timing remembers the newest fires of a backlog; whatever is asked for next, it answers as a new one would."""
     made = [timing, timing]
     fire = until = timing.after(START_US)

@@ -54,7 +54,7 @@ def test_a_memory_only_task_that_is_run_again_is_lost_with_its_process(world: Wo
     assert world.faults == []
 
 
-def test_what_a_stop_could_not_write_is_adopted_by_the_next_start(world: World) -> None:
+def test_a_task_that_a_stop_could_not_write_is_adopted_by_the_next_start(world: World) -> None:
     """As by anybody else: the first death makes a suspect and nobody guilty, though one is all that is allowed."""
     world.crash_budget = 1
     world.options["recovery"] = replace(world.options["recovery"], crash_budget=1)

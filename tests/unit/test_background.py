@@ -23,7 +23,7 @@ def manager_with_task() -> TaskManager:
     return manager
 
 
-async def test_what_was_added_runs_when_the_block_has_succeeded() -> None:
+async def test_an_added_task_runs_when_the_block_has_succeeded() -> None:
     """The id is known at once; the task runs only afterwards."""
     manager = manager_with_task()
     async with isolated(manager) as world:
@@ -34,7 +34,7 @@ async def test_what_was_added_runs_when_the_block_has_succeeded() -> None:
         assert await manager.handle(task_id) == 8
 
 
-async def test_what_was_added_is_dropped_when_the_block_raises() -> None:
+async def test_an_added_task_is_dropped_when_the_block_raises() -> None:
     """A route that failed must not send its mails."""
     manager = manager_with_task()
     async with isolated(manager) as world:

@@ -240,7 +240,7 @@ def test_a_wait_that_nobody_can_ever_answer_raises(wait: Wait) -> None:
 @pytest.mark.parametrize("in_child", ["as it is", "stopped there", "started there"])
 @pytest.mark.parametrize("in_parent", ["held", "running"])
 @pytest.mark.parametrize("use", [WAITS[0], WAITS[2], lambda handle: asyncio.to_thread(handle.cancel)])
-def test_what_was_in_memory_at_a_fork_is_refused_in_the_child(use: Wait, in_parent: str, in_child: str) -> None:
+def test_a_task_in_memory_at_a_fork_is_refused_in_the_child(use: Wait, in_parent: str, in_child: str) -> None:
     """Nobody works on it there, whatever became of the manager: it is its parent's, and so are its handles."""
     manager = TaskManager("never-opened.db", requeue_pending=True)
     manager._make_store = MemoryStore

@@ -169,7 +169,7 @@ def tasks_of(office: Office, scope: Any) -> Any:
 
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
-def test_what_a_route_added_runs_when_it_has_succeeded(
+def test_a_task_that_a_route_added_runs_when_it_has_succeeded(
     app: FastAPI, client: TestClient, office: Office, scope: str, is_async: bool
 ) -> None:
     """`add_task` returns the id at once, on the loop and in the thread of a synchronous route alike."""
@@ -191,7 +191,7 @@ def test_what_a_route_added_runs_when_it_has_succeeded(
 
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("error", [RuntimeError("broken"), HTTPException(409)], ids=["error", "HTTPException"])
-def test_what_a_route_added_is_dropped_when_it_raised(
+def test_a_task_that_a_route_added_is_dropped_when_it_raised(
     app: FastAPI,
     client: TestClient,
     office: Office,
@@ -363,7 +363,7 @@ def test_a_dependency_or_a_result_that_fails_is_a_route_that_failed(
     assert office.finish(client) == []
 
 
-def test_what_a_streaming_body_adds_late_is_handed_over_at_once(
+def test_a_task_that_a_streaming_body_adds_is_handed_over_at_once(
     app: FastAPI, client: TestClient, office: Office
 ) -> None:
     """With `scope="function"` the route has succeeded when its body is made: nothing may wait for an end that was."""
@@ -384,7 +384,7 @@ def test_what_a_streaming_body_adds_late_is_handed_over_at_once(
 
 
 @pytest.mark.anyio
-async def test_what_is_added_after_a_failure_is_refused(office: Office) -> None:
+async def test_a_task_that_is_added_after_a_failure_is_refused(office: Office) -> None:
     """It would be forgotten silently: nobody hands it over any more."""
     async with isolated(office.manager):
         around = asynccontextmanager(office.manager.background)()

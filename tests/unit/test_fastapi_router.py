@@ -115,9 +115,7 @@ def test_authentication_is_said_or_explicitly_not_wanted(manager: TaskManager) -
 
 @pytest.mark.parametrize("form", [lambda each: each, Depends], ids=["as it is", "in Depends"])
 @pytest.mark.parametrize("open_to_all", [HTTPBearer, HTTPBearer(auto_error=False), APIKeyHeader, Depends, Security])
-def test_what_looks_like_authentication_and_lets_everybody_in_is_refused(
-    manager: TaskManager, open_to_all: Any, form: Any
-) -> None:
+def test_an_auth_that_lets_everybody_in_is_refused(manager: TaskManager, open_to_all: Any, form: Any) -> None:
     """A class of the framework in the place of an object, and a scheme that leaves the refusal to a function that is
     not there: each route would answer, and nobody would notice.
     """

@@ -297,7 +297,7 @@ async def test_another_end_than_the_one_of_the_cause_has_none() -> None:
         assert caught.value.__cause__ is None
 
 
-async def test_what_failed_without_an_exception_has_no_cause() -> None:
+async def test_a_failure_without_an_exception_has_no_cause() -> None:
     manager = manager_of()
 
     @manager.task

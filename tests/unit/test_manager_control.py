@@ -309,7 +309,7 @@ async def test_a_retry_that_would_come_too_late_is_refused(world: World) -> None
     assert world.now == START + timedelta(seconds=60)
 
 
-async def test_what_nobody_holds_expires_in_the_file_within_five_seconds() -> None:
+async def test_a_free_row_expires_in_the_file_within_five_seconds() -> None:
     """It may be due much later, or behind more than memory holds: its waiters are told, and it counts as expired."""
     runs = []
     manager = TaskManager(None, max_in_memory=1)
@@ -366,7 +366,7 @@ async def test_a_failed_task_is_retried_by_hand(world: World, persist: bool) -> 
     assert [each.outcome for each in info.attempts] == ["FAILED", "FAILED", "COMPLETED"]
 
 
-async def test_what_may_be_retried_by_hand(world: World) -> None:
+async def test_which_statuses_may_be_retried_by_hand(world: World) -> None:
     """FAILED, CANCELLED, EXPIRED; COMPLETED only with force; nothing that lives."""
     runs = []
 

@@ -228,7 +228,7 @@ _unreadable.__signature__ = 7  # type: ignore[attr-defined]  # what inspect look
         (_unreadable, "its parameters cannot be found out"),
     ],
 )
-def test_what_is_no_function_is_no_task(manager: TaskManager, thing: Any, words: str) -> None:
+def test_a_value_that_is_no_function_is_no_task(manager: TaskManager, thing: Any, words: str) -> None:
     """Each with what to do instead."""
     for make in (manager.task, task):
         with pytest.raises(ConfigurationError, match=words):
@@ -271,7 +271,7 @@ async def test_a_name_is_enough_for_partials_and_callable_objects(
 @pytest.mark.parametrize(
     "fn", [functools.partial(times, 2), functools.update_wrapper(functools.partial(times, 2), times), _Adder(1)]
 )
-def test_what_is_bound_to_something_is_refused_in_the_process_lane(manager: TaskManager, fn: Any) -> None:
+def test_a_bound_function_is_refused_in_the_process_lane(manager: TaskManager, fn: Any) -> None:
     """A child imports the function by its name, and would run it without what it is bound to."""
     with pytest.raises(ConfigurationError, match="without what .* is bound to. Define a function at the top level"):
         manager.task(name="bound", executor="process")(fn)

@@ -196,7 +196,7 @@ async def test_progress_and_log_are_recorded(world: World) -> None:
 
 @pytest.mark.parametrize("exc", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), BaseException("odd")])
 @pytest.mark.parametrize("lane", ["async", "thread"])
-async def test_whatever_user_code_raises_ends_that_task_only(world: World, lane: str, exc: BaseException) -> None:
+async def test_an_exception_of_user_code_ends_that_task_only(world: World, lane: str, exc: BaseException) -> None:
     """`SystemExit` in a task must not end the server."""
 
     @world.manager.task(name="a")

@@ -171,7 +171,7 @@ async def running(anyio_backend: str) -> AsyncIterator[TaskManager]:
 
 
 @pytest.mark.anyio
-async def test_what_is_asked_of_a_manager_has_the_right_kind(running: TaskManager) -> None:
+async def test_arguments_of_manager_methods_of_a_wrong_kind_are_refused(running: TaskManager) -> None:
     """A typo must not look like an empty list, a stale threshold below zero must not fail what runs, and no fault of
     the caller may reach the file and come back as one of the file."""
     ask: Any = running
@@ -250,7 +250,7 @@ async def forgets_seconds() -> object:
         (forgets_seconds, "Snooze(30)"),
     ],
 )
-async def test_what_was_returned_by_mistake_is_no_success(
+async def test_a_value_returned_by_mistake_is_no_success(
     function: Callable[..., Any], words: str, persist: bool
 ) -> None:
     """A coroutine that nobody awaits is work that was not done; it must not be recorded as COMPLETED."""

@@ -213,7 +213,7 @@ def test_the_intervals_of_the_short_form_are_a_list(value: object) -> None:
 @pytest.mark.parametrize(
     "path", ["sqlite:///tasks.db", ":memory:", "file:tasks.db?mode=ro", "", "~/tasks.db", "tasks\0.db", b"t.db"]
 )
-def test_what_is_no_path_is_no_database(path: Any) -> None:
+def test_a_value_that_is_no_path_is_no_database(path: Any) -> None:
     """`:memory:` would be a file of that name, and an empty path the current directory."""
     with pytest.raises(ConfigurationError, match="snapshot_db .* None"):
         TaskManager(path)

@@ -102,7 +102,7 @@ HEAP = [1, 10, 2, 11, 12, 3, 4]
 """In this order a heap holds them; without its first one the rest is none."""
 
 
-def test_what_is_left_of_a_heap_without_its_first_item_is_in_order_again() -> None:
+def test_a_heap_without_its_first_item_is_in_order_again() -> None:
     """Of those that wait for a moment, and of those that have come too late for their row."""
     delayed: DelayedQueue[int] = DelayedQueue()
     ready: ReadyQueue[int] = ReadyQueue()

@@ -24,7 +24,7 @@ def short(verdict: Verdict) -> tuple[TaskStatus, str | None, AttemptOutcome | No
 
 @pytest.mark.req("RC-23", "RC-24", "RC-25")
 @pytest.mark.parametrize("status", sorted(WAITING))
-def test_what_never_started_is_free_again(status: TaskStatus) -> None:
+def test_an_orphan_that_never_started_is_free_again(status: TaskStatus) -> None:
     verdict = judge(status)
     assert short(verdict) == (TaskStatus.PENDING, None, None)
     assert (verdict.delay_s, verdict.spends_retry) == (None, False)
@@ -49,7 +49,7 @@ def test_an_orphan_that_was_asked_to_cancel_is_cancelled_even_if_repeatable() ->
     ("good_until", "expected"),
     [(NOW - 1, TaskStatus.EXPIRED), (NOW, TaskStatus.EXPIRED), (NOW + 1, TaskStatus.PENDING)],
 )
-def test_what_waited_too_long_expires(status: TaskStatus, good_until: int, expected: TaskStatus) -> None:
+def test_an_orphan_that_waited_too_long_expires(status: TaskStatus, good_until: int, expected: TaskStatus) -> None:
     assert judge(status, good_until=good_until).status == expected
 
 

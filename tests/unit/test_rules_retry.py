@@ -185,7 +185,7 @@ def test_an_incomplete_rule_is_no_retry(missing: str) -> None:
 
 
 @pytest.mark.parametrize("options", [None, {}, [], "x", 3])
-def test_what_is_no_rule_is_no_retry(options: Any) -> None:
+def test_stored_options_that_are_no_rule_give_no_retry(options: Any) -> None:
     assert RetryRule.from_options(options) == RetryRule.none()
 
 

@@ -184,7 +184,7 @@ async def test_a_claimed_row_says_by_whom_and_when(tmp_path: Path) -> None:
 
 
 @pytest.mark.req("DS-037", "DS-059", "DS-072")
-async def test_what_is_searched_has_an_index(world: World) -> None:
+async def test_every_search_has_an_index(world: World) -> None:
     """Those that serve few rows are partial: an index of all rows would cost every ended task a write."""
     sql = "SELECT sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
     indexes = " ".join(" ".join(str(row["sql"]) for row in world.rows(sql)).split())

@@ -106,7 +106,7 @@ async def test_a_log_is_not_made_anew_beside_a_connection_that_uses_the_old_one(
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced", "emptied", "moved away"])
-async def test_what_is_left_of_a_lost_file_is_no_part_of_the_next_one(path: Path, how: str) -> None:
+async def test_the_log_of_a_lost_file_is_no_part_of_the_next_one(path: Path, how: str) -> None:
     """Its log would be read into a backup that was put in its place; a file that was moved away is whole."""
     backup, moved = path.with_name("backup.db"), path.with_name("moved.db")
     store = SqliteStore(path)

@@ -106,7 +106,7 @@ def test_a_stopped_file_is_read_and_stays_as_it_is(tmp_path: Path) -> None:
     assert digest(tmp_path) == before
 
 
-def test_what_a_crash_left_is_read_log_and_all(crashed: Path) -> None:
+def test_a_file_that_a_crash_left_is_read_with_its_log(crashed: Path) -> None:
     """The log is replayed in memory, and neither moved nor cut."""
     before = digest(crashed.parent)
     with open_read_only(crashed) as connection:
@@ -184,7 +184,7 @@ def test_a_newer_and_an_older_schema_are_refused(tmp_path: Path) -> None:
     assert digest(tmp_path) == before
 
 
-def test_what_is_no_database_of_ours_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
+def test_a_file_that_is_not_ours_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
     """Each refusal says what the path leads to."""
     (tmp_path / "text.db").write_text("no database, and long enough to have a header" * 50)
     (tmp_path / "empty.db").touch()

@@ -183,7 +183,7 @@ async def test_a_status_of_another_version_counts_as_failed_and_can_be_purged(pa
     await store.close()
 
 
-async def test_what_an_instance_says_of_itself_is_taken_with_a_grain_of_salt(path: Path) -> None:
+async def test_unexpected_parts_of_an_instance_document_are_left_out(path: Path) -> None:
     """Documents are written by other versions, and by others: what is not as expected is left out."""
     texts = ("{", "[" * 5_000, '{"tasks": ["x", {"task_id": 1}], "queues": [1]}', '{"tasks": 5, "queues": "q"}')
     rows = [

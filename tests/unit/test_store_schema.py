@@ -66,7 +66,7 @@ def subsets() -> Iterator[tuple[str, ...]]:
     yield tuple(OURS)
 
 
-def test_whatever_is_dropped_is_made_anew_and_the_rest_is_kept() -> None:
+def test_a_dropped_part_is_made_anew_and_the_rest_is_kept() -> None:
     """A file that lacks something is the same as a fresh one after a start. What a table held stays with it, and
     attempts go with their tasks.
     """
@@ -158,7 +158,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_is_changed_is_refused_by_name_and_doctor_finds_it(tmp_path: Path, change: str) -> None:
+def test_a_changed_table_is_refused_by_name_and_doctor_finds_it(tmp_path: Path, change: str) -> None:
     """Nothing of another shape is taken for ours, or dropped by us. Start and doctor say the same."""
     database = tmp_path / "tasks.db"
     with closing(sqlite3.connect(database, isolation_level=None)) as connection:

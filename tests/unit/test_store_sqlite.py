@@ -160,7 +160,7 @@ def test_a_lack_of_descriptors_is_not_reported_as_a_lack_of_permission(path: Pat
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has none of these in its folders")
-async def test_what_is_no_regular_file_is_named(path: Path) -> None:
+async def test_a_database_that_is_no_regular_file_is_named(path: Path) -> None:
     """SQLite says of a pipe that the disk has an error, and of a link that leads to itself Python's own words come."""
     pipe, loop = path.with_name("pipe"), path.with_name("loop")
     os.mkfifo(pipe)
@@ -428,7 +428,7 @@ async def test_the_log_is_moved_before_it_takes_the_last_room_of_the_disk(
     await store.close()
 
 
-async def test_whatever_finds_no_room_has_the_log_moved_before_it_tries_again(path: Path) -> None:
+async def test_a_write_without_room_moves_the_log_before_it_tries_again(path: Path) -> None:
     """A start as well: else an application that was stopped on a full disk of its own log would never come up."""
     store = SqliteStore(path)
     await store.open()

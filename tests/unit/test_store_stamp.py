@@ -76,7 +76,7 @@ async def test_a_log_that_nobody_writes_to_is_looked_at_thoroughly_once_in_a_whi
 
 
 @pytest.mark.parametrize("before_it", [None, "PRAGMA wal_checkpoint(RESTART)", "PRAGMA wal_checkpoint(TRUNCATE)"])
-async def test_what_others_commit_is_seen_at_once(path: Path, before_it: str | None) -> None:
+async def test_a_commit_of_others_is_seen_at_once(path: Path, before_it: str | None) -> None:
     """At the end of the log, in its first pages while it keeps its length, or in one that was cut."""
     store = await opened(path)
     for _ in range(3):

@@ -244,7 +244,7 @@ async def test_a_crash_leaves_what_was_committed_and_nothing_else(tmp_path: Path
         assert connection.execute("SELECT count(*) FROM taskmanager_tasks").fetchone() == (rows,)
 
 
-async def test_what_cannot_work_is_refused_in_words_that_help(tmp_path: Path) -> None:
+async def test_a_submit_that_cannot_work_is_refused_in_words_that_help(tmp_path: Path) -> None:
     """A memory-only task, a thing that is no connection, another file, a snapshot that is stale."""
     async with running(tmp_path / "tasks.db") as world:
         manager: Any = world.manager

@@ -265,7 +265,7 @@ async def test_an_await_that_never_ends_is_an_error(world: World) -> None:
         await waits.enqueue()
 
 
-async def test_who_sleeps_for_ever_waits_for_no_moment(world: World) -> None:
+async def test_an_endless_sleep_is_no_moment_to_jump_to(world: World) -> None:
     """`asyncio.sleep(inf)` is a usual way to wait for a cancellation: there is no time to jump to."""
 
     @world.manager.task

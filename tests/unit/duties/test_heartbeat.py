@@ -137,7 +137,7 @@ async def test_a_wall_clock_that_is_set_back_makes_no_heart_stop(stage: Any) -> 
     assert not other._thread.is_alive(), "and it ends at once when it is told to"
 
 
-def test_who_rests_without_descriptors_rests_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_heart_without_descriptors_rests_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program may have none left, or close what it did not open; that is no reason to spin, or to end."""
     waits: list[float | None] = []
     stop = threading.Event()

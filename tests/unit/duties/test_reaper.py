@@ -118,7 +118,7 @@ async def test_a_long_task_whose_instance_beats_is_healthy(stage: Any) -> None:
         scene.clock.pass_s(299)
 
 
-async def test_what_runs_where_no_heartbeat_gets_through_is_not_run_a_second_time(stage: Any) -> None:
+async def test_a_run_whose_heartbeat_gets_not_through_is_not_run_twice(stage: Any) -> None:
     """A slow disk lets some write, and others wait for longer than the threshold. What waits there may be freed."""
     scene = await stage()
     await scene.other("starved", task("claimed", status="CLAIMED"), task("running", status="RUNNING"))
@@ -149,7 +149,7 @@ async def test_a_task_whose_outcome_is_on_its_way_has_the_longer_of_two_threshol
     assert (await scene.sweep())["ending"] == "FAILED"
 
 
-async def test_who_cannot_write_himself_calls_nobody_silent(stage: Any) -> None:
+async def test_an_instance_that_cannot_write_calls_no_other_silent(stage: Any) -> None:
     """A file that was locked for minutes looks like silence to everybody; what was seen before it is worth nothing."""
     scene = await stage()
     await scene.other("quiet", task("claimed", status="CLAIMED"))
@@ -166,7 +166,7 @@ async def test_who_cannot_write_himself_calls_nobody_silent(stage: Any) -> None:
     assert await scene.sweep() == {"claimed": "PENDING"}
 
 
-async def test_who_could_not_write_between_two_sweeps_calls_nobody_silent(stage: Any) -> None:
+async def test_an_instance_that_could_not_write_since_a_sweep_calls_none_silent(stage: Any) -> None:
     """A sweep may be more seldom than the file is locked. Whoever gets through first must not take the others, which
     waited for the same lock, for dead.
     """
@@ -253,7 +253,7 @@ async def test_recovery_runs_by_itself_and_says_what_it_did(
     await until(lambda: "recovered 1 task of 1 dead instance" in caplog.text)
 
 
-async def test_who_dies_while_recovery_waits_for_a_lock_file_is_recovered_too(
+async def test_a_death_while_recovery_waits_for_a_lock_file_is_recovered_too(
     stage: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One whose lock file is gone has time to put it back; a death in that time is not missed for another round."""

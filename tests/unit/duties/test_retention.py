@@ -31,7 +31,7 @@ def ended(task_id: str, status: str, at: int) -> TaskRow:
     "RC-54", "RC-55", "RC-56", "RC-57", "RC-58", "RC-s7", "HB-51", "DS-116", "DS-117", "DS-118", "DS-119", "DS-120",
     "DS-123", "DS-s1", "RC-07",
 )  # fmt: skip
-async def test_what_is_older_than_its_hours_goes_in_batches_and_the_file_shrinks(stage: Any) -> None:
+async def test_old_records_are_deleted_in_batches_and_the_file_shrinks(stage: Any) -> None:
     """Ended tasks of every kind with their attempts, heartbeats, worker states; live tasks never, however old."""
     never = RecoveryConfig(
         heartbeat_retention_hours=None, worker_state_retention_hours=None, terminal_record_retention_hours=None

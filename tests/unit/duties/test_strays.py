@@ -80,7 +80,7 @@ async def test_a_stray_that_is_lost_too_often_is_quarantined(stage: Any) -> None
     assert await scene.sweep() == {"often": "FAILED", "also": "FAILED", "once": "PENDING"}
 
 
-async def test_what_is_here_in_any_way_is_no_stray(stage: Any) -> None:
+async def test_a_task_that_is_here_in_any_way_is_no_stray(stage: Any) -> None:
     """Waiting, delayed, running, given up with its thread still at work, ended and not yet saved."""
     scene = await stage(concurrency=1)
     manager, gate, thread_gate = scene.manager, asyncio.Event(), threading.Event()
@@ -182,7 +182,7 @@ async def test_rows_of_a_claim_whose_answer_is_lost_run_once(
     assert world.faulty.is_spent
 
 
-async def test_what_an_older_copy_of_the_file_says_of_this_instance_goes_on(
+async def test_rows_of_this_instance_in_an_older_copy_of_the_file_go_on(
     tmp_path: Path, make: Callable[..., Any]
 ) -> None:
     """`mv backup tasks.db`, as the docs recommend: what has ended since waits and runs in it, and nobody has it."""

@@ -36,7 +36,7 @@ async def test_fires_missed_while_the_application_was_down(
 
 
 @pytest.mark.parametrize("overlap", ["skip", "queue", "allow"])
-async def test_what_is_made_up_is_bounded_and_the_newest(manager: TaskManager, fires: Fires, overlap: Any) -> None:
+async def test_catch_up_runs_are_bounded_and_the_newest(manager: TaskManager, fires: Fires, overlap: Any) -> None:
     """A week of downtime is no storm; one by one unless runs may overlap."""
     most = running = 0
 
