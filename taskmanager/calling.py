@@ -1,13 +1,13 @@
-"""What calling a task does: it runs the function, here and now; a `BackgroundTask` of Starlette enqueues it instead.
+"""Decides what calling a task does: it runs the function, but a `BackgroundTask` of Starlette enqueues it.
 
 A route keeps its `BackgroundTasks` and adds a task in the place of a function: `add_task(send_email, "ada@...")`.
 Starlette asks whether the function is asynchronous when it is added, and calls it when the response has been sent.
-Nothing but the caller tells these two from any other use of a task, so the caller is what is looked at: the module
-`starlette.background`. No framework is imported or changed for it, and a call from anywhere else, a plain function
-of the same `BackgroundTasks` included, runs the function as ever.
+Only the caller tells these two from any other use of a task, so this module looks at the caller: is it the module
+`starlette.background`? It imports and changes no framework. Every other call runs the function, also one by a plain
+function of the same `BackgroundTasks`.
 
-A framework that asks from anywhere else is told the truth about the function: a task of an `async def` is a coroutine
-function. So a server that is not recognised here runs it within the request, and does not lose it.
+Any other framework learns the truth about the function: a task of an `async def` is a coroutine function. So a server
+that is not recognised here runs it within the request, and does not lose it.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ _BACKGROUND: Final = "starlette.background"
 
 
 class _Defined(Protocol):
-    """What is needed of a task here."""
+    """The part of a task that is used here."""
 
     fn: Callable[..., Any]
     name: str
 
 
 class _Called(Protocol):
-    """A task, or one with options."""
+    """A task, with or without options."""
 
     _task: _Defined
 
@@ -43,7 +43,7 @@ class _Called(Protocol):
 
 
 class _Call:
-    """The `__call__` of a task, or of one with options: what it does when its caller calls it."""
+    """The `__call__` of a task, with or without options."""
 
     __slots__ = ("_asynchronous", "_direct")
 
@@ -61,14 +61,14 @@ class _Call:
 
 
 def by_caller(direct: F) -> F:
-    """For `__call__`: `direct` is what a call does, unless Starlette's `BackgroundTask` makes it."""
+    """Make a `__call__` that does `direct`, unless Starlette's `BackgroundTask` calls it."""
     return cast("F", _Call(direct))
 
 
 def _is_of_a_background_task(frame: FrameType | None) -> bool:
-    """Whether this is `BackgroundTask`: calling, or asking through a function of Starlette.
+    """Return whether the caller is `BackgroundTask`, which calls, or asks through a function of Starlette.
 
-    One frame further is not looked at: a plain function that a `BackgroundTask` calls may call a task directly.
+    It does not look further up: a plain function that a `BackgroundTask` calls may call a task directly.
     """
     name = _module_of(frame)
     if frame is not None and name != _BACKGROUND and name.startswith(_FRAMEWORK):
@@ -96,7 +96,7 @@ async def _enqueue(call: _Called, /, *args: Any, **kwargs: Any) -> None:
 
 
 def _marked(direct: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, which `iscoroutinefunction` takes for what it returns: a coroutine."""
+    """Return the function, marked so that `iscoroutinefunction` is true for it."""
 
     @wraps(direct)
     def asynchronous(*args: Any, **kwargs: Any) -> Any:

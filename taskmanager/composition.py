@@ -25,7 +25,7 @@ from taskmanager.store.protocol import Store
 
 
 class Running(NamedTuple):
-    """One start of a manager, while it lasts: its lifecycle, and all that its engine can be asked for."""
+    """One start of a manager while it lasts: its lifecycle, and the parts that answer calls."""
 
     lifecycle: Lifecycle
     records: Records
@@ -35,7 +35,7 @@ class Running(NamedTuple):
 
 
 def store_of(settings: Settings) -> Store:
-    """A store on the file, not opened yet; in memory where there is none."""
+    """Return a store on the file, not opened yet, or a store in memory if there is no file."""
     if settings.database is None:
         return MemoryStore()
     from taskmanager.store.sqlite import SqliteStore
@@ -58,7 +58,7 @@ def check_process(settings: Settings, intake: Intake) -> None:
 
 
 def _check_loop() -> None:
-    """Trio runs coroutines too, and Python would only say that there is no running event loop."""
+    """Refuse trio with a clear message: Python would only say that there is no running event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -77,7 +77,7 @@ def composed(
     *,
     is_alone: bool,
 ) -> Running:
-    """The parts of a new start, none of them at work. `is_alone`: nobody else can see the store.
+    """Make the parts of a new start; none of them works yet. `is_alone` says that nobody else can see the store.
 
     Raises `ConfigurationError` outside of an event loop of asyncio.
     """

@@ -1,4 +1,4 @@
-"""The tasks of one manager by name, each bound once. Names in the store resolve only against this."""
+"""Holds the tasks of one manager by name. A name in the file stands for a function only if it is here."""
 
 import importlib
 import inspect
@@ -33,7 +33,7 @@ _IDLE: Final = (Door.HELD.value, Door.STOPPED.value)
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What the manager says where a task says nothing. Raises `ConfigurationError` with every fault."""
+    """The manager's options for tasks that have none of their own. Raises `ConfigurationError` with every fault."""
 
     has_store: bool
     requeue_pending: bool
@@ -56,7 +56,7 @@ class Defaults:
 
 
 class Registry:
-    """Name → task, for one manager."""
+    """The tasks of one manager, by name."""
 
     def __init__(self, defaults: Defaults) -> None:
         self.defaults = defaults
@@ -65,16 +65,18 @@ class Registry:
         self.schedules: dict[str, Schedule] = {}
         self._scheduled: dict[str, tuple[Task[..., Any], ScheduleOptions]] = {}
         self._unkept: dict[str, tuple[str, int]] = {}
-        """Tasks with `requeue_on_interrupt=True` that enqueueing does not persist, and where they are declared."""
+        """The tasks with `requeue_on_interrupt=True` that are not persisted, and where they are declared."""
         self._looked_at: set[str] = set()
-        """Tasks whose parameters have been looked at."""
+        """The tasks whose parameters were checked already."""
 
     def __repr__(self) -> str:
         return f"<Registry of {len(self.tasks)} tasks>"
 
     def bind(self, task: Task[..., Any], submitter: Submitter) -> None:
-        """Bind a task to the manager. Raises `ConfigurationError` for a clash of names, a bad lane, or another manager
-        that runs or holds calls.
+        """Bind a task to the manager.
+
+        Raises `ConfigurationError` for a clash of names, for a bad lane, and if another manager of the task runs or
+        holds calls.
         """
         if not isinstance(task, Task):
             raise ConfigurationError(f"{task!r} is not a task; decorate the function with @task, and register that")
@@ -101,8 +103,9 @@ class Registry:
             del self.schedules[schedule], self._scheduled[schedule]
 
     def schedule(self, task: Task[..., Any], options: ScheduleOptions) -> Schedule:
-        """Add a schedule of a bound task. Raises `ConfigurationError` for a second one of the same name, and for
-        arguments that do not fit the function.
+        """Add a schedule of a bound task.
+
+        Raises `ConfigurationError` for a second one of the same name, and for arguments that do not fit the function.
         """
         name = options.name or task.name
         known, said = self._scheduled.get(name, (None, None))
@@ -117,12 +120,12 @@ class Registry:
         return schedule
 
     def warn_at_start(self) -> None:
-        """What can be seen of the tasks before one is enqueued, once for each."""
+        """Warn of tasks that cannot work as they are declared, once for each."""
         self._warn_of_unkept()
         self._warn_of_unstorable()
 
     def _warn_of_unstorable(self) -> None:
-        """A call that will be refused is found where it is declared, not by a user at night."""
+        """Warn of parameters that can never be stored, before a call of a user is refused."""
         new = [each for name, each in self.definitions.items() if each.is_persisted and name not in self._looked_at]
         self._looked_at |= {each.name for each in new}
         for definition in new:
@@ -138,7 +141,7 @@ class Registry:
                 )
 
     def _warn_of_unkept(self) -> None:
-        """Only at a start is it known that no schedule, whose runs are persisted, makes it."""
+        """Warn of `requeue_on_interrupt` without persistence. Only a start knows that no schedule persists the runs."""
         scheduled = {schedule.task_name for schedule in self.schedules.values()} if self.defaults.has_store else set()
         unkept, self._unkept = self._unkept, {}
         for name, (file, line) in unkept.items():
@@ -152,7 +155,7 @@ class Registry:
                 )
 
     def get(self, name: str) -> Task[..., Any]:
-        """The task of that name; `UnknownTask` when there is none."""
+        """Return the task of that name. Raises `UnknownTask`."""
         if not isinstance(name, str):
             raise ConfigurationError(f"the name of a task must be text such as 'app.jobs:send', not {name!r}")
         task = self.tasks.get(name)
@@ -167,7 +170,7 @@ class Registry:
 
 
 def _check_may_move(task: Task[..., Any], status: ManagerStatus) -> None:
-    """A task has one manager at a time: its calls must not go to one and be held by another."""
+    """Raise if the task has another manager that runs or holds calls: a task has one manager at a time."""
     if not task.is_free:
         raise ConfigurationError(
             f"task {task.name!r} was declared by another manager, and a task has one manager; declare it with "
@@ -182,7 +185,7 @@ def _check_may_move(task: Task[..., Any], status: ManagerStatus) -> None:
 
 
 def _check_stands_for_one(known: Task[..., Any], task: Task[..., Any]) -> None:
-    """A name stands for one function, with one set of options: what a restart finds in the file is run by its name."""
+    """Raise if another function has the name already: a restart finds the function by its name alone."""
     if known.fn is task.fn and known.options != task.options:
         raise ConfigurationError(
             f"there is a task {task.name!r} already, of the same function with other options; give one of them another "
@@ -195,7 +198,7 @@ def _check_stands_for_one(known: Task[..., Any], task: Task[..., Any]) -> None:
 
 
 def _is_typed_anew(known: Task[..., Any], task: Task[..., Any]) -> bool:
-    """In a notebook and at the prompt a function is changed and defined again, in the place of the one before."""
+    """Return whether a person defined the function again at the prompt or in a notebook."""
     before, now = annotated_function(known.fn), annotated_function(task.fn)
     return (
         not hasattr(sys.modules.get("__main__"), "__file__")
@@ -206,12 +209,12 @@ def _is_typed_anew(known: Task[..., Any], task: Task[..., Any]) -> bool:
 
 
 def _is_same_function(known: Task[..., Any], task: Task[..., Any]) -> bool:
-    """A module that was executed twice (reload, `__main__` imported again) defines the same function anew."""
+    """Return whether one module was executed twice (by reload, or as `__main__`) and defined one function again."""
     return is_same_code(inspect.unwrap(known.fn), inspect.unwrap(task.fn))
 
 
 def define(task: Task[..., Any], defaults: Defaults) -> Definition:
-    """Resolve everything about a task once."""
+    """Resolve all options of a task, once."""
     options = task.options
     is_persisted = defaults.requeue_pending if options.persist is None else options.persist
     if options.persist and not defaults.has_store:
@@ -244,13 +247,13 @@ def define(task: Task[..., Any], defaults: Defaults) -> Definition:
 
 
 def _place_of(definition: Definition) -> tuple[str, int]:
-    """Where its function stands; the module alone for what has no code of its own, such as a `partial`."""
+    """Return where its function stands, or only the module if it has no code of its own, such as a `partial`."""
     code = getattr(inspect.unwrap(definition.fn), "__code__", None)
     return (definition.module, 1) if code is None else (code.co_filename, code.co_firstlineno)
 
 
 def _users_line() -> tuple[str, int]:
-    """The file and the line of the first frame outside this package: the one that a warning must name."""
+    """Return file and line of the first frame outside this package, for a warning to name."""
     frame = sys._getframe(1)  # noqa: SLF001  # as warnings.warn does
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("taskmanager."):
         frame = frame.f_back
@@ -258,7 +261,7 @@ def _users_line() -> tuple[str, int]:
 
 
 def retry_rule(task: Task[..., Any], manager_policy: RetryPolicy | None) -> RetryRule:
-    """The task's own rule, or the manager's; `retries=0` opts out of the manager's."""
+    """Return the rule of the task, or else that of the manager. `retries=0` opts out of the manager's."""
     options = task.options
     if options.retries is not None:
         return RetryRule.shorthand(
@@ -269,7 +272,7 @@ def retry_rule(task: Task[..., Any], manager_policy: RetryPolicy | None) -> Retr
 
 
 def lane_of(task: Task[..., Any]) -> Lane:
-    """The lane that was asked for, or the one that fits; `ConfigurationError` for one that does not."""
+    """Return the lane that was asked for, or the one that fits. Raises `ConfigurationError` if it does not fit."""
     is_coroutine = is_async(task.fn)
     lane = task.options.executor
     if lane is None:
@@ -304,7 +307,7 @@ def _check_importable(task: Task[..., Any]) -> None:
 
 
 def tasks_in(packages: Iterable[str]) -> Iterator[Task[..., Any]]:
-    """Every task found in these modules and, for packages, in their submodules; each once."""
+    """Yield every task of these modules and, for packages, of their submodules, each once."""
     seen: set[int] = set()
     for package in packages:
         for module in _modules(package):

@@ -1,19 +1,19 @@
-"""Whether two function objects are one function of the source, defined twice, or two that only share their text."""
+"""Tells whether two function objects are one function of the source, or two that only share their text."""
 
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any, Final
 
 MAX_DEPTH: Final = 8
-"""So deep in closures of closures nobody looks; a function may hold itself."""
+"""The depth at which the comparison of closures ends, because a function may hold itself."""
 
 
 def is_same_code(a: Any, b: Any, depth: int = 0) -> bool:
-    """The same place in the source, and inside of a function also the same surroundings.
+    """Return whether both stand at one place in the source and, inside of a function, have the same surroundings.
 
-    A decorator without `functools.wraps`, and a loop that defines functions, make many of one text: what they differ in
-    is what they have closed over, or the values of their defaults. At the top level of a module there is nothing of the
-    kind, and defaults are made anew by every reload.
+    A decorator without `functools.wraps`, and a loop that defines functions, make many functions of one text. They
+    differ in what they have closed over, or in the values of their defaults. At the top level of a module nothing is
+    closed over, and a reload makes all defaults anew.
     """
     if a is b or depth > MAX_DEPTH:
         return True
@@ -32,7 +32,7 @@ def is_same_code(a: Any, b: Any, depth: int = 0) -> bool:
 
 
 def _is_same_object(a: Any, b: Any, depth: int) -> bool:
-    """A function written in C is known by its name, a callable object by its class and by what it holds."""
+    """Compare functions written in C by name, and callable objects by class and content."""
     if hasattr(a, "__qualname__") or hasattr(b, "__qualname__"):
         return bool(getattr(a, "__qualname__", a) == getattr(b, "__qualname__", b))
     kinds = [(type(each).__module__, type(each).__qualname__) for each in (a, b)]

@@ -1,4 +1,4 @@
-"""Tasks that the application writes itself, in a transaction of its own: `submit_in` and `insert_statement`."""
+"""Makes tasks that the application writes in its own transaction: `submit_in` and `insert_statement`."""
 
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -11,7 +11,7 @@ from taskmanager.model.errors import ConfigurationError
 
 
 class Submission:
-    """Makes such tasks; `expect` is told the id of each, when it is made and when it is written."""
+    """Makes such tasks. `expect` gets the id of each, when it is made and when it is written."""
 
     def __init__(self, intake: Intake, database: Path | None, expect: Callable[[str], None]) -> None:
         self._intake = intake
@@ -25,7 +25,7 @@ class Submission:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> str | Coroutine[Any, Any, str]:
-        """Insert it through the connection; the task id, to be awaited where the connection is awaited."""
+        """Insert the task through the connection, and return its id. Await the id if the connection is asynchronous."""
         from taskmanager.store.sqlite.caller import insert_through
 
         live = self._made(call, args, kwargs)
@@ -40,7 +40,7 @@ class Submission:
     def statement(
         self, call: tuple[Definition, CallOptions], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[str, tuple[object, ...]]:
-        """The SQL that inserts it, and its parameters."""
+        """Return the SQL that inserts the task, and its parameters."""
         from taskmanager.store.sqlite.caller import insert_statement
 
         return insert_statement(self._made(call, args, kwargs).row())

@@ -1,4 +1,4 @@
-"""What user code sees of itself: `current_task()` in every lane, and a detached stand-in for direct calls."""
+"""`current_task()`: the running task as user code sees it, in every lane and in direct calls."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime
@@ -13,7 +13,7 @@ _clock = SystemClock()
 
 
 class ContextSource(Protocol):
-    """Where a `TaskContext` gets its facts: an attempt, a child process, or a direct call."""
+    """The source of a `TaskContext`: an attempt, a child process, or a direct call."""
 
     @property
     def task_id(self) -> str: ...
@@ -37,7 +37,7 @@ class ContextSource(Protocol):
 
 
 class TaskContext:
-    """The running task, seen from inside. Get it with `current_task()`."""
+    """The running task, as its function sees it. Get it with `current_task()`."""
 
     __slots__ = ("_source",)
 
@@ -46,7 +46,7 @@ class TaskContext:
 
     @property
     def task_id(self) -> str:
-        """The id, the same over all attempts."""
+        """The id. It is the same in all attempts."""
         return self._source.task_id
 
     @property
@@ -56,7 +56,7 @@ class TaskContext:
 
     @property
     def attempt(self) -> int:
-        """Which start this is, from 1. Interruptions, crashes and snoozes count as starts too."""
+        """The number of this start, from 1. Interruptions, crashes and snoozes count as starts too."""
         return self._source.attempt
 
     @property
@@ -66,30 +66,30 @@ class TaskContext:
 
     @property
     def deadline(self) -> datetime | None:
-        """When this attempt times out, aware UTC; None without a timeout."""
+        """The time at which this attempt times out, aware UTC. None without a timeout."""
         return self._source.deadline
 
     @property
     def scheduled_for(self) -> datetime | None:
-        """The fire time of the schedule that made this task, aware UTC; None otherwise."""
+        """The time at which a schedule was due that made this task, aware UTC. None for other tasks."""
         return self._source.scheduled_for
 
     @property
     def is_cancelled(self) -> bool:
-        """True once this attempt was asked to stop. A thread cannot be cancelled: look here now and then."""
+        """Whether this attempt was asked to stop. A thread cannot be cancelled, so it should look here now and then."""
         return self._source.is_cancelled
 
     @property
     def is_detached(self) -> bool:
-        """True when the function was called directly, not run by a manager."""
+        """Whether the function was called directly, not run by a manager."""
         return self._source.is_detached
 
     def progress(self, done: float, total: float | None = None, text: str = "") -> None:
-        """Show how far this attempt is; the console draws a bar. Cheap: only the newest value is kept."""
+        """Report how far this attempt is. It costs little, because only the newest value is kept."""
         self._source.progress(done, total, text)
 
     def log(self, text: str, **fields: object) -> None:
-        """Keep a line with the record of this task, shown by `taskmanager show`."""
+        """Add a line to the log of this task, which `taskmanager show` prints."""
         self._source.log(self._source.now_us(), text, fields)
 
     def __repr__(self) -> str:
@@ -97,7 +97,7 @@ class TaskContext:
 
 
 class DetachedSource:
-    """The stand-in for a direct call: neutral facts, and reports that go nowhere."""
+    """The source for a direct call. Reports go nowhere."""
 
     __slots__ = ("task_name",)
     task_id = "detached"
@@ -118,14 +118,14 @@ class DetachedSource:
         return _clock.now_us()
 
     def progress(self, done: float, total: float | None, text: str) -> None:
-        """A direct call has nobody to tell."""
+        """Do nothing: nobody watches a direct call."""
 
     def log(self, at: int, text: str, fields: dict[str, object]) -> None:
-        """A direct call has no record."""
+        """Do nothing: a direct call has no record."""
 
 
 def current_task() -> TaskContext:
-    """The task that the calling code runs in. Raises `NotInTask` outside one."""
+    """Return the task that the calling code runs in. Raises `NotInTask` outside of one."""
     source = current.get(None)
     if source is None:
         raise NotInTask(
@@ -135,7 +135,7 @@ def current_task() -> TaskContext:
 
 
 def call_detached(fn: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a sync function as if it were not in a task of its own."""
+    """Call a sync function outside of the surrounding task."""
     token = current.set(DetachedSource(name))
     try:
         return fn(*args, **kwargs)
@@ -144,7 +144,7 @@ def call_detached(fn: Callable[..., Any], name: str, args: tuple[Any, ...], kwar
 
 
 def await_detached(coro: Coroutine[Any, Any, Any], name: str, qualname: str) -> Coroutine[Any, Any, Any]:
-    """Await an async function's coroutine as if it were not in a task of its own."""
+    """Await the coroutine of an async function outside of the surrounding task."""
     waits = cast("CoroutineType[Any, Any, Any]", _await_detached(coro, name))
     waits.__name__ = waits.__qualname__ = qualname  # for the warnings about one that nobody has awaited
     return waits
