@@ -288,7 +288,7 @@ class CurrentInstance:
             return None
         engine = running.lifecycle.engine
         live = engine.live.get(task_id)
-        return engine.follower.last_status.get(task_id) if live is None or live.is_elsewhere else live.status
+        return engine.follower.last_status.get(task_id) if live is None or live.has_left else live.status
 
     def running_attempts(self) -> Mapping[str, Attempt]:
         """Return the running attempts by the ids of their tasks."""

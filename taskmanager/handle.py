@@ -79,7 +79,7 @@ class TaskHandle(Generic[R_co]):
     def status(self) -> TaskStatus:
         """The last status known here. For a task of another instance it is the last one seen in the file."""
         live = self._newest()
-        if live is not None and not live.is_elsewhere:
+        if live is not None and not live.has_left:
             return live.status
         self._seen = self._instance.last_status(self._task_id) or self._seen
         return self._seen or (TaskStatus.PENDING if live is None else live.status)
@@ -142,9 +142,9 @@ class TaskHandle(Generic[R_co]):
             # The task could end between a look at it from here and the entry into its list of waiters.
             return await self._instance.in_its_loop(self._ending(is_bounded=is_bounded))
         async with lent_slot(self._task_id, self._instance.running_attempts(), is_bounded=is_bounded):
-            if live is None or live.is_elsewhere:
+            if live is None or live.has_left:
                 ending = await self._instance.wait_for(self._task_id, self._hold, was_accepted=live is not None)
-                if live is not None and live.is_elsewhere:
+                if live is not None and live.has_left:
                     live.status = ending.status
                 self._seen = self._seen if ending.requeued else ending.status
                 return ending
@@ -174,7 +174,7 @@ class TaskHandle(Generic[R_co]):
         if live is None:
             await self.info()  # what can be found is in the file; what cannot, never was
             return
-        if live.is_elsewhere or (live.saving.committed is not None and not live.is_unconfirmed):
+        if live.has_left or (live.saving.committed is not None and not live.is_unconfirmed):
             return
         if not live.is_persisted:
             raise NotPersisted(
@@ -212,7 +212,7 @@ class TaskHandle(Generic[R_co]):
         knows whether it exists: `await manager.cancel(task_id)` asks there, and gives the answer.
         """
         live = self._newest()
-        if live is not None and not (live.status.is_terminal or live.is_elsewhere):
+        if live is not None and not (live.status.is_terminal or live.has_left):
             self._check_process(live)
         return self._instance.cancel_now(self._task_id, live)
 

@@ -1,5 +1,6 @@
 """What every test shares: asyncio is the backend of `@pytest.mark.anyio`, and Hypothesis repeats itself in CI."""
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -32,3 +33,26 @@ def no_record_is_lost() -> Iterator[None]:
     logger.lost_count, logger.fault = 0, None
     yield
     assert logger.lost_count == 0, logger.fault
+
+
+class _ForbiddenMoves(logging.Handler):
+    """What was said of moves that no table allows: the engine survives them, so that a test may too."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.CRITICAL)
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "cannot go from" in record.getMessage():
+            self.told.append(record.getMessage())
+
+
+@pytest.fixture(autouse=True)
+def no_move_is_forbidden(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A task that goes where no move leads is a mistake of ours, also where nothing else of the test shows it."""
+    handler = _ForbiddenMoves()
+    tasks = logging.getLogger("taskmanager")
+    tasks.addHandler(handler)
+    yield
+    tasks.removeHandler(handler)
+    assert not handler.told or request.module.__name__.endswith("test_engine_phases"), handler.told

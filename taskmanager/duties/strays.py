@@ -38,7 +38,7 @@ class Strays:
             if unknown := self._unknown(task_ids):
                 moved += await self._recover(unknown)
         if moved:
-            engine.has_put_away = True
+            engine.has_freed = True
             engine.wants_claim.set()
             text = "%s given back that named this instance in the file only, as after a lost answer or a restored copy"
             logger.warning(text, counted(moved, "task"))

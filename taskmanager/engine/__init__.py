@@ -3,8 +3,8 @@
 The modules by what they are about. Each knows only modules that stand before it.
 
     Time, and loops:        due_time stall wall_clock interrupts loops
-    The words:              definition row_codec live_task attempt context log_fields instance settings schedule
-    What starts next:       shared_limit queue_state dispatch memory_window alarm
+    The words:              definition row_codec phases live_task attempt context log_fields instance settings schedule
+    What starts next:       shared_limit queue_state alarm dispatch memory_window
     What an attempt is:     mistakes copies outcome
     Children:               child child_reports child_program child_link
     What runs:              lanes settle execution lane_faults

@@ -9,13 +9,14 @@ import asyncio
 from taskmanager.engine.attempt import StopReason
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.events import resolve, resolve_error
-from taskmanager.engine.live_task import Ending, LiveTask, Phase
+from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.log_fields import extra_of
+from taskmanager.engine.phases import ACCEPTED, DONE, ENDED, FREEING, LEFT, STARTING, UNCONFIRMED
 from taskmanager.engine.writes import log_rejected, pare
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
-from taskmanager.model.result import TaskError
+from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 
 
@@ -24,6 +25,7 @@ class AfterWrite:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        engine.dispatcher.give_up = self.give_up_disordered
         self._asking: set[asyncio.Task[None]] = set()
 
     def committed(self, live: LiveTask) -> None:
@@ -31,35 +33,34 @@ class AfterWrite:
         if live.save_waiters:
             self._tell_savers(live, None)
         phase = live.phase
-        if phase is Phase.STARTING:
+        if phase is STARTING:
             # What is in the store may still be the attempt before; user code waits for its own start.
             if live.is_as_committed:
                 self._start(live)
-        elif phase is Phase.ENDED:
+        elif phase is ENDED:
             if not live.saving.is_dirty:
                 self._end_is_saved(live)
-        elif phase is Phase.SPILLING:
+        elif phase is FREEING:
             # What is in the store may be the attempt before here too; it is free when the row says so.
             if live.is_as_committed:
                 self._gone_to_store(live)
-        elif phase is Phase.UNCONFIRMED:
+        elif phase is UNCONFIRMED:
             if live.is_duplicate is None:
                 live.is_duplicate = False
             self._enter(live)
 
     def _end_is_saved(self, live: LiveTask) -> None:
-        self._engine.inbox.end_is_settled(live)
+        self._engine.dispatcher.move(live, DONE)
         if live.ending is not None and live.ending.requeued and not self._engine.is_stopping:
             # Interrupted without a stop: its row is free, and nobody else may be there to take it.
-            self._engine.has_put_away = True
+            self._engine.has_freed = True
             self._engine.wants_claim.set()
         if not live.is_published:
             self._engine.publish(live)
 
     def _gone_to_store(self, live: LiveTask) -> None:
-        live.phase = Phase.ELSEWHERE
-        self._engine.has_put_away = True
-        self._engine.dispatcher.left_waiting(live)
+        self._engine.dispatcher.move(live, LEFT)
+        self._engine.has_freed = True
         if self._engine.live.get(live.task_id) is live:
             del self._engine.live[live.task_id]
         if live.waiters:
@@ -73,10 +74,10 @@ class AfterWrite:
 
     def _enter(self, live: LiveTask) -> None:
         """A task that waited for its row, or was on its way to the store, waits for its slot now."""
-        if live.is_spilling:
+        if live.is_freeing:
             live.owner = self._engine.identity.instance_id
-            self._engine.spilled.pop(live.task_id, None)
-        live.phase = Phase.ACCEPTED
+            self._engine.freed.pop(live.task_id, None)
+        self._engine.dispatcher.move(live, ACCEPTED)
         if live.cancel_requested_at is None:
             self._engine.enter(live)
         else:
@@ -87,7 +88,6 @@ class AfterWrite:
         if live.cancel_requested_at is None and not self._engine.is_stopping:
             self._engine.run(live)
             return
-        self._engine.dispatcher.give_back(live)
         if live.cancel_requested_at is None:
             self._engine.settlement.release(live)
         else:
@@ -101,6 +101,8 @@ class AfterWrite:
             self._engine.follower.saw(live.task_id, TaskStatus(row.status))
         if live.is_unconfirmed:
             self._resolve_key(live, row)
+            return
+        if live.has_left:  # given up while this write was on its way
             return
         logger.warning(
             "claim lost: task %s (%s) is %s now; %s",
@@ -127,19 +129,21 @@ class AfterWrite:
     def give_up(self, live: LiveTask) -> None:
         """The task is another's, or free in the store: nothing of it goes on here, and its waiters follow the store."""
         self._tell_savers(live, None)  # no write of ours will: the store is where others have it from
-        self._engine.inbox.end_is_settled(live)
-        if live.is_waiting:
-            self._engine.dispatcher.left_waiting(live)
-            self._engine.dispatcher.forget(live)
-        elif live.phase is Phase.STARTING:
-            self._engine.dispatcher.give_back(live)
-        elif live.attempt is not None:
+        if live.attempt is not None:
             self._engine.runner.stop(live.attempt, StopReason.CLAIM_LOST)
-        live.phase = Phase.ELSEWHERE
+        self._engine.dispatcher.move(live, LEFT)
         live.attempts_due = ()
         self._engine.intake.forget_live(live)
         self._engine.drop(live)
         self._engine.follow(live)
+
+    def give_up_disordered(self, live: LiveTask) -> None:
+        """Give up a task that was to go where no move leads. The file says how one goes on that stands there."""
+        if not live.is_persisted and live.ending is None:
+            error = TaskError(BuiltInTaskCode.TASK_INTERRUPTED, "given up, because of a mistake of the task manager")
+            live.ending = Ending(TaskStatus.INTERRUPTED, TaskResult(err=error))
+            self._engine.publish(live)
+        self.give_up(live)
 
     def _resolve_key(self, live: LiveTask, row: TaskRow | None) -> None:
         """The derived id exists already: follow the task that has it, or, where that ended badly, run it again."""
@@ -162,9 +166,8 @@ class AfterWrite:
             )
         if live.cancel_requested_at is not None and not status.is_terminal:
             self._pass_on_cancel(live.task_id)
-        self._engine.dispatcher.left_waiting(live)
+        self._engine.dispatcher.move(live, LEFT)
         live.adopt(row)
-        live.phase = Phase.ELSEWHERE
         live.is_published = True
         if status.is_terminal:
             live.ending = Ending(status, self._engine.row_codec.decode_result(row))
@@ -209,10 +212,9 @@ class AfterWrite:
         live.saving.rejection = reason
         live.attempts_due = ()
         self._tell_savers(live, StoreError(f"task {live.task_id} cannot be stored: {reason}"))
-        self._engine.inbox.end_is_settled(live)
-        if live.phase is Phase.ENDED:
+        if live.phase is ENDED:
             self._end_in_memory(live)
-        elif live.phase is Phase.STARTING:
+        elif live.phase is STARTING:
             self._start(live)
         elif live.is_awaiting_store and self._engine.dispatcher.needs_place(live):
             words = "its record cannot be stored, and its queue runs only what stands in the file"
@@ -228,6 +230,7 @@ class AfterWrite:
             error = TaskError(BuiltInTaskCode.MANAGER_STOPPED, words)
             self._engine.settlement.end_with_error(live, TaskStatus.CANCELLED, error, None)
         self._engine.publish(live)
+        self._engine.dispatcher.move(live, DONE)
 
     def degraded(self, exc: StoreError) -> None:
         """The store cannot be written: what may go on goes on, what must not waits."""
@@ -235,25 +238,22 @@ class AfterWrite:
             return
         self._engine.dispatcher.is_store_degraded = True
         for live in list(self._engine.live.values()):
-            if live.phase is Phase.STARTING:
+            if live.phase is STARTING:
                 if live.definition.requeue_on_interrupt or self._engine.is_stopping or live.cancel_requested_at:
                     self._start(live)
                 else:
                     self._take_start_back(live)
-            elif live.phase is Phase.ENDED and not live.is_published:
+            elif live.phase is ENDED and not live.is_published:
                 self._engine.publish(live)
 
     def _take_start_back(self, live: LiveTask) -> None:
         """It waits again, as if nothing had happened; for a place anew where the file counts them, as its row will."""
         engine = self._engine
         engine.settlement.unbegin(live)
-        live.phase = Phase.ACCEPTED
-        engine.dispatcher.entered_waiting(live)
         if engine.dispatcher.needs_place(live):
-            engine.spill(live)
+            engine.free_row(live)
         else:
             engine.dispatcher.add_ready(live)
-        engine.dispatcher.give_back(live)
 
     def written(self) -> None:
         """A batch is done: there may be room."""

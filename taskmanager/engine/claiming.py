@@ -12,8 +12,9 @@ from taskmanager.engine.definition import timeout_of
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.events import log_failed
 from taskmanager.engine.fairness import Fairness
-from taskmanager.engine.live_task import Ending, LiveTask, Phase
+from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.neighbours import Neighbours
+from taskmanager.engine.phases import ACCEPTED, LEFT
 from taskmanager.engine.queue_state import QueueState
 from taskmanager.engine.shared_limit import SharedLimit
 from taskmanager.model.logger import logger
@@ -51,9 +52,8 @@ class Claimer:
     def share(self) -> None:
         """Free what was claimed for later, because another instance works on the file now and may start it first."""
         for live in self._engine.window.surplus():
-            live.phase, live.status, live.claimed_at = Phase.ACCEPTED, TaskStatus.PENDING, None
-            self._engine.dispatcher.forget(live)
-            self._engine.spill(live)
+            live.status, live.claimed_at = TaskStatus.PENDING, None
+            self._engine.free_row(live)
 
     async def claim(self, *, is_first: bool = False) -> None:
         """Fill memory from the store, as far as there is room now, for the first time with the best tasks only.
@@ -81,7 +81,7 @@ class Claimer:
         """Do one round over the queues. Return whether anything was claimed."""
         engine = self._engine
         for queue in list(engine.dispatcher.backlogs):
-            queue.leave_nothing()  # set again below, or by what spills from here on
+            queue.leave_nothing()  # set again below, or by what is freed from here on
         free = await engine.store.free_queues()
         if odd := [each for each in free if not each.is_readable]:
             await self._end_unreadable(odd)
@@ -209,7 +209,7 @@ class Claimer:
         ended = [row for row in rows if isinstance(row, UnreadableRow)]
         for row in ended:
             log_failed(row)
-            self._engine.spilled.pop(row.task_id, None)
+            self._engine.freed.pop(row.task_id, None)
             result = self._engine.row_codec.decode_result(row)
             self._engine.follower.notice(row.task_id, Ending(TaskStatus.FAILED, result))
         return [row for row in rows if not isinstance(row, UnreadableRow)] if ended else rows
@@ -226,23 +226,23 @@ class Claimer:
             # It was taken from us as if we were dead, and is free again.
             self._give_up(here)
             here = None
-        spilled = engine.spilled.pop(row.task_id, None)
-        live = spilled if here is None else here
+        freed = engine.freed.pop(row.task_id, None)
+        live = freed if here is None else here
         if live is None:
             definition = engine.definitions[row.task_name].as_persisted()
             live = LiveTask.from_row(row, definition, timeout_of(row.task_options))
             live.context = Context()
         else:
             asked_at = live.cancel_requested_at
+            if live.is_unconfirmed:  # the key was enqueued again here a moment before its row was claimed
+                live.is_duplicate = True
+            if here is not None:  # it is counted in its queue, and its row may be in another one
+                engine.dispatcher.move(live, LEFT)
             live.adopt(row)
             # Its row may have been claimed before the request came to it.
             live.cancel_requested_at = live.cancel_requested_at or asked_at
-        if here is None:
-            engine.live[live.task_id] = live
-            engine.dispatcher.entered_waiting(live)
-        elif live.is_unconfirmed:  # the key was enqueued again here a moment before its row was claimed
-            live.is_duplicate = True
-        live.phase = Phase.ACCEPTED
+        engine.live[live.task_id] = live
+        engine.dispatcher.move(live, ACCEPTED)
         live.due = 0.0
         engine.intake.claimed(live)
         engine.follower.came_here(live)

@@ -9,19 +9,36 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush, heapreplace
 from itertools import count, islice
-from typing import Final
+from typing import Final, NoReturn
 
+from taskmanager.engine.alarm import STALE_CLEANUP_AT, Delays
 from taskmanager.engine.attempt import Attempt
-from taskmanager.engine.live_task import LiveTask, Phase
+from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.log_fields import extra_of
+from taskmanager.engine.phases import (
+    BEGINS_TO_WAIT,
+    COUNTS_ALWAYS,
+    DELAYED,
+    EFFECTS,
+    END_IS_SETTLED,
+    END_IS_UNSAVED,
+    FORBIDDEN,
+    FREES_SLOT,
+    IS_HELD,
+    IS_NOT_HELD,
+    LEAVES_ENTRY,
+    LEFT,
+    READY,
+    STARTING,
+    WAITS_NO_MORE,
+    ForbiddenMove,
+    Phase,
+)
 from taskmanager.engine.queue_state import Entry, QueueState, Source, SourceKey
-from taskmanager.model.clock import SECOND_US
 from taskmanager.model.config import QueueConfig, queue_of_a_row
+from taskmanager.model.logger import logger
 from taskmanager.model.states import Lane, TaskStatus
 from taskmanager.rules.limits import Slots
-from taskmanager.rules.ready import DelayedQueue
-
-STALE_CLEANUP_AT: Final = 1_000
-"""Heaps are rebuilt without ended tasks when this many, and half of all entries, are stale."""
 
 KNOWN_QUEUES: Final = 100
 """How many queues without work are remembered. Known names reveal a misspelled one."""
@@ -29,15 +46,7 @@ FORGET_PAGE: Final = 1_000
 """How many queues one search for queues without work looks at."""
 
 
-def _is_watched_in_vain(live: LiveTask) -> bool:
-    """Whether to drop the entry of a task that waits no more. If the task waits again, it gets another entry."""
-    if live.is_waiting:
-        return False
-    live.watched_until = None
-    return True
-
-
-def _nobody() -> None:
+def _nobody(*_: object) -> None:
     """Do nothing. Stands in until the engine listens."""
 
 
@@ -64,10 +73,9 @@ class Dispatcher:
         self._entries = count()
         self.left_count = 0
         """How many tasks have stopped waiting, of all queues."""
-        self._delayed: DelayedQueue[LiveTask] = DelayedQueue()
-        self._scheduled: DelayedQueue[LiveTask] = DelayedQueue()
-        self._expiring: DelayedQueue[LiveTask] = DelayedQueue()
-        self._expiring_limit = STALE_CLEANUP_AT
+        self.unsaved_end_count = 0
+        """Ends of persisted tasks that are on their way to the store."""
+        self.delays = Delays()
         self._resuming: dict[Lane, deque[tuple[Attempt, asyncio.Future[None]]]] = {lane: deque() for lane in lanes}
         self._room_waiters: list[asyncio.Future[None]] = []
         self._stale_count = 0
@@ -76,11 +84,54 @@ class Dispatcher:
         self.pause_count = 0
         """How often a queue was paused or resumed here. What was read from the store before that may be old."""
         self.wants_take: Callable[[], None] = _nobody
+        self.give_up: Callable[[LiveTask], None] = _nobody
+        """Ends whatever goes on here for a task that a mistake of ours has brought into disorder."""
 
     def __repr__(self) -> str:
         running = sum(slots.running for slots in self.lanes.values())
         ready = sum(len(source.heap) for source in self._sources())
-        return f"<Dispatcher {running} running, {ready} ready, {len(self._delayed) + len(self._scheduled)} delayed>"
+        return f"<Dispatcher {running} running, {ready} ready, {len(self.delays)} delayed>"
+
+    # Where a task goes.
+
+    def move(self, live: LiveTask, to: Phase) -> None:
+        """Let `live` be in the phase `to`, and keep every count that depends on it.
+
+        Raise `ForbiddenMove`, and give the task up, if no move leads there.
+        """
+        effect = EFFECTS[live.phase << 4 | to]
+        if effect and (effect & COUNTS_ALWAYS or live.is_persisted):
+            self._count(live, to, effect)
+        live.phase = to
+
+    def _count(self, live: LiveTask, to: Phase, effect: int) -> None:
+        if effect & FORBIDDEN:
+            self._refuse(live, to)
+        live.phase = to  # the clean-up of a heap looks at it
+        queue = self.queue(live.queue_name)
+        if live.is_persisted:
+            if effect & (IS_HELD | IS_NOT_HELD):
+                queue.stored_waiting += 1 if effect & IS_HELD else -1
+            if effect & (END_IS_UNSAVED | END_IS_SETTLED):
+                self.unsaved_end_count += 1 if effect & END_IS_UNSAVED else -1
+        if effect & WAITS_NO_MORE:
+            queue.left += 1
+            self.left_count += 1
+            self.wake_room_waiters()
+        elif effect & BEGINS_TO_WAIT:  # counted on the loop, so by taking back a departure
+            queue.left -= 1
+            self.left_count -= 1
+        if effect & LEAVES_ENTRY:
+            self._leave_entry()
+        if effect & FREES_SLOT:
+            self.give_back(live)
+
+    def _refuse(self, live: LiveTask, to: Phase) -> NoReturn:
+        words = f"task {live.definition.name} ({live.task_id}) cannot go from {live.phase.name} to {to.name}"
+        logger.critical("%s, and is given up; it was: %s", words, live.history(), extra=extra_of(live))
+        if live.phase is not LEFT:
+            self.give_up(live)
+        raise ForbiddenMove(words)
 
     # What waits.
 
@@ -120,7 +171,7 @@ class Dispatcher:
 
     def add_ready(self, live: LiveTask) -> None:
         """`live` may start as soon as a slot is free."""
-        live.phase = Phase.READY
+        self.move(live, READY)
         definition = live.definition
         needs_store = live.is_persisted and not definition.requeue_on_interrupt
         queue = self.queue(live.queue_name)
@@ -148,80 +199,42 @@ class Dispatcher:
 
     def add_delayed(self, live: LiveTask, due_elapsed_s: float) -> None:
         """`live` may start when the elapsed clock reaches `due_elapsed_s` (delays, retries, snoozes)."""
-        live.phase = Phase.DELAYED
-        live.due = due_elapsed_s
-        self._delayed.push(due_elapsed_s, live)
+        self.move(live, DELAYED)
+        self.delays.add_elapsed(live, due_elapsed_s)
 
     def add_scheduled(self, live: LiveTask, due_us: int) -> None:
         """`live` may start when wall time reaches `due_us` (run_at, and promises read from the store)."""
-        live.phase = Phase.DELAYED
-        live.due = due_us
-        self._scheduled.push(due_us, live)
-
-    def watch_expiry(self, live: LiveTask) -> None:
-        """Remember that `live` has a `good_until`: with one entry, however often it waits again."""
-        if live.good_until is None or live.good_until == live.watched_until:
-            return
-        live.watched_until = live.good_until
-        self._expiring.push(live.good_until, live)
-        if len(self._expiring) >= self._expiring_limit:
-            # Most of these tasks started long ago. A `good_until` in the far future must not keep them in memory.
-            self._expiring.discard_stale(_is_watched_in_vain)
-            self._expiring_limit = max(STALE_CLEANUP_AT, 2 * len(self._expiring))
+        self.move(live, DELAYED)
+        self.delays.add_wall(live, due_us)
 
     def wake_due(self, elapsed_s: float, now_us: int, *, holds_expiry: bool = False) -> list[LiveTask]:
         """Make the tasks that are due ready. Return the waiting tasks whose `good_until` has passed.
 
         With `holds_expiry` none is returned.
         """
-        for heap, now in ((self._delayed, elapsed_s), (self._scheduled, float(now_us))):
-            for live in heap.pop_due(now):
-                if live.phase is Phase.DELAYED and live.due <= now:
-                    self.add_ready(live)
-        if holds_expiry:
-            return []
-        return [live for live in self._expiring.pop_due(now_us) if self._has_expired(live, now_us)]
+        for live in self.delays.pop_due(elapsed_s, now_us):
+            self.add_ready(live)
+        return [] if holds_expiry else self.delays.pop_expired(now_us)
 
-    @staticmethod
-    def _has_expired(live: LiveTask, now_us: int) -> bool:
-        """Whether a task whose entry came up expires now. True only once, even if the task had several entries."""
-        if live.watched_until is None or live.watched_until > now_us:
-            return False
-        live.watched_until = None
-        return live.is_waiting and not live.is_awaiting_store  # a row that is free in the store expires there
-
-    def next_due(self) -> tuple[float | None, bool]:
-        """The next elapsed-clock moment, and whether anything waits for wall time."""
-        return self._delayed.next_due(), bool(len(self._scheduled) or len(self._expiring))
-
-    def next_wall_delay_s(self, now_us: int, *, holds_expiry: bool = False) -> float:
-        """Seconds until the next wall-clock moment, as the wall clock stands now."""
-        heaps = (self._scheduled,) if holds_expiry else (self._scheduled, self._expiring)
-        due = [heap.next_due() for heap in heaps]
-        return min((max(0.0, (each - now_us) / SECOND_US) for each in due if each is not None), default=float("inf"))
-
-    def forget(self, live: LiveTask) -> None:
-        """`live` has left the waiting early; its heap entry is dropped when it comes up, or in a clean-up."""
+    def _leave_entry(self) -> None:
+        """Count one more entry that is dropped when it comes up, or in a clean-up: its task has left the heap early."""
         self._stale_count += 1
         if self._stale_count < self._clean_up_at:
             return
-        held = len(self._delayed) + len(self._scheduled) + sum(len(source.heap) for source in self._sources())
+        held = len(self.delays) + sum(len(source.heap) for source in self._sources())
         self._clean_up_at = max(STALE_CLEANUP_AT, held // 2)
         if self._stale_count >= self._clean_up_at:
             self._stale_count = 0
             for source in self._sources():
-                source.heap.discard_stale(lambda each: each.phase is not Phase.READY)
+                source.heap.discard_stale(lambda each: each.phase is not READY)
                 source.is_exact = False
-            for heap in (self._delayed, self._scheduled):
-                heap.discard_stale(lambda each: each.phase is not Phase.DELAYED)
-            self._expiring.discard_stale(_is_watched_in_vain)
+            self.delays.discard_stale()
 
     def waiting(self) -> Iterator[LiveTask]:
         """Every task that waits here, each once, in no order."""
         for source in self._sources():
-            yield from (live for live in source.heap if live.phase is Phase.READY)
-        for heap in (self._delayed, self._scheduled):
-            yield from (live for live in heap if live.phase is Phase.DELAYED)
+            yield from (live for live in source.heap if live.phase is READY)
+        yield from self.delays
 
     def worst_priority(self, queue_name: str) -> int | None:
         """The largest priority number among the ready tasks of a queue."""
@@ -261,7 +274,7 @@ class Dispatcher:
         source.is_exact = False
         while True:
             live = source.heap.pop()
-            if live.phase is Phase.READY:
+            if live.phase is READY:
                 self._start(live, source)
                 taken.append(live)
             else:
@@ -319,7 +332,7 @@ class Dispatcher:
                 self._stand(source)
 
     def _start(self, live: LiveTask, source: Source) -> None:
-        live.phase = Phase.STARTING
+        self.move(live, STARTING)
         if source.key.is_suspect:
             self._suspect = live
         self.lanes[source.key.lane].take()
@@ -347,22 +360,7 @@ class Dispatcher:
             queue.shared_limit.gave_back(live.task_id)
         self.wants_take()
 
-    # Leaving the waiting, and room for more.
-
-    def entered_waiting(self, live: LiveTask) -> None:
-        """`live` waits again (a retry, a snooze): counted on the loop, so by taking back a departure."""
-        queue = self.queue(live.queue_name)
-        queue.left -= 1
-        self.left_count -= 1
-        queue.stored_waiting += live.is_persisted
-
-    def left_waiting(self, live: LiveTask) -> None:
-        """`live` waits no more: it started, ended, or went elsewhere."""
-        queue = self.queue(live.queue_name)
-        queue.left += 1
-        self.left_count += 1
-        queue.stored_waiting -= live.is_persisted
-        self.wake_room_waiters()
+    # Room for more.
 
     def wake_room_waiters(self) -> None:
         """There may be room: a task has left the waiting, or records were saved."""

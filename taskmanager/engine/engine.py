@@ -12,6 +12,7 @@ from typing import Any, cast
 from weakref import WeakValueDictionary
 
 from taskmanager.codec.safe import dumps_safe
+from taskmanager.engine import phases
 from taskmanager.engine.alarm import Alarm
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.definition import Definition
@@ -24,7 +25,7 @@ from taskmanager.engine.inbox import Inbox
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lane_faults import LaneFaults
-from taskmanager.engine.live_task import Ending, LiveTask, Phase
+from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.loops import Host
 from taskmanager.engine.memory_window import MemoryWindow
@@ -72,21 +73,21 @@ class Engine:
         self.intake = intake
         self.loop = asyncio.get_running_loop()
         self.live: dict[str, LiveTask] = {}
-        self.spilled: WeakValueDictionary[str, LiveTask] = WeakValueDictionary()
-        self.has_put_away = False  # whether rows free in the store may be tasks that were accepted here
+        self.freed: WeakValueDictionary[str, LiveTask] = WeakValueDictionary()  # whose rows are free, or will be
+        self.has_freed = False  # whether rows free in the store may be tasks that were accepted here
         self.stall = StallWatch(self.loop)
         self.dispatcher = Dispatcher(settings.lanes(), settings.queues)
         self.dispatcher.wants_take = self.kick
         self.window = MemoryWindow(settings.max_in_memory, self.dispatcher)
         self.wall_clock = WatchedClock(clock)
-        self.alarm = Alarm(self.loop, clock, self.wall_clock, self.dispatcher, self._wake_due)
+        self.alarm = Alarm(self.loop, clock, self.wall_clock, self.dispatcher.delays, self._wake_due)
         self.settlement = Settlement(identity, clock, random.random, settings.recovery.crash_budget)
         self.writer = Writer(store, clock, settings.commit_interval_s, settings.snapshot_interval_s)
         self.inbox = Inbox(self.live, self.dispatcher, self.writer, self.accept, self._dispatch)
         self.failing_duties: dict[str, str] = {}
         self.host = Host(self.loop, self.failing_duties)
         self.follower = Follower(store, self.row_codec.decode_result)
-        success = PlainSuccess(self.settlement, self.inbox, self.writer, self.follower, self.dispatcher, self.drop)
+        success = PlainSuccess(self.settlement, self.writer, self.follower, self.dispatcher, self.drop)
         hooks = self.report, success.complete, self.stall.lost_s, self.writer.was_cancelled_since
         self.runner = Runner(settings.processes, self.host, *hooks)
         self.progress = ProgressSaver(self.loop, self.writer.mark, clock)
@@ -102,76 +103,74 @@ class Engine:
 
     def accept(self, live: LiveTask) -> None:
         """Take in what the intake has checked and counted as entered. Do nothing where that was done before."""
-        if live.phase is not Phase.ARRIVED:
-            return
-        live.phase = Phase.ACCEPTED
-        if live.idempotency_key is not None:
-            here = self.live.get(live.task_id)
-            if here is not None:
-                if not becomes_successor(here, live):
-                    self._join_first(here.successor or here, live)
-                return
+        if live.phase is phases.ARRIVED:
+            (self._take_in if live.idempotency_key is None else self._take_in_keyed)(live)
+
+    def _take_in_keyed(self, live: LiveTask) -> None:
+        here = self.live.get(live.task_id)
+        if here is None:
+            self._take_in(live)
+        elif becomes_successor(here, live):
+            self.dispatcher.move(live, phases.BEHIND)
+        else:
+            self._join_first(here.successor or here, live)
+
+    def _take_in(self, live: LiveTask) -> None:
         self.live[live.task_id] = live
         if not live.is_persisted:
-            self.enter(live)
+            if live.cancel_requested_at is None:
+                self.enter(live)
+            else:
+                self.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
             return
         queue = self.dispatcher.queue(live.queue_name)
-        queue.stored_waiting += 1
-        if live.idempotency_key is None:
-            if queue.shared_limit is not None or (
-                queue.stored_waiting > self.window.most and self.window.spills(live, queue, self.clock.now_us())
-            ):
-                self.spill(live)
-                return
-            live.owner = self.identity.instance_id
-            self._accept_to_write(live)
-            self.enter(live)
-        else:
-            live.phase = Phase.UNCONFIRMED
+        if live.idempotency_key is not None:
+            self.dispatcher.move(live, phases.UNCONFIRMED)
             live.owner = self.identity.instance_id
             self.writer.mark(live)
+        elif queue.shared_limit is not None or (
+            queue.stored_waiting >= self.window.most and self.window.overflows(live, queue, self.clock.now_us())
+        ):
+            self.free_row(live)
+        else:
+            live.owner = self.identity.instance_id
+            (self.writer.mark if live.save_waiters else self.writer.accept)(live)
+            self.enter(live)
 
     def _join_first(self, first: LiveTask, live: LiveTask) -> None:
-        self.dispatcher.queue(live.queue_name).stored_waiting += live.is_persisted
-        self.dispatcher.left_waiting(live)
+        self.dispatcher.move(live, phases.LEFT)
         merge_waiters(first, live)
         self.intake.by_key[live.task_id] = first
         if first.save_waiters:
             self.writer.mark(first)
 
-    def _accept_to_write(self, live: LiveTask) -> None:
-        """To the file within `commit_interval`; at once when somebody waits for that already."""
-        if live.save_waiters:
-            self.writer.mark(live)
-        else:
-            self.writer.accept(live)
-
-    def spill(self, live: LiveTask) -> None:
+    def free_row(self, live: LiveTask) -> None:
         """Too much to hold: the row goes to the store as a free one, and is claimed when there is room."""
         live.renew_due(self.clock.now_us(), self.clock.elapsed_s())
-        live.phase, live.owner = Phase.SPILLING, None
+        self.dispatcher.move(live, phases.FREEING)
+        live.owner = None
         self.dispatcher.queue(live.queue_name).leave(live.priority)
-        self.spilled[live.task_id] = live
+        self.freed[live.task_id] = live
         self.writer.mark(live)
 
     def enter(self, live: LiveTask) -> None:
         """`live` waits: for code of an earlier attempt that was given up, for its time, or for a slot."""
         if self.runner.after(live.task_id, lambda: self._enter_at_last(live)):
+            if live.phase is not phases.ACCEPTED:
+                self.dispatcher.move(live, phases.ACCEPTED)
             return
         dispatcher = self.dispatcher
         if self.is_stopping:
             self._release_late(live)
             return
         if dispatcher.has_shared_limits and dispatcher.needs_place(live):
-            self.spill(live)
+            self.free_row(live)
             return
         if live.good_until is not None:
-            dispatcher.watch_expiry(live)
-            self.alarm.set()
+            self.alarm.watch_expiry(live)
         if live.due:
-            is_full = live.is_persisted and dispatcher.queue(live.queue_name).stored_waiting > self.window.most
-            if is_full and live.saving.rejection is None:  # else it would be refused again, for ever
-                self.spill(live)  # retries too must leave memory to what can start
+            if self._is_full_for(live) and live.saving.rejection is None:  # else it would be refused again, for ever
+                self.free_row(live)  # retries too must leave memory to what can start
                 return
             dispatcher.add_delayed(live, live.due)
             self.alarm.set()
@@ -182,12 +181,16 @@ class Engine:
             dispatcher.add_ready(live)
             self.kick()
 
+    def _is_full_for(self, live: LiveTask) -> bool:
+        """Whether memory holds as many tasks of its queue as it should, without this one."""
+        held = self.dispatcher.queue(live.queue_name).stored_waiting - (live.phase is phases.ACCEPTED)
+        return live.is_persisted and held >= self.window.most
+
     def _release_late(self, live: LiveTask) -> None:
         """Accepted while the manager drains: persisted work is kept for the next start, the rest is refused by name."""
         if live.is_persisted:
-            self.dispatcher.left_waiting(live)
             self.settlement.release(live)
-            live.phase = Phase.ENDED
+            self.dispatcher.move(live, phases.ENDED)
             self.writer.mark(live)
         else:
             self.refused_count += 1
@@ -208,26 +211,29 @@ class Engine:
         if not self.is_up or self.intake.is_forked:  # a child that goes on in the loop of its parent starts nothing
             return
         for live in self.dispatcher.take():
-            if live.good_until is not None and live.good_until <= self.wall_clock.now_us():
-                self._come_too_late(live)
+            try:
+                self._start(live)
+            except phases.ForbiddenMove:  # the task was given up, and those behind it have their slots
                 continue
-            self.dispatcher.left_waiting(live)
-            self.settlement.begin(live)
-            if live.is_persisted:
-                self.writer.mark(live)
-            if not live.is_persisted or self.writer.degraded_since is not None:
-                self.run(live)
         self.wants_more()
+
+    def _start(self, live: LiveTask) -> None:
+        if live.good_until is not None and live.good_until <= self.wall_clock.now_us():
+            self._come_too_late(live)
+            return
+        self.settlement.begin(live)
+        if live.is_persisted:
+            self.writer.mark(live)
+        if not live.is_persisted or self.writer.degraded_since is not None:
+            self.run(live)
 
     def _come_too_late(self, live: LiveTask) -> None:
         """Its `good_until` has passed; or the clock was stepped, and it is seen again when the clock can be trusted."""
-        self.dispatcher.give_back(live)
         if self.wall_clock.holds_expiry:
             self.dispatcher.add_delayed(live, self.wall_clock.trusted_at_s)
             self.alarm.set()
-            return
-        self.dispatcher.left_waiting(live)
-        self._expire(live)
+        else:
+            self._expire(live)
 
     def wants_more(self) -> None:
         """Ask for free rows when a queue runs low."""
@@ -247,7 +253,7 @@ class Engine:
 
     def run(self, live: LiveTask) -> None:
         """User code runs from here on."""
-        live.phase = Phase.RUNNING
+        self.dispatcher.move(live, phases.RUNNING)
         attempt = live.attempt = Attempt(live, self.dispatcher, live.started_at or 0)
         attempt.on_progress = self.progress.save
         attempt.clock = self.clock
@@ -260,8 +266,6 @@ class Engine:
         """Something may be due: let it be ready, and end what has waited too long."""
         now_us = self.wall_clock.now_us()
         for live in self.dispatcher.wake_due(self.clock.elapsed_s(), now_us, holds_expiry=self.wall_clock.holds_expiry):
-            self.dispatcher.left_waiting(live)
-            self.dispatcher.forget(live)
             self._expire(live)
         self.kick()
 
@@ -289,7 +293,7 @@ class Engine:
             attempt.on_end = lambda: self._free_slot(attempt)  # it may have lent its slot, and take one back
             self._return_stuck_slot(attempt)
         try:
-            self._settle(attempt, outcome)
+            self.settle(attempt, outcome)
         finally:
             # After the waiters were woken: a parent that waited for this task asks for its slot before others start.
             if not attempt.is_abandoned:
@@ -299,9 +303,10 @@ class Engine:
     def interrupt(self, attempt: Attempt) -> None:
         """Its coroutine will never go on: settle it as a stop does what it has cancelled."""
         outcome = self.runner.cut_off(attempt)
-        self._settle(attempt, outcome)
+        self.settle(attempt, outcome)
 
-    def _settle(self, attempt: Attempt, outcome: Outcome) -> None:
+    def settle(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Let the task go on to what this outcome leads to."""
         live = attempt.live
         if attempt.stop_reason is StopReason.CLAIM_LOST:
             attempt.close(None)
@@ -317,15 +322,14 @@ class Engine:
             self.finish(live)
             return
         log_again(live, step, outcome)
-        live.phase = Phase.ACCEPTED
+        self.dispatcher.move(live, phases.ACCEPTED)
         live.due = self.clock.elapsed_s() + step.delay_s if step.delay_s > 0 else 0.0
-        self.dispatcher.entered_waiting(live)
         if live.is_persisted:
             self.writer.mark(live)
         self.enter(live)
 
     def _enter_at_last(self, live: LiveTask) -> None:
-        if live.phase is Phase.ACCEPTED:
+        if live.phase is phases.ACCEPTED:
             self.enter(live)
 
     def _return_stuck_slot(self, attempt: Attempt) -> None:
@@ -341,12 +345,11 @@ class Engine:
 
     def finish(self, live: LiveTask) -> None:
         """The task has ended here (for good, or for this instance): to the store, and to its waiters."""
-        live.phase = Phase.ENDED
+        self.dispatcher.move(live, phases.ENDED)
         if not live.is_persisted:
             self.writer.record(live)
             self.publish(live)
             return
-        self.inbox.end_began(live)
         self.writer.mark(live)
         if self.writer.degraded_since is not None:
             self.publish(live)
@@ -359,8 +362,6 @@ class Engine:
 
     def cancel_waiting(self, live: LiveTask, code: BuiltInTaskCode, message: str) -> None:
         """A waiting task never runs."""
-        self.dispatcher.left_waiting(live)
-        self.dispatcher.forget(live)
         self.settlement.end_with_error(live, TaskStatus.CANCELLED, TaskError(code, message), None)
         self.finish(live)
 
@@ -369,7 +370,7 @@ class Engine:
         follows it.
         """
         live = live.successor or live
-        if live.status.is_terminal or live.phase in (Phase.SPILLING, Phase.ENDED, Phase.ELSEWHERE):
+        if live.status.is_terminal or live.phase in (phases.FREEING, phases.ENDED, phases.DONE, phases.LEFT):
             return False
         live.cancel_requested_at = live.cancel_requested_at or self.clock.now_us()
         if live.is_waiting and not live.is_unconfirmed:
@@ -411,8 +412,7 @@ class Engine:
             del self.live[live.task_id]
         if live.successor is not None:
             successor, live.successor = live.successor, None
-            successor.phase = Phase.ARRIVED
-            self.accept(successor)
+            self._take_in_keyed(successor)
         if not self.live and self._idle_waiters:
             waiters, self._idle_waiters = self._idle_waiters, []
             for waiter in waiters:

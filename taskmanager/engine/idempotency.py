@@ -1,6 +1,6 @@
 """Two calls with one idempotency key in one memory: the second runs after the first, or means the same task."""
 
-from taskmanager.engine.live_task import LiveTask, Phase
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.model.states import TaskStatus
 
 
@@ -9,8 +9,6 @@ def becomes_successor(here: LiveTask, live: LiveTask) -> bool:
     ended_badly = here.status.is_terminal and here.status is not TaskStatus.COMPLETED
     if ended_badly and here.successor is None:
         here.successor = live
-        if live.is_persisted:
-            live.phase = Phase.UNCONFIRMED
         return True
     return False
 
@@ -18,7 +16,6 @@ def becomes_successor(here: LiveTask, live: LiveTask) -> bool:
 def merge_waiters(first: LiveTask, live: LiveTask) -> None:
     """`first` is what the call of `live` meant: its row was claimed, or a thread enqueued it, a moment ago."""
     live.is_duplicate = live.is_published = True
-    live.phase = Phase.ELSEWHERE
     first.waiters_list().extend(live.waiters or ())
     first.save_waiters_list().extend(live.save_waiters or ())
     live.waiters = live.save_waiters = None

@@ -17,8 +17,9 @@ from typing import Any, Final
 
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.events import resolve, wait_in
-from taskmanager.engine.live_task import LiveTask, Phase
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.outbox import HISTORY_BATCH
+from taskmanager.engine.phases import ARRIVED
 from taskmanager.engine.writer import Writer
 
 HELPING: Final = 500
@@ -49,7 +50,6 @@ class Inbox:
         self._loop = asyncio.get_running_loop()
         self._is_due = False
         self._turn_waiters: list[asyncio.Future[Any]] = []
-        self._unsaved_end_count = 0
         self._entered_count = 0
         """Tasks that were put in, of all queues."""
         self.queue = dispatcher.queue
@@ -163,7 +163,7 @@ class Inbox:
         except IndexError:
             return
         self._take()
-        while last.phase is Phase.ARRIVED:  # a turn is due as long as it is
+        while last.phase is ARRIVED:  # a turn is due as long as it is
             await wait_in(self._turn_waiters)
 
     def take_all(self) -> None:
@@ -178,7 +178,7 @@ class Inbox:
         history = self._writer.outbox.unsaved_history_count
         if self._writer.degraded_since is None:
             history = max(0, history - HISTORY_BATCH)  # less than that just waits for its interval
-        return self.waiting_count + self._unsaved_end_count + history
+        return self.waiting_count + self._dispatcher.unsaved_end_count + history
 
     @property
     def unwritten_count(self) -> int:
@@ -193,15 +193,3 @@ class Inbox:
     def may_be_full(self, limit: int) -> bool:
         """Tell cheaply whether the limit may be reached, so that an exact count is worth its cost. False is certain."""
         return len(self._live) + self._writer.outbox.unsaved_count + len(self._arrived) >= limit
-
-    def end_began(self, live: LiveTask) -> None:
-        """Count the end of a persisted task as unsaved."""
-        if not live.saving.is_end_unsaved:
-            live.saving.is_end_unsaved = True
-            self._unsaved_end_count += 1
-
-    def end_is_settled(self, live: LiveTask) -> None:
-        """Stop counting the end as unsaved: it is in the store, or never will be."""
-        if live.saving.is_end_unsaved:
-            live.saving.is_end_unsaved = False
-            self._unsaved_end_count -= 1

@@ -22,7 +22,7 @@ from taskmanager.engine.definition import NO_OPTIONS, CallOptions, Definition
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.events import tell
 from taskmanager.engine.inbox import Inbox
-from taskmanager.engine.live_task import NOT_SAVED, Ending, LiveTask, Phase
+from taskmanager.engine.live_task import NOT_SAVED, Ending, LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.reruns import Reruns
 from taskmanager.model.clock import SECOND_US, Clock
@@ -112,7 +112,7 @@ class Intake:
         if existing is not None:
             return existing, True
         self._admit(live)
-        if not live.is_elsewhere:
+        if not live.has_left:
             if live.task_id in self.by_key or live.task_id in self.reruns:  # it has ended, or it would have been found
                 self.reruns.note(live.task_id, live.start_count, live)
             self.by_key[live.task_id] = live
@@ -378,7 +378,6 @@ class Intake:
         error = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled before the manager was started")
         live.status = TaskStatus.CANCELLED
         live.ending = Ending(TaskStatus.CANCELLED, TaskResult(err=error))
-        live.phase = Phase.ENDED
         live.is_published = True
         for waiter in live.waiters or ():
             tell(waiter, live.ending)

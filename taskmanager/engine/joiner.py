@@ -45,7 +45,7 @@ class Joiner:
                 for live in unfinished:
                     if (await engine.ended(live)).requeued and engine.is_stopping:
                         raise _stopped_too_soon()
-            elif await self._has_put_away(tags):
+            elif await self._may_have_freed(tags):
                 await self._pause(engine.settings.store_poll_s)
             elif not self._unfinished(tags):  # one may have been claimed while the store was read
                 return
@@ -62,18 +62,18 @@ class Joiner:
             if engine.has_backlog:
                 engine.wants_claim.set()
                 await self._pause(engine.settings.store_poll_s / 10)
-            elif await self._has_put_away({}):
+            elif await self._may_have_freed({}):
                 await self._pause(engine.settings.store_poll_s)
             elif not engine.live:
                 return
 
-    async def _has_put_away(self, tags: dict[str, str]) -> bool:
+    async def _may_have_freed(self, tags: dict[str, str]) -> bool:
         """Whether tasks accepted here may wait in the store for their time, or a claim has taken some that are not in
         memory yet. Whose a free row was, it does not say.
         """
         if self._is_going_back():
             return True
-        if not self._engine.has_put_away:
+        if not self._engine.has_freed:
             return await self._poller.has_strays()
         try:
             # In this order: what is claimed while the store is read is in memory when there are no strays.
@@ -81,7 +81,7 @@ class Joiner:
         except StoreError:
             return True
         if not tags:
-            self._engine.has_put_away = is_there
+            self._engine.has_freed = is_there
         return is_there
 
     def _is_going_back(self) -> bool:

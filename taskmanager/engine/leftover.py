@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.live_task import Ending, Phase
+from taskmanager.engine.live_task import Ending
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.loops import let_loop_close
 from taskmanager.engine.outcome import Outcome
+from taskmanager.engine.phases import ENDED
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
@@ -49,7 +50,7 @@ class Leftover:
                 runner.abandon(attempt)
                 self._attempts.add(attempt)
                 attempt.close(None)
-                if not attempt.live.is_elsewhere:
+                if not attempt.live.has_left:
                     self._record(attempt)
             self.thread_count = sum(attempt.live.definition.lane == "thread" for attempt in self._attempts)
         for attempt in self._attempts:
@@ -59,15 +60,14 @@ class Leftover:
 
     def _record(self, attempt: Attempt) -> None:
         engine, live = self._engine, attempt.live
-        live.phase = Phase.ENDED
         if live.is_persisted:
+            engine.dispatcher.move(live, ENDED)
             error = TaskError(BuiltInTaskCode.TASK_INTERRUPTED, "the manager stopped; its code still executes")
             live.failed_reason = INTERRUPTION_NOTE
             live.ending = Ending(TaskStatus.RUNNING, TaskResult(err=error), live.definition.requeue_on_interrupt)
             engine.writer.mark(live)
         else:
-            engine.settlement.settle(live, attempt, Outcome("stopped"))
-            engine.finish(live)
+            engine.settle(attempt, Outcome("stopped"))
         logger.warning(
             "task %s (%s) still executes after the stop; it is recorded as interrupted",
             live.definition.name,

@@ -20,9 +20,9 @@ from taskmanager.engine.file_watch import FileWatch
 from taskmanager.engine.instance import InstanceLock
 from taskmanager.engine.joiner import Joiner
 from taskmanager.engine.leftover import Leftover
-from taskmanager.engine.live_task import Phase
 from taskmanager.engine.loops import cancelled_once, shielded
 from taskmanager.engine.neighbours import Neighbours
+from taskmanager.engine.phases import STARTING
 from taskmanager.engine.polling import NAME as CLAIMER
 from taskmanager.engine.polling import Poller
 from taskmanager.engine.releasing import cancel_memory_only, release_waiting, tell_everybody
@@ -92,7 +92,7 @@ class Lifecycle:
         self._has_failed = self._has_closed = False
         self.is_stopping = False
         """True from the moment a stop was asked for."""
-        self._leftover = Leftover(engine, self._let_go)
+        self._abandoned = Leftover(engine, self._let_go)
         self._unstopped = Unstopped(engine, self._after_write, self)
 
     async def start(self) -> None:
@@ -222,7 +222,7 @@ class Lifecycle:
             if not self.engine.inbox.is_loop_closed():  # else the stop was cut off, and `Unstopped` writes the rest
                 self._unstopped.end()
             self._stopped.set()
-            self._leftover.may_let_go = True  # a stop that still writes lets go by itself
+            self._abandoned.may_let_go = True  # a stop that still writes lets go by itself
 
     async def _stop_or_abort(self, drain_timeout_s: float) -> None:
         """Stop. If a fault of ours breaks the stop off, still close the file and wake all waiters."""
@@ -272,7 +272,7 @@ class Lifecycle:
         await self._file_watch.look_for_good(self._commit_deadline - CANCEL_GRACE_S)
         await self._stop_what_runs()
         await engine.host.stop(but=WRITER)
-        self.note_leftover(is_loop_gone=False)
+        self.note_abandoned(is_loop_gone=False)
         unsaved = await self._final_batches()
         tell_everybody(engine)
         await self._close_store(unsaved)
@@ -289,7 +289,7 @@ class Lifecycle:
         try:
             while not self._cut_short.is_set():
                 tasks = [each.task for each in engine.runner.running.values() if each.task is not None]
-                starting = any(live.phase is Phase.STARTING for live in engine.live.values())
+                starting = any(live.phase is STARTING for live in engine.live.values())
                 left_s = deadline - engine.loop.time()
                 if not (tasks or starting) or left_s <= 0:
                     return
@@ -344,28 +344,28 @@ class Lifecycle:
         try:
             await engine.store.close()
         finally:
-            if not self._leftover:
+            if not self._abandoned:
                 self._let_go()
 
-    def note_leftover(self, *, is_loop_gone: bool) -> None:
+    def note_abandoned(self, *, is_loop_gone: bool) -> None:
         """Note what still executes, and go on without it. The heartbeat goes on while threads are left."""
-        self._leftover.note(is_loop_gone=is_loop_gone)
-        if self._leftover.thread_count:
+        self._abandoned.note(is_loop_gone=is_loop_gone)
+        if self._abandoned.thread_count:
             self._duties.outlive_loop()
 
     def let_go_when_over(self) -> None:
         """End the signs of life of a start that nobody stopped, now or when what still executes has ended."""
-        self._leftover.may_let_go = True
-        if not self._leftover:
+        self._abandoned.may_let_go = True
+        if not self._abandoned:
             self._let_go()
 
     async def unregister(self, unsaved: int) -> None:
         """Remove this instance from the store, if no row there needs it any more."""
         engine = self.engine
-        if not self._leftover:
+        if not self._abandoned:
             self._duties.stop_heartbeat()
         try:
-            if not unsaved and not self._leftover:
+            if not unsaved and not self._abandoned:
                 # Rows that still name it come from a claim whose answer nobody waited for.
                 await engine.store.release(engine.identity.instance_id, engine.clock.now_us())
                 await engine.store.forget_instances([engine.identity.instance_id])

@@ -7,12 +7,22 @@ instance holds only what differs.
 import asyncio
 import weakref
 from contextvars import Context
-from enum import IntEnum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from taskmanager.codec.values import loads
 from taskmanager.engine.definition import Definition, with_delay
+from taskmanager.engine.phases import (
+    ARRIVED,
+    BEHIND,
+    FREEING,
+    LEFT,
+    READY,
+    RUNNING,
+    STARTING,
+    UNCONFIRMED,
+    Phase,
+)
 from taskmanager.engine.row_codec import stored_arguments
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.record import AttemptRow, Expected, TaskRow, is_pause
@@ -21,27 +31,6 @@ from taskmanager.model.states import LIVE, BuiltInTaskCode, TaskStatus
 
 if TYPE_CHECKING:
     from taskmanager.engine.attempt import Attempt
-
-
-class Phase(IntEnum):
-    """Where a task stands in this instance; finer than its status."""
-
-    ARRIVED = 0
-    """Held for the start, in the inbox, or behind another call of its key: the engine has not accepted it."""
-    ACCEPTED = 1
-    """Not dispatched yet, or not until the thread of an earlier attempt has ended."""
-    UNCONFIRMED = 2
-    """The store is asked whether its idempotency key has a task already."""
-    SPILLING = 3
-    """Too much to hold: on its way to the store, where it will be free."""
-    DELAYED = 4
-    READY = 5
-    STARTING = 6
-    """Has a slot; its start is being committed."""
-    RUNNING = 7
-    ENDED = 8
-    ELSEWHERE = 9
-    """Not ours (any more): free in the store, or owned by another instance. Waiters follow the store."""
 
 
 class Ending(NamedTuple):
@@ -105,8 +94,6 @@ class Saving:
     """That change does not wait for an interval."""
     unsaved_since_s = 0.0
     """When it became dirty, on the clock of the outbox."""
-    is_end_unsaved = False
-    """Its end counts against `max_pending` until it is in the store."""
     rejection: str | None = None
     """Why the store will never hold its newest state."""
     pared_result: int | None = None
@@ -171,8 +158,8 @@ class LiveTask:
     context: Context | None = None
     timeout_s: float | None = None
 
-    # Where it stands here: its phase, and what that leaves open.
-    phase: Phase = Phase.ARRIVED
+    # Where it stands here: its phase, which `Dispatcher.move` changes, and what that leaves open.
+    phase: Phase = ARRIVED
     due: float = 0.0
     """Until when it is delayed, on the clock of the heap that it is in."""
     watched_until: int | None = None
@@ -220,27 +207,27 @@ class LiveTask:
     @property
     def is_waiting(self) -> bool:
         """True while the task waits in this instance's memory for a slot, a delay or its row."""
-        return self.phase <= Phase.READY
+        return self.phase <= READY
 
     @property
     def is_unconfirmed(self) -> bool:
         """True while it is not known whether its idempotency key stands for this task, or for one in the store."""
-        return self.phase is Phase.UNCONFIRMED
+        return self.phase is UNCONFIRMED or self.phase is BEHIND
 
     @property
-    def is_spilling(self) -> bool:
+    def is_freeing(self) -> bool:
         """True while its row is on the way to the store, to be free there."""
-        return self.phase is Phase.SPILLING
+        return self.phase is FREEING
 
     @property
     def is_awaiting_store(self) -> bool:
         """True while it waits, and nothing can be done with it before its row is written."""
-        return self.phase is Phase.UNCONFIRMED or self.phase is Phase.SPILLING
+        return self.phase is UNCONFIRMED or self.phase is FREEING
 
     @property
-    def is_elsewhere(self) -> bool:
+    def has_left(self) -> bool:
         """True when only the store knows how the task goes on."""
-        return self.phase is Phase.ELSEWHERE
+        return self.phase is LEFT
 
     @property
     def ending(self) -> Ending | None:
@@ -269,6 +256,13 @@ class LiveTask:
         if self.idempotency_key is None or not self.is_persisted:
             return bool(self.is_duplicate)
         return self.is_duplicate
+
+    def history(self) -> str:
+        """What the record tells of its life, in one line, for whoever looks for a mistake of ours."""
+        saving, at = self.saving, ("sent_at", "enqueued_at", "claimed_at", "started_at", "updated_at")
+        times = ", ".join(f"{name} {value}" for name in at if (value := getattr(self, name)) is not None)
+        counts = f"{self.start_count} starts, {self.retry_count} retries, {self.crash_count} crashes"
+        return f"{self!r}, owner {self.owner}, {times}, {counts}, {saving!r}, in doubt: {saving.in_doubt}"
 
     def tell_cause(self, exc: BaseException) -> None:
         """Its handles keep the exception with the ending that it led to."""
@@ -300,7 +294,7 @@ class LiveTask:
         What is due stays due, a pause goes on for what is left of it by the clock that no step moves, and a promised
         instant stays.
         """
-        if self.phase in (Phase.READY, Phase.STARTING) or self.enqueued_at <= self.updated_at:
+        if self.phase in (READY, STARTING) or self.enqueued_at <= self.updated_at:
             self.enqueued_at = min(self.enqueued_at, now_us)
         elif self.due and is_pause(self.next_retry_at, self.snooze_count, self.options_text):
             self.enqueued_at = now_us + max(0, int((self.due - elapsed_s) * SECOND_US))
@@ -335,7 +329,7 @@ class LiveTask:
         """
         if not self.saving.is_written_anew or row.sent_at != self.sent_at:
             return False
-        has_run = self.phase is Phase.RUNNING or self.status.is_terminal
+        has_run = self.phase is RUNNING or self.status.is_terminal
         return row.start_count <= self.start_count or (has_run and row.status in LIVE)
 
     def store_arguments(self) -> None:
@@ -365,6 +359,7 @@ class LiveTask:
         """The live form of a row that this instance has claimed."""
         live = cls(definition, row.task_id, row.sent_at)
         live.is_persisted, live.saving = True, Saving()
+        live.phase = LEFT  # until it is taken in, as one that was here before
         live.timeout_s = timeout_s
         live.adopt(row)
         return live

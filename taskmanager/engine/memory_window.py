@@ -1,7 +1,8 @@
 """How much of what waits is held in memory, queue by queue. The rest is free in the store, and costs nothing there."""
 
 from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.live_task import LiveTask, Phase
+from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.phases import READY
 from taskmanager.engine.queue_state import QueueState
 from taskmanager.model.states import TaskStatus
 
@@ -28,9 +29,9 @@ class MemoryWindow:
         lanes = self._dispatcher.lanes.values()
         return min(self.most, sum((each.limit or 0) + each.free for each in lanes))
 
-    def spills(self, live: LiveTask, queue: QueueState, now_us: int) -> bool:
+    def overflows(self, live: LiveTask, queue: QueueState, now_us: int) -> bool:
         """Whether memory is full for this new task: better ones than the worst held may use as much again."""
-        if queue.stored_waiting > 2 * self.most:
+        if queue.stored_waiting >= 2 * self.most:
             return True
         if live.due or live.enqueued_at > now_us:
             return True
@@ -54,7 +55,7 @@ class MemoryWindow:
         """Tasks that were claimed and cannot start soon, the last in line: for others who can start them."""
         found: dict[str, list[LiveTask]] = {}
         for live in self._dispatcher.waiting():
-            if live.status is TaskStatus.CLAIMED and live.phase is Phase.READY and not live.saving.is_dirty:
+            if live.status is TaskStatus.CLAIMED and live.phase is READY and not live.saving.is_dirty:
                 found.setdefault(live.queue_name, []).append(live)
         most = self.claimable
         return [

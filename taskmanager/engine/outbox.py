@@ -236,7 +236,7 @@ class Outbox:
         line = self._changed
         while len(taken) < limit and line.entries:
             live = line.entries[0]
-            if live.saving.is_dirty and live.is_elsewhere:  # given up since
+            if live.saving.is_dirty and live.has_left:  # given up since
                 self._make_clean(live)
                 self._forget_ended(live)
             if not live.saving.is_dirty:  # written already, from further ahead
@@ -301,7 +301,7 @@ class Outbox:
         The places that are passed when all of these are written.
         """
         places = Places(self._changed.passed_count, self._history.passed_count)
-        if live.is_published and not live.is_elsewhere:
+        if live.is_published and not live.has_left:
             self.unsaved_ended[live.task_id] = live  # it was told, and is still found nowhere but here
         if not was_dirty:
             (self._changed if live.is_persisted else self._history).advance(live)

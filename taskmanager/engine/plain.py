@@ -11,8 +11,8 @@ from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.events import resolve
 from taskmanager.engine.follow import Follower
-from taskmanager.engine.inbox import Inbox
-from taskmanager.engine.live_task import LiveTask, Phase
+from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.phases import ENDED
 from taskmanager.engine.settle import Settlement
 from taskmanager.engine.writer import Writer
 
@@ -23,14 +23,12 @@ class PlainSuccess:
     def __init__(
         self,
         settlement: Settlement,
-        inbox: Inbox,
         writer: Writer,
         follower: Follower,
         dispatcher: Dispatcher,
         drop: Callable[[LiveTask], None],
     ) -> None:
         self._settlement = settlement
-        self._inbox = inbox
         self._writer = writer
         self._follower = follower
         self._dispatcher = dispatcher
@@ -43,9 +41,8 @@ class PlainSuccess:
         if attempt.timer is not None:
             attempt.timer.cancel()
         self._settlement.complete(live, attempt, value)
-        live.phase = Phase.ENDED
+        self._dispatcher.move(live, ENDED)
         if live.is_persisted:
-            self._inbox.end_began(live)
             self._writer.mark(live)
         else:
             self._writer.record(live)

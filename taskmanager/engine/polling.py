@@ -183,8 +183,8 @@ class Poller:
         count = self._engine.wall_clock.step_count
         if self._steps_seen == count:
             return False
-        for live in self._engine.spilled.values():
-            if live.is_spilling:  # else its row would come after this look, as the clock said it that was ahead
+        for live in self._engine.freed.values():
+            if live.is_freeing:  # else its row would come after this look, as the clock said it that was ahead
                 live.renew_due(now_us, self._engine.clock.elapsed_s())
         mended = await make_due(self._engine.store, now_us)
         self._steps_seen = count

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from taskmanager.codec.values import loads
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.live_task import Ending, LiveTask, Phase
+from taskmanager.engine.live_task import Ending, LiveTask
+from taskmanager.engine.phases import DONE, ENDED
 from taskmanager.engine.stored_tasks import CANCELLED_BEFORE_START, cancel_stored, is_free, retry_stored, why_not_again
 from taskmanager.model.checks import check_age, check_status, check_task_id, is_storable
 from taskmanager.model.clock import from_us
@@ -100,7 +101,7 @@ class Records:
             seen |= self._in_memory()
             stored |= {row.task_id: row for row in rows}
             # Of those that have left it for the store the row is newer, if it was there already.
-            memory = {task_id: live for task_id, live in seen.items() if not (live.is_elsewhere and task_id in stored)}
+            memory = {task_id: live for task_id, live in seen.items() if not (live.has_left and task_id in stored)}
             found = [row for task_id, row in stored.items() if task_id not in memory]
             if len(rows) < wanted.limit or len(found) >= wanted.limit:
                 return found, memory
@@ -156,14 +157,14 @@ class Records:
         await engine.inbox.caught_up()
         for _ in range(MAX_TRIES):
             live = engine.live.get(task_id)
-            if live is not None and live.is_spilling:
+            if live is not None and live.is_freeing:
                 await engine.writer.flush()  # then its row can be cancelled like any other
                 live = engine.live.get(task_id)
-            if live is not None and not live.is_spilling:
+            if live is not None and not live.is_freeing:
                 accepted = engine.cancel(live)
                 if accepted and live.is_persisted:
                     await engine.writer.flush()
-                    if live.is_elsewhere:
+                    if live.has_left:
                         continue  # the call of a key that another instance has: that task is meant
                 return accepted
             row = await engine.store.fetch(task_id)
@@ -187,10 +188,10 @@ class Records:
         """
         engine = self._engine
         live = engine.inbox.find(task_id) if live is None else live
-        if live is not None:
+        if live is not None and not live.is_published:
             engine.accept(live)  # it may be in the inbox still
         live = engine.live.get(task_id, live)
-        if live is not None and not live.is_elsewhere and not live.is_spilling:
+        if live is not None and not live.has_left and not live.is_freeing:
             return engine.cancel(live)
         task = engine.loop.create_task(self.cancel(task_id))
         self._cancelling.add(task)
@@ -270,7 +271,7 @@ def _check_text(value: object, name: str) -> None:
 
 def _result_in(live: LiveTask) -> TaskResult[Any] | None:
     ending = live.ending
-    return ending.result if ending is not None and ending.status in TERMINAL and live.phase is Phase.ENDED else None
+    return ending.result if ending is not None and ending.status in TERMINAL and live.phase in (ENDED, DONE) else None
 
 
 def _matches(live: LiveTask, wanted: TaskFilter) -> bool:

@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.inbox import HELPING
-from taskmanager.engine.live_task import GOES_ON, LiveTask, Phase
+from taskmanager.engine.live_task import GOES_ON, LiveTask
+from taskmanager.engine.phases import ENDED, STARTING
 from taskmanager.model.states import BuiltInTaskCode
 
 
@@ -24,9 +25,8 @@ async def release_waiting(engine: Engine) -> None:
         if not live.is_persisted or engine.runner.is_still_executing(live.task_id):
             continue  # it must not run beside its old thread: recovery takes it when that thread has ended
         if live.is_waiting and not live.is_awaiting_store:
-            engine.dispatcher.left_waiting(live)
             _release(engine, live)
-        elif live.phase is Phase.STARTING and live.saving.committed is None:
+        elif live.phase is STARTING and live.saving.committed is None:
             engine.settlement.unbegin(live)
             _release(engine, live)
 
@@ -43,7 +43,7 @@ async def _in_helpings(engine: Engine) -> AsyncIterator[LiveTask]:
 
 def _release(engine: Engine, live: LiveTask) -> None:
     engine.settlement.release(live)
-    live.phase = Phase.ENDED
+    engine.dispatcher.move(live, ENDED)
     engine.writer.mark(live)
 
 

@@ -10,7 +10,8 @@ from taskmanager.codec.report import number_or_none
 from taskmanager.codec.values import loads
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.live_task import LiveTask, Phase
+from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.phases import READY
 from taskmanager.engine.queue_state import QueueState
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.logger import logger
@@ -115,7 +116,7 @@ def _oldest_waiting(engine: Engine) -> dict[str, int]:
     """Return since when the oldest task of each queue waits. Tasks of memory stand in the order of their arrival."""
     found: dict[str, int] = {}
     for live in islice(engine.live.values(), OLDEST_SEARCH):
-        if live.phase is Phase.READY and live.enqueued_at < found.get(live.queue_name, live.enqueued_at + 1):
+        if live.phase is READY and live.enqueued_at < found.get(live.queue_name, live.enqueued_at + 1):
             found[live.queue_name] = live.enqueued_at
     return found
 

@@ -40,7 +40,7 @@ class Start(Protocol):
     """The lifecycle of the start."""
 
     async def stop_now(self) -> None: ...
-    def note_leftover(self, *, is_loop_gone: bool) -> None: ...
+    def note_abandoned(self, *, is_loop_gone: bool) -> None: ...
     async def unregister(self, unsaved: int) -> None: ...
     def let_go_when_over(self) -> None: ...
 
@@ -167,7 +167,7 @@ class Unstopped:
             except StoreError as exc:
                 reason = str(exc)
                 await self._forget_lost_file(lives)
-            self._start.note_leftover(is_loop_gone=True)
+            self._start.note_abandoned(is_loop_gone=True)
             self._has_left = True
         if reason is None:
             engine.writer.start(self._listener)
@@ -222,7 +222,7 @@ class Unstopped:
 
 def _fate_of(live: LiveTask) -> str:
     """Return what became of one task, as far as this process knows; empty if there is nothing to report."""
-    if live.is_elsewhere:  # its row is free, because memory had no room for it; or it is another's
+    if live.has_left:  # its row is free, because memory had no room for it; or it is another's
         return "written" if live.owner is None and not live.is_duplicate else ""
     if not live.is_persisted:
         return "lost" if live.status in (TaskStatus.CANCELLED, TaskStatus.INTERRUPTED, TaskStatus.RUNNING) else ""

@@ -12,8 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from taskmanager.engine.live_task import STATUS_TEXT, LiveTask, Phase
+from taskmanager.engine.live_task import STATUS_TEXT, LiveTask
 from taskmanager.engine.log_fields import extra_of
+from taskmanager.engine.phases import RUNNING
 from taskmanager.engine.row_codec import stored_error
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.logger import logger
@@ -165,5 +166,5 @@ class ProgressSaver:
                     self._loop.call_soon_threadsafe(self._mark, live)
 
     def _mark(self, live: LiveTask) -> None:
-        if live.phase is Phase.RUNNING:
+        if live.phase is RUNNING:
             self._write_soon(live)

@@ -215,12 +215,12 @@ class World:
         if engine is None:
             return None
         found = []
-        elapsed_due, has_wall = engine.dispatcher.next_due()
+        elapsed_due, has_wall = engine.dispatcher.delays.next_due()
         if elapsed_due is not None:
             found.append(elapsed_due - engine.clock.elapsed_s())
         if has_wall:
             now_us, is_held = engine.clock.now_us(), engine.wall_clock.holds_expiry
-            found.append(engine.dispatcher.next_wall_delay_s(now_us, holds_expiry=is_held))
+            found.append(engine.dispatcher.delays.next_wall_delay_s(now_us, holds_expiry=is_held))
         found.extend(self.store.free_delays_s(self.clock.now_us(), engine.definitions))
         running = self.manager._current
         next_fire_s = None if running is None else running.schedules.next_due_in_s()

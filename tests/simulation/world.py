@@ -330,6 +330,8 @@ class _ToLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = " | ".join(record.getMessage().splitlines()[:1] + record.getMessage().splitlines()[-1:])
         self._world.log(None, record.levelname, text)
+        if record.levelno >= logging.CRITICAL and "cannot go from" in text:  # a mistake that the engine survives
+            self._world.fault(text)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 from taskmanager import TaskManager
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.live_task import Phase
+from taskmanager.engine.phases import Phase
 from taskmanager.store.memory import MemoryStore
 from taskmanager.testing import Fault, FaultyStore, World, isolated
 
@@ -91,6 +91,9 @@ def assert_counters(engine: Engine) -> None:
         assert queue.waiting == len(here), (name, queue, here)
         assert queue.stored_waiting == sum(live.is_persisted for live in here), (name, queue.stored_waiting, here)
     holders = [a for a in (*engine.runner.running.values(), *engine.runner.abandoned) if a.has_slot]
+    outbox = engine.writer.outbox
+    unsaved = {id(live): live for live in (*outbox.unsaved(), *(sent.live for sent in outbox.in_flight))}.values()
+    assert dispatcher.unsaved_end_count == sum(live.is_persisted and live.phase is Phase.ENDED for live in unsaved)
     starting = [live for live in engine.live.values() if live.phase is Phase.STARTING]
     assert sum(slots.running for slots in dispatcher.lanes.values()) == len(holders) + len(starting)
     assert sum(queue.slots.running for queue in dispatcher.queues.values()) == len(holders) + len(starting)

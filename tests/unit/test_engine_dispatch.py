@@ -10,7 +10,8 @@ from taskmanager.engine import dispatch
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.live_task import LiveTask, Phase
+from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.phases import Phase
 from taskmanager.model.config import QueueConfig
 from tests.unit.engine_lives import definition_of, new_live, running
 
@@ -45,6 +46,7 @@ class World:
         live = new_live(definition, task_id=name, priority=how.pop("priority", 50))
         for field, value in how.items():
             setattr(live, field, value)
+        self.dispatcher.queue(live.queue_name).entered += 1
         self.dispatcher.add_ready(live)
         return live
 
@@ -102,7 +104,7 @@ def test_the_best_of_all_that_may_start_is_next_each_time(seed: int) -> None:
         live = world.ready(f"t{number}", definition(persist=False, queue_name=queue.name), **how)
         waiting.append((queue.priority, how["priority"], how["enqueued_at"], number, live))
         if chance.random() < 0.1:
-            live.phase = Phase.ENDED
+            world.dispatcher.move(live, Phase.ENDED)
     expected = []
     for *_, live in sorted(waiting, key=lambda each: each[:4]):
         places = (live.queue_name, live.definition.lane)
@@ -171,8 +173,7 @@ def test_dispatch_takes_the_best_over_many_turns(seed: int) -> None:
                 world.dispatcher.set_paused(queue.name, paused=chance.random() < 0.5)
         if oracle.waiting and chance.random() < 0.1:
             gone = chance.choice(oracle.waiting)
-            gone.phase = Phase.ENDED
-            world.dispatcher.forget(gone)
+            world.dispatcher.move(gone, Phase.ENDED)
             oracle.waiting.remove(gone)
         if chance.random() < 0.1:
             world.dispatcher.is_store_degraded = chance.random() < 0.5
@@ -321,8 +322,7 @@ def test_an_entry_that_is_not_wanted_any_more_is_passed_over() -> None:
     world = World(concurrency=1)
     gone = world.ready("gone", priority=1)
     world.ready("next")
-    gone.phase = Phase.ENDED
-    world.dispatcher.forget(gone)
+    world.dispatcher.move(gone, Phase.ENDED)
     assert world.take() == ["next"]
 
 
@@ -330,8 +330,8 @@ def test_a_task_that_left_and_came_back_starts_once() -> None:
     """Its old entry is as good as the new one, and the second of the two is stale."""
     world = World()
     live = world.ready("a")
-    live.phase = Phase.DELAYED
-    world.dispatcher.forget(live)
+    for phase in (Phase.LEFT, Phase.ACCEPTED):
+        world.dispatcher.move(live, phase)
     world.dispatcher.add_ready(live)
     assert world.take() == ["a"]
     assert world.take() == []
@@ -347,10 +347,8 @@ def test_heaps_full_of_stale_entries_are_cleaned(monkeypatch: pytest.MonkeyPatch
     for number in range(60):
         live = new_live(task_id=str(number))
         (world.dispatcher.add_delayed if number % 2 else world.dispatcher.add_scheduled)(live, 10**12)
-        live.phase = Phase.ENDED
-        world.dispatcher.forget(live)
-    held = [*world.dispatcher._delayed, *world.dispatcher._scheduled]
-    assert len(held) < 15
+        world.dispatcher.move(live, Phase.ENDED)
+    assert len(world.dispatcher.delays) < 15
     assert set(world.dispatcher.waiting()) == set(kept)
 
 
@@ -363,16 +361,16 @@ def test_each_kind_of_delay_has_its_own_clock() -> None:
     delayed, scheduled = new_live(task_id="delayed"), new_live(task_id="scheduled")
     world.dispatcher.add_delayed(delayed, 10.0)
     world.dispatcher.add_scheduled(scheduled, 20_000_000)
-    assert world.dispatcher.next_due() == (10.0, True)
-    assert world.dispatcher.next_wall_delay_s(5_000_000) == 15.0
-    assert world.dispatcher.next_wall_delay_s(50_000_000) == 0.0
+    assert world.dispatcher.delays.next_due() == (10.0, True)
+    assert world.dispatcher.delays.next_wall_delay_s(5_000_000) == 15.0
+    assert world.dispatcher.delays.next_wall_delay_s(50_000_000) == 0.0
     assert world.dispatcher.wake_due(9.9, 19_999_999) == []
     assert world.take() == []
     world.dispatcher.wake_due(10.0, 19_999_999)
     assert world.take() == ["delayed"]
     world.dispatcher.wake_due(10.0, 20_000_000)
     assert world.take() == ["scheduled"]
-    assert world.dispatcher.next_due() == (None, False)
+    assert world.dispatcher.delays.next_due() == (None, False)
 
 
 def test_a_moment_that_was_put_off_does_not_wake_the_task() -> None:
@@ -380,6 +378,8 @@ def test_a_moment_that_was_put_off_does_not_wake_the_task() -> None:
     world = World()
     live = new_live(task_id="a")
     world.dispatcher.add_delayed(live, 1.0)
+    for phase in (Phase.LEFT, Phase.ACCEPTED):
+        world.dispatcher.move(live, phase)
     world.dispatcher.add_delayed(live, 5.0)
     world.dispatcher.wake_due(1.0, 0)
     assert world.take() == []
@@ -391,11 +391,12 @@ def test_a_moment_that_was_put_off_does_not_wake_the_task() -> None:
 def test_a_task_expires_only_while_it_waits() -> None:
     """At its very moment, once; started ones run to their end."""
     world = World()
-    waits, runs = world.ready("waits"), world.ready("runs")
+    waits, runs = world.ready("waits", of_queue("paused")), world.ready("runs")
+    world.dispatcher.set_paused("paused", paused=True)
     for live in (waits, runs):
         live.good_until = 100
-        world.dispatcher.watch_expiry(live)
-    runs.phase = Phase.RUNNING
+        world.dispatcher.delays.watch_expiry(live)
+    assert world.take() == ["runs"]
     assert world.dispatcher.wake_due(0.0, 99) == []
     assert world.dispatcher.wake_due(0.0, 100) == [waits]
     assert world.dispatcher.wake_due(0.0, 200) == []
@@ -409,13 +410,14 @@ async def test_who_waits_for_room_is_woken_by_every_departure() -> None:
     world = World()
     live = world.ready("a")
     queue = world.dispatcher.queue("default")
-    queue.entered, queue.stored_waiting = 1, 1
+    assert (queue.waiting, queue.stored_waiting) == (1, 1)
     room = asyncio.create_task(world.dispatcher.room_changed())
     await asyncio.sleep(0)
-    world.dispatcher.left_waiting(live)
+    assert world.take() == ["a"]
     await room
     assert (queue.waiting, queue.stored_waiting) == (0, 0)
-    world.dispatcher.entered_waiting(live)
+    for phase in (Phase.RUNNING, Phase.ACCEPTED):
+        world.dispatcher.move(live, phase)
     assert (queue.waiting, queue.stored_waiting) == (1, 1)
 
 

@@ -146,7 +146,7 @@ async def test_expiry_watches_a_task_again_whose_entry_was_cleared_away(
 ) -> None:
     """While a task runs its entry may go, so that long promises do not pile up; its next wait makes another one."""
     caplog.set_level(logging.INFO, "taskmanager")
-    monkeypatch.setattr("taskmanager.engine.dispatch.STALE_CLEANUP_AT", 2)
+    monkeypatch.setattr("taskmanager.engine.alarm.STALE_CLEANUP_AT", 2)
     manager = manager_of(concurrency=1)
     work = working(manager, persist=True)
 
@@ -156,11 +156,11 @@ async def test_expiry_watches_a_task_again_whose_entry_was_cleared_away(
 
     async with world_of(manager) as (world, _):
         engine = engine_of(manager)
-        engine.dispatcher._expiring_limit = 2
+        engine.dispatcher.delays._expiring_limit = 2
         good_until = world.now + timedelta(seconds=GOOD_S)
         handles = [work.with_options(good_until=good_until).enqueue("snooze") for _ in range(3)]
         await world.advance(AGAIN - 0.5)
-        assert len(engine.dispatcher._expiring) <= len(handles)
+        assert len(engine.dispatcher.delays._expiring) <= len(handles)
         blocker = long.enqueue()
         await world.advance(GOOD_S)
         await assert_expired_once(world, handles, caplog)

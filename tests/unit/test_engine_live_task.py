@@ -2,7 +2,8 @@
 
 import pytest
 
-from taskmanager.engine.live_task import LiveTask, Phase
+from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.phases import Phase
 from taskmanager.model.record import Expected, TaskRow
 from taskmanager.model.states import TaskStatus
 from tests.unit.engine_lives import LIGHT, WORK, definition_of, new_live
@@ -95,11 +96,11 @@ def test_the_phases_that_wait(phase: Phase) -> None:
     """A task that has its slot, its end or another owner does not."""
     live = new_live()
     live.phase = phase
-    assert live.is_awaiting_store == (phase in (Phase.UNCONFIRMED, Phase.SPILLING))
+    assert live.is_awaiting_store == (phase in (Phase.UNCONFIRMED, Phase.FREEING))
     assert live.is_waiting == (
-        live.is_awaiting_store or phase in (Phase.ARRIVED, Phase.ACCEPTED, Phase.DELAYED, Phase.READY)
+        live.is_awaiting_store or phase in (Phase.ARRIVED, Phase.BEHIND, Phase.ACCEPTED, Phase.DELAYED, Phase.READY)
     )
-    assert live.is_elsewhere == (phase is Phase.ELSEWHERE)
+    assert live.has_left == (phase is Phase.LEFT)
 
 
 def test_saved_means_that_the_file_holds_the_newest_state() -> None:

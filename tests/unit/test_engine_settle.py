@@ -10,8 +10,9 @@ from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.instance import Identity
-from taskmanager.engine.live_task import NO_WORKER, LiveTask, Phase
+from taskmanager.engine.live_task import NO_WORKER, LiveTask
 from taskmanager.engine.outcome import MAX_REASON_CHARS, Outcome, describe, failure_of
+from taskmanager.engine.phases import Phase
 from taskmanager.engine.settle import Next, Settlement
 from taskmanager.model.config import RetryPolicy
 from taskmanager.model.result import TaskError

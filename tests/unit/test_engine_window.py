@@ -19,6 +19,7 @@ from taskmanager import (
 from taskmanager.engine.after_write import AfterWrite
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.neighbours import Neighbours
+from taskmanager.engine.phases import Phase
 from taskmanager.model.record import TaskWrite, expected_of
 from tests.unit.engine_worlds import assert_counters, engine_of, manager_of, persisted, turns_until, world_of
 
@@ -299,7 +300,7 @@ async def test_a_task_can_be_cancelled_in_the_moment_it_spills() -> None:
 
     async with world_of(manager) as (_, _store):
         handles = [work.enqueue(label) for label in "abcdef"]
-        spilled = [each for each in handles if each.task_id in engine_of(manager).spilled]
+        spilled = [each for each in handles if each.task_id in engine_of(manager).freed]
         assert spilled
         assert await manager.cancel(spilled[-1].task_id)
         gate.set()
@@ -316,7 +317,7 @@ async def test_a_spilled_task_that_cannot_be_stored_runs_from_memory() -> None:
     work = persisted(manager, log)
     async with world_of(manager) as (_, _store):
         handles = [work.enqueue(label) for label in "abcd"]
-        spilled = [live for live in engine_of(manager).live.values() if live.is_spilling]
+        spilled = [live for live in engine_of(manager).live.values() if live.is_freeing]
         for live in spilled:
             live.crash_count = -1  # no store takes that
         async with asyncio.timeout(5):
@@ -332,7 +333,7 @@ async def test_a_delayed_task_that_cannot_be_stored_waits_in_memory_though_that_
     work = persisted(manager, log)
     async with world_of(manager) as (world, store):
         handles = [work.with_options(delay=60).enqueue(label) for label in "abcd"]
-        spilled = [live for live in engine_of(manager).live.values() if live.is_spilling]
+        spilled = [live for live in engine_of(manager).live.values() if live.is_freeing]
         assert spilled
         for live in spilled:
             live.crash_count = -1  # no store takes that
@@ -375,7 +376,7 @@ async def test_a_rejection_of_a_task_that_went_elsewhere_meanwhile_brings_nothin
         assert isinstance(after_write, AfterWrite)
         after_write.give_up(live)
         after_write.rejected(live, "too big")
-        assert live.is_elsewhere
+        assert live.has_left
         assert handle.task_id not in engine_of(manager).live
         assert_counters(engine_of(manager))
 
@@ -407,7 +408,7 @@ async def test_a_spilled_task_that_its_limited_queue_cannot_hold_is_cancelled_an
     async with world_of(manager):
         handle = work.enqueue("a")
         live = engine_of(manager).live[handle.task_id]
-        assert live.is_spilling
+        assert live.is_freeing
         live.crash_count = -1  # no store takes that
         with pytest.raises(TaskCancelled, match="cannot be stored"):
             await handle
@@ -450,7 +451,10 @@ async def test_a_cancel_is_kept_when_the_row_of_its_key_is_claimed_in_the_same_m
         first = work.with_options(idempotency_key="k", delay=3600).enqueue("a")
         await first.saved()
         engine = engine_of(manager)
-        engine.spill(engine.live[first.task_id])
+        live = engine.live[first.task_id]
+        for phase in (Phase.LEFT, Phase.ACCEPTED):
+            engine.dispatcher.move(live, phase)
+        engine.free_row(live)
         await manager.flush()
         row = await store.memory.fetch(first.task_id)
         assert row is not None
@@ -633,7 +637,7 @@ async def test_ended_tasks_with_a_far_expiry_leave_memory() -> None:
             if _ % 500 == 0:
                 await manager.join()
         await manager.join()
-        assert len(engine_of(manager).dispatcher._expiring) < 2_500
+        assert len(engine_of(manager).dispatcher.delays._expiring) < 2_500
 
 
 async def test_snooze_and_retry_during_the_drain_come_back_at_the_next_start() -> None:

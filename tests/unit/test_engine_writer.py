@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from taskmanager.engine import writer as writer_module
-from taskmanager.engine.live_task import LiveTask, Phase
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE
+from taskmanager.engine.phases import Phase
 from taskmanager.engine.writer import MAX_BATCH, Writer
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite, Write
@@ -592,7 +593,7 @@ async def test_a_store_that_refused_what_nobody_has_any_more_is_not_taken_to_ref
     async with a_writer(store) as (writer, listener):
         writer.mark(live)
         await until(lambda: ("degraded",) in listener.heard)
-        live.phase = Phase.ELSEWHERE
+        live.phase = Phase.LEFT
         await until(lambda: ("restored",) in listener.heard)
         assert (writer.degraded_since, writer.unsaved_count) == (None, 0)
 
