@@ -238,6 +238,7 @@ class AfterWrite:
             return
         self._engine.dispatcher.is_store_degraded = True
         for live in list(self._engine.live.values()):
+            live.leave_shortcut()  # whoever waits for its end is told before that is written
             if live.phase is STARTING:
                 if live.definition.requeue_on_interrupt or self._engine.is_stopping or live.cancel_requested_at:
                     self._start(live)
