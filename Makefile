@@ -90,11 +90,8 @@ quick: venv  ## The suite without the slow tests, on one Python, for while you w
 demo: venv  ## The five-minute tour, on your own files
 	@$(BIN)/taskmanager demo $(ARGS)
 
-bench: venv  ## Every question in benchmarks/, one after the other
-	@for file in benchmarks/[!_]*.py; do \
-	  [ -e "$$file" ] || { echo "no benchmarks yet"; break; }; \
-	  $(call say,$$file); $(BIN)/python "$$file" $(ARGS); \
-	done
+bench: venv  ## Every question in benchmarks/, and which targets are reached; ARGS=--quick for a first look
+	@$(BIN)/python benchmarks $(ARGS)
 
 simulate: venv  ## The seeded simulator: thousands of programs with faults, on virtual time
 	@$(call say,simulation); $(BIN)/python -m tests.simulation --seeds 2000 --workers $(WORKERS) $(ARGS)

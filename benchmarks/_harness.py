@@ -24,9 +24,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 BOUND: Final = 100
 """Tasks at a time: the default concurrency of a manager, and the semaphore of the bounded TaskGroup."""
@@ -37,7 +37,7 @@ _PLAIN_WIDTH: Final = 170
 
 
 class Options(NamedTuple):
-    """How a benchmark was called."""
+    """How a benchmark was called. What stands last is for the processes of its parts."""
 
     is_quick: bool
     rounds: int
@@ -45,6 +45,9 @@ class Options(NamedTuple):
     against: Path | None
     only: str
     json: Path | None
+    part: str | None
+    given: str
+    shared: Path | None
 
     def size(self, full: int, quick: int) -> int:
         """The full size of a benchmark, or its quick one."""
@@ -58,8 +61,8 @@ Part = Callable[[Options], Figures]
 class Line(NamedTuple):
     """One line of the table: what a part measured, and what it is compared with.
 
-    `must` and `wish` are bounds of the ratio (of the difference, or of the value itself, if that is what is quoted),
-    as ">= 0.3" or "<= 2".
+    `must` and `wish` bound what is quoted, as ">= 0.3" or "<= 2": the ratio to the base, the difference to it, or the
+    value itself. Where both parts measured `process_us`, the ratio of that is quoted beside it.
     """
 
     what: str
@@ -68,65 +71,73 @@ class Line(NamedTuple):
     unit: str
     base: str | None = None
     base_figure: str | None = None
-    quote: str = "ratio"
+    quote: Literal["ratio", "difference", "value"] = "ratio"
     must: str = ""
     wish: str = ""
 
-    def judged(self, ours: float, base: float) -> float:
-        """The number that is held against the targets."""
-        if self.quote == "ratio" and self.base is not None:
-            return ours / base if base else math.nan
-        return ours - base if self.quote == "difference" else ours
+    @property
+    def is_ratio(self) -> bool:
+        """Whether what is quoted has no unit."""
+        return self.base is not None and self.quote == "ratio"
 
 
 class Found(NamedTuple):
-    """What one line saw in all rounds."""
+    """What one line saw, once per round."""
 
     line: Line
     ours: list[float]
     base: list[float]
     other: list[float]
+    processor: list[float]
 
     def note(self, figures: Mapping[tuple[str, Path], Figures], against: Path | None) -> None:
         """Take over what one round found."""
-        part, base, figure = self.line.part, self.line.base, self.line.figure
-        self.ours.append(figures[part, HERE][figure])
-        if base is not None:
-            self.base.append(figures[base, HERE][self.line.base_figure or figure])
+        line = self.line
+        mine = figures[line.part, HERE]
+        self.ours.append(mine[line.figure])
+        if line.base is not None:
+            base = figures[line.base, HERE]
+            self.base.append(base[line.base_figure or line.figure])
+            if "process_us" in mine and "process_us" in base and line.part != line.base:
+                self.processor.append(mine["process_us"] / base["process_us"])
         if against is not None:
-            self.other.append(figures[part, against][figure])
+            self.other.append(figures[line.part, against][line.figure])
 
     @property
-    def judged(self) -> list[float]:
-        """One number per round."""
-        return [self.line.judged(*each) for each in zip(self.ours, self.base or self.ours, strict=True)]
+    def quoted(self) -> list[float]:
+        """What is held against the targets."""
+        if self.line.is_ratio:
+            return ratios(self.ours, self.base)
+        if self.line.quote == "difference":
+            return [ours - base for ours, base in zip(self.ours, self.base, strict=True)]
+        return self.ours
 
-    @property
-    def against(self) -> list[float]:
-        """This checkout as a multiple of the other one, per round."""
-        return [ours / other if other else math.nan for ours, other in zip(self.ours, self.other, strict=False)]
+
+def ratios(ours: Sequence[float], base: Sequence[float]) -> list[float]:
+    """One ratio per round."""
+    return [one / other if other else math.nan for one, other in zip(ours, base, strict=True)]
 
 
 def run(
     doc: str | None, file: str, parts: Mapping[str, Part], lines: Sequence[Line], notes: Sequence[str] = ()
 ) -> None:
     """Measure and print the table, or be the process of one part."""
-    options, part = _parse(doc)
-    if part is not None:
+    options = _parse(doc)
+    if options.part is not None:
         # Stops with waiting tasks say so at ERROR; without a handler that would be printed between the figures.
         logging.getLogger("taskmanager").addHandler(logging.NullHandler())
-        figures = parts[part](options)
-        print(json.dumps({"package": sys.modules["taskmanager"].__file__, **figures}))
+        print(json.dumps({"package": str(package()), **parts[options.part](options)}))
         return
-    chosen = [line for line in lines if options.only in line.what]
-    found = _race(file, options, chosen)
-    _print(doc, options, found, notes)
+    with tempfile.TemporaryDirectory(prefix="taskmanager-bench-", dir=options.directory) as shared:
+        options = options._replace(shared=Path(shared))
+        found = _race(file, options, [line for line in lines if options.only in line.what])
+    rows = [{"file": Path(file).name, **_row(each)} for each in found]
     if options.json is not None:
-        rows = [{"file": Path(file).name, **_row(each)} for each in found]
         options.json.write_text(json.dumps(rows), encoding="utf-8")
+    _print(doc, options, rows, notes)
 
 
-def _parse(doc: str | None) -> tuple[Options, str | None]:
+def _parse(doc: str | None) -> Options:
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small numbers, for a first look")
     parser.add_argument("--rounds", type=int, default=None, help=f"default {ROUNDS}, with --quick {ROUNDS_QUICK}")
@@ -135,9 +146,13 @@ def _parse(doc: str | None) -> tuple[Options, str | None]:
     parser.add_argument("--only", default="", help="only the lines that contain this text")
     parser.add_argument("--json", type=Path, default=None, help="write the lines into this file, too")
     parser.add_argument("--part", default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--given", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--shared", type=Path, default=None, help=argparse.SUPPRESS)
     given = parser.parse_args()
     rounds = given.rounds or (ROUNDS_QUICK if given.quick else ROUNDS)
-    return Options(given.quick, rounds, given.dir, given.against, given.only, given.json), given.part
+    return Options(
+        given.quick, rounds, given.dir, given.against, given.only, given.json, given.part, given.given, given.shared
+    )
 
 
 # The rounds.
@@ -145,12 +160,11 @@ def _parse(doc: str | None) -> tuple[Options, str | None]:
 
 def _race(file: str, options: Options, lines: Sequence[Line]) -> list[Found]:
     """Run all heats in every round. Parts that are compared are in one heat, where each runs once per round."""
-    found = [Found(line, [], [], []) for line in lines]
+    found = [Found(line, [], [], [], []) for line in lines]
     for number in range(options.rounds):
         for heat in _heats(lines):
-            figures = {}
-            for runner in _order(heat, lines, options.against, number):
-                figures[runner] = run_part(file, options, *runner)
+            order = _order(heat, lines, options.against, number)
+            figures = {runner: run_part(file, options, *runner) for runner in order}
             for each in found:
                 if each.line.part in heat:
                     each.note(figures, options.against)
@@ -180,23 +194,23 @@ def _heats(lines: Sequence[Line]) -> list[list[str]]:
     return heats
 
 
-def run_part(file: str, options: Options, part: str, package: Path = HERE) -> dict[str, Any]:
+def run_part(file: str, options: Options, part: str, checkout: Path) -> dict[str, Any]:
     """Run one part in a fresh process, with the package of a checkout."""
-    found = finish_part(start_part(file, options, part, package))
-    if not Path(found.pop("package")).is_relative_to(package.resolve()):
-        raise SystemExit(f"{package} was to be measured, and another package was imported")
+    changed = options._replace(shared=options.shared and options.shared / str(checkout.resolve()).replace(os.sep, "_"))
+    found = finish_part(start_part(file, changed, part, checkout=checkout))
+    if not Path(found.pop("package")).is_relative_to(checkout.resolve()):
+        raise SystemExit(f"{checkout} was to be measured, and another package was imported")
     return found
 
 
-def start_part(file: str, options: Options, part: str, package: Path = HERE) -> "subprocess.Popen[str]":
-    """Begin to run a part in a fresh process."""
-    command = [sys.executable, file, "--part", part, "--dir", str(options.directory)]
-    return subprocess.Popen(
-        [*command, "--quick"] if options.is_quick else command,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(package),
-    )
+def start_part(
+    file: str, options: Options, part: str, given: object = "", *, checkout: Path | None = None
+) -> "subprocess.Popen[str]":
+    """Begin to run a part in a fresh process: with the package of a checkout, or with that of this process."""
+    command = [sys.executable, file, "--part", part, f"--given={given}", "--dir", str(options.directory)]
+    command += ["--shared", str(options.shared)] if options.shared else []
+    command += ["--quick"] if options.is_quick else []
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(checkout))
 
 
 def finish_part(process: "subprocess.Popen[str]") -> dict[str, Any]:
@@ -208,11 +222,18 @@ def finish_part(process: "subprocess.Popen[str]") -> dict[str, Any]:
     return found
 
 
-def environment(package: Path) -> dict[str, str]:
+def environment(checkout: Path | None = None) -> dict[str, str]:
     """The environment of a process that imports the package of a checkout, from byte code."""
-    changed = {**os.environ, "PYTHONPATH": str(package.resolve())}
+    changed = dict(os.environ)
     changed.pop("PYTHONDONTWRITEBYTECODE", None)
+    if checkout is not None:
+        changed["PYTHONPATH"] = str(checkout.resolve())
     return changed
+
+
+def package() -> Path:
+    """The package that this process has imported."""
+    return Path(str(sys.modules["taskmanager"].__file__)).parent
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -227,8 +248,59 @@ def database(options: Options, copy_of: Path | None = None) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="taskmanager-bench-", dir=options.directory) as folder:
         path = Path(folder) / "tasks.db"
         if copy_of is not None:
-            shutil.copyfile(copy_of, path)
+            # With the locks of those who died: without them nobody could know that they did.
+            shutil.copytree(copy_of.parent, folder, dirs_exist_ok=True)
+            with path.open("rb") as copied:
+                os.fsync(copied.fileno())  # or the first commit would wait for the whole copy
         yield path
+
+
+def prepared(options: Options, name: str, build: Callable[[Path], None]) -> Path:
+    """The path of a database that is built once, for all parts that ask for it with this package."""
+    assert options.shared is not None
+    path = options.shared / name / "tasks.db"
+    if not path.exists():
+        path.parent.mkdir(parents=True)
+        build(path)
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return path
+
+
+_ENDED: Final = """
+WITH RECURSIVE number (n, at) AS (
+    SELECT 1, :first_us UNION ALL SELECT n + 1, at + :between_us FROM number WHERE n < :count
+)
+INSERT INTO taskmanager_tasks (id, task_name, queue_name, priority, args, kwargs, status, sent_at, enqueued_at,
+    started_at, completed_at, failed_at, error_code, result, start_count, task_options, created_at, updated_at)
+SELECT printf('%036d', n), 'app.jobs:task_' || (n % 20), 'default', 50, '[]', '{}',
+    iif(n % 50, 'COMPLETED', 'FAILED'), at, at, at, iif(n % 50, at, NULL), iif(n % 50, NULL, at),
+    iif(n % 50, NULL, 'REFUSED'), iif(n % 50, '{"ok":null}', NULL), 1, '{"persist":true}', at, at
+FROM number
+"""
+_ATTEMPTS: Final = """
+INSERT INTO taskmanager_task_attempts (task_id, attempt, outcome, will_retry, started_at, finished_at, error_code,
+    created_at)
+SELECT id, 1, status, 0, started_at, updated_at, error_code, created_at FROM taskmanager_tasks
+"""
+BETWEEN_US: Final = 20_000
+"""The history that is made up has fifty tasks a second, of twenty functions; one of fifty failed."""
+
+
+def make_history(path: Path, count: int, *, age_us: int = 0) -> None:
+    """Make a file with so many ended tasks, each with its attempt; the last one ended `age_us` ago."""
+    from taskmanager import TaskManager
+
+    async def make_tables() -> None:
+        async with TaskManager(path):
+            pass
+
+    asyncio.run(make_tables())
+    if count:
+        first_us = time.time_ns() // 1000 - age_us - count * BETWEEN_US
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(_ENDED, {"first_us": first_us, "between_us": BETWEEN_US, "count": count})
+            connection.execute(_ATTEMPTS)
 
 
 # The bare TaskGroup, and the clocks.
@@ -280,21 +352,25 @@ class Watch:
 
 
 def _row(found: Found) -> dict[str, str]:
-    line = found.line
-    median = statistics.median(found.judged)
-    measured = f"{_figure(median)}{'' if line.base and line.quote == 'ratio' else ' ' + line.unit}"
+    line, median = found.line, statistics.median(found.quoted)
+    sign, unit = "+" if line.quote == "difference" and median > 0 else "", "" if line.is_ratio else f" {line.unit}"
     return {
         "what": line.what,
-        "ours": f"{_figure(statistics.median(found.ours))} {line.unit}",
-        "base": f"{_figure(statistics.median(found.base))}" if found.base else "",
-        "measured": f"{'+' if line.quote == 'difference' and median > 0 else ''}{measured}",
-        "spread": f"{_figure(min(found.judged))} – {_figure(max(found.judged))}",
+        "this": f"{_median(found.ours)} {line.unit}",
+        "base": _median(found.base),
+        "measured": f"{sign}{_figure(median)}{unit}",
+        "lowest – highest": f"{_figure(min(found.quoted))} – {_figure(max(found.quoted))}",
+        "CPU": _median(found.processor),
         "must": line.must,
         "wish": line.wish,
         "reached": _reached(median, line),
-        "other": f"{_figure(statistics.median(found.other))}" if found.other else "",
-        "this/other": f"{_figure(statistics.median(found.against))}" if found.other else "",
+        "other": _median(found.other),
+        "this / other": _median(ratios(found.ours, found.other)) if found.other else "",
     }
+
+
+def _median(values: Sequence[float]) -> str:
+    return _figure(statistics.median(values)) if values else ""
 
 
 def _reached(value: float, line: Line) -> str:
@@ -319,7 +395,7 @@ def show(title: str, rows: Sequence[Mapping[str, str]], columns: Sequence[str], 
     for name in columns:
         table.add_column(name, justify="left" if name in ("what", "file") else "right")
     for row in rows:
-        table.add_row(*(row[name] for name in columns))
+        table.add_row(*(row.get(name, "") for name in columns))
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_PLAIN_WIDTH)
@@ -328,13 +404,13 @@ def show(title: str, rows: Sequence[Mapping[str, str]], columns: Sequence[str], 
         console.print(text)
 
 
-def _print(doc: str | None, options: Options, found: Sequence[Found], notes: Sequence[str]) -> None:
-    columns = ["what", "ours", "base", "measured", "spread", "must", "wish", "reached"]
+def _print(doc: str | None, options: Options, rows: Sequence[Mapping[str, str]], notes: Sequence[str]) -> None:
+    columns = ["what", "this", "base", "measured", "lowest – highest", "CPU", "must", "wish", "reached"]
     if options.against is not None:
-        columns[2:2] = ["other", "this/other"]
+        columns[2:2] = ["other", "this / other"]
     size = ", --quick" if options.is_quick else ""
     last = f"Medians of {options.rounds} rounds{size}; {machine(options.directory)}\n"
-    show((doc or "").splitlines()[0], [_row(each) for each in found], columns, (*notes, last))
+    show((doc or "").splitlines()[0], rows, columns, (*notes, last))
 
 
 def _figure(value: float) -> str:

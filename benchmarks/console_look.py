@@ -1,113 +1,90 @@
 """How long does one look take on a file with a million rows: of `taskmanager status`, and of `manager.console()`?
 
 All of it is read from indexes in windows of time, except the counts by status. The command counts every row, which
-reads one index from end to end; `console()` stands in the way of the loop, and stops at a cap.
+reads one index from end to end; `console()` stands in the way of the loop, and stops at a cap. So it must be as quick
+with a million failed tasks, as after a long outage, and with a million that wait.
 """
 
 import asyncio
 import io
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import closing, redirect_stdout
+from functools import partial
 from pathlib import Path
 
-from _sheet import Sheet, database, parse_options
+from _harness import Figures, Line, Options, database, make_history, prepared, run
 from rich.console import Console
 
 from taskmanager import TaskManager
-from taskmanager.console.observer import look
-from taskmanager.console.terminal.screen import screen_lines
-from taskmanager.model.clock import SystemClock
-from taskmanager.store.sqlite.reading import open_read_only
+from taskmanager.cli.commands import cli
 
-ROWS_PER_S = 50
-FAILED_EVERY = 50
-NAMES = 20
+MANY, FEW = (1_000_000, 100_000), (1_000, 1_000)
+LOOKS = 5
+FAILED = "status = 'FAILED', completed_at = NULL, failed_at = sent_at, error_code = 'REFUSED'"
+PENDING = "status = 'PENDING', completed_at = NULL, failed_at = NULL, error_code = NULL"
 
 
-async def make_tables(path: str) -> None:
-    """An empty file of ours."""
-    async with TaskManager(path):
-        pass
+def history(options: Options, size: tuple[int, int], change: str = "") -> Path:
+    """A file with ended tasks, all of which were changed."""
+
+    def build(path: Path) -> None:
+        make_history(path, options.size(*size))
+        if change:
+            with closing(sqlite3.connect(path)) as connection, connection:
+                connection.execute(f"UPDATE taskmanager_tasks SET {change}")
+
+    return prepared(options, f"{size} {change[:20]}", build)
 
 
-def rows(count: int) -> Iterator[tuple[object, ...]]:
-    """Ended tasks, the newest just now."""
-    now = SystemClock().now_us()
-    for number in range(count):
-        at = now - (count - number) * 1_000_000 // ROWS_PER_S
-        failed = number % FAILED_EVERY == 0
-        status, code = ("FAILED", "REFUSED") if failed else ("COMPLETED", None)
-        name = f"app.jobs:task_{number % NAMES}"
-        yield f"{number:032x}", name, status, at, at, at, None if failed else at, at if failed else None, code, at, at
+def least_ms(look: Callable[[], object]) -> float:
+    """The quickest of some looks, after one that fills the caches."""
+    took_s = []
+    for _ in range(LOOKS + 1):
+        began = time.perf_counter()
+        look()
+        took_s.append(time.perf_counter() - began)
+    return min(took_s[1:]) * 1000
 
 
-def fill(path: str, count: int) -> None:
-    """As many ended tasks, each with its attempt."""
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.executemany(
-            "INSERT INTO taskmanager_tasks (id, task_name, queue_name, priority, args, kwargs, status, sent_at,"
-            " enqueued_at, started_at, completed_at, failed_at, error_code, start_count, created_at, updated_at)"
-            " VALUES (?, ?, 'default', 50, '[]', '{}', ?, ?, ?, ?, ?, ?, ?, 1, ?, ?)",
-            rows(count),
-        )
-        connection.execute(
-            "INSERT INTO taskmanager_task_attempts (task_id, attempt, outcome, will_retry, started_at, finished_at,"
-            " error_code, created_at) SELECT id, 1, status, 0, started_at, updated_at, error_code, created_at"
-            " FROM taskmanager_tasks"
-        )
+def status(options: Options, size: tuple[int, int]) -> Figures:
+    """The command, in this process."""
+    arguments = ["status", "--db", str(history(options, size))]
+    with redirect_stdout(io.StringIO()):
+        return {"ms": least_ms(lambda: cli(arguments, standalone_mode=False))}
 
 
-def look_once(path: str) -> float:
-    """Milliseconds from opening the file to the lines of the screen."""
-    began = time.perf_counter()
-    with open_read_only(path) as connection:
-        overview = look(Path(path), connection, SystemClock())
-    screen_lines(overview, 120, 40)
-    return (time.perf_counter() - began) * 1000
+def console(options: Options, size: tuple[int, int], change: str = "") -> Figures:
+    """The picture of a running manager."""
+    screen = Console(file=io.StringIO(), width=120)
+
+    async def main(path: Path) -> Figures:
+        # The tasks wait as those of an application do whose functions this one does not know.
+        async with TaskManager(path) as manager:
+            return {"ms": least_ms(lambda: screen.print(manager.console()))}
+
+    with database(options, copy_of=history(options, size, change)) as path:
+        return asyncio.run(main(path))
 
 
-async def console_times(path: str) -> list[float]:
-    """Milliseconds that `manager.console()` takes on the loop, drawn."""
-    manager, screen = TaskManager(path), Console(file=io.StringIO(), width=120)
-    times = []
-    async with manager:
-        for _ in range(10):
-            began = time.perf_counter()
-            screen.print(manager.console())
-            times.append((time.perf_counter() - began) * 1000)
-    return times
-
-
-def make_them(path: str, status: str) -> None:
-    """Give all rows another status, as it is after a long outage, or while nobody knows their function."""
-    ended = "sent_at, error_code = 'REFUSED'" if status == "FAILED" else "NULL, error_code = NULL"
-    change = f"status = '{status}', completed_at = NULL, failed_at = {ended}"
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(f"UPDATE taskmanager_tasks SET {change}")
-
-
-def main() -> None:
-    """Print the table."""
-    options = parse_options(__doc__)
-    sheet = Sheet(__doc__, options)
-    for count in (1_000, options.size(1_000_000, 100_000)):
-        with database(options) as path:
-            asyncio.run(make_tables(path))
-            fill(path, count)
-            look_once(path)
-            times = [look_once(path) for _ in range(10)]
-            sheet.add(f"one look at {count:,} ended tasks, {ROWS_PER_S} per second", times, "ms")
-            sheet.add(
-                f"console() with {count:,} ended tasks", asyncio.run(console_times(path)), "ms", target="<= 100 ms"
-            )
-            for status in ("FAILED", "PENDING"):
-                make_them(path, status)
-                times = asyncio.run(console_times(path))
-                sheet.add(f"console() with {count:,} {status} tasks", times, "ms", target="<= 100 ms")
-    sheet.print()
-
+PARTS = {
+    "status": partial(status, size=MANY),
+    "status, few": partial(status, size=FEW),
+    "ended": partial(console, size=MANY),
+    "failed": partial(console, size=MANY, change=FAILED),
+    "waiting": partial(console, size=MANY, change=PENDING),
+    "few": partial(console, size=FEW),
+}
+LINES = [
+    Line(f"taskmanager status with {MANY[0]:,} ended / with {FEW[0]:,}", "status", "ms", "ms", "status, few"),
+    *(
+        Line(f"console() with {MANY[0]:,} {name}", name, "ms", "ms", must="<= 100")
+        for name in ("ended", "failed", "waiting")
+    ),
+    Line(f"console() with {FEW[0]:,} ended", "few", "ms", "ms"),
+]
+NOTES = [f"With --quick {MANY[1]:,} instead of {MANY[0]:,}."]
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, __file__, PARTS, LINES, NOTES)

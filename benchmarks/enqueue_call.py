@@ -6,107 +6,86 @@ the same arguments.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from pathlib import Path
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
-from _sheet import Sheet, database, interleaved, parse_options, percentile
+from _harness import Figures, Line, Options, database, percentile, run
 
 from taskmanager import TaskManager
 
 BURST = 100
-ARGUMENTS: tuple[tuple[Any, ...], ...] = ((), (7,), (7, "report", 2.5))
-
-Figures = dict[int, tuple[float, float]]
-"""The median and the 99th percentile in µs, by the number of arguments."""
+COUNT = (20_000, 2_000)
+ARGUMENTS: tuple[tuple[Any, ...], ...] = ((), (7, "report", 2.5))
 
 
 async def none() -> None:
     """No arguments."""
 
 
-async def one(number: int) -> None:
-    """One."""
-
-
 async def three(number: int, text: str, share: float) -> None:
     """Three."""
 
 
+FUNCTIONS: tuple[Callable[..., Any], ...] = (none, three)
+
+
 async def time_calls(
     call: Callable[..., Any], args: tuple[Any, ...], count: int, rest: Callable[[], Awaitable[None]]
-) -> tuple[float, float]:
-    """Time `count` calls one by one, in bursts."""
-    took_ns = []
+) -> Figures:
+    """Time `count` calls one by one, in bursts, when one burst has gone before."""
+    took_ns: list[int] = []
     clock = time.perf_counter_ns
-    for _ in range(count // BURST):
+    for number in range(count // BURST + 1):
+        if number == 1:
+            took_ns.clear()
         for _ in range(BURST):
             began = clock()
             call(*args)
             took_ns.append(clock() - began)
         await rest()
-    return percentile(took_ns, 50) / 1000, percentile(took_ns, 99) / 1000
+    return {f"p50 {len(args)}": percentile(took_ns, 50) / 1000, f"p99 {len(args)}": percentile(took_ns, 99) / 1000}
 
 
-async def measure(path: Path, persist: bool, count: int) -> Figures:
-    """The library, memory-only or persisted."""
-    manager = TaskManager(path)
-    tasks = [manager.task(name=fn.__name__, persist=persist)(fn) for fn in (none, one, three)]
-    async with manager:
-        return {
-            len(args): await time_calls(task.enqueue, args, count, manager.join)
-            for task, args in zip(tasks, ARGUMENTS, strict=True)
-        }
+def library(options: Options, *, persist: bool) -> Figures:
+    """The library."""
 
-
-async def measure_bare(count: int) -> Figures:
-    """A TaskGroup."""
-    found: Figures = {}
-    functions: list[Callable[..., Coroutine[Any, Any, None]]] = [none, one, three]
-    for fn, args in zip(functions, ARGUMENTS, strict=True):
-        found[len(args)] = await measure_create(fn, args, count)
-    return found
-
-
-async def measure_create(
-    fn: Callable[..., Coroutine[Any, Any, None]], args: tuple[Any, ...], count: int
-) -> tuple[float, float]:
-    """`create_task` of one function."""
-    async with asyncio.TaskGroup() as group:
-
-        def create(*given: Any) -> None:
-            group.create_task(fn(*given))
-
-        return await time_calls(create, args, count, lambda: asyncio.sleep(0))
-
-
-def main() -> None:
-    """Print the table."""
-    options = parse_options(__doc__)
-    count = options.size(20_000, 2_000)
-
-    def library(persist: bool) -> Figures:
+    async def main() -> Figures:
         with database(options) as path:
-            return asyncio.run(measure(path, persist, count))
+            manager, found = TaskManager(path), dict[str, float]()
+            tasks = [manager.task(name=function.__name__, persist=persist)(function) for function in FUNCTIONS]
+            async with manager:
+                for task, args in zip(tasks, ARGUMENTS, strict=True):
+                    found |= await time_calls(task.enqueue, args, options.size(*COUNT), manager.join)
+            return found
 
-    found = interleaved(
-        {
-            "memory-only": lambda: library(False),
-            "persisted": lambda: library(True),
-            "TaskGroup.create_task": lambda: asyncio.run(measure_bare(count)),
-        },
-        options.repetitions,
-    )
-    sheet = Sheet(__doc__, options)
-    for which, (name, target) in enumerate((("p50", "<= 6"), ("p99", "<= 40"))):
-        for size in (0, 1, 3):
-            bare = [each[size][which] for each in found["TaskGroup.create_task"]]
-            for contender, runs in found.items():
-                samples = [each[size][which] for each in runs]
-                goal = "" if contender.startswith("TaskGroup") else target
-                sheet.add(f"{name}, {size} arguments, {contender}", samples, "µs", target=goal, bare=bare)
-    sheet.print()
+    return asyncio.run(main())
 
+
+def bare(options: Options) -> Figures:
+    """A TaskGroup."""
+
+    async def main() -> Figures:
+        found = dict[str, float]()
+        async with asyncio.TaskGroup() as group:
+            for function, args in zip(FUNCTIONS, ARGUMENTS, strict=True):
+
+                def create(*given: Any, function: Callable[..., Any] = function) -> None:
+                    group.create_task(function(*given))
+
+                found |= await time_calls(create, args, options.size(*COUNT), partial(asyncio.sleep, 0))
+        return found
+
+    return asyncio.run(main())
+
+
+PARTS = {"memory-only": partial(library, persist=False), "persisted": partial(library, persist=True), "bare": bare}
+LINES = [
+    Line(f"{kind}, {len(args)} arguments: {which} / create_task", kind, f"{which} {len(args)}", "µs", "bare")
+    for kind in ("memory-only", "persisted")
+    for args in ARGUMENTS
+    for which in ("p50", "p99")
+]
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, __file__, PARTS, LINES)

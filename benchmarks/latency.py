@@ -1,105 +1,116 @@
-"""How long is it from `enqueue` to the first line of the task, when nothing else runs?
+"""How long is it from the call to the first line of the task, when nothing else runs?
 
-Memory-only and persisted (which waits for the commit of its start), beside `asyncio.create_task`, bare and through a
-semaphore in a TaskGroup.
+Memory-only beside `asyncio.create_task`, persisted (which waits for the commit of its start), and `submit_in`, from the
+commit of the caller's transaction on. Each task is called when the one before has run and the loop has been idle.
 """
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import closing
+from functools import partial
 from typing import Any
 
-from _sheet import BOUND, Sheet, database, interleaved, parse_options, percentile
+from _harness import Figures, Line, Options, Watch, database, percentile, run
 
 from taskmanager import TaskManager
 
-PAUSE_S = 0.001
+COUNT = (2_000, 400)
+COUNT_SUBMITTED = (200, 40)
+WARM_UP = 20
+IDLE_S = 0.001
 
 
 class Probe:
-    """A task that notes when it started."""
+    """A task that notes how long after its call it started."""
 
     def __init__(self) -> None:
-        self.began_ns = 0
+        self.began = 0.0
         self.ran = asyncio.Event()
-        self.took_ns: list[int] = []
+        self.took_us: list[float] = []
 
     async def run(self) -> None:
         """The task."""
-        self.took_ns.append(time.perf_counter_ns() - self.began_ns)
+        self.took_us.append((time.perf_counter() - self.began) * 1e6)
         self.ran.set()
 
-    async def measure(self, enqueue: Callable[[], Any], count: int) -> tuple[float, float]:
-        """Enqueue `count` times, each when the one before has run and the loop has been idle; p50 and p99 in µs."""
-        for _ in range(count):
-            await asyncio.sleep(PAUSE_S)
+    async def measure(self, call: Callable[[], Any], count: int) -> Figures:
+        """Call it, again and again. A call that has a beginning of its own sets it."""
+        watch = Watch()
+        for number in range(WARM_UP + count):
+            if number == WARM_UP:
+                self.took_us.clear()
+                watch = Watch()
+            await asyncio.sleep(IDLE_S)
             self.ran.clear()
-            self.began_ns = time.perf_counter_ns()
-            kept = enqueue()
+            self.began = time.perf_counter()
+            kept = call()
             await self.ran.wait()
             del kept
-        return percentile(self.took_ns, 50) / 1000, percentile(self.took_ns, 99) / 1000
+        figures = watch.figures(count)
+        return {**figures, "p50": percentile(self.took_us, 50), "p99": percentile(self.took_us, 99)}
 
 
-async def measure(path: Path, persist: bool, count: int) -> tuple[float, float]:
-    """The library."""
-    probe = Probe()
+def library(options: Options, *, persist: bool) -> Figures:
+    """`enqueue`."""
 
-    async def started() -> None:
-        await probe.run()
-
-    manager = TaskManager(path)
-    task = manager.task(name="started", persist=persist)(started)
-    async with manager:
-        return await probe.measure(task.enqueue, count)
-
-
-async def measure_bare(count: int) -> tuple[float, float]:
-    """`asyncio.create_task`."""
-    probe = Probe()
-    return await probe.measure(lambda: asyncio.create_task(probe.run()), count)
-
-
-async def measure_bounded(count: int) -> tuple[float, float]:
-    """A TaskGroup with a semaphore."""
-    probe = Probe()
-    semaphore = asyncio.Semaphore(BOUND)
-
-    async def bounded() -> None:
-        async with semaphore:
-            await probe.run()
-
-    async with asyncio.TaskGroup() as group:
-        return await probe.measure(lambda: group.create_task(bounded()), count)
-
-
-def main() -> None:
-    """Print the table."""
-    options = parse_options(__doc__)
-    count = options.size(2_000, 300)
-
-    def library(persist: bool) -> tuple[float, float]:
+    async def main() -> Figures:
+        probe = Probe()
         with database(options) as path:
-            return asyncio.run(measure(path, persist, count))
+            manager = TaskManager(path)
+            task = manager.task(name="probe", persist=persist)(probe.run)
+            async with manager:
+                return await probe.measure(task.enqueue, options.size(*COUNT))
 
-    found = interleaved(
-        {
-            "taskmanager, memory-only": lambda: library(False),
-            "taskmanager, persisted": lambda: library(True),
-            "bare TaskGroup, 100 at a time": lambda: asyncio.run(measure_bounded(count)),
-            "bare create_task": lambda: asyncio.run(measure_bare(count)),
-        },
-        options.repetitions,
-    )
-    sheet = Sheet(__doc__, options)
-    for which, (name, target) in enumerate((("p50", "<= 50"), ("p99", "<= 250"))):
-        bare = [each[which] for each in found["bare TaskGroup, 100 at a time"]]
-        for contender, runs in found.items():
-            goal = target if contender.endswith("memory-only") else ""
-            sheet.add(f"{name}, {contender}", [each[which] for each in runs], "µs", target=goal, bare=bare)
-    sheet.print()
+    return asyncio.run(main())
 
+
+def submitted(options: Options) -> Figures:
+    """`submit_in`, through a plain connection."""
+
+    async def main() -> Figures:
+        probe = Probe()
+        with database(options) as path:
+            manager = TaskManager(path)
+            task = manager.task(name="probe", persist=True)(probe.run)
+            async with manager:
+                with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+
+                    def call() -> None:
+                        connection.execute("BEGIN IMMEDIATE")
+                        manager.submit_in(connection, task)
+                        connection.execute("COMMIT")
+                        probe.began = time.perf_counter()
+
+                    return await probe.measure(call, options.size(*COUNT_SUBMITTED))
+
+    return asyncio.run(main())
+
+
+def bare(options: Options) -> Figures:
+    """`asyncio.create_task`."""
+
+    async def main() -> Figures:
+        probe = Probe()
+        return await probe.measure(lambda: asyncio.create_task(probe.run()), options.size(*COUNT))
+
+    return asyncio.run(main())
+
+
+PARTS = {
+    "memory": partial(library, persist=False),
+    "persisted": partial(library, persist=True),
+    "submitted": submitted,
+    "bare": bare,
+}
+LINES = [
+    Line("enqueue, memory-only: median / create_task", "memory", "p50", "µs", "bare", must="<= 1.8", wish="<= 1.4"),
+    Line("enqueue, memory-only: p99 / create_task", "memory", "p99", "µs", "bare"),
+    Line("enqueue, persisted: median", "persisted", "p50", "µs"),
+    Line("submit_in, from its commit: median", "submitted", "p50", "µs"),
+    Line("submit_in, from its commit: p99", "submitted", "p99", "µs", must="<= 10000"),
+]
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, __file__, PARTS, LINES)

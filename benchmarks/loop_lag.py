@@ -1,139 +1,135 @@
-"""How long is the event loop kept from other work while 40,000 tasks per second run?
+"""How long does the event loop keep other work waiting at full load?
 
-A ticker asks to be woken every 2 ms and notes how much later it was. The load comes in small chunks by the clock. A
-library that cannot keep up shows it in the rate reached.
+As many tasks run as the loop can do: a feeder calls for a hundred more as soon as fewer than five hundred are under
+way. The bare loop is fed in the same way, with tasks of a TaskGroup that a semaphore bounds. The lag is that of
+something that becomes ready at any moment: it waits until the turn of the loop is over that goes on then. All turns are
+timed, by the clock and by the processor time of their thread; a busy machine lengthens only the first.
 """
 
 import asyncio
+import selectors
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from _sheet import BOUND, Sheet, database, interleaved, parse_options, percentile
+from _harness import BOUND, Figures, Line, Options, Watch, database, run
 
 from taskmanager import TaskManager
 
-RATE = 40_000
-PERSISTED_RATE = 20_000
-TICK_S = 0.002
 CHUNK = 100
-
-Figures = tuple[float, float, float]
-"""Lag p99 and maximum in ms, tasks per second that have ended."""
-
-
-@asynccontextmanager
-async def ticking(lags_s: list[float]) -> AsyncIterator[None]:
-    """Measure the lag of the loop."""
-
-    async def tick() -> None:
-        while True:
-            due = time.perf_counter() + TICK_S
-            await asyncio.sleep(TICK_S)
-            lags_s.append(time.perf_counter() - due)
-
-    ticker = asyncio.create_task(tick())
-    yield
-    ticker.cancel()
+UNDER_WAY = 500
+DURATION_S = (4, 2)
 
 
-async def paced(enqueue: Callable[[], Any], rate: int, duration_s: float) -> None:
-    """Enqueue `rate` tasks per second in chunks; what is late is not made up for in one go."""
-    began = time.perf_counter()
-    sent = 0
-    while (elapsed_s := time.perf_counter() - began) < duration_s:
-        due = min(CHUNK, int(elapsed_s * rate) - sent)
-        for _ in range(due):
-            enqueue()
-        sent += max(0, due)
-        await asyncio.sleep(0 if due >= CHUNK else 0.001)
-
-
-class Load:
-    """The tasks of one run, counted as they end, and the lag meanwhile."""
+class TimingSelector(selectors.DefaultSelector):
+    """What the loop waits with, which is where its turns begin and end."""
 
     def __init__(self) -> None:
-        self.ended = 0
-        self.lags_s: list[float] = []
+        super().__init__()
+        self.forget()
 
-    async def task(self) -> None:
-        """One task."""
-        self.ended += 1
+    def forget(self) -> None:
+        """Begin anew."""
+        self.turns_s: list[float] = []
+        self.turns_cpu_s: list[float] = []
+        self.idle_s = 0.0
+        self._woke, self._woke_cpu = time.perf_counter(), time.thread_time()
 
-    async def run(self, enqueue: Callable[[], Any], rate: int, duration_s: float) -> Figures:
-        """Put the load on, and say what it did to the loop."""
-        async with ticking(self.lags_s):
-            await paced(enqueue, rate, duration_s)
-        return percentile(self.lags_s, 99) * 1000, max(self.lags_s) * 1000, self.ended / duration_s
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait, as the class does."""
+        now = time.perf_counter()
+        self.turns_cpu_s.append(time.thread_time() - self._woke_cpu)
+        self.turns_s.append(now - self._woke)
+        found = super().select(timeout)
+        self._woke, self._woke_cpu = time.perf_counter(), time.thread_time()
+        self.idle_s += self._woke - now
+        return found
 
 
-async def measure(path: Path, persist: bool, duration_s: float) -> Figures:
-    """The library."""
-    load = Load()
+def lag_ms(turns_s: Sequence[float], idle_s: float, percent: float) -> float:
+    """How far `percent` of all moments are from the end of their turn, at most. An idle loop does not lag."""
+    allowed = (sum(turns_s) + idle_s) * (1 - percent / 100)
+    # Moments that are further than a lag from the end of their turn: all of a turn but its last so many milliseconds.
+    beyond, least = 0.0, 0.0
+    for number, turn in enumerate(sorted(turns_s, reverse=True), 1):
+        beyond += turn
+        least = max(least, (beyond - allowed) / number)
+    return least * 1000
 
-    async def count() -> None:
-        await load.task()
 
-    manager = TaskManager(path)
-    task = manager.task(name="count", persist=persist)(count)
-    async with manager:
-        found = await load.run(task.enqueue, PERSISTED_RATE if persist else RATE, duration_s)
-        await manager.join()
+async def load(timing: TimingSelector, call: Callable[[], Any], ended: list[None], duration_s: float) -> Figures:
+    """Put the load on, and say what it did to the loop."""
+    called, watch = 0, Watch()
+    timing.forget()
+    end = time.perf_counter() + duration_s
+    while time.perf_counter() < end:
+        if called - len(ended) < UNDER_WAY:
+            for _ in range(CHUNK):
+                call()
+            called += CHUNK
+        await asyncio.sleep(0)
+    figures = watch.figures(len(ended))
+    for name, turns in (("wall", timing.turns_s), ("cpu", timing.turns_cpu_s)):
+        figures |= {f"{name} {percent}": lag_ms(turns, timing.idle_s, percent) for percent in (99, 99.9)}
+    return figures
+
+
+def in_timed_loop(main: Callable[[TimingSelector], Any]) -> Figures:
+    """Run it in a loop whose turns are timed."""
+    timing = TimingSelector()
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(timing)) as runner:
+        found: Figures = runner.run(main(timing))
     return found
 
 
-async def measure_bare(is_bounded: bool, duration_s: float) -> Figures:
-    """A TaskGroup."""
-    load = Load()
-    semaphore = asyncio.Semaphore(BOUND)
+def library(options: Options, *, persist: bool) -> Figures:
+    """The library."""
 
-    async def bounded() -> None:
-        async with semaphore:
-            await load.task()
+    async def main(timing: TimingSelector) -> Figures:
+        ended: list[None] = []
 
-    body = bounded if is_bounded else load.task
-    async with asyncio.TaskGroup() as group:
-        return await load.run(lambda: group.create_task(body()), RATE, duration_s)
+        async def note() -> None:
+            ended.append(None)
 
-
-async def measure_idle(duration_s: float) -> Figures:
-    """Nothing but the ticker: what the machine itself does to it."""
-    lags_s: list[float] = []
-    async with ticking(lags_s):
-        await asyncio.sleep(duration_s)
-    return percentile(lags_s, 99) * 1000, max(lags_s) * 1000, 0.0
-
-
-def main() -> None:
-    """Print the table."""
-    options = parse_options(__doc__)
-    duration_s = options.size(4, 1)
-
-    def library(persist: bool) -> Figures:
         with database(options) as path:
-            return asyncio.run(measure(path, persist, duration_s))
+            manager = TaskManager(path)
+            task = manager.task(name="note", persist=persist)(note)
+            async with manager:
+                return await load(timing, task.enqueue, ended, options.size(*DURATION_S))
 
-    found = interleaved(
-        {
-            "taskmanager, memory-only": lambda: library(False),
-            f"taskmanager, persisted, {PERSISTED_RATE:,}/s": lambda: library(True),
-            "bare TaskGroup, 100 at a time": lambda: asyncio.run(measure_bare(True, duration_s)),
-            "bare TaskGroup, unbounded": lambda: asyncio.run(measure_bare(False, duration_s)),
-            "idle loop": lambda: asyncio.run(measure_idle(duration_s)),
-        },
-        options.repetitions,
+    return in_timed_loop(main)
+
+
+def bare(options: Options) -> Figures:
+    """A TaskGroup."""
+
+    async def main(timing: TimingSelector) -> Figures:
+        ended: list[None] = []
+        semaphore = asyncio.Semaphore(BOUND)
+
+        async def bounded() -> None:
+            async with semaphore:
+                ended.append(None)
+
+        async with asyncio.TaskGroup() as group:
+            return await load(timing, lambda: group.create_task(bounded()), ended, options.size(*DURATION_S))
+
+    return in_timed_loop(main)
+
+
+PARTS = {"memory": partial(library, persist=False), "persisted": partial(library, persist=True), "bare": bare}
+LINES = [
+    line
+    for part, name in (("memory", "memory-only"), ("persisted", "persisted"))
+    for line in (
+        Line(f"{name}: lag p99 / bare", part, "wall 99", "ms", "bare", must="<= 2"),
+        Line(f"{name}: lag p99.9 / bare", part, "wall 99.9", "ms", "bare", must="<= 2"),
+        Line(f"{name}: lag p99 / bare, processor time", part, "cpu 99", "ms", "bare"),
+        Line(f"{name}: lag p99.9 / bare, processor time", part, "cpu 99.9", "ms", "bare"),
+        Line(f"{name}: rate meanwhile / bare", part, "per_s", "/s", "bare"),
     )
-    sheet = Sheet(__doc__, options)
-    kinds = (("lag p99", "ms", "<= 5"), ("lag max", "ms", "<= 15"), ("rate reached", "tasks/s", f"{RATE:,}"))
-    for which, (name, unit, target) in enumerate(kinds):
-        bare = [each[which] for each in found["bare TaskGroup, 100 at a time"]]
-        for contender, runs in found.items():
-            goal = target if contender.endswith("memory-only") else ""
-            sheet.add(f"{name}, {contender}", [each[which] for each in runs], unit, target=goal, bare=bare)
-    sheet.print()
-
+]
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, __file__, PARTS, LINES)

@@ -1,90 +1,102 @@
-"""How much memory does a process keep after 1,000,000 tasks, compared with after 10,000?
+"""How much memory does a waiting task take, and how much stays after very many have ended?
 
-Each run is a fresh process that runs the first tasks, looks at its resident memory, runs the rest and looks again.
-Tasks are enqueued 10,000 at a time; what has ended is in the file, not in memory.
+Resident memory of a fresh process. Waiting: the queue is paused, the tasks are enqueued, the persisted ones are
+committed. Ended: 10,000 tasks at a time, from after the first half of all to after the last; what has ended is in the
+file, whose caches are full by then.
 """
 
 import asyncio
 import gc
-import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import psutil
-from _sheet import Options, Sheet, bare_bounded, database, interleaved, no_op, parse_options, run_child
+from _harness import Figures, Line, Options, bare_bounded, database, no_op, run
 
 from taskmanager import TaskManager
 
+WAITING, ENDED = (100_000, 20_000), (1_000_000, 100_000)
 CHUNK = 10_000
 
 
-def resident_mb() -> float:
+def resident() -> int:
     """The resident memory of this process."""
     gc.collect()
-    return float(psutil.Process().memory_info().rss) / 1e6
+    return int(psutil.Process().memory_info().rss)
 
 
-async def watch(run_chunk: Callable[[], Awaitable[None]], count: int) -> dict[str, float]:
-    """Resident memory after the first chunk, at its highest after any, and after all."""
-    await run_chunk()
-    early = highest = resident_mb()
-    for _ in range(count // CHUNK - 1):
-        await run_chunk()
-        highest = max(highest, resident_mb())
-    return {"early": early, "highest": highest, "late": resident_mb()}
+def waiting(options: Options, *, persist: bool) -> Figures:
+    """Bytes of each of many waiting tasks."""
+    count = options.size(*WAITING)
+
+    async def main() -> Figures:
+        with database(options) as path:
+            manager = TaskManager(path, max_in_memory=2 * count)
+            noop = manager.task(name="noop", persist=persist)(no_op)
+            async with manager:
+                await manager.pause("default")
+                for _ in range(CHUNK):
+                    noop.enqueue()
+                await manager.flush()
+                before = resident()
+                for _ in range(count):
+                    noop.enqueue()
+                await manager.flush()
+                return {"bytes": (resident() - before) / count}
+
+    return asyncio.run(main())
 
 
-async def library(options: Options, count: int, persist: bool) -> dict[str, float]:
-    """With a manager."""
-    with database(options) as path:
-        manager = TaskManager(path)
-        noop = manager.task(name="noop", persist=persist)(no_op)
+def ended(options: Options, *, persist: bool) -> Figures:
+    """Megabytes that are kept after many tasks, above those after a half of them."""
 
-        async def run_chunk() -> None:
-            for _ in range(CHUNK):
-                noop.enqueue()
-            await manager.join()
-            await manager.flush()
+    async def main() -> Figures:
+        with database(options) as path:
+            manager = TaskManager(path)
+            noop = manager.task(name="noop", persist=persist)(no_op)
 
-        async with manager:
-            return await watch(run_chunk, count)
+            async def chunk() -> None:
+                for _ in range(CHUNK):
+                    noop.enqueue()
+                await manager.join()
+                await manager.flush()
 
+            async with manager:
+                return await grown(options, chunk)
 
-def child(options: Options, count: int) -> None:
-    """The part that runs in a fresh process."""
-    if options.child == "bare":
-        found = asyncio.run(watch(lambda: bare_bounded(CHUNK), count))
-    else:
-        found = asyncio.run(library(options, count, options.child == "persisted"))
-    print(json.dumps(found))
+    return asyncio.run(main())
 
 
-def main() -> None:
-    """Print the table, or be one of the fresh processes."""
-    options = parse_options(__doc__)
-    count = options.size(1_000_000, 50_000)
-    fewer = count // 5
-    if options.child is not None:
-        child(options, fewer if options.child == "persisted" else count)
-        return
-    found = interleaved(
-        {
-            "memory-only": lambda: run_child(__file__, options, "memory-only"),
-            "persisted": lambda: run_child(__file__, options, "persisted"),
-            "bare TaskGroup": lambda: run_child(__file__, options, "bare"),
-        },
-        options.repetitions,
-    )
-    sheet = Sheet(__doc__, options)
-    bare_early = [each["early"] for each in found["bare TaskGroup"]]
-    for name, runs in found.items():
-        size = fewer if name == "persisted" else count
-        goal = "<= 20" if name == "memory-only" else ""
-        early = [each["early"] for each in runs]
-        sheet.add(f"{name}, after {CHUNK:,}", early, "MB", bare=bare_early)
-        sheet.add(f"{name}, grown after {size:,}", [each["late"] - each["early"] for each in runs], "MB", target=goal)
-        sheet.add(f"{name}, grown at the highest", [each["highest"] - each["early"] for each in runs], "MB")
-    sheet.print()
+async def grown(options: Options, chunk: Callable[[], Awaitable[None]]) -> Figures:
+    """Run chunk after chunk."""
+    sizes = []
+    for _ in range(options.size(*ENDED) // CHUNK):
+        await chunk()
+        sizes.append(resident())
+    return {"mb": (sizes[-1] - sizes[len(sizes) // 2 - 1]) / 1e6}
 
+
+def bare(options: Options) -> Figures:
+    """The same in a TaskGroup."""
+    return asyncio.run(grown(options, lambda: bare_bounded(CHUNK)))
+
+
+PARTS = {
+    "memory": partial(waiting, persist=False),
+    "persisted": partial(waiting, persist=True),
+    "ended memory": partial(ended, persist=False),
+    "ended persisted": partial(ended, persist=True),
+    "ended bare": bare,
+}
+MANY = f"the second half of {ENDED[0]:,} ended"
+LINES = [
+    Line("a waiting task, memory-only", "memory", "bytes", "bytes", must="<= 1200"),
+    Line("a waiting task, persisted, held in memory", "persisted", "bytes", "bytes", must="<= 1200"),
+    Line(f"growth over {MANY}, memory-only", "ended memory", "mb", "MB", must="<= 2"),
+    Line(f"growth over {MANY}, persisted", "ended persisted", "mb", "MB", must="<= 2"),
+    Line(f"growth over {MANY}, bare TaskGroup", "ended bare", "mb", "MB"),
+]
+NOTES = [f"With --quick {WAITING[1]:,} waiting instead of {WAITING[0]:,}, and {ENDED[1]:,} ended ones."]
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, __file__, PARTS, LINES, NOTES)

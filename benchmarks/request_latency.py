@@ -12,15 +12,15 @@ import asyncio
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
-from _sheet import Options, Sheet, database, finish_child, interleaved, parse_options, percentile, start_child
+from _harness import Figures, Line, Options, database, finish_part, percentile, run, start_part
 from fastapi import FastAPI
 
 from taskmanager import TaskManager
@@ -40,6 +40,7 @@ NORMAL = '500 persisted tasks/s, "normal"'
 KINDS = (NOTHING, SYNCING, IDLE, MEMORY, PERSISTED, NORMAL)
 LOADED = (MEMORY, PERSISTED, NORMAL)
 SYNCS_PER_S = 500
+MUST = {PERSISTED: "<= 0.7"}
 
 
 # The server.
@@ -183,47 +184,52 @@ def wait_until_it_listens(port: int) -> None:
         time.sleep(0.05)
 
 
-def measure(options: Options, kind: str) -> dict[str, Any]:
+def measure(options: Options, kind: str) -> Figures:
     """Serve, load, stop."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     with database(options) as path:
-        server = start_child(__file__, options, json.dumps(["serve", kind, port, str(path)]))
+        server = start_part(__file__, options, "server", json.dumps([kind, port, str(path)]))
         try:
             wait_until_it_listens(port)
-            return finish_child(start_child(__file__, options, json.dumps(["load", port])))
+            seen = finish_part(start_part(__file__, options, "load", port))
         finally:
             server.terminate()
             server.wait()
+    latencies_ms = seen["latencies_ms"]
+    return {
+        "p50": percentile(latencies_ms, 50),
+        "p99": percentile(latencies_ms, 99),
+        "tasks_per_s": seen["tasks_per_s"],
+    }
 
 
-def main() -> None:
-    """Print the table, or be one of the two processes."""
-    options = parse_options(__doc__)
-    if options.child is not None:
-        role, *given = json.loads(options.child)
-        if role == "serve":
-            serve(*given)
-        else:
-            print(json.dumps(asyncio.run(load(*given, duration_s=options.size(8, 2)))))
-        return
-    found = interleaved(
-        {kind: (lambda kind=kind: measure(options, kind)) for kind in KINDS},  # type: ignore[misc]  # bound at once
-        options.repetitions,
-    )
-    sheet = Sheet(__doc__, options)
-    for percent in (50, 99):
-        bare = [percentile(run["latencies_ms"], percent) for run in found[NOTHING]]
-        for kind in KINDS:
-            samples = [percentile(run["latencies_ms"], percent) for run in found[kind]]
-            target = "+20 % or +1 ms" if percent == 99 and kind in LOADED else ""
-            sheet.add(f"p{percent}, {kind}", samples, "ms", target=target, bare=bare)
-    for kind in LOADED:
-        sheet.add(f"tasks ended, {kind}", [run["tasks_per_s"] for run in found[kind]], "per s", target="500")
-    sheet.note(f"{REQUESTS_PER_S} requests per second over {CONNECTIONS} connections, uvicorn {uvicorn.__version__}")
-    sheet.print()
+def server_part(options: Options) -> Figures:
+    """The process of the server."""
+    serve(*json.loads(options.given))
+    return {}
 
+
+def load_part(options: Options) -> Any:
+    """The process of those who ask."""
+    return asyncio.run(load(int(options.given), duration_s=options.size(8, 2)))
+
+
+PARTS = {
+    **{kind: partial(measure, kind=kind) for kind in KINDS},
+    "server": server_part,
+    "load": load_part,
+}
+LINES = [
+    *(
+        Line(f"p99, {kind} – {NOTHING}", kind, "p99", "ms", NOTHING, quote="difference", must=MUST.get(kind, ""))
+        for kind in (SYNCING, IDLE, *LOADED)
+    ),
+    *(Line(f"p50, {kind} – {NOTHING}", kind, "p50", "ms", NOTHING, quote="difference") for kind in LOADED),
+    *(Line(f"tasks ended, {kind}", kind, "tasks_per_s", "/s") for kind in LOADED),
+]
+NOTES = [f"{REQUESTS_PER_S} requests per second over {CONNECTIONS} connections, uvicorn {uvicorn.__version__}"]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(__doc__, __file__, PARTS, LINES, NOTES)

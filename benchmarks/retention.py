@@ -6,48 +6,40 @@ task of the manager is saved. The same without anything to delete is the compari
 """
 
 import asyncio
-import json
-import os
 import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from _sheet import Options, Sheet, database, finish_child, interleaved, parse_options, percentile, start_child
+from _harness import (
+    Figures,
+    Line,
+    Options,
+    database,
+    finish_part,
+    make_history,
+    no_op,
+    percentile,
+    prepared,
+    run,
+    start_part,
+)
 
 from taskmanager import TaskManager
 
+COUNT = (200_000, 20_000)
 AGE_US = 31 * 24 * 3_600_000_000
 BETWEEN_S = 0.01
 QUIET_S = 8.0
 """How long is measured where there is nothing to delete."""
 
-TASKS = """
-WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < :count)
-INSERT INTO taskmanager_tasks (id, task_name, queue_name, priority, args, kwargs, status, sent_at, enqueued_at,
-    started_at, completed_at, result, start_count, task_options, created_at, updated_at)
-SELECT printf('%036d', n), 'old', 'default', 50, '[]', '{}', 'COMPLETED', :at + n, :at + n,
-    :at + n, :at + n, '{"ok":null}', 1, '{"persist":true}', :at + n, :at + n FROM number
-"""
-ATTEMPTS = """
-INSERT INTO taskmanager_task_attempts (task_id, attempt, outcome, will_retry, started_at, finished_at, created_at)
-SELECT id, 1, 'COMPLETED', 0, sent_at, sent_at, sent_at FROM taskmanager_tasks
-"""
 
-
-async def build(path: Path, count: int) -> None:
+def build(path: Path, count: int) -> None:
     """A file with the history of last month, and a table of the application."""
-    async with TaskManager(path):
-        pass
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+    make_history(path, count, age_us=AGE_US)
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("CREATE TABLE orders (at REAL)")
-        if count:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute(TASKS, {"count": count, "at": time.time_ns() // 1000 - AGE_US})
-            connection.execute(ATTEMPTS)
-            connection.execute("COMMIT")
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def write_orders(path: Path) -> list[float]:
@@ -67,11 +59,7 @@ def write_orders(path: Path) -> list[float]:
 async def sweep(path: Path, count: int) -> dict[str, Any]:
     """A manager whose first sweep deletes; what its own callers wait for `saved()`, in ms."""
     manager = TaskManager(path)
-
-    async def work() -> None:
-        pass
-
-    task = manager.task(name="work", persist=True)(work)
+    task = manager.task(name="work", persist=True)(no_op)
     saved, began = [], time.perf_counter()
     async with manager:
         while not await is_done(path, count, time.perf_counter() - began):
@@ -90,49 +78,45 @@ async def is_done(path: Path, count: int, passed_s: float) -> bool:
 
     def look() -> bool:
         with closing(sqlite3.connect(path)) as connection:
-            (left,) = connection.execute("SELECT count(*) FROM taskmanager_tasks WHERE task_name = 'old'").fetchone()
+            (left,) = connection.execute("SELECT count(*) FROM taskmanager_tasks WHERE task_name <> 'work'").fetchone()
             return not left and connection.execute("PRAGMA freelist_count").fetchone() == (0,)
 
     return passed_s > QUIET_S if not count else await asyncio.to_thread(look)
 
 
-def measure(options: Options, built: Path, count: int) -> dict[str, Any]:
+def measure(options: Options, size: tuple[int, int]) -> Figures:
     """One manager and one other program, each in its process, on a copy of the file."""
-    with database(options, copy_of=built) as path:
-        with path.open("rb") as copied:
-            os.fsync(copied.fileno())  # or the first checkpoint would wait for the whole copy
-        other = start_child(__file__, options, f"orders 0 {path}")
-        found = finish_child(start_child(__file__, options, f"sweep {count} {path}"))
-        return found | finish_child(other)
+    count = options.size(*size)
+    with database(options, copy_of=prepared(options, f"old {count}", lambda path: build(path, count))) as path:
+        other = start_part(__file__, options, "orders", path)
+        found = asyncio.run(sweep(path, count))
+        found |= finish_part(other)
+    longest = {f"{who} {percent}": percentile(found[who], percent) for who in WHO for percent in PERCENTS}
+    return {"took_s": found["took_s"], **longest}
 
 
-def main() -> None:
-    """Print the table, or be one of the processes."""
-    options = parse_options(__doc__)
-    if options.child is not None:
-        role, number, path = options.child.split(" ", 2)
-        orders = role == "orders"
-        found = {"orders": write_orders(Path(path))} if orders else asyncio.run(sweep(Path(path), int(number)))
-        print(json.dumps(found))
-        return
-    count = options.size(200_000, 20_000)
-    with database(options) as full, database(options) as empty:
-        asyncio.run(build(full, count))
-        asyncio.run(build(empty, 0))
-        runs = interleaved(
-            {"sweep": lambda: measure(options, full, count), "quiet": lambda: measure(options, empty, 0)},
-            options.repetitions,
-        )
-    sheet = Sheet(__doc__, options)
-    sheet.add(f"to delete {count:,} tasks and shrink the file", [each["took_s"] for each in runs["sweep"]], "s")
-    for who, what in (("orders", "commit of another program"), ("saved", "saved() of the manager")):
-        for percent in (50, 99, 100):
-            here, quiet = ([percentile(each[who], percent) for each in runs[name]] for name in ("sweep", "quiet"))
-            name = "the longest" if percent == 100 else f"{percent}th percentile"
-            sheet.add(f"{what}, {name}", here, "ms", target="< 50" if percent == 100 else "", bare=quiet)
-    sheet.note("The last column compares with the same where nothing is deleted.")
-    sheet.print()
+def orders(options: Options) -> dict[str, Any]:
+    """The other program."""
+    return {"orders": write_orders(Path(options.given))}
 
+
+WHO = {"orders": "commit of another program", "saved": "saved() of the manager"}
+PERCENTS = {50: "median", 99: "p99", 100: "the longest"}
+PARTS = {
+    "sweep": lambda options: measure(options, COUNT),
+    "quiet": lambda options: measure(options, (0, 0)),
+    "orders": orders,
+}
+LINES = [
+    Line(f"to delete {COUNT[0]:,} tasks and shrink the file", "sweep", "took_s", "s"),
+    *(
+        Line(f"{what}: {name} / without a sweep", "sweep", f"{who} {percent}", "ms", "quiet")
+        for who, what in WHO.items()
+        for percent, name in PERCENTS.items()
+    ),
+    *(Line(f"{what}: the longest", "sweep", f"{who} 100", "ms", must="<= 50") for who, what in WHO.items()),
+]
+NOTES = [f"With --quick {COUNT[1]:,} tasks."]
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, __file__, PARTS, LINES, NOTES)
