@@ -2,10 +2,10 @@
 
 The modules by what they are about. Each knows only modules that stand before it.
 
-    Time, and loops:        due_time stall wall_clock interrupts loops
-    The words:              definition row_codec phases live_task attempt context log_fields instance settings schedule
+    Time, and loops:        due_time stall wall_clock loops
+    The words:              definition row_codec phases live_task instance settings schedule
+    What an attempt is:     outcome attempt context log_fields copies
     What starts next:       shared_limit queue_state alarm dispatch memory_window
-    What an attempt is:     mistakes copies outcome
     Children:               child child_reports child_program child_link
     What runs:              lanes settle execution lane_faults
     Who is told:            events follow waiting

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 from taskmanager.codec.safe import dumps_safe, readable
 from taskmanager.codec.values import loads
-from taskmanager.engine.interrupts import is_handed_on
 from taskmanager.engine.live_task import LiveTask, tags_of
 from taskmanager.engine.loops import outlast
+from taskmanager.engine.outcome import is_handed_on
 from taskmanager.model.clock import Clock, SystemClock, from_us
 
 MAX_LOG_ENTRIES = 1_000

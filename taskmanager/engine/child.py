@@ -19,8 +19,7 @@ from taskmanager.codec.annotations import is_async
 from taskmanager.codec.safe import readable
 from taskmanager.engine.attempt import current
 from taskmanager.engine.copies import end_if_copy
-from taskmanager.engine.mistakes import mistake_in
-from taskmanager.engine.outcome import describe, error_of, words_of
+from taskmanager.engine.outcome import describe, error_of, mistake_in, words_of
 from taskmanager.model.clock import SystemClock, from_us
 from taskmanager.model.errors import ArgumentError, ConfigurationError
 from taskmanager.model.result import TaskResult, plain_text

@@ -13,12 +13,20 @@ from typing import Any, Final
 
 from taskmanager.engine.attempt import Attempt, StopReason, current, drive
 from taskmanager.engine.child import ChildCall, ChildReply, News
-from taskmanager.engine.interrupts import comes_from_signal, leaves_of
 from taskmanager.engine.lanes import BrokenProcess, CannotStart, Ended, ProcessLane, ThreadLane
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.loops import Host, let_loop_close
-from taskmanager.engine.outcome import Outcome, failure_in_words, failure_of, is_plain_value, outcome_of, timed_out
+from taskmanager.engine.outcome import (
+    Outcome,
+    comes_from_signal,
+    failure_in_words,
+    failure_of,
+    is_plain_value,
+    leaves_of,
+    outcome_of,
+    timed_out,
+)
 from taskmanager.model.errors import ArgumentError, ManagerStopped, ManagerStopping, TaskNotCompleted
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError, trusted_code
@@ -245,7 +253,7 @@ class Runner:
         if reason is None:
             return _failed(attempt, exc)
         if reason is StopReason.TIMEOUT:
-            return timed_out(attempt.live)
+            return timed_out(attempt.live.timeout_s)
         return self._stopped(attempt)
 
     def _stopped(self, attempt: Attempt) -> Outcome:
@@ -313,7 +321,7 @@ class Runner:
         logger.warning("task %s (%s) timed out: %s", live.definition.name, live.task_id, what, extra=extra_of(live))
         self.abandon(attempt)
         was_cancelled = attempt.stop_reason is StopReason.CANCEL  # asked for before its time was up, and ignored
-        self._report(attempt, Outcome("stopped") if was_cancelled else timed_out(live))
+        self._report(attempt, Outcome("stopped") if was_cancelled else timed_out(live.timeout_s))
 
 
 def _comes_from_stop(exc: BaseException) -> bool:
@@ -335,7 +343,7 @@ def _failed(attempt: Attempt, exc: BaseException) -> Outcome:
     if type(exc) is _Unfit:
         return Outcome("failed", error=TaskError(BuiltInTaskCode.UNHANDLED_EXCEPTION, str(exc)), reason=str(exc))
     attempt.raised = exc
-    return failure_of(attempt.live, exc)
+    return failure_of(attempt.live.definition, exc)
 
 
 def _replied(attempt: Attempt, reply: ChildReply) -> Outcome:
@@ -344,7 +352,7 @@ def _replied(attempt: Attempt, reply: ChildReply) -> Outcome:
         return Outcome("failed", error=TaskError(trusted_code(reply.code), reply.words or "", reply.value))
     if reply.words is not None:
         attempt.raised = reply.exc
-        return failure_in_words(attempt.live, reply.kind or Exception, reply.words, reply.trace)
+        return failure_in_words(attempt.live.definition, reply.kind or Exception, reply.words, reply.trace)
     if reply.lost is not None:
         return Outcome("ok", error=TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, reply.lost))
     return outcome_of(reply.value)

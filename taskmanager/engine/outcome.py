@@ -1,20 +1,28 @@
-"""What one attempt came to: made of the value that user code returned, or of the exception that it raised."""
+"""What one attempt came to, told from the value that user code returned or from the exception that it raised.
 
+Each class of an exception is user code: whatever it does when it is looked at, the attempt has an outcome. So what the
+interpreter keeps of an exception is read from `BaseException` itself. Exceptions that a signal raised, such as Ctrl-C,
+are told from those of a task, because they mean the process. The handler of Python or of the program raises in whatever
+line the main thread runs, and nothing in the exception says so.
+"""
+
+import signal
+import threading
 import traceback
+from collections.abc import Iterator
+from itertools import pairwise
+from opcode import opmap
 from types import CoroutineType, TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
-from taskmanager.engine.interrupts import traceback_of
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.mistakes import mistake_in
+from taskmanager.engine.definition import Definition
 from taskmanager.model.result import Snooze, TaskError, TaskResult, plain_text, trusted_code
 from taskmanager.model.states import BuiltInTaskCode
 
-MAX_REASON_CHARS = 20_000
+MAX_REASON_CHARS: Final = 20_000
 """A traceback longer than this is cut in the middle, so that one failing recursion does not fill the file."""
 
-
-_NOT_PLAIN = (Snooze, TaskResult, TaskError, CoroutineType)
+_NOT_PLAIN: Final = (Snooze, TaskResult, TaskError, CoroutineType)
 
 
 class Outcome(NamedTuple):
@@ -31,13 +39,16 @@ class Outcome(NamedTuple):
     delay_s: float = 0.0
 
 
+# What was returned.
+
+
 def is_plain_value(value: object) -> bool:
-    """Whether a returned value is nothing but the result."""
+    """Return whether a returned value is nothing but the result."""
     return not isinstance(value, _NOT_PLAIN) and value is not Snooze
 
 
 def outcome_of(value: Any) -> Outcome:
-    """The outcome of a value that user code returned. Raises `TypeError` for one that is a mistake."""
+    """Return the outcome of a value that user code returned. Raises `TypeError` for one that is a mistake."""
     if isinstance(value, Snooze):
         return Outcome("snoozed", delay_s=value.delay_s)
     if isinstance(value, TaskResult):
@@ -49,8 +60,23 @@ def outcome_of(value: Any) -> Outcome:
     return Outcome("ok", value=value)
 
 
+def mistake_in(value: object) -> TypeError | None:
+    """Return the failure for a value that no function returns on purpose: the work that it stands for was not done."""
+    if isinstance(value, CoroutineType):
+        value.close()  # the failure says what a warning of Python would
+        return TypeError(
+            f"the function returned the coroutine {value.__name__}, and nobody has awaited it: make the function async "
+            "def and await it there; a decorator around an async function must be async itself"
+        )
+    if isinstance(value, TaskError):
+        return TypeError(f"the function returned {value!r} as if it were a value; TaskResult(err=...) fails with it")
+    if value is Snooze:
+        return TypeError("the function returned the class Snooze; Snooze(30) is what makes it run again")
+    return None
+
+
 def error_of(error: object) -> TaskError:
-    """`TaskResult(err=...)` may hold an error type of the user's own; the record holds a `TaskError`."""
+    """Return the `TaskError` for the record: `TaskResult(err=...)` may hold an error type of the user's own."""
     if isinstance(error, TaskError):
         return error
     code = str(getattr(error, "error_code", BuiltInTaskCode.UNHANDLED_EXCEPTION))
@@ -58,28 +84,31 @@ def error_of(error: object) -> TaskError:
     return TaskError(trusted_code(code), message, getattr(error, "data", None))
 
 
-def timed_out(live: LiveTask) -> Outcome:
-    """The outcome of an attempt whose time is up."""
-    message = f"the attempt took longer than its timeout of {live.timeout_s:g} s"
+# What was raised.
+
+
+def timed_out(timeout_s: float | None) -> Outcome:
+    """Return the outcome of an attempt whose time is up."""
+    message = f"the attempt took longer than its timeout of {timeout_s:g} s"
     return Outcome("failed", error=TaskError(BuiltInTaskCode.TASK_TIMEOUT, message), reason=message)
 
 
-def failure_of(live: LiveTask, exc: BaseException) -> Outcome:
-    """The outcome of an exception that user code raised. Whatever that does when it is looked at, it has an outcome."""
-    return failure_in_words(live, type(exc), words_of(exc), describe(exc))
+def failure_of(definition: Definition, exc: BaseException) -> Outcome:
+    """Return the outcome of an exception that user code raised."""
+    return failure_in_words(definition, type(exc), words_of(exc), describe(exc))
 
 
-def failure_in_words(live: LiveTask, kind: type[BaseException], words: str, text: str) -> Outcome:
-    """The same of an exception of which only the class is here, with its words and its traceback."""
+def failure_in_words(definition: Definition, kind: type[BaseException], words: str, text: str) -> Outcome:
+    """Return the outcome of an exception of which only the class is here, with its words and its traceback."""
     try:
-        code = live.definition.code_of(kind)
+        code = definition.code_of(kind)
     except BaseException:  # its metaclass is user code too
         code = BuiltInTaskCode.UNHANDLED_EXCEPTION
     return Outcome("failed", error=TaskError(trusted_code(code), words), reason=text)
 
 
 def words_of(exc: BaseException) -> str:
-    """The name of its class and its message, as far as they can be had."""
+    """Return the name of its class and its message, as far as they can be had."""
     name = name_of(type(exc))
     try:
         words = plain_text(str(exc))
@@ -89,12 +118,12 @@ def words_of(exc: BaseException) -> str:
 
 
 def name_of(kind: type) -> str:
-    """The name of a class, whatever its metaclass says."""
+    """Return the name of a class, whatever its metaclass says."""
     return str(vars(type)["__name__"].__get__(kind))
 
 
 def describe(exc: BaseException) -> str:
-    """The traceback as text, without the engine's own frames, bounded in size."""
+    """Return the traceback as text, without the engine's own frames, bounded in size."""
     frames = frames_of(exc)
     try:
         text = "".join(traceback.format_exception(type(exc), exc, frames))
@@ -108,7 +137,7 @@ def describe(exc: BaseException) -> str:
 
 
 def _places(frames: TracebackType | None) -> str:
-    """Where it was raised, without a look at the exception. The recursion that it asks for may leave no room for it."""
+    """Return where it was raised, without a look at the exception. After a recursion there may be no room for that."""
     try:
         return "Traceback (most recent call last):\n" + "".join(traceback.format_tb(frames)) if frames else ""
     except (RecursionError, MemoryError):
@@ -116,13 +145,74 @@ def _places(frames: TracebackType | None) -> str:
 
 
 def frames_of(exc: BaseException) -> TracebackType | None:
-    """Where it was raised, without the engine's own frames, which come first; whatever its class says of it."""
-    frames = traceback_of(exc)
+    """Return the traceback without the engine's own frames, which come first."""
+    frames = _traceback_of(exc)
     while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("taskmanager.engine."):
         frames = frames.tb_next
     return frames
 
 
 def as_cause(exc: BaseException) -> BaseException:
-    """The exception as users get it: without the engine's own frames."""
+    """Return the exception as users get it: without the engine's own frames."""
     return BaseException.with_traceback(exc, frames_of(exc))
+
+
+def _traceback_of(exc: BaseException) -> TracebackType | None:
+    tb: TracebackType | None = vars(BaseException)["__traceback__"].__get__(exc)
+    return tb
+
+
+# Who raised it.
+
+
+def comes_from_signal(exc: BaseException) -> bool:
+    """Return whether a signal raised it, or raised one of the exceptions of a group."""
+    return any(map(_is_from_signal, leaves_of(exc)))
+
+
+def _is_from_signal(exc: BaseException) -> bool:
+    is_candidate = issubclass(type(exc), KeyboardInterrupt | SystemExit)
+    if not is_candidate or threading.current_thread() is not threading.main_thread():
+        return False
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    codes = [getattr(getattr(each, "func", each), "__code__", None) for each in handlers]  # asyncio's is a partial
+    steps = list(_steps_of(exc))
+    if any(step.tb_frame.f_code in codes for step in steps):
+        return True
+    # Python's own handler has no frame. It raises between two instructions, or in a call that was waiting.
+    is_by_default = type(exc) is KeyboardInterrupt and handlers[0] is signal.default_int_handler
+    return is_by_default and bool(steps) and not _is_raise(steps[-1])
+
+
+def is_handed_on(exc: BaseException, thrown: BaseException | None) -> bool:
+    """Return whether another task first raised `exc`, which a coroutine raised when `thrown` was thrown into it."""
+    if exc is thrown or issubclass(type(exc), BaseExceptionGroup):
+        return True
+    # A cancelled group of tasks raises the exception of a member again: that `raise` is inside the traceback.
+    is_raised_again = (
+        _is_raise(step) and step.tb_frame is not after.tb_frame for step, after in pairwise(_steps_of(exc))
+    )
+    return thrown is not None and any(is_raised_again)
+
+
+def leaves_of(exc: BaseException) -> Iterator[BaseException]:
+    """Yield the exception, or the exceptions of a group and of the groups in it."""
+    left = [exc]
+    while left:
+        each = left.pop()
+        if issubclass(type(each), BaseExceptionGroup):
+            left.extend(vars(BaseExceptionGroup)["exceptions"].__get__(each))
+        else:
+            yield each
+
+
+def _steps_of(exc: BaseException) -> Iterator[TracebackType]:
+    """Yield the entries of the traceback. The frame in which it was raised comes last."""
+    tb = _traceback_of(exc)
+    while tb is not None:
+        yield tb
+        tb = tb.tb_next
+
+
+def _is_raise(step: TracebackType) -> bool:
+    return step.tb_frame.f_code.co_code[step.tb_lasti] == opmap["RAISE_VARARGS"]

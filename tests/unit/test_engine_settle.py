@@ -265,8 +265,8 @@ def test_an_error_whose_codec_fails_ends_the_task_all_the_same() -> None:
 def test_an_exception_gives_its_code_and_its_words() -> None:
     """A reserved code that a mapper names stays one of the built-in ones."""
     live = new_live(definition_of(exception_mapper={ValueError: "BAD_INPUT"}))
-    assert failure_of(live, ValueError("x")).error == TaskError("BAD_INPUT", "ValueError: x")
-    error = failure_of(live, KeyError()).error
+    assert failure_of(live.definition, ValueError("x")).error == TaskError("BAD_INPUT", "ValueError: x")
+    error = failure_of(live.definition, KeyError()).error
     assert error == TaskError(BuiltInTaskCode.UNHANDLED_EXCEPTION, "KeyError")
 
 
