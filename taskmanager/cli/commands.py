@@ -46,7 +46,7 @@ class Entry(NamedTuple):
 
 SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
     "Try it, run it": (
-        Entry("demo", "demo.command:demo", "Watch a program survive its own restart, on your own files."),
+        Entry("demo", "demo:demo", "Watch a program survive its own restart, on your own files."),
         Entry("run", "run:run", "Run the TaskManager of a module until told to stop."),
     ),
     "Look": (

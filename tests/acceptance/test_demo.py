@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import pytest
 
-from taskmanager.cli.demo.program import encode_names
 from tests.unit.command_line import taskmanager
 
 DB: Final = "taskmanager-demo.db"
@@ -256,13 +255,13 @@ def test_a_name_that_is_no_text_is_a_file_like_others(tmp_path: Path) -> None:
 
 def test_a_file_that_vanished_after_it_was_listed_is_failed(tmp_path: Path) -> None:
     """The task says so; nobody waits for the file, and nobody pretends that it was read."""
-    program = [sys.executable, "-m", "taskmanager.cli.demo.program", str(tmp_path / DB), str(tmp_path)]
+    program = [sys.executable, "-m", "taskmanager.cli.demo_tasks", str(tmp_path / DB), str(tmp_path)]
     with (tmp_path / "program.log").open("wb") as log:
         process = subprocess.Popen(
             program, cwd=Path(__file__).parents[2], stdin=subprocess.PIPE, stdout=log, stderr=log
         )
         assert process.stdin is not None
-        process.stdin.write(encode_names(("gone.txt", "gone.py")))
+        process.stdin.write(b'["gone.txt", "gone.py"]\n')
         process.stdin.flush()
         assert process.wait(PATIENCE_S) == 0
         process.stdin.close()
