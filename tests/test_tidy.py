@@ -85,7 +85,7 @@ CATCHES_BASE_EXCEPTION: Final = frozenset(
         "taskmanager/engine/execution.py",  # one attempt
         "taskmanager/engine/lanes.py",  # the thread lane: SystemExit ends the task, not the thread
         "taskmanager/engine/outcome.py",  # the text of an exception is made by its class
-        "taskmanager/engine/row_codec.py",  # what is stored is made, and read, by codecs and classes of the application
+        "taskmanager/engine/definition.py",  # codecs and classes of the application store and read values
         "taskmanager/engine/settle.py",  # an error may hold a mapping of the application
         "taskmanager/model/logger.py",  # filters and handlers of the application: a record is lost, nothing else
     }
@@ -146,7 +146,6 @@ REACHES: Final[Mapping[str, int]] = {
     "taskmanager/engine/records.py": 31,
     "taskmanager/engine/releasing.py": 7,
     "taskmanager/engine/report.py": 3,
-    "taskmanager/engine/row_codec.py": 4,
     "taskmanager/engine/schedule.py": 3,
     "taskmanager/engine/settle.py": 1,
     "taskmanager/engine/unstopped.py": 9,

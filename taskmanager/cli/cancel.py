@@ -15,8 +15,8 @@ from taskmanager.cli.batch import Action, Answer, act_on
 from taskmanager.cli.confirmation import yes_option
 from taskmanager.cli.database import db_option, json_option, patiently
 from taskmanager.cli.filters import filter_options
+from taskmanager.engine.definition import RowCodec
 from taskmanager.engine.instance import is_dead
-from taskmanager.engine.row_codec import RowCodec
 from taskmanager.engine.stored_tasks import cancel_stored, is_free
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.record import TaskRow

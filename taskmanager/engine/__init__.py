@@ -3,7 +3,7 @@
 The modules by what they are about. Each knows only modules that stand before it.
 
     Time, and loops:        due_time stall wall_clock loops
-    The words:              definition row_codec phases live_task instance settings schedule
+    The words:              definition phases live_task instance settings schedule
     What an attempt is:     outcome attempt context log_fields copies
     What starts next:       shared_limit queue_state alarm dispatch memory_window
     Children:               child child_reports child_program child_link

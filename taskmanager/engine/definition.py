@@ -1,4 +1,8 @@
-"""A task function with everything that was declared about it, resolved once when a manager binds it."""
+"""A task function with all that was declared about it, and the way of its values to their stored forms and back.
+
+A value is stored and read by code of the application too: a codec, a comparison, a `__post_init__`, an enum's
+`_missing_`. The loops of the engine call it, so whatever that code raises ends here.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -7,13 +11,13 @@ from typing import Any
 
 from taskmanager.codec.annotations import is_async
 from taskmanager.codec.arguments import ArgumentCodec
-from taskmanager.codec.results import ResultCodec
+from taskmanager.codec.results import ResultCodec, decode_untyped, encode_error_text
 from taskmanager.codec.values import dumps, loads
 from taskmanager.model.config import ExceptionMapper
 from taskmanager.model.errors import ArgumentError
-from taskmanager.model.record import DELAY_KEY
-from taskmanager.model.result import MAX_DELAY_S
-from taskmanager.model.states import Lane
+from taskmanager.model.record import DELAY_KEY, TaskRow
+from taskmanager.model.result import MAX_DELAY_S, TaskError, TaskResult
+from taskmanager.model.states import BuiltInTaskCode, Lane
 from taskmanager.rules.retry import RetryRule, code_of
 
 
@@ -63,7 +67,7 @@ class Definition:
         self.options_text = self.options_for(self.timeout_s)
 
     def options_for(self, timeout_s: float | None) -> str:
-        """The `task_options` of a row: all that recovery needs to decide without knowing the function.
+        """Return the `task_options` of a row: all that recovery needs to decide without knowing the function.
 
         Defaults are left out: every row carries this text, and a row's bytes are most of what it costs to write.
         """
@@ -81,15 +85,81 @@ class Definition:
         return dumps(options)
 
     def code_of(self, kind: type[BaseException]) -> str:
-        """The error code of an exception of this class that user code raised."""
+        """Return the error code of an exception of this class that user code raised."""
         return code_of(kind, self.task_mapper, self.global_mapper, self.task_default_code, self.global_default_code)
 
     def as_persisted(self) -> "Definition":
-        """The same definition for a record that stands in the store, whatever the function says today."""
+        """Return the definition for a record that stands in the store, whatever the function says today."""
         return self if self.is_persisted else replace(self, is_persisted=True)
+
+    def stored_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str] | tuple[None, None]:
+        """Return the arguments of a memory-only task for its record, or nothing where they cannot be stored."""
+        try:
+            return self.arguments.encode(args, kwargs)
+        except BaseException:  # noqa: BLE001  # the application's
+            return None, None
+
+    def read_arguments(self, args_text: str | None, kwargs_text: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a record. Raises `ArgumentError` when they are not those of the function any more."""
+        return self.arguments.decode(args_text or "[]", kwargs_text or "{}")
+
+    def stored_result(self, value: Any, tell: "Callable[[Definition, str], None]") -> str:
+        """Return what a task has returned, or why that cannot be stored, which `tell` is told."""
+        try:
+            return self.results.encode_ok(value)
+        except BaseException as exc:  # noqa: BLE001  # the application's
+            why = self._why_not(exc, "the result cannot be stored")
+        tell(self, why)
+        return self.stored_error(TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why))
+
+    def stored_error(self, error: TaskError) -> str:
+        """Return an error as it is stored. If its codec fails, it is not stored in plain text."""
+        try:
+            return self.results.encode_error(error)
+        except BaseException as exc:  # noqa: BLE001  # the application's
+            why = self._why_not(exc, "the error cannot be stored")
+        return encode_error_text(TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why))
+
+    def read_result(self, text: str) -> TaskResult[Any]:
+        """Return a stored result by the types of the function, or an error that says why it cannot be read."""
+        try:
+            return self.results.decode(text)
+        except BaseException as exc:  # noqa: BLE001  # the application's
+            return _not_available(self._why_not(exc, "the stored result cannot be read"))
+
+    def _why_not(self, exc: BaseException, what: str) -> str:
+        return str(exc) if type(exc) is ArgumentError else f"task {self.name}: {what}: {type(exc).__name__}"
 
     def __repr__(self) -> str:
         return f"<Definition {self.name!r} {self.lane} lane>"
+
+
+class RowCodec:
+    """Reads results and stores errors of rows. An unknown function has the codec without types."""
+
+    def __init__(self, definitions: Mapping[str, Definition]) -> None:
+        self._definitions = definitions
+
+    def decode_result(self, row: TaskRow) -> TaskResult[Any]:
+        """Return the result of a row."""
+        text, definition = row.result, self._definitions.get(row.task_name)
+        if text is None:
+            return _not_available("the record holds no result")
+        if definition is not None:
+            return definition.read_result(text)
+        try:
+            return decode_untyped(text)
+        except ArgumentError as exc:
+            return _not_available(str(exc))
+
+    def encode_error(self, task_name: str, error: TaskError) -> str:
+        """Return the stored form of an error, encrypted where the results of the function are."""
+        definition = self._definitions.get(task_name)
+        return encode_error_text(error) if definition is None else definition.stored_error(error)
+
+
+def _not_available(why: str) -> TaskResult[Any]:
+    return TaskResult(err=TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why))
 
 
 @lru_cache(1_000)  # all such tasks of a function share one text
@@ -99,7 +169,7 @@ def with_delay(text: str) -> str:
 
 
 def options_of(text: str) -> Mapping[str, Any]:
-    """The `task_options` of a row; none where they cannot be read: one corrupt row must not stop a start."""
+    """Return the `task_options` of a row; none where they cannot be read: one corrupt row must not stop a start."""
     try:
         options = loads(text)
     except ArgumentError:
@@ -109,7 +179,7 @@ def options_of(text: str) -> Mapping[str, Any]:
 
 @lru_cache(1_000)  # rows share the options of a few functions
 def timeout_of(text: str) -> float | None:
-    """The timeout in the `task_options` of a row."""
+    """Return the timeout in the `task_options` of a row."""
     timeout_s = options_of(text).get("timeout_s")
     if type(timeout_s) not in (int, float) or not 0 < timeout_s <= MAX_DELAY_S:  # type: ignore[operator]  # a number
         return None
@@ -117,5 +187,5 @@ def timeout_of(text: str) -> float | None:
 
 
 def retry_rule_of(options: Mapping[str, Any]) -> RetryRule:
-    """The retry rule that a row carries in its options."""
+    """Return the retry rule that a row carries in its options."""
     return RetryRule.from_options(options.get("retry"))

@@ -15,7 +15,7 @@ from taskmanager.codec.safe import dumps_safe
 from taskmanager.engine import phases
 from taskmanager.engine.alarm import Alarm
 from taskmanager.engine.attempt import Attempt, StopReason
-from taskmanager.engine.definition import Definition
+from taskmanager.engine.definition import Definition, RowCodec
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.events import log_again, log_end, resolve, wait_in
 from taskmanager.engine.execution import Runner
@@ -32,7 +32,6 @@ from taskmanager.engine.memory_window import MemoryWindow
 from taskmanager.engine.outcome import Outcome, as_cause
 from taskmanager.engine.plain import PlainSuccess
 from taskmanager.engine.queue_state import QueueState
-from taskmanager.engine.row_codec import RowCodec
 from taskmanager.engine.settings import Settings
 from taskmanager.engine.settle import Settlement
 from taskmanager.engine.stall import StallWatch

@@ -396,7 +396,7 @@ def _arguments(live: LiveTask) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if live.call_args is not None:
         return live.call_args, live.call_kwargs or {}
     try:
-        return live.definition.arguments.decode(live.args_text or "[]", live.kwargs_text or "{}")
+        return live.definition.read_arguments(live.args_text, live.kwargs_text)
     except ArgumentError as exc:
         raise _Unfit(str(exc)) from None
 

@@ -23,7 +23,6 @@ from taskmanager.engine.phases import (
     UNCONFIRMED,
     Phase,
 )
-from taskmanager.engine.row_codec import stored_arguments
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.record import AttemptRow, Expected, TaskRow, is_pause
 from taskmanager.model.result import TaskError, TaskResult
@@ -337,11 +336,15 @@ class LiveTask:
         has_run = self.phase is RUNNING or self.status.is_terminal
         return row.start_count <= self.start_count or (has_run and row.status in LIVE)
 
+    def store_error(self, error: TaskError) -> None:
+        """Keep this error as the result."""
+        self.result_text = self.definition.stored_error(error)
+
     def store_arguments(self) -> None:
         """Keep the arguments of a memory-only task for its record, where they can be stored."""
         self.encodes_later = False
         args, kwargs = self.call_args or (), self.call_kwargs or {}
-        self.args_text, self.kwargs_text = stored_arguments(self.definition, args, kwargs)
+        self.args_text, self.kwargs_text = self.definition.stored_arguments(args, kwargs)
         if self.is_published:
             self.call_args = self.call_kwargs = None
 

@@ -14,7 +14,6 @@ from taskmanager.engine.definition import Definition
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.live_task import GOES_ON, NO_WORKER, Ending, LiveTask, Worker
 from taskmanager.engine.outcome import Outcome
-from taskmanager.engine.row_codec import stored_error, stored_result
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.logger import logger
 from taskmanager.model.record import AttemptRow
@@ -92,23 +91,23 @@ class Settlement:
         return self._fail(live, attempt, outcome)
 
     def _complete(self, live: LiveTask, attempt: Attempt, outcome: Outcome) -> Next:
-        now = self._now_us()
+        now, definition = self._now_us(), live.definition
         self.tally["COMPLETED"] += 1
         live.succeed(outcome.value, now)
         if outcome.error is None:
-            live.result_text = stored_result(live.definition, outcome.value, self._tell_not_stored)
+            live.result_text = definition.stored_result(outcome.value, self._tell_not_stored)
         else:
-            self._tell_not_stored(live.definition, outcome.error.message)
-            live.result_text = stored_error(live.definition, outcome.error)
+            self._tell_not_stored(definition, outcome.error.message)
+            live.store_error(outcome.error)
             live.ending = Ending(TaskStatus.COMPLETED, TaskResult(err=outcome.error))
         self._add_attempt(live, attempt, now, AttemptOutcome.COMPLETED, False, None, None)
         return NOTHING_MORE
 
     def complete(self, live: LiveTask, attempt: Attempt, value: Any) -> None:
         """→ COMPLETED, by a plain success: what `settle` does for it, in one step."""
-        now = self._now_us()
+        now, definition = self._now_us(), live.definition
         live.succeed(value, now)
-        live.result_text = stored_result(live.definition, value, self._tell_not_stored)
+        live.result_text = definition.stored_result(value, self._tell_not_stored)
         self.tally["COMPLETED"] += 1
         who = self._who
         row = (
@@ -196,7 +195,7 @@ class Settlement:
         # What is no UTF-8 (a file name in a message) would break the log's handlers, and the store's text.
         live.failed_reason = safe_text(reason if reason is not None else error.message)
         live.next_retry_at = None
-        live.result_text = stored_error(live.definition, error)
+        live.store_error(error)
         live.ending = Ending(status, TaskResult(err=error))
 
     def release(self, live: LiveTask) -> None:

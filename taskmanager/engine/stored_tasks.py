@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from taskmanager.codec.values import dumps
-from taskmanager.engine.definition import options_of
-from taskmanager.engine.row_codec import RowCodec
+from taskmanager.engine.definition import RowCodec, options_of
 from taskmanager.model.record import TaskRow, TaskWrite, UnreadableRow, expected_of
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus

@@ -15,7 +15,6 @@ from typing import Final
 from taskmanager.engine.live_task import STATUS_TEXT, LiveTask
 from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.phases import RUNNING
-from taskmanager.engine.row_codec import stored_error
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.logger import logger
 from taskmanager.model.record import (
@@ -96,9 +95,9 @@ def _shorten(live: LiveTask, reason: str) -> bool:
     live.saving.pared_result = live.start_count
     if live.status is TaskStatus.COMPLETED:
         why = f"the result could not be stored: {reason}"
-        live.result_text = stored_error(live.definition, TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why))
+        live.store_error(TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why))
     elif live.ending is not None:
-        live.result_text = stored_error(live.definition, _short_error(live.ending.result.err_value))
+        live.store_error(_short_error(live.ending.result.err_value))
     return True
 
 
