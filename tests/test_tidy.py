@@ -87,6 +87,7 @@ CATCHES_BASE_EXCEPTION: Final = frozenset(
         "taskmanager/engine/outcome.py",  # the text of an exception is made by its class
         "taskmanager/engine/definition.py",  # codecs and classes of the application store and read values
         "taskmanager/engine/settle.py",  # an error may hold a mapping of the application
+        "taskmanager/store/sqlite/threaded.py",  # a function in the thread of a connection: raised where it is awaited
         "taskmanager/model/logger.py",  # filters and handlers of the application: a record is lost, nothing else
     }
 )
@@ -108,7 +109,7 @@ INJECTED: Final[Mapping[str, frozenset[str]]] = {
 # A fork must find every connection on record, or its child would open a file whose locks it believes to hold.
 CONNECTS: Final[Mapping[str, frozenset[str]]] = {
     "sqlite3.connect": frozenset(),
-    "aiosqlite.connect": frozenset({"taskmanager/store/sqlite/connection.py"}),
+    "aiosqlite.connect": frozenset(),
 }
 # The generator the engine is given is made here and nowhere else; `random.Random` as a type is free.
 MAKES_A_GENERATOR: Final = frozenset({"taskmanager/manager.py", "taskmanager/testing/"})

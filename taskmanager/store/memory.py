@@ -256,6 +256,8 @@ class MemoryStore:
 
     def work_inline(self) -> None: ...
 
+    def end(self) -> None: ...
+
     def open_beater(self) -> None:
         return None
 

@@ -177,6 +177,10 @@ class Store(Protocol):
         """
         ...
 
+    def end(self) -> None:
+        """Close what is open, because the loop that used this store is gone. Rows stay as they are."""
+        ...
+
     async def commit(self, writes: Sequence[Write]) -> CommitReport:
         """All `writes` in one transaction, each with its precondition; a row that cannot be stored spoils no other.
 

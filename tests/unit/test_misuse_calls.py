@@ -390,8 +390,6 @@ def test_run_inside_a_loop_is_told_of_async_with() -> None:
     asyncio.run(main())
 
 
-# A thread of aiosqlite whose answer was under way finds its loop closed, and says so.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_after_a_loop_that_was_closed_without_a_stop_a_new_start_takes_over(tmp_path: Path) -> None:
     """`asyncio.run(manager.start())` ends the loop that the manager needs. A call says so and keeps nothing; a new
     start takes up what is in the file, as after a kill."""

@@ -1,21 +1,19 @@
-"""One SQLite connection in its aiosqlite thread: how it is opened, used in one hop, and left alone after a fork."""
+"""One SQLite connection in its thread: how it is opened, used in one hop, and left alone after a fork."""
 
 import asyncio
 import os
 import sqlite3
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, NoReturn, TypeVar, TypeVarTuple
-
-import aiosqlite
+from typing import Final, Literal, NoReturn, TypeVar, TypeVarTuple
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.wording import MORE_THREADS, remedy
 from taskmanager.store.sqlite.open_files import IS_FORKED, Factory, FileConnection, open_existing
 from taskmanager.store.sqlite.rows import text_of
+from taskmanager.store.sqlite.threaded import Threaded
 
 Synchronous = Literal["full", "normal"]
 R = TypeVar("R")
@@ -27,7 +25,6 @@ INLINE_TIMEOUT_S: Final = 0.5
 """The same while the program waits for it at its end."""
 OPEN_PATIENCE_S: Final = 30.0
 _OPEN_PAUSE_S: Final = 0.05
-THREAD_ENDS_S: Final = 1.0
 CACHED_STATEMENTS: Final = 256
 WAL_LIMIT_BYTES: Final = 64 * 1024 * 1024
 _CACHE_KIB: Final = 16_384
@@ -96,11 +93,11 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 class Connection:
-    """One connection, used by whole functions only: in the thread of aiosqlite, or, of a plain one, in the caller's."""
+    """One connection, used by whole functions only: in its thread, or, of a plain one, in the caller's."""
 
     __slots__ = ("_inner", "_path", "_raw")
 
-    def __init__(self, path: str, inner: aiosqlite.Connection | None, raw: FileConnection) -> None:
+    def __init__(self, path: str, inner: Threaded | None, raw: FileConnection) -> None:
         self._path = path
         self._inner = inner
         self._raw = raw
@@ -114,9 +111,9 @@ class Connection:
         if self._raw.is_inherited:
             raise StoreError(f"{self._path} {IS_FORKED}; return the work to the parent process")
         try:
-            if self._inner is None or not _thread_of(self._inner).is_alive():
+            if self._inner is None or not self._inner.has_thread:
                 return work(self._raw, *args)
-            return await _in_one_hop(self._inner, work, *args)
+            return await self._inner.run(work, *args)
         except sqlite3.Error as error:
             raise translate(self._path, error, was_well=True) from error
         except (OverflowError, UnicodeEncodeError) as error:
@@ -126,7 +123,7 @@ class Connection:
         """Close it and end its thread. An inherited connection is only forgotten."""
         if self._raw.kept_with is self and not self._raw.is_inherited:
             self._raw.kept_with = None
-            if self._inner is None or not _thread_of(self._inner).is_alive():
+            if self._inner is None or not self._inner.has_thread:
                 self._close_here()
             else:
                 await self._inner.close()
@@ -136,45 +133,16 @@ class Connection:
         if self._inner is None or self._raw.kept_with is not self or self._raw.is_inherited:
             return
         self._raw.kept_with = None
-        thread = _thread_of(self._inner)
-        if thread.is_alive():
+        if self._inner.has_thread:
             self._inner.stop()
-            thread.join(THREAD_ENDS_S)
-        if not thread.is_alive():  # else it closes the connection when it has done what it is at
+            self._inner.join()
+        if not self._inner.has_thread:  # else it closes the connection when it has done what it is at
             self._close_here()
 
     def _close_here(self) -> None:
         self._raw.close()
         if self._inner is not None:
-            self._inner._connection = None  # noqa: SLF001  # or it would warn that nobody has closed it
-
-
-async def _in_one_hop(inner: aiosqlite.Connection, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
-    """The only use of aiosqlite's private names.
-
-    A transaction made of separate awaited calls costs a thread hop for each, and a cancelled await would leave it half
-    done with the lock held. One function run in the connection's thread has neither problem.
-    """
-    raw = inner._conn  # noqa: SLF001  # see above
-    result: R = await inner._execute(work, raw, *args)  # type: ignore[no-untyped-call]  # noqa: SLF001  # see above
-    return result
-
-
-def _thread_of(inner: aiosqlite.Connection) -> threading.Thread:
-    """The thread of a connection. It may have ended: when it cannot tell its loop, because that is closed."""
-    return inner._thread  # noqa: SLF001  # see above
-
-
-def _work_while_loop_is_open(run: Callable[[], None]) -> None:
-    """Run the thread of a connection, and end it quietly if its loop was closed before an answer came.
-
-    aiosqlite would raise in the thread then, and Python would print that.
-    """
-    try:
-        run()
-    except RuntimeError as error:
-        if "closed" not in str(error):
-            raise
+            self._inner.forget()
 
 
 def create_private(path: Path) -> None:
@@ -236,37 +204,32 @@ async def connect(path: str, configure: Callable[[sqlite3.Connection], None]) ->
 
 async def _connect_once(path: str, configure: Callable[[sqlite3.Connection], None]) -> Connection:
     factory = Factory(path)
-    connecting = aiosqlite.connect(
-        path,
-        timeout=BUSY_TIMEOUT_S,
-        isolation_level=None,
-        cached_statements=CACHED_STATEMENTS,
-        check_same_thread=False,
-        factory=factory,
+    inner = Threaded(
+        partial(
+            factory,
+            path,
+            timeout=BUSY_TIMEOUT_S,
+            isolation_level=None,
+            cached_statements=CACHED_STATEMENTS,
+            check_same_thread=False,
+        )
     )
-    # A store that nobody closed must not hold up the interpreter's exit: non-daemon threads are joined before any exit
-    # hook could end them.
-    thread = _thread_of(connecting)
-    thread.daemon = True
-    thread.run = partial(_work_while_loop_is_open, thread.run)  # type: ignore[method-assign]  # the way in that the class has
     try:
-        inner = await connecting
+        await inner
     except BaseException:  # cancelled, too
-        if thread.is_alive():  # it has only its end to tell, which fails, loudly, in a loop that is closed by then
-            thread.join(THREAD_ENDS_S)
+        inner.join()
         factory.forget()
         raise
+    connection = Connection(path, inner, factory.made())
     try:
-        raw: FileConnection = await _in_one_hop(inner, _configured, configure)
-    except BaseException:
-        await inner.close()
+        await inner.run(configure)
+    except GeneratorExit:  # collected with its loop: there is nothing to be awaited any more
+        connection.end()
         raise
-    return Connection(path, inner, raw)
-
-
-def _configured(raw: sqlite3.Connection, configure: Callable[[sqlite3.Connection], None]) -> Any:
-    configure(raw)
-    return raw
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
 
 
 def connect_inline(path: str, synchronous: Synchronous) -> Connection:

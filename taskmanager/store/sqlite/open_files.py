@@ -69,6 +69,11 @@ class Factory:
             made.close()
         return made
 
+    def made(self) -> FileConnection:
+        """Return the connection, which has been made."""
+        assert self._made is not None
+        return self._made
+
     def forget(self) -> None:
         """Close the connection, now or as soon as it is made."""
         self._is_wanted = False

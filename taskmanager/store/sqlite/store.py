@@ -91,6 +91,9 @@ class SqliteStore:
         try:
             self._reader = await connect(self.path, configure_reader)
             self._files = Files.of(self.path)
+        except GeneratorExit:  # collected with its loop: there is nothing to be awaited any more
+            self.end()
+            raise
         except BaseException:
             await self.close()
             raise
@@ -107,8 +110,13 @@ class SqliteStore:
             raise_not_open(self.path)
         if not (files.is_database_there() and files.is_log_there()):
             raise StoreUnavailable(f"{self.path} or its log was deleted or replaced")
+        inline = connect_inline(self.path, self._synchronous)
+        self.end()
+        self._writer = inline
+
+    def end(self) -> None:
         before = self._reader, self._writer
-        self._reader, self._writer = None, connect_inline(self.path, self._synchronous)
+        self._reader = self._writer = None
         for each in before:
             if each is not None:
                 each.end()
