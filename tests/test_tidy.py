@@ -141,7 +141,7 @@ REACHES: Final[Mapping[str, int]] = {
     "taskmanager/engine/intake.py": 1,
     "taskmanager/engine/joiner.py": 2,
     "taskmanager/engine/leftover.py": 3,
-    "taskmanager/engine/lifecycle.py": 46,
+    "taskmanager/engine/lifecycle.py": 39,
     "taskmanager/engine/polling.py": 14,
     "taskmanager/engine/queues.py": 5,
     "taskmanager/engine/records.py": 31,

@@ -68,6 +68,7 @@ class Lifecycle:
 
     def __init__(self, engine: Engine, duties: Duties) -> None:
         self.engine = engine
+        self._store = engine.store
         self._duties = duties
         self._after_write = AfterWrite(engine)
         self._file_watch = FileWatch(engine, self._made_anew)
@@ -98,17 +99,22 @@ class Lifecycle:
     async def start(self) -> None:
         """Bring the engine up; on an error everything that was opened is closed again."""
         engine = self.engine
-        self._starting = asyncio.current_task()
+        # Also held by this frame: a start that is collected must not drop the last reference to itself while it ends.
+        self._starting = starting = asyncio.current_task()  # noqa: F841  # see above
+        has_heartbeat = False
         try:
             await self._open()
             await self._patiently(self._duties.recover)
             self._duties.start(self._unstopped.leave_soon)
+            has_heartbeat = True
             engine.stall.start()
             engine.host.start_task(WRITER, partial(engine.writer.start, self._after_write))
             with contextlib.suppress(StoreUnavailable):  # registered and recovered is up; this look is owed then
                 await self._patiently(self._poller.look_first)
         except GeneratorExit:  # collected with its loop: there is nothing to be awaited any more
             self._has_failed = True
+            if not has_heartbeat:  # its thread sees the closed loop, and lets go of everything
+                self._leave_closed_loop()
             raise
         except BaseException:
             self._has_failed = True
@@ -125,6 +131,12 @@ class Lifecycle:
         engine.host.start("takeover", self._takeover.run)
         engine.host.start(CLAIMER, self._poller.run)
 
+    def _leave_closed_loop(self) -> None:
+        """Close the file and the lock. This instance is dead then, and the next start clears it away."""
+        self._store.end()
+        if self._lock is not None:
+            self._lock.close_descriptor()
+
     async def _patiently(self, step: Callable[[], Awaitable[object]]) -> None:
         """A file that somebody else has locked for some seconds does not stop an application from starting."""
         deadline = self.engine.loop.time() + START_PATIENCE_S
@@ -139,7 +151,7 @@ class Lifecycle:
 
     async def _open(self) -> None:
         engine = self.engine
-        await cancelled_once(engine.store.open())  # or what it closes then stays open behind the start
+        await cancelled_once(self._store.open())  # or what it closes then stays open behind the start
         database = engine.settings.database
         if database is not None:
             self._lock = InstanceLock(database, engine.identity.instance_id)
@@ -154,8 +166,8 @@ class Lifecycle:
 
     async def _register(self) -> None:
         engine = self.engine
-        engine.wall_clock.note_last_use(await engine.store.latest_stamp(engine.clock.now_us()))
-        await engine.store.save_instance(engine.identity.row(engine.clock.now_us()))
+        engine.wall_clock.note_last_use(await self._store.latest_stamp(engine.clock.now_us()))
+        await self._store.save_instance(engine.identity.row(engine.clock.now_us()))
 
     async def _abort(self) -> None:
         """Let go of everything: this instance is dead, and what is in the file is recovered by the next start."""
@@ -170,7 +182,7 @@ class Lifecycle:
         await engine.host.close()
         if self._lock is not None:
             self._lock.close_descriptor()  # the file stays beside the row: it proves the death
-        await engine.store.close()
+        await self._store.close()
 
     # Stop.
 
@@ -342,7 +354,7 @@ class Lifecycle:
         await self.unregister(unsaved)
         self._has_closed = True
         try:
-            await engine.store.close()
+            await self._store.close()
         finally:
             if not self._abandoned:
                 self._let_go()
@@ -367,8 +379,8 @@ class Lifecycle:
         try:
             if not unsaved and not self._abandoned:
                 # Rows that still name it come from a claim whose answer nobody waited for.
-                await engine.store.release(engine.identity.instance_id, engine.clock.now_us())
-                await engine.store.forget_instances([engine.identity.instance_id])
+                await self._store.release(engine.identity.instance_id, engine.clock.now_us())
+                await self._store.forget_instances([engine.identity.instance_id])
                 if self._lock is not None:
                     self._lock.drop()  # the row first: a row without its lock file leaves a doubt
         except StoreError as exc:
