@@ -1,9 +1,9 @@
 """Gives back rows that name this instance as their owner but are unknown to it. Nobody runs them.
 
-Such a row comes from an older copy of the file that was put in its place, from a lost answer to a claim, or from a
-person who wrote it by hand. No death would free it, because its owner lives. It is judged like a row of a dead
-instance. A task that is here in any way is left alone: it is in memory, or it has ended and is not saved yet, or its
-run was given up and its code has not ended.
+Such a row comes from an older copy of the file that was put in its place, or from a person who wrote it by hand. No
+death would free it, because its owner lives. It is judged like a row of a dead instance. A task that is here in any way
+is left alone: it is in memory, or it has ended and is not saved yet, or its run was given up and its code has not
+ended. So is a row of a claim whose answer was lost: the claimer asks for it again.
 """
 
 from collections.abc import Sequence
@@ -50,6 +50,8 @@ class Strays:
         async with engine.claiming:
             rows = (await engine.store.fetch_ids(task_ids)).values()
             mine = [row for row in rows if row.claimed_by_worker_id == engine.identity.instance_id]
+            if engine.unanswered_claim_at is not None:  # the claimer asks for its rows again: none of them has run
+                mine = [row for row in mine if row.claimed_at != engine.unanswered_claim_at]
             unknown = set(self._unknown([row.task_id for row in mine if row.status in LIVE]))
             strays = [row for row in mine if row.task_id in unknown]
             return await self._recovery.recover(strays, lambda row: Crash(True, row.task_id, LOST))

@@ -4,7 +4,7 @@ Functions are looked up before the claim, so a row of an unknown function is nev
 rows as it has room for; the rest stays free, and costs nothing until there is room again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import Context
 from typing import Final
 
@@ -17,10 +17,12 @@ from taskmanager.engine.neighbours import Neighbours
 from taskmanager.engine.phases import ACCEPTED, LEFT
 from taskmanager.engine.queue_state import QueueState
 from taskmanager.engine.shared_limit import SharedLimit
+from taskmanager.model.clock import SECOND_US
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
-from taskmanager.model.states import BuiltInTaskCode, TaskStatus
+from taskmanager.model.states import BuiltInTaskCode, Lane, TaskStatus
 from taskmanager.model.wording import counted
+from taskmanager.rules.claims import Room, Starting
 from taskmanager.store.protocol import ClaimRequest, FreeQueue
 
 CLAIM_PAGE: Final = 1_000
@@ -35,11 +37,17 @@ class Claimer:
 
     def __init__(self, engine: Engine, neighbours: Neighbours, give_up: Callable[[LiveTask], None]) -> None:
         self._engine = engine
+        self._store, self._writer = engine.store, engine.writer
+        self._dispatcher, self._runner = engine.dispatcher, engine.runner
         self._neighbours = neighbours
         self._give_up = give_up
         self._fairness = Fairness(engine)
         self._reported_unknown: set[str] = set()
         self._next_due_at: int | None = None
+        self._unanswered: ClaimRequest | None = None
+        self._last_claim_at = 0
+        self._may_start = False
+        """Whether the claim of this turn may start rows: no better ones can wait in another queue."""
 
     def __repr__(self) -> str:
         work = "at work" if self._engine.claiming.locked() else "idle"
@@ -63,7 +71,7 @@ class Claimer:
         """
         async with self._engine.claiming:
             if await self._claim_due(is_first=is_first) and not is_first:
-                self._expect(await self._engine.store.free_queues())  # behind the rows that were due may be others
+                self._expect(await self._store.free_queues())  # behind the rows that were due may be others
 
     def _expect(self, free: list[FreeQueue]) -> None:
         """Note when the next of these rows is due. What was left for want of room is asked for when there is some."""
@@ -73,16 +81,16 @@ class Claimer:
             for each in free
             if each.is_readable
             and each.task_name in engine.definitions
-            and (each.next_due_at > now or not engine.dispatcher.queue(each.queue_name).has_backlog)
+            and (each.next_due_at > now or not self._dispatcher.queue(each.queue_name).has_backlog)
         ]
         self._next_due_at = min(coming, default=None)
 
     async def _claim_due(self, *, is_first: bool) -> bool:
         """Do one round over the queues. Return whether anything was claimed."""
         engine = self._engine
-        for queue in list(engine.dispatcher.backlogs):
+        for queue in list(self._dispatcher.backlogs):
             queue.leave_nothing()  # set again below, or by what is freed from here on
-        free = await engine.store.free_queues()
+        free = await self._store.free_queues()
         if odd := [each for each in free if not each.is_readable]:
             await self._end_unreadable(odd)
             free = [each for each in free if each.is_readable]
@@ -93,13 +101,9 @@ class Claimer:
         self._fairness.unknown_here = [
             each for each in free if each.task_name not in engine.definitions and each.next_due_at <= now
         ]
-        names_by_queue: dict[str, list[str]] = {}
-        for each in known:
-            if each.next_due_at <= now:
-                names_by_queue.setdefault(each.queue_name, []).append(each.task_name)
         claimed = 0
-        for queue_name, names in names_by_queue.items():
-            queue = engine.dispatcher.queue(queue_name)
+        for queue, names, may_start in self._in_turn(each for each in known if each.next_due_at <= now):
+            self._may_start = may_start
             if queue.shared_limit is not None:
                 claimed += await self._fill_shared(queue, queue.shared_limit, names)
             elif is_first:
@@ -107,6 +111,21 @@ class Claimer:
             else:
                 claimed += await self._fill(queue, names)
         return claimed > 0
+
+    def _in_turn(self, due: Iterable[FreeQueue]) -> Iterator[tuple[QueueState, list[str], bool]]:
+        """Yield the queues with their functions, the best first, and whether a claim may start what it takes.
+
+        Where another queue of the same priority is still to come, its rows may be better. Both are claimed then, and
+        the dispatcher compares them.
+        """
+        names_by_queue: dict[str, list[str]] = {}
+        for each in due:
+            names_by_queue.setdefault(each.queue_name, []).append(each.task_name)
+        queues = [self._dispatcher.queue(name) for name in names_by_queue]
+        queues.sort(key=lambda queue: queue.config.priority)
+        for number, queue in enumerate(queues, 1):
+            is_alone = number == len(queues) or queues[number].config.priority > queue.config.priority
+            yield queue, names_by_queue[queue.config.name], is_alone
 
     async def _fill_first(self, queue: QueueState, names: list[str]) -> int:
         """Claim the best rows of one queue, so that they may start. Return how many."""
@@ -124,7 +143,7 @@ class Claimer:
         if claimed < room:
             return claimed
         # Better ones than the worst held may use as much room again.
-        room, better_than = 2 * most - queue.stored_waiting, self._engine.dispatcher.worst_priority(name)
+        room, better_than = 2 * most - queue.stored_waiting, self._dispatcher.worst_priority(name)
         better, last = await self._claim_up_to(room, name, names, better_than)
         claimed += better
         if better_than is None and better < room:
@@ -142,12 +161,7 @@ class Claimer:
         engine, claimed, last = self._engine, 0, BEST_PRIORITY
         while claimed < room and not engine.is_stopping:
             limit = min(room - claimed, CLAIM_PAGE)
-            request = ClaimRequest(
-                engine.identity.instance_id, names, queue_name, limit, engine.clock.now_us(), better_than
-            )
-            rows = await engine.store.claim(request)
-            for row in self._readable(rows):
-                self._take(row)
+            rows = await self._claim(self._request(names, queue_name, limit)._replace(better_than=better_than))
             claimed += len(rows)
             last = rows[-1].priority if rows else last
             if len(rows) < limit:
@@ -168,7 +182,7 @@ class Claimer:
         shared.is_owed = False
         shared.short_lanes.clear()
         claimed = 0
-        for lane, slots in engine.dispatcher.lanes.items():
+        for lane, slots in self._dispatcher.lanes.items():
             known = [name for name in names if engine.definitions[name].lane == lane]
             room = slots.free - shared.waiting_in(lane, engine.live)
             if known and room <= 0:
@@ -182,19 +196,84 @@ class Claimer:
 
     async def _claim_shared(self, queue: QueueState, shared: SharedLimit, names: list[str], limit: int) -> int:
         engine = self._engine
-        stuck = shared.count(engine.live, engine.runner.abandoned_in(queue.config.name))
-        lenders = shared.lenders(engine.live)
-        now, me = engine.clock.now_us(), engine.identity.instance_id
-        request = ClaimRequest(me, names, queue.config.name, limit, now)._replace(
-            file_limit=max(0, shared.limit - stuck), lenders=lenders, borrowed=shared.borrowed
+        stuck = shared.count(engine.live, self._runner.abandoned_in(queue.config.name))
+        request = self._request(names, queue.config.name, limit)._replace(
+            file_limit=max(0, shared.limit - stuck), lenders=shared.lenders(engine.live), borrowed=shared.borrowed
         )
-        rows = await engine.store.claim(request)
-        # What was committed before the claim is known here by now: memory says what the claim has seen.
-        shared.count(engine.live, engine.runner.abandoned_in(queue.config.name))
-        lent = max(0, shared.held_of(lenders) - shared.borrowed)
+        return len(await self._claim(request))
+
+    # One claim.
+
+    def _request(self, names: list[str], queue_name: str, limit: int) -> ClaimRequest:
+        """A claim with a token of its own, which starts what it takes as far as there are slots."""
+        engine = self._engine
+        now = engine.clock.now_us()
+        if self._last_claim_at - SECOND_US < now <= self._last_claim_at:  # by a clock that was set back, another second
+            now = self._last_claim_at + 1
+        self._last_claim_at = now
+        starting = self._starting(names, queue_name, limit) if self._may_start else None
+        return ClaimRequest(engine.identity.instance_id, names, queue_name, limit, now, starting=starting)
+
+    def _starting(self, names: list[str], queue_name: str, limit: int) -> Starting | None:
+        """The slots in which a claim may start rows: those that no task here waits for."""
+        engine, dispatcher, queue = self._engine, self._dispatcher, self._dispatcher.queue(queue_name)
+        if not engine.is_up or engine.is_stopping or queue.is_paused or self._writer.degraded_since is not None:
+            return None
+        by_lane: dict[Lane, set[str]] = {}
+        for each in map(engine.definitions.__getitem__, names):
+            if each.requeue_on_interrupt or not dispatcher.holds_unsafe:
+                by_lane.setdefault(each.lane, set()).add(each.name)
+        rooms = tuple(Room(frozenset(found), dispatcher.spare_slots(lane)) for lane, found in by_lane.items())
+        # The file grants the places of a shared limit: what is claimed there has one.
+        most = limit if queue.shared_limit is not None else min(limit, queue.slots.free)
+        who = engine.identity
+        return Starting(most, rooms, who.pid, who.hostname, who.process_name)
+
+    def _run(self, live: LiveTask) -> None:
+        """Run a task that its claim has started. If it cannot run now, it waits like any other: that start counts."""
+        engine = self._engine
+        may_run = engine.is_up and not engine.is_stopping and not engine.intake.is_forked
+        if may_run and not self._runner.is_executing(live.task_id) and self._dispatcher.start_claimed(live):
+            engine.settlement.begin_claimed(live)
+            engine.run(live)
+            return
+        engine.settlement.wait_unstarted(live)
+        self._writer.mark(live)
+        engine.enter(live)
+
+    async def _claim(self, request: ClaimRequest) -> list[TaskRow]:
+        """Claim, and take in the rows. If the answer is lost, the claim is remembered."""
+        self._unanswered, self._engine.unanswered_claim_at = request, request.now
+        rows = await self._store.claim(request)
+        self._unanswered = self._engine.unanswered_claim_at = None
+        self._take_in(request, rows)
+        return rows
+
+    async def ask_again(self) -> None:
+        """Take in what a claim has taken whose answer was lost. What it has started runs under its count."""
+        engine = self._engine
+        if self._unanswered is None:
+            return
+        async with engine.claiming:
+            if (request := self._unanswered) is None:
+                return
+            rows = await self._store.fetch_claim(request.owner, request.now)
+            self._unanswered = engine.unanswered_claim_at = None
+            self._take_in(request, [row for row in rows if not self._is_taken_in(row)])
+
+    def _is_taken_in(self, row: TaskRow) -> bool:
+        here = self._engine.live.get(row.task_id) or self._writer.unsaved_ended.get(row.task_id)
+        return here is not None and (here.owner, here.claimed_at) == (row.claimed_by_worker_id, row.claimed_at)
+
+    def _take_in(self, request: ClaimRequest, rows: Sequence[TaskRow]) -> None:
+        engine, lent = self._engine, 0
+        shared = self._dispatcher.queue(request.queue_name).shared_limit
+        if shared is not None:
+            # What was committed before the claim is known here by now: memory says what the claim has seen.
+            shared.count(engine.live, self._runner.abandoned_in(request.queue_name))
+            lent = max(0, shared.held_of(request.lenders) - shared.borrowed)
         for number, row in enumerate(self._readable(rows)):
             self._take(row, is_granted=number >= lent)
-        return len(rows)
 
     async def _end_unreadable(self, odd: list[FreeQueue]) -> None:
         """End the rows of which not even the function or the queue can be read. No instance could ever run them."""
@@ -202,7 +281,7 @@ class Claimer:
         for each in odd:
             me, now_us = engine.identity.instance_id, engine.clock.now_us()
             request = ClaimRequest(me, [each.task_name], each.queue_name, CLAIM_PAGE, now_us)
-            self._readable(await engine.store.claim(request))
+            self._readable(await self._store.claim(request))
 
     def _readable(self, rows: Sequence[TaskRow]) -> Sequence[TaskRow]:
         """Return the claimed rows that can run. The others have ended: log that, and tell their waiters."""
@@ -218,7 +297,7 @@ class Claimer:
         engine = self._engine
         if self._is_overtaken(row):
             return
-        shared = engine.dispatcher.queue(row.queue_name).shared_limit
+        shared = self._dispatcher.queue(row.queue_name).shared_limit
         if shared is not None:
             shared.hold(row.task_id, is_granted=is_granted)
         here = engine.live.get(row.task_id)
@@ -237,17 +316,19 @@ class Claimer:
             if live.is_unconfirmed:  # the key was enqueued again here a moment before its row was claimed
                 live.is_duplicate = True
             if here is not None:  # it is counted in its queue, and its row may be in another one
-                engine.dispatcher.move(live, LEFT)
+                self._dispatcher.move(live, LEFT)
             live.adopt(row)
             # Its row may have been claimed before the request came to it.
             live.cancel_requested_at = live.cancel_requested_at or asked_at
         engine.live[live.task_id] = live
-        engine.dispatcher.move(live, ACCEPTED)
+        self._dispatcher.move(live, ACCEPTED)
         live.due = 0.0
         engine.intake.claimed(live)
         engine.follower.came_here(live)
         if live.cancel_requested_at is not None and not engine.is_stopping:
             engine.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
+        elif live.status is TaskStatus.RUNNING:
+            self._run(live)
         else:
             engine.enter(live)
 
@@ -256,12 +337,12 @@ class Claimer:
 
         Then the task here goes on, and is written over the row. Else it would be started a second time.
         """
-        live = self._engine.live.get(row.task_id) or self._engine.writer.unsaved_ended.get(row.task_id)
+        live = self._engine.live.get(row.task_id) or self._writer.unsaved_ended.get(row.task_id)
         if live is None or live.is_awaiting_store or not live.has_overtaken(row):
             return False
         live.saving.committed = expected_of(row)
         live.start_count = max(live.start_count, row.start_count)  # the count of a row never goes back
-        self._engine.writer.mark(live)
+        self._writer.mark(live)
         return True
 
     def _report_unknown(self, free: list[FreeQueue]) -> None:

@@ -38,7 +38,7 @@ from taskmanager.engine.queue_state import Entry, QueueState, Source, SourceKey
 from taskmanager.model.config import QueueConfig, queue_of_a_row
 from taskmanager.model.logger import logger
 from taskmanager.model.states import Lane, TaskStatus
-from taskmanager.rules.limits import Slots
+from taskmanager.rules.limits import Slots, take_each
 
 KNOWN_QUEUES: Final = 100
 """How many queues without work are remembered. Known names reveal a misspelled one."""
@@ -268,6 +268,25 @@ class Dispatcher:
             self._take_from(source, taken, is_alone=len(lanes) == 1 and len(heap) == 1)
         return taken
 
+    @property
+    def holds_unsafe(self) -> bool:
+        """Whether nothing starts that is not safe to repeat."""
+        return self._suspect is not None or self.is_store_degraded
+
+    def spare_slots(self, lane: Lane) -> int:
+        """The free slots of a lane that no task here waits for."""
+        return 0 if self._resuming[lane] or self._has_first(lane, is_alone=False) else self.lanes[lane].free
+
+    def start_claimed(self, live: LiveTask) -> bool:
+        """Give a task that its claim has started its slots. Return False if something has come between."""
+        lane, queue = self.lanes[live.definition.lane], self.queue(live.queue_name)
+        is_held_back = self.holds_unsafe and not live.definition.requeue_on_interrupt
+        if is_held_back or not (queue.is_open and lane.has_room):
+            return False
+        self.move(live, STARTING)
+        take_each(lane, queue.slots)
+        return True
+
     def _take_from(self, source: Source, taken: list[LiveTask], *, is_alone: bool) -> None:
         """Start the first task of a source. If no other source could be better, start as many as may start."""
         slots = self.lanes[source.key.lane]
@@ -335,16 +354,12 @@ class Dispatcher:
         self.move(live, STARTING)
         if source.key.is_suspect:
             self._suspect = live
-        self.lanes[source.key.lane].take()
-        source.queue.slots.take()
+        take_each(self.lanes[source.key.lane], source.queue.slots)
 
     def _may_start(self, source: Source) -> bool:
-        if not source.queue.is_open:
-            return False
-        needs_store = source.key.needs_store
-        if self._suspect is not None and (needs_store or source.key.is_suspect):
-            return False
-        return not (self.is_store_degraded and needs_store)
+        has_suspect, key = self._suspect is not None, source.key
+        is_held_back = has_suspect and (key.needs_store or key.is_suspect)
+        return source.queue.is_open and not (is_held_back or (self.is_store_degraded and key.needs_store))
 
     def give_back(self, live: LiveTask) -> None:
         """The slot of a task that has ended, or will not start after all."""
@@ -406,8 +421,7 @@ class Dispatcher:
         attempt.has_slot = True
         if attempt.live.crash_count and self._suspect is None:
             self._suspect = attempt.live
-        self.lanes[attempt.live.definition.lane].take()
-        self.queue(attempt.live.queue_name).slots.take()
+        take_each(self.lanes[attempt.live.definition.lane], self.queue(attempt.live.queue_name).slots)
 
     def resume(self) -> None:
         """Slots for attempts that go on, and for nothing new: what a stop lets happen."""

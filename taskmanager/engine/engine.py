@@ -52,6 +52,7 @@ class Engine:
     """True once everything is claimed and user code may run."""
     is_stopping = False
     goes_on_count = 0  # of those that the stop has freed for the next start
+    unanswered_claim_at: int | None = None  # the token of a claim whose answer is on its way, or was lost
     refused_count = 0  # memory-only tasks that waited at the stop, of which nobody has said so yet
 
     def __init__(

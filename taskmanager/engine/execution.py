@@ -131,6 +131,10 @@ class Runner:
         """Whether code of an earlier attempt that was given up still runs."""
         return any(attempt.live.task_id == task_id for attempt in self.abandoned)
 
+    def is_executing(self, task_id: str) -> bool:
+        """Whether any code of this task runs."""
+        return task_id in self.running or self.is_still_executing(task_id)
+
     def abandoned_in(self, queue_name: str) -> list[Attempt]:
         """Those of a queue whose code still runs."""
         return [attempt for attempt in self.abandoned if attempt.live.queue_name == queue_name]

@@ -74,10 +74,10 @@ class Lifecycle:
         self._file_watch = FileWatch(engine, self._made_anew)
         self._takeover = Takeover(engine, duties.recover)
         neighbours = Neighbours(engine.settings.database, engine.identity.instance_id)
-        claimer = Claimer(engine, neighbours, self._after_write.give_up)
+        self._claimer = Claimer(engine, neighbours, self._after_write.give_up)
         self._poller = Poller(
             engine,
-            claimer,
+            self._claimer,
             neighbours,
             check_file=self._file_watch.look,
             on_death=self._takeover.death.set,
@@ -284,6 +284,7 @@ class Lifecycle:
         await self._file_watch.look_for_good(self._commit_deadline - CANCEL_GRACE_S)
         await self._stop_what_runs()
         await engine.host.stop(but=WRITER)
+        await self._take_in_lost_claim()
         self.note_abandoned(is_loop_gone=False)
         unsaved = await self._final_batches()
         tell_everybody(engine)
@@ -317,6 +318,12 @@ class Lifecycle:
         tasks = [each.task for each in engine.runner.running.values() if each.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=CANCEL_GRACE_S)
+
+    async def _take_in_lost_claim(self) -> None:
+        """Take in what a claim has taken that this stop has cut off, so that it is freed with all that waits."""
+        with contextlib.suppress(StoreError):
+            async with _until(self._commit_deadline - FINAL_COMMIT_S / 2):
+                await self._claimer.ask_again()
 
     def _let_go(self) -> None:
         """End the signs of life, as the last step. From here on others take this instance for dead."""
@@ -379,8 +386,9 @@ class Lifecycle:
         try:
             if not unsaved and not self._abandoned:
                 # Rows that still name it come from a claim whose answer nobody waited for.
-                await self._store.release(engine.identity.instance_id, engine.clock.now_us())
-                await self._store.forget_instances([engine.identity.instance_id])
+                me, now_us = engine.identity.instance_id, engine.clock.now_us()
+                await self._store.release(me, now_us, engine.unanswered_claim_at)
+                await self._store.forget_instances([me])
                 if self._lock is not None:
                     self._lock.drop()  # the row first: a row without its lock file leaves a doubt
         except StoreError as exc:

@@ -158,6 +158,7 @@ class Poller:
         engine.wants_claim.clear()
         # A look that fails half-way is owed: what it had noticed would not be noticed again.
         was_owed, self.is_owed = self.is_owed, True
+        await claimer.ask_again()
         version = await engine.store.data_version()
         changed = was_owed or version != self._version
         now_us = engine.wall_clock.now_us()

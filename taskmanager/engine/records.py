@@ -179,8 +179,18 @@ class Records:
                     # Our own writes do not change the version by which the store tells of others'.
                     result: TaskResult[Any] = TaskResult(err=CANCELLED_BEFORE_START)
                     engine.follower.notice(task_id, Ending(TaskStatus.CANCELLED, result))
+                elif row.claimed_by_worker_id == engine.identity.instance_id:
+                    await self._cancel_claimed(task_id)
                 return True
         return False
+
+    async def _cancel_claimed(self, task_id: str) -> None:
+        """Ask a task of which a claim has not been answered yet: that answer was made before the request."""
+        engine = self._engine
+        async with engine.claiming:
+            live = engine.live.get(task_id)
+        if live is not None:
+            engine.cancel(live)
 
     def cancel_now(self, task_id: str, live: LiveTask | None) -> bool:
         """Cancel in memory at once, or ask the store in the background for a task that is elsewhere. False when the

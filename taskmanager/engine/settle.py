@@ -65,6 +65,17 @@ class Settlement:
         live.started_at = None
         live.worker = NO_WORKER
 
+    def begin_claimed(self, live: LiveTask) -> None:
+        """Its claim has made it RUNNING: that is committed, and names this process."""
+        live.worker = self._worker
+
+    def wait_unstarted(self, live: LiveTask) -> None:
+        """→ PENDING: its start is in the store, and its code did not run. The count of starts never goes back."""
+        live.status = TaskStatus.PENDING
+        live.updated_at = self._now_us()
+        live.claimed_at = live.started_at = None
+        live.worker = NO_WORKER
+
     def settle(self, live: LiveTask, attempt: Attempt, outcome: Outcome) -> Next:
         """→ the state after an attempt."""
         try:

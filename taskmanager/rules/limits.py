@@ -37,3 +37,9 @@ class Slots:
         if self.limit is None:
             return f"{self.running} running, no limit"
         return f"{self.running} of {self.limit} running"
+
+
+def take_each(lane: Slots, queue: Slots) -> None:
+    """Count one more that runs in both."""
+    lane.running += 1
+    queue.running += 1

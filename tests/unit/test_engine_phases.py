@@ -37,6 +37,8 @@ class OneTask:
     def go(self, phase: Phase) -> None:
         if phase is Phase.READY and phase in MOVES[self.live.phase]:
             self.dispatcher.add_ready(self.live)
+        elif phase is Phase.STARTING and self.live.phase is Phase.ACCEPTED:
+            assert self.dispatcher.start_claimed(self.live)
         elif phase is Phase.STARTING and phase in MOVES[self.live.phase]:
             assert self.dispatcher.take() == [self.live]
         else:

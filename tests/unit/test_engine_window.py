@@ -276,8 +276,8 @@ async def test_a_row_that_is_free_again_after_its_end_is_another_run() -> None:
         handle = work.enqueue("a")
         await store.until_held("commit")
         engine.wants_claim.set()
-        await turns_until(lambda: any(row.status == "CLAIMED" for row in store.memory._live.values()))
-        copy = next(iter(store.memory._live.values()))
+        await turns_until(lambda: any(row.status == "RUNNING" for row in store.memory._live.values()))
+        copy = next(iter(store.memory._live.values()))._replace(start_count=0, started_at=None)
         store.let_go()
         assert await handle == "a"
         store.memory._ended.clear()

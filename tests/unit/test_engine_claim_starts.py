@@ -1,0 +1,277 @@
+"""`taskmanager.engine.claiming`: rows that a claim has started, and claims whose answer is lost."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from taskmanager import QueueConfig, TaskManager, TaskStatus
+from taskmanager.model.record import TaskRow, TaskWrite
+from tests.unit.engine_worlds import Store, assert_counters, engine_of, manager_of, persisted, turns_until, world_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
+
+
+async def put_free(manager: TaskManager, store: Store, work: Any, *labels: str, **changes: Any) -> list[str]:
+    """Somebody else has written these tasks to the file. Return their ids."""
+    made = [work.bound()[0] for _ in labels]
+    rows: list[TaskRow] = []
+    for definition, label in zip(made, labels, strict=True):
+        live = manager._intake.make(definition, work.bound()[1], (label,), {})
+        rows.append(live.row()._replace(claimed_by_worker_id=None, **changes))
+    await store.memory.commit([TaskWrite(row, None) for row in rows])
+    return [row.task_id for row in rows]
+
+
+def look(manager: TaskManager, store: Store) -> None:
+    """Let the poller hear of it now."""
+    store.memory.others_wrote()
+    engine_of(manager).wants_claim.set()
+
+
+async def test_a_claimed_row_that_has_a_slot_is_started_by_its_claim() -> None:
+    """One write less for each: between the claim and its code there is no commit. The others wait here, CLAIMED."""
+    manager = manager_of(concurrency=2)
+    log: list[str] = []
+    gate = asyncio.Event()
+
+    @manager.task(persist=True)
+    async def work(label: str) -> None:
+        log.append(label)
+        await gate.wait()
+
+    async with world_of(manager) as (_, store):
+        before = store.calls.count("commit")
+        ids = await put_free(manager, store, work, "a", "b", "c")
+        look(manager, store)
+        await turns_until(lambda: len(log) == 2)
+        assert log == ["a", "b"]
+        assert store.calls.count("commit") == before
+        rows = [store.memory._live[each] for each in ids]
+        assert [(row.status, row.start_count) for row in rows] == [("RUNNING", 1), ("RUNNING", 1), ("CLAIMED", 0)]
+        assert_counters(engine_of(manager))
+        gate.set()
+        await manager.join()
+        assert {row.status for row in store.memory._ended.values()} == {"COMPLETED"}
+        assert all(list(store.memory._attempts[each]) == [1] for each in ids)
+        assert_counters(engine_of(manager))
+
+
+async def test_a_claim_whose_answer_is_lost_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    """What it has started runs once, under the count that its row has. Nothing has crashed."""
+    manager = manager_of(concurrency=1)
+    log: list[str] = []
+    work = persisted(manager, log)
+    async with world_of(manager) as (world, store):
+        store.fail("claim", after=True)
+        ids = await put_free(manager, store, work, "a", "b")
+        look(manager, store)
+        await world.advance(5)
+        await manager.join()
+        assert log == ["a", "b"]
+        ended = [store.memory._ended[each] for each in ids]
+        assert [(row.status, row.start_count, row.crash_count) for row in ended] == [("COMPLETED", 1, 0)] * 2
+        assert "given back" not in caplog.text
+        assert_counters(engine_of(manager))
+
+
+async def test_a_claim_is_asked_again_until_the_store_answers() -> None:
+    """No stray is judged before that: what the claim has started would be taken for a crash."""
+    manager = manager_of(concurrency=1)
+    log: list[str] = []
+    work = persisted(manager, log)  # not safe to repeat: a crash would end it
+    async with world_of(manager) as (world, store):
+        store.fail("claim", after=True)
+        store.fail("fetch_claim", times=3)
+        (task_id,) = await put_free(manager, store, work, "a")
+        look(manager, store)
+        await world.advance(10)
+        await manager.join()
+        assert log == ["a"]
+        assert store.memory._ended[task_id].status == "COMPLETED"
+
+
+async def test_a_stop_frees_what_a_claim_has_started_that_it_cuts_off() -> None:
+    """Its code never ran, so it is no interruption. The start counts, and the task goes on at the next start."""
+    manager = manager_of(concurrency=1)
+    log: list[str] = []
+    work = persisted(manager, log)
+    async with world_of(manager) as (world, store):
+        store.hold("claim", after=True)
+        (task_id,) = await put_free(manager, store, work, "a")
+        look(manager, store)
+        await store.until_held("claim")
+        await manager.stop()
+        row = store.memory._live[task_id]
+        assert (row.status, row.claimed_by_worker_id, row.start_count, row.started_at) == ("PENDING", None, 1, None)
+        store.let_go()
+        await world.start()
+        await world.advance(1)
+        await manager.join()
+        assert log == ["a"]
+        assert list(store.memory._attempts[task_id]) == [2]
+
+
+async def test_a_stop_that_cannot_ask_again_frees_the_claim_at_its_end() -> None:
+    """The last call of a stop names the claim: the file may be readable again by then."""
+    manager = manager_of(concurrency=1)
+    work = persisted(manager)
+    async with world_of(manager) as (_, store):
+        store.hold("claim", after=True)
+        (task_id,) = await put_free(manager, store, work, "a")
+        look(manager, store)
+        await store.until_held("claim")
+        store.fail("fetch_claim")
+        await manager.stop()
+        row = store.memory._live[task_id]
+        assert (row.status, row.claimed_by_worker_id, row.start_count) == ("PENDING", None, 1)
+
+
+async def between(manager: TaskManager, store: Store, work: Any) -> str:
+    """A claim has started a row, and its answer is on its way. Return the id of that row."""
+    store.hold("claim", after=True)
+    (task_id,) = await put_free(manager, store, work, "a")
+    look(manager, store)
+    await store.until_held("claim")
+    assert store.memory._live[task_id].status == "RUNNING"
+    return task_id
+
+
+async def test_a_started_row_waits_when_its_queue_was_paused_meanwhile() -> None:
+    """A pause that has come back lets nothing start. The row is put back with its count, and starts again later."""
+    manager = manager_of()
+    log: list[str] = []
+    work = persisted(manager, log)
+    async with world_of(manager) as (world, store):
+        task_id = await between(manager, store, work)
+        await manager.pause("default")
+        store.let_go()
+        await world.advance(2)
+        assert log == []
+        row = store.memory._live[task_id]
+        assert (row.status, row.start_count, row.started_at) == ("PENDING", 1, None)
+        assert_counters(engine_of(manager))
+        await manager.resume("default")
+        await manager.join()
+        assert log == ["a"]
+        assert list(store.memory._attempts[task_id]) == [2]
+        assert_counters(engine_of(manager))
+
+
+async def test_a_started_row_waits_when_its_slot_was_taken_meanwhile() -> None:
+    """A task that came during the claim has it: no limit is exceeded, and both run."""
+    manager = manager_of(concurrency=1)
+    log: list[str] = []
+    gate = asyncio.Event()
+    work = persisted(manager, log)
+
+    @manager.task
+    async def light() -> None:
+        log.append("light")
+        await gate.wait()
+
+    async with world_of(manager) as (world, store):
+        await between(manager, store, work)
+        light.enqueue()
+        await turns_until(lambda: log == ["light"])
+        store.let_go()
+        await world.advance(1)
+        assert log == ["light"]
+        assert_counters(engine_of(manager))
+        gate.set()
+        await manager.join()
+        assert log == ["light", "a"]
+        assert_counters(engine_of(manager))
+
+
+async def test_a_row_whose_claim_is_on_its_way_can_be_cancelled() -> None:
+    """Its answer says nothing of the request. The task is asked as soon as it is here."""
+    manager = manager_of()
+
+    @manager.task(persist=True, name="endless")
+    async def endless(label: str) -> None:
+        await asyncio.Event().wait()
+
+    async with world_of(manager) as (world, store):
+        task_id = await between(manager, store, endless)
+        cancelling = asyncio.create_task(manager.cancel(task_id))
+        await turns_until(lambda: store.memory._live[task_id].cancel_requested_at is not None)
+        store.let_go()
+        assert await cancelling
+        await world.advance(2)
+        await manager.join()
+        assert store.memory._ended[task_id].status == "CANCELLED"
+        assert_counters(engine_of(manager))
+
+
+@pytest.mark.parametrize("kind", [{"crash_count": 1}, {"good_until": 2**52}], ids=["suspect", "may expire"])
+async def test_a_row_that_is_not_plain_is_started_in_the_long_way(kind: dict[str, Any]) -> None:
+    """By the dispatcher, which knows what may run beside it, and whether it is still good."""
+    manager = manager_of()
+    log: list[str] = []
+    work = persisted(manager, log)
+    async with world_of(manager) as (world, store):
+        store.hold("claim", after=True)
+        (task_id,) = await put_free(manager, store, work, "a", **kind)
+        look(manager, store)
+        await store.until_held("claim")
+        assert store.memory._live[task_id].status == "CLAIMED"
+        store.let_go()
+        await world.advance(1)
+        await manager.join()
+        assert log == ["a"]
+
+
+@pytest.mark.parametrize("better", ["first", "second"])
+async def test_no_claim_starts_a_row_while_another_queue_may_hold_a_better_one(better: str) -> None:
+    """Both queues are claimed then, and the best of both starts first."""
+    manager = manager_of(concurrency=1, queues=[QueueConfig("first"), QueueConfig("second")])
+    log: list[str] = []
+    work = persisted(manager, log)
+    async with world_of(manager) as (world, store):
+        worse = "second" if better == "first" else "first"
+        await put_free(manager, store, work, "worse", queue_name=worse)
+        await put_free(manager, store, work, "better", queue_name=better, priority=1)
+        look(manager, store)
+        await world.advance(1)
+        await manager.join()
+        assert log == ["better", "worse"]
+
+
+async def test_a_claim_of_a_better_queue_starts_first() -> None:
+    """By the priority of the queue, whatever the priority of its tasks."""
+    manager = manager_of(concurrency=1, queues=[QueueConfig("slow", priority=9), QueueConfig("fast", priority=1)])
+    log: list[str] = []
+    work = persisted(manager, log)
+    async with world_of(manager) as (world, store):
+        await put_free(manager, store, work, "slow", queue_name="slow", priority=1)
+        (fast,) = await put_free(manager, store, work, "fast", queue_name="fast", priority=99)
+        store.hold("claim", after=True)
+        look(manager, store)
+        await store.until_held("claim")
+        assert store.memory._live[fast].status == "RUNNING"
+        store.let_go()
+        await world.advance(1)
+        await manager.join()
+        assert log == ["fast", "slow"]
+
+
+async def test_a_running_row_of_mine_that_no_claim_explains_is_a_crash() -> None:
+    """Only what an unanswered claim has started may run: of any other row it is not known whether its code ran."""
+    manager = manager_of()
+    log: list[str] = []
+    work = persisted(manager, log)
+    async with world_of(manager) as (world, store):
+        me = engine_of(manager).identity.instance_id
+        (task_id,) = await put_free(manager, store, work, "a")
+        stray = store.memory._live[task_id]
+        stray = stray._replace(status="RUNNING", claimed_by_worker_id=me, start_count=1, started_at=5, claimed_at=5)
+        store.memory._live[task_id] = stray
+        store.fail("claim", after=True)
+        await put_free(manager, store, work, "b")
+        look(manager, store)
+        await world.advance(5)
+        await manager.join()
+        assert log == ["b"]
+        assert store.memory._ended[task_id].error_code == "WORKER_CRASHED"
+        assert (await manager.counts())[TaskStatus.COMPLETED] == 1
