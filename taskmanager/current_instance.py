@@ -10,13 +10,12 @@ from typing import Any, Final, TypeVar, cast
 
 from taskmanager.composition import Running
 from taskmanager.engine.attempt import Attempt
-from taskmanager.engine.events import wait_in
+from taskmanager.engine.events import extra_of
 from taskmanager.engine.intake import HOW_TO_START as HOW
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
 from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask
-from taskmanager.engine.log_fields import extra_of
-from taskmanager.engine.waiting import refuse_inside
+from taskmanager.engine.waiters import refuse_inside, wait_in
 from taskmanager.model.checks import check_tags, check_timeout
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import ConfigurationError, ManagerStopped, WrongProcess, unknown_task

@@ -7,10 +7,9 @@ from typing import Any, Generic, TypeVar, cast
 from weakref import ref
 
 from taskmanager.current_instance import CurrentInstance
-from taskmanager.engine.events import wait_in
 from taskmanager.engine.intake import never_written
 from taskmanager.engine.live_task import NOT_SAVED, Ending, LiveTask
-from taskmanager.engine.waiting import lent_slot
+from taskmanager.engine.waiters import lent_slot, wait_in
 from taskmanager.model.checks import check_timeout
 from taskmanager.model.errors import (
     NotPersisted,

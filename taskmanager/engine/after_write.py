@@ -8,10 +8,10 @@ import asyncio
 
 from taskmanager.engine.attempt import StopReason
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.events import resolve, resolve_error
+from taskmanager.engine.events import extra_of
 from taskmanager.engine.live_task import Ending, LiveTask
-from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.phases import ACCEPTED, DONE, ENDED, FREEING, LEFT, STARTING, UNCONFIRMED
+from taskmanager.engine.waiters import resolve
 from taskmanager.engine.writes import log_rejected, pare
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
@@ -120,11 +120,7 @@ class AfterWrite:
 
     def _tell_savers(self, live: LiveTask, exc: StoreError | None) -> None:
         waiters, live.save_waiters = live.save_waiters, None
-        for waiter in waiters or ():
-            if exc is None:
-                resolve(waiter, None)
-            else:
-                resolve_error(waiter, exc)
+        resolve(waiters, exc)
 
     def give_up(self, live: LiveTask) -> None:
         """The task is another's, or free in the store: nothing of it goes on here, and its waiters follow the store."""

@@ -13,8 +13,8 @@ from typing import Final, NoReturn
 
 from taskmanager.engine.alarm import STALE_CLEANUP_AT, Delays
 from taskmanager.engine.attempt import Attempt
+from taskmanager.engine.events import extra_of
 from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.phases import (
     BEGINS_TO_WAIT,
     COUNTS_ALWAYS,
@@ -35,6 +35,7 @@ from taskmanager.engine.phases import (
     Phase,
 )
 from taskmanager.engine.queue_state import Entry, QueueState, Source, SourceKey
+from taskmanager.engine.waiters import Waiters, resolve, wait_in
 from taskmanager.model.config import QueueConfig, queue_of_a_row
 from taskmanager.model.logger import logger
 from taskmanager.model.states import Lane, TaskStatus
@@ -77,7 +78,7 @@ class Dispatcher:
         """Ends of persisted tasks that are on their way to the store."""
         self.delays = Delays()
         self._resuming: dict[Lane, deque[tuple[Attempt, asyncio.Future[None]]]] = {lane: deque() for lane in lanes}
-        self._room_waiters: list[asyncio.Future[None]] = []
+        self._room_waiters: Waiters = []
         self._stale_count = 0
         self._clean_up_at = STALE_CLEANUP_AT
         self.is_store_degraded = False
@@ -381,9 +382,7 @@ class Dispatcher:
         """There may be room: a task has left the waiting, or records were saved."""
         if self._room_waiters:
             waiters, self._room_waiters = self._room_waiters, []
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+            resolve(waiters, None)
 
     def leave_loop(self) -> None:
         """Forget who waits for room, because the loop will not run again."""
@@ -391,9 +390,7 @@ class Dispatcher:
 
     async def room_changed(self) -> None:
         """Return when some task has left the waiting."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._room_waiters.append(waiter)
-        await waiter
+        await wait_in(self._room_waiters)
 
     # Attempts that wait for other tasks lend their slot (see engine/attempt.py).
 

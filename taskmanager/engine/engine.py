@@ -17,16 +17,14 @@ from taskmanager.engine.alarm import Alarm
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.definition import Definition, RowCodec
 from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.events import log_again, log_end, resolve, wait_in
+from taskmanager.engine.events import extra_of, log_again, log_end
 from taskmanager.engine.execution import Runner
-from taskmanager.engine.follow import Follower
 from taskmanager.engine.idempotency import becomes_successor, merge_waiters
 from taskmanager.engine.inbox import Inbox
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lane_faults import LaneFaults
 from taskmanager.engine.live_task import Ending, LiveTask
-from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.loops import Host
 from taskmanager.engine.memory_window import MemoryWindow
 from taskmanager.engine.outcome import Outcome, as_cause
@@ -35,6 +33,7 @@ from taskmanager.engine.queue_state import QueueState
 from taskmanager.engine.settings import Settings
 from taskmanager.engine.settle import Settlement
 from taskmanager.engine.stall import StallWatch
+from taskmanager.engine.waiters import Follower, resolve, wait_in
 from taskmanager.engine.wall_clock import WatchedClock
 from taskmanager.engine.writer import Writer
 from taskmanager.engine.writes import ProgressSaver
@@ -86,7 +85,7 @@ class Engine:
         self.inbox = Inbox(self.live, self.dispatcher, self.writer, self.accept, self._dispatch)
         self.failing_duties: dict[str, str] = {}
         self.host = Host(self.loop, self.failing_duties)
-        self.follower = Follower(store, self.row_codec.decode_result)
+        self.follower = Follower(self.loop, store, self.row_codec.decode_result)
         success = PlainSuccess(self.settlement, self.writer, self.follower, self.dispatcher, self.drop)
         hooks = self.report, success.complete, self.stall.lost_s, self.writer.was_cancelled_since
         self.runner = Runner(settings.processes, self.host, *hooks)
@@ -278,6 +277,7 @@ class Engine:
         self.host.leave_loop()
         self.inbox.leave_loop()
         self.dispatcher.leave_loop()
+        self.follower.leave_loop()
         self.writer.leave_loop()
 
     def close_timers(self) -> None:
@@ -321,7 +321,8 @@ class Engine:
                 live.tell_cause(as_cause(attempt.raised))
             self.finish(live)
             return
-        log_again(live, step, outcome)
+        if step.is_retry:
+            log_again(live, outcome.error, step.delay_s or 0.0)
         self.dispatcher.move(live, phases.ACCEPTED)
         live.due = self.clock.elapsed_s() + step.delay_s if step.delay_s > 0 else 0.0
         if live.is_persisted:
@@ -392,11 +393,7 @@ class Engine:
         ending = live.ending
         assert ending is not None
         self.goes_on_count += ending.requeued and self.is_stopping
-        if live.waiters:
-            for waiter in live.waiters:
-                resolve(waiter, ending)
-            live.waiters = None
-        self.follower.notice(live.task_id, ending)
+        self.follower.tell_end(live)
         live.context = None
         if not live.encodes_later:
             live.call_args = live.call_kwargs = None
@@ -415,8 +412,7 @@ class Engine:
             self._take_in_keyed(successor)
         if not self.live and self._idle_waiters:
             waiters, self._idle_waiters = self._idle_waiters, []
-            for waiter in waiters:
-                resolve(waiter, None)
+            resolve(waiters, None)
 
     async def flush(self) -> None:
         """Return when everything accepted or ended so far is committed."""

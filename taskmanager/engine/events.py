@@ -1,67 +1,56 @@
-"""Tells what has happened: to waiters, in this loop or another, and to the log."""
+"""Says in the log what has happened to tasks, and in each record of the library's logger which task it is about.
 
-import asyncio
-import contextlib
-from typing import Any
+So a format with `%(task_id)s` never fails. A filter adds these fields, not a handler: where records go is the
+application's business.
+"""
 
-from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.log_fields import extra_of
-from taskmanager.engine.outcome import Outcome, frames_of
-from taskmanager.engine.settle import Next
-from taskmanager.model.logger import Block, Raised, logger
+import logging
+from typing import Final
+
+from taskmanager.engine.attempt import current
+from taskmanager.engine.live_task import LiveTask, tags_of
+from taskmanager.engine.outcome import frames_of
+from taskmanager.model.errors import ArgumentError
+from taskmanager.model.logger import Block, Raised, logger, plain
 from taskmanager.model.record import TaskRow, TaskWrite
+from taskmanager.model.result import TaskError
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted, why
 
+FIELDS: Final = ("task_id", "task_name", "tags", "error_code")
+"""`error_code` is that of a task which has failed for good."""
 
-async def wait_in(waiters: "list[asyncio.Future[Any]]") -> Any:
-    """Wait for a future of one's own in a list that the engine resolves, and leave the list when cancelled."""
-    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    waiters.append(future)
+
+def extra_of(live: LiveTask) -> dict[str, object]:
+    """Return the fields of a record about a task."""
+    return {"task_id": live.task_id, "task_name": live.definition.name, "tags": _tags(live)}
+
+
+def _tags(task: object) -> object:
     try:
-        return await future
-    finally:
-        if future.cancelled() and future in waiters:
-            waiters.remove(future)
+        return tags_of(task.tags_text) if isinstance(task, LiveTask) else getattr(task, "tags", None)
+    except ArgumentError:  # another program has written them
+        return {}
 
 
-def resolve(waiter: "asyncio.Future[Any]", value: Any) -> None:
-    """Set a result on a future of this loop, or of another one."""
-    if waiter.done():
-        return
-    if waiter.get_loop() is asyncio.get_running_loop():
-        waiter.set_result(value)
-    else:
-        tell(waiter, value)
+class TaskFields(logging.Filter):
+    """Adds the fields that a record lacks: those of the task in which it was logged, or None where there is none."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let everything through."""
+        running = current.get(None)
+        for field in FIELDS:
+            if not hasattr(record, field):
+                value = _tags(running) if field == "tags" else getattr(running, field, None)
+                setattr(record, field, plain(value))
+        return True
 
 
-def resolve_error(waiter: "asyncio.Future[Any]", exc: BaseException) -> None:
-    """Set an exception on a future of this loop, or of another one."""
-    if waiter.done():
-        return
-    if waiter.get_loop() is asyncio.get_running_loop():
-        waiter.set_exception(exc)
-    else:
-        tell(waiter, exc)
-
-
-def tell(waiter: "asyncio.Future[Any]", outcome: Any) -> None:
-    """Set a result, or an exception, from any thread. Where the loop is closed nobody waits any more."""
-    with contextlib.suppress(RuntimeError):
-        waiter.get_loop().call_soon_threadsafe(_set, waiter, outcome)
-
-
-def _set(waiter: "asyncio.Future[Any]", outcome: Any) -> None:
-    if waiter.done():
-        return
-    if isinstance(outcome, BaseException):
-        waiter.set_exception(outcome)
-    else:
-        waiter.set_result(outcome)
+logging.getLogger("taskmanager").addFilter(TaskFields())
 
 
 def log_end(live: LiveTask, exc: BaseException | None) -> None:
-    """A task has ended here: an error only when it failed for good; with what it raised, where that is at hand."""
+    """Log that a task has ended here: an error only if it failed for good, with what it raised if that is at hand."""
     if live.status is TaskStatus.COMPLETED:
         return
     name, extra = live.definition.name, extra_of(live)
@@ -83,7 +72,7 @@ def log_end(live: LiveTask, exc: BaseException | None) -> None:
 
 
 def _raised(live: LiveTask, exc: BaseException | None) -> Raised | None:
-    """What a record shows of an exception; nothing where that refuses to be looked at."""
+    """Return what a record shows of an exception; nothing if the exception refuses to be looked at."""
     if exc is None:
         return None
     try:
@@ -92,24 +81,22 @@ def _raised(live: LiveTask, exc: BaseException | None) -> Raised | None:
         return None
 
 
-def log_again(live: LiveTask, step: Next, outcome: Outcome) -> None:
-    """A task failed and runs again."""
-    if not step.is_retry:
-        return
+def log_again(live: LiveTask, error: TaskError | None, delay_s: float) -> None:
+    """Log that a task failed and runs again."""
     logger.warning(
         "task %s (%s) failed with %s; retry %d of %d in %.1f s",
         live.definition.name,
         live.task_id,
-        why(outcome.error.error_code, outcome.error.message) if outcome.error else "UNKNOWN",
+        why(error.error_code, error.message) if error else "UNKNOWN",
         live.retry_count,
         live.definition.retry.max_retries,
-        step.delay_s or 0.0,
+        delay_s,
         extra=extra_of(live),
     )
 
 
 def log_failed(row: TaskRow) -> None:
-    """One ERROR for a task that is FAILED by its row alone, as where the failure is seen to happen."""
+    """Log one ERROR for a task that is FAILED by its row alone, as where the failure is seen to happen."""
     if row.status == TaskStatus.FAILED:
         about = {"task_id": row.task_id, "task_name": row.task_name, "error_code": row.error_code}
         text = "task %s (%s) failed with %s"
@@ -117,7 +104,7 @@ def log_failed(row: TaskRow) -> None:
 
 
 def log_judged(write: TaskWrite) -> None:
-    """What became of a task whose owner is gone: an ERROR if it failed for good, a WARNING if it is tried again."""
+    """Log what became of a task whose owner is gone: an ERROR if it failed for good, a WARNING if it is tried again."""
     log_failed(write.row)
     for attempt in write.attempts:
         if attempt.will_retry:

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from taskmanager.engine.attempt import Attempt, StopReason, current, drive
 from taskmanager.engine.child import ChildCall, ChildReply, News
+from taskmanager.engine.events import extra_of
 from taskmanager.engine.lanes import BrokenProcess, CannotStart, Ended, ProcessLane, ThreadLane
 from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.loops import Host, let_loop_close
 from taskmanager.engine.outcome import (
     Outcome,

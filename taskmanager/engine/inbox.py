@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Sized
 from typing import Any, Final
 
 from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.events import resolve, wait_in
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.outbox import HISTORY_BATCH
 from taskmanager.engine.phases import ARRIVED
+from taskmanager.engine.waiters import resolve, wait_in
 from taskmanager.engine.writer import Writer
 
 HELPING: Final = 500
@@ -131,8 +131,7 @@ class Inbox:
             if self._arrived:
                 self.kick()
             waiters, self._turn_waiters = self._turn_waiters, []
-            for waiter in waiters:
-                resolve(waiter, None)
+            resolve(waiters, None)
 
     def _take(self) -> None:
         """Accept one helping."""

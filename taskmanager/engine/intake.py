@@ -20,11 +20,11 @@ from typing import Any, Final
 from taskmanager.engine import child
 from taskmanager.engine.definition import NO_OPTIONS, CallOptions, Definition
 from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.events import tell
+from taskmanager.engine.events import extra_of
 from taskmanager.engine.inbox import Inbox
 from taskmanager.engine.live_task import NOT_SAVED, Ending, LiveTask
-from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.reruns import Reruns
+from taskmanager.engine.waiters import tell
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.config import QueueConfig
 from taskmanager.model.errors import (

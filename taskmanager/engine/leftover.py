@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.events import extra_of
 from taskmanager.engine.live_task import Ending
-from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.loops import let_loop_close
 from taskmanager.engine.outcome import Outcome
 from taskmanager.engine.phases import ENDED

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
-from taskmanager.engine.events import resolve, resolve_error
 from taskmanager.engine.live_task import NOT_SAVED, LiveTask, Saving
+from taskmanager.engine.waiters import resolve
 from taskmanager.model.record import AttemptRow, Expected
 
 HISTORY_SLICE: Final = 16
@@ -339,12 +339,11 @@ class Flushes:
         waiting, self._waiting = self._waiting, []
         for places, done in waiting:
             if has_passed(places):
-                resolve(done, None)
+                resolve([done], None)
             else:
                 self._waiting.append((places, done))
 
     def give_up(self, exc: Exception) -> None:
         """Nobody will write any more."""
         waiting, self._waiting = self._waiting, []
-        for _, done in waiting:
-            resolve_error(done, exc)
+        resolve([done for _, done in waiting], exc)

@@ -9,11 +9,10 @@ from typing import Any
 
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.events import resolve
-from taskmanager.engine.follow import Follower
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.phases import ENDED
 from taskmanager.engine.settle import Settlement
+from taskmanager.engine.waiters import Follower
 from taskmanager.engine.writer import Writer
 
 
@@ -47,8 +46,7 @@ class PlainSuccess:
         else:
             self._writer.record(live)
             live.is_published = True
-            if live.waiters or live.task_id in self._follower:
-                self._tell(live)
+            self._follower.tell_end(live)
             live.context = None
             if not live.encodes_later:
                 live.call_args = live.call_kwargs = None
@@ -56,11 +54,3 @@ class PlainSuccess:
         if attempt.has_slot:
             attempt.has_slot = False
             self._dispatcher.give_back(live)
-
-    def _tell(self, live: LiveTask) -> None:
-        ending = live.ending
-        assert ending is not None
-        waiters, live.waiters = live.waiters, None
-        for waiter in waiters or ():
-            resolve(waiter, ending)
-        self._follower.notice(live.task_id, ending)

@@ -166,7 +166,7 @@ class Poller:
         if changed:
             await self._claim_submitted()
             await self._hear_others()
-        elif (asked or engine.follower.is_owed) and len(engine.follower):
+        elif (asked or engine.follower.needs_look) and len(engine.follower):
             await engine.follower.look_at_all()  # our own recovery may have ended what is followed here
         if (changed or asked or is_due) and not engine.is_stopping:
             if was_owed:

@@ -7,7 +7,7 @@ Mostly it is a slip, though, and then the wrong queue goes on; so it is logged.
 from typing import Final
 
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.waiting import lent_slot
+from taskmanager.engine.waiters import lent_slot
 from taskmanager.model.checks import check_queue_name
 from taskmanager.model.config import queue_name_fault
 from taskmanager.model.errors import ConfigurationError

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 from taskmanager.engine.due_time import DueTime
-from taskmanager.engine.events import resolve_error
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE, Flushes, Outbox, Places, Sent
+from taskmanager.engine.waiters import resolve
 from taskmanager.engine.writes import is_ours, write_of
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError, StoreUnavailable
@@ -235,8 +235,7 @@ class Writer:
         self._flushes.give_up(exc)
         for live in self.outbox.unsaved():
             waiters, live.save_waiters = live.save_waiters, None
-            for waiter in waiters or ():
-                resolve_error(waiter, exc)
+            resolve(waiters, exc)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from taskmanager.engine.events import extra_of
 from taskmanager.engine.live_task import STATUS_TEXT, LiveTask
-from taskmanager.engine.log_fields import extra_of
 from taskmanager.engine.phases import RUNNING
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.logger import logger

@@ -232,7 +232,7 @@ async def test_a_task_cannot_wait_for_its_manager() -> None:
     assert "await the handles" in told[1]
 
 
-async def test_what_a_task_has_begun_may_stop_the_manager_after_its_end() -> None:
+async def test_stop_is_allowed_in_code_that_an_ended_task_has_begun() -> None:
     """It is in the context of a task that is over."""
     manager = TaskManager(None)
     begun: list[asyncio.Task[None]] = []

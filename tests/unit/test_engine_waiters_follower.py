@@ -1,13 +1,13 @@
-"""The follower: waiting for tasks that run elsewhere, by their rows."""
+"""The follower: it tells the ends of tasks that other instances run, by their rows."""
 
 import asyncio
 from typing import Any
 
 import pytest
 
-from taskmanager.engine import follow
-from taskmanager.engine.follow import Follower
+from taskmanager.engine import waiters
 from taskmanager.engine.live_task import Ending
+from taskmanager.engine.waiters import Follower
 from taskmanager.model.errors import StoreUnavailable, UnknownTask
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.result import TaskError, TaskResult
@@ -25,7 +25,9 @@ class World:
     def __init__(self, *plan: Fault) -> None:
         self.memory = MemoryStore()
         self.store = FaultyStore(self.memory, plan)
-        self.follower = Follower(self.store.as_store(), lambda row: TaskResult(ok=row.result))
+        self.follower = Follower(
+            asyncio.get_running_loop(), self.store.as_store(), lambda row: TaskResult(ok=row.result)
+        )
 
     async def put(self, task_id: str) -> TaskRow:
         row = new_live(task_id=task_id).row()
@@ -94,7 +96,7 @@ async def test_everybody_who_waits_wakes_on_every_end(status: TaskStatus) -> Non
     assert world.follower.last_status == {"a": TaskStatus(status)}
 
 
-async def test_who_stops_waiting_takes_nobody_with_him() -> None:
+async def test_follower_keeps_other_waiters_when_one_is_cancelled() -> None:
     """The last one who leaves takes the task out of the looks."""
     world = World()
     await world.put("a")
@@ -112,7 +114,7 @@ async def test_who_stops_waiting_takes_nobody_with_him() -> None:
 
 async def test_many_are_looked_at_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """No look is bounded by how many wait."""
-    monkeypatch.setattr(follow, "PAGE", 2)
+    monkeypatch.setattr(waiters, "PAGE", 2)
     world = World()
     names = [f"t{number}" for number in range(5)]
     for name in names:
@@ -126,19 +128,19 @@ async def test_many_are_looked_at_in_pages(monkeypatch: pytest.MonkeyPatch) -> N
     assert world.store.calls == ["fetch_ids"] * 3
 
 
-async def test_a_first_look_that_fails_is_owed() -> None:
+async def test_follower_needs_a_look_after_one_that_failed() -> None:
     """Like every other wait, this one lasts until the store is back; how long to wait is the caller's to say."""
     world = World(Fault.fail(2, times=2))
     await world.put("a")
     watching = [await world.watch("a"), await world.watch("a")]
-    assert world.follower.is_owed
+    assert world.follower.needs_look
     await world.complete("a")
     with pytest.raises(StoreUnavailable):
         await world.follower.look_at_all()
-    assert world.follower.is_owed
+    assert world.follower.needs_look
     await world.follower.look_at_all()
     assert await asyncio.gather(*watching) == [DONE] * 2
-    assert not world.follower.is_owed
+    assert not world.follower.needs_look
 
 
 async def test_an_end_that_happens_here_needs_no_look() -> None:
@@ -165,7 +167,7 @@ async def test_a_stop_answers_everybody() -> None:
     assert repr(world.follower) == "<Follower of 0 tasks>"
 
 
-async def test_who_comes_after_the_end_is_told_at_once() -> None:
+async def test_follower_tells_late_waiters_the_ending_of_the_stop() -> None:
     """In the last turns of a stop nobody reads the store any more, and a late waiter would wait for ever."""
     world = World()
     await world.put("a")

@@ -1,0 +1,267 @@
+"""Waits for tasks: in this event loop or another one, in a task of its own, or for a task of another instance.
+
+A coroutine that waits puts a future into a list, and the engine resolves it. A task that waits lends its slot. A task
+that awaits its own handle, or that of a task which waits for it in turn, would wait for ever. So it gets an error where
+that is certain: in a wait without a time limit, by the task itself or through `asyncio.gather`. A wait in something
+that the task has begun beside itself need not keep it from ending, and what other instances run is not known here.
+
+The end of a task that this instance does not run is read from its row, whenever the store has changed.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from taskmanager.engine.attempt import Attempt, current
+from taskmanager.engine.live_task import Ending, LiveTask
+from taskmanager.engine.loops import AGAIN_AFTER_S
+from taskmanager.model.errors import ConfigurationError, StoreUnavailable, unknown_task
+from taskmanager.model.logger import logger
+from taskmanager.model.record import TaskRow
+from taskmanager.model.result import TaskResult
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.protocol import Store
+
+PAGE: Final = 500
+MAX_SEEN: Final = 10_000
+"""How many tasks keep their last status for handles that nobody waits for any more."""
+
+Waiters = list["asyncio.Future[Any]"]
+
+
+# Futures in a list.
+
+
+async def wait_in(waiters: Waiters) -> Any:
+    """Wait for a new future in a list that the engine resolves, and leave the list when cancelled."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    waiters.append(future)
+    try:
+        return await future
+    finally:
+        if future.cancelled() and future in waiters:
+            waiters.remove(future)
+
+
+def resolve(waiters: "Iterable[asyncio.Future[Any]] | None", outcome: Any) -> None:
+    """Give a result, or an exception, to futures of this loop or of others."""
+    if waiters:
+        _resolve_in(asyncio.get_running_loop(), waiters, outcome)
+
+
+def _resolve_in(here: asyncio.AbstractEventLoop, waiters: "Iterable[asyncio.Future[Any]]", outcome: Any) -> None:
+    for waiter in waiters:
+        if waiter.get_loop() is here:
+            _set(waiter, outcome)
+        else:
+            tell(waiter, outcome)
+
+
+def tell(waiter: "asyncio.Future[Any]", outcome: Any) -> None:
+    """Give a result, or an exception, from any thread. Where the loop is closed nobody waits any more."""
+    with contextlib.suppress(RuntimeError):
+        waiter.get_loop().call_soon_threadsafe(_set, waiter, outcome)
+
+
+def _set(waiter: "asyncio.Future[Any]", outcome: Any) -> None:
+    if waiter.done():
+        return
+    if isinstance(outcome, BaseException):
+        waiter.set_exception(outcome)
+    else:
+        waiter.set_result(outcome)
+
+
+# A task that waits.
+
+
+def running_attempt() -> Attempt | None:
+    """Return the attempt that the calling code belongs to, as long as that lasts."""
+    attempt = current.get(None)
+    return attempt if isinstance(attempt, Attempt) and not attempt.is_over else None
+
+
+def refuse_inside(keeper: object, call: str, instead: str) -> None:
+    """Raise `ConfigurationError` in a task of the manager whose slots `keeper` gives: it would wait for that task."""
+    attempt = running_attempt()
+    if attempt is not None and attempt.keeper is keeper:
+        raise ConfigurationError(f"{call} inside task {attempt.task_name} would wait for that task; {instead}")
+
+
+@contextlib.asynccontextmanager
+async def lent_slot(task_id: str | None, running: Mapping[str, Attempt], *, is_bounded: bool) -> AsyncIterator[None]:
+    """Lend the slot of the calling task while a block waits for a task, or with None for something else.
+
+    Raises `ConfigurationError` where that would be for ever.
+    """
+    attempt = running_attempt()
+    if attempt is None:
+        yield
+        return
+    if task_id is not None:
+        _check(attempt, task_id, running, is_bounded=is_bounded)
+    if not attempt.live.definition.is_async:
+        yield
+        return
+    waiter = None if is_bounded else asyncio.current_task()
+    attempt.begin_wait(waiter, task_id)
+    try:
+        yield
+    finally:
+        await attempt.end_wait(waiter)
+
+
+def _check(attempt: Attempt, task_id: str, running: Mapping[str, Attempt], *, is_bounded: bool) -> None:
+    if task_id == attempt.task_id:
+        raise ConfigurationError(
+            f"task {attempt.task_name} ({task_id}) awaits its own handle, and would wait for ever; let it return, and "
+            "await the handle outside of it"
+        )
+    if is_bounded or not attempt.is_held_up_by(asyncio.current_task()):
+        return
+    seen, waited_for = {task_id}, [task_id]
+    while waited_for:
+        other = running.get(waited_for.pop())
+        awaited = () if other is None else other.surely_awaited()
+        if attempt.task_id in awaited:
+            raise ConfigurationError(
+                f"task {attempt.task_name} ({attempt.task_id}) awaits task {task_id}, which waits for it, so that "
+                "neither would ever end; let one of them return what the other needs"
+            )
+        waited_for.extend(each for each in awaited if each not in seen)
+        seen.update(awaited)
+
+
+# The end of a task.
+
+
+class Follower:
+    """Tells those who wait the ends of tasks: of those that run here, and of those that this instance does not run."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, store: Store, decode: Callable[[TaskRow], TaskResult[Any]]
+    ) -> None:
+        self._loop = loop
+        self._store = store
+        self._decode = decode
+        self._waiting: dict[str, Waiters] = {}
+        self._listening: dict[str, list[Callable[[LiveTask], None]]] = {}
+        self.last_status: dict[str, TaskStatus] = {}
+        """The status that was seen last of tasks that are not in memory. The latest look stands last."""
+        self._over: Ending | None = None
+        self.needs_look = False
+        """Whether a look has failed, so that the next one is due whatever the store says of changes."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __repr__(self) -> str:
+        return f"<Follower of {len(self._waiting)} tasks>"
+
+    def leave_loop(self) -> None:
+        """Use the loop that runs now: the earlier one will not run again."""
+        self._loop = asyncio.get_running_loop()
+
+    def tell_end(self, live: LiveTask) -> None:
+        """Tell the ending of a task to all who wait for it."""
+        waiters, live.waiters = live.waiters, None
+        is_followed = live.task_id in self._waiting or live.task_id in self.last_status
+        if not (waiters or is_followed):
+            return
+        ending = live.ending
+        assert ending is not None
+        if waiters:
+            _resolve_in(self._loop, waiters, ending)
+        if is_followed:
+            self.notice(live.task_id, ending)
+
+    async def watch(self, task_id: str, came_here: Callable[[LiveTask], None] | None = None) -> Ending:
+        """Return the ending of a task, whichever instance runs it. A store that cannot be read is waited for.
+
+        `came_here` is called when this instance claims the task. Raises `UnknownTask` when there is no such record.
+        """
+        if self._over is not None:  # a wait that begins in the last turns of a stop would last for ever
+            return self._over
+        future: asyncio.Future[Ending] = self._loop.create_future()
+        self._waiting.setdefault(task_id, []).append(future)
+        if came_here is not None:
+            self._listening.setdefault(task_id, []).append(came_here)
+        try:
+            try:
+                await self.look([task_id])
+            except StoreUnavailable as exc:
+                logger.debug("task %s is followed as soon as the store can be read: %s", task_id, exc)
+                self.needs_look = True
+            return await future
+        finally:
+            _leave(self._waiting, task_id, future)
+            _leave(self._listening, task_id, came_here)
+
+    def follow(self, task_id: str, waiters: Waiters) -> None:
+        """Watch a task for waiters that are there already, and tell them."""
+        watching = self._loop.create_task(self.watch(task_id), name="taskmanager-follower")
+        watching.add_done_callback(partial(self._pass_on, task_id, waiters))
+
+    def _pass_on(self, task_id: str, waiters: Waiters, done: "asyncio.Task[Ending]") -> None:
+        if done.cancelled():  # by code that cancels every task there is
+            self._loop.call_later(AGAIN_AFTER_S, self.follow, task_id, waiters)
+        else:
+            resolve(waiters, done.exception() or done.result())
+
+    def came_here(self, live: LiveTask) -> None:
+        """Tell that a row was claimed."""
+        for listener in self._listening.get(live.task_id, ()):
+            listener(live)
+
+    def saw(self, task_id: str, status: TaskStatus) -> None:
+        """Note what the handles of a task tell from now on, where it is not in memory."""
+        self.last_status.pop(task_id, None)
+        self.last_status[task_id] = status
+        if len(self.last_status) > MAX_SEEN:
+            del self.last_status[next(iter(self.last_status))]
+
+    async def look_at_all(self) -> None:
+        """Read every followed row once."""
+        task_ids, self.needs_look = list(self._waiting), True
+        for start in range(0, len(task_ids), PAGE):
+            await self.look(task_ids[start : start + PAGE])
+        self.needs_look = False
+
+    async def look(self, task_ids: list[str]) -> None:
+        """Read these rows, and wake the waiters of tasks that have ended or do not exist."""
+        rows = await self._store.fetch_ids(task_ids)
+        for task_id in task_ids:
+            row = rows.get(task_id)
+            if row is None:
+                resolve(self._waiting.pop(task_id, None), unknown_task(task_id))
+                continue
+            status = TaskStatus(row.status)
+            if status.is_terminal:
+                self.notice(task_id, Ending(status, self._decode(row)))
+            elif task_id in self._waiting:
+                self.saw(task_id, status)
+
+    def notice(self, task_id: str, ending: Ending) -> None:
+        """Tell that a task has ended which another instance ran, or which is not in memory."""
+        waiters = self._waiting.pop(task_id, None)
+        if waiters is None and task_id not in self.last_status:
+            return
+        resolve(waiters, ending)
+        if self._over is None:  # that one is no end, only the last that is heard of the task here
+            self.saw(task_id, ending.status)
+
+    def end_all(self, ending: Ending) -> None:
+        """Give this ending to all waiters, and to later ones: after the stop nobody reads the store for them."""
+        self._over = ending
+        for task_id in list(self._waiting):
+            self.notice(task_id, ending)
+
+
+def _leave(book: "dict[str, list[Any]]", task_id: str, entry: object) -> None:
+    entries = book.get(task_id)
+    if entries and entry in entries:
+        entries.remove(entry)
+        if not entries:
+            del book[task_id]
