@@ -51,25 +51,25 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
     ),
     "Look": (
         Entry("status", "status:status", "Instances, queues, throughput, failures and storage on one screen."),
-        Entry("watch", "watch:watch", "The same, live, with the progress of running tasks. q quits."),
-        Entry("list", "list:list_tasks", "List tasks, newest first."),
-        Entry("show", "show:show", "One task: its record, every attempt, its log, what happens next."),
+        Entry("watch", "status:watch", "The same, live, with the progress of running tasks. q quits."),
+        Entry("list", "tasks:list_tasks", "List tasks, newest first."),
+        Entry("show", "tasks:show", "One task: its record, every attempt, its log, what happens next."),
     ),
     "Act": (
-        Entry("retry", "retry:retry", "Run tasks that have ended again, with their stored arguments."),
-        Entry("cancel", "cancel:cancel", "Cancel tasks that have not ended."),
+        Entry("retry", "actions:retry", "Run tasks that have ended again, with their stored arguments."),
+        Entry("cancel", "actions:cancel", "Cancel tasks that have not ended."),
         Entry("pause", "queues:pause", "Start nothing more from a queue until it is resumed."),
         Entry("resume", "queues:resume", "Start tasks from a paused queue again."),
-        Entry("schedules", "schedules:schedules", "List schedules; pause, resume or run one."),
+        Entry("schedules", "queues:schedules", "List schedules; pause, resume or run one."),
     ),
     "Operate": (
         Entry("doctor", "doctor:doctor", "Check the file and its surroundings, and say what to do."),
-        Entry("backup", "backup:backup", "Copy the file into a new one, also while it is in use."),
-        Entry("recover", "recover:recover", "Give back the tasks of instances that have died."),
-        Entry("purge", "purge:purge", "Delete the records of tasks that have ended."),
+        Entry("backup", "upkeep:backup", "Copy the file into a new one, also while it is in use."),
+        Entry("recover", "upkeep:recover", "Give back the tasks of instances that have died."),
+        Entry("purge", "upkeep:purge", "Delete the records of tasks that have ended."),
     ),
 }  # fmt: skip
-"""A new command is a module beside this one, and a line here."""
+"""A new command is a function in a module beside this one, and a line here."""
 
 _ENTRIES: Final = {entry.name: entry for entries in SECTIONS.values() for entry in entries}
 
@@ -78,11 +78,11 @@ class LazyGroup(click.Group):
     """Imports a command when it is asked for: `--help` and shell completion are quick, whatever the others need."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of the help."""
+        """Return the names, in the order of the help."""
         return list(_ENTRIES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, imported now."""
+        """Return the command of that name, imported now."""
         entry = _ENTRIES.get(cmd_name)
         if entry is None:
             return None
@@ -93,19 +93,19 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As ever; of a name that is a slip it says which was meant."""
+        """Find a command as ever; of a name that is a slip it says which was meant."""
         if args[0] not in _ENTRIES and not ctx.resilient_parsing:
             raise click.UsageError(f"there is no command {args[0]!r}{did_you_mean(args[0], _ENTRIES)}", ctx)
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """What the shell offers: names from the table, which costs no import, and options as ever."""
+        """Return what the shell offers: names from the table, which costs no import, and options as ever."""
         names = [CompletionItem(each.name, help=each.line) for each in _ENTRIES.values()]
         fitting = [item for item in names if item.value.startswith(incomplete)]
         return fitting + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """What `--help` lists."""
+        """Write what `--help` lists."""
         for title, entries in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl([(entry.name, entry.line) for entry in entries], col_max=12)
@@ -128,7 +128,7 @@ def cli(context: click.Context) -> None:
 
 
 def main() -> None:
-    """The entry point; always ends the process."""
+    """Run the command that was asked for; always ends the process."""
     try:
         # Not standalone: click would print two lines of usage above an error, and end a Ctrl-C with 1.
         code = cli.main(prog_name="taskmanager", standalone_mode=False)
@@ -162,7 +162,7 @@ def _what_is_wrong(exc: click.UsageError) -> str:
 
 
 def _give_up_stdout() -> None:
-    """What is still buffered must not fail again at the exit."""
+    """Send what is still buffered nowhere, so that it does not fail again at the exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

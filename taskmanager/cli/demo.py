@@ -23,8 +23,8 @@ from rich.progress import Progress
 from rich.text import Text
 
 import taskmanager
-from taskmanager.cli.database import json_option
 from taskmanager.cli.demo_tasks import check_file, key_of
+from taskmanager.cli.options import json_option
 from taskmanager.cli.output import answer_json
 from taskmanager.engine.instance import is_dead, lock_files
 from taskmanager.model.escaping import escaped

@@ -1,17 +1,51 @@
 """`taskmanager doctor`: looks at everything that goes wrong with a file, and says what to do."""
 
+import os
+import shutil
+import socket
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import click
 
-from taskmanager.cli.database import check_is_there, db_option, json_option, read
-from taskmanager.cli.diagnosis import around_the_file, inside_the_file
+from taskmanager.cli.database import check_is_there, read
+from taskmanager.cli.locks import WriterWatch, process_name, without_lock
+from taskmanager.cli.options import db_option, json_option
 from taskmanager.cli.output import answer_json, draw
-from taskmanager.console.overview import Finding
+from taskmanager.console.figures import relative, short
+from taskmanager.console.observer import look, unknown_in
+from taskmanager.console.overview import Finding, Health, InstanceView
+from taskmanager.engine.instance import is_dead
+from taskmanager.model.clock import SECOND_US, SystemClock
 from taskmanager.model.errors import StoreError, StoreUnavailable
-from taskmanager.store.sqlite.reading import GLANCE_PATIENCE_S, READ_PATIENCE_S
+from taskmanager.model.wording import counted
+from taskmanager.store.protocol import FreeQueue
+from taskmanager.store.sqlite.claims import free_queues
+from taskmanager.store.sqlite.connection import WAL_LIMIT_BYTES
+from taskmanager.store.sqlite.health import Owned, faults, newest_stamp, owned, unreadable
+from taskmanager.store.sqlite.reading import GLANCE_PATIENCE_S, READ_PATIENCE_S, snapshot
+from taskmanager.store.sqlite.schema import missing_views, version
+from taskmanager.store.sqlite.wal_index import Reader, WalState, only_user_of, read_wal_index
 
+MB: Final = 1_000_000
+SKEW_US: Final = 5_000_000
+"""A stamp that lies further in the future was written by another clock, or before this one was set back."""
+PIN_LOOK_S: Final = 1.0
+"""A reader that stands at the same place for so long is no passer-by."""
+PINNED_BYTES: Final = 4 * MB
+"""A pinned log below this size is nobody's trouble yet."""
+NETWORK_TYPES: Final = frozenset(
+    {"9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "drvfs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs"}
+    | {"nfs4", "smb3", "smbfs"}
+    | {f"fuse.{name}" for name in ("ceph-fuse", "gcsfuse", "glusterfs", "rclone", "s3fs", "sshfs")}
+)
+SHOWN: Final = 3
+MIN_FILES: Final = 10
+"""Files that a volume must have room for: with fewer, a start may find none for its log, index and lock file."""
 EPILOG: Final = """
 \b
 Examples:
@@ -27,13 +61,9 @@ Exit codes: 0 all is well, 1 there are findings.
 
 @click.command(epilog=EPILOG)
 @click.option(
-    "--min-free",
-    type=click.IntRange(min=0),
-    default=200,
-    show_default=True,
-    metavar="MB",
+    "--min-free", type=click.IntRange(min=0), default=200, show_default=True, metavar="MB",
     help="Less free disk space than this is a finding.",
-)
+)  # fmt: skip
 @db_option
 @json_option
 def doctor(min_free: int, db: Path, as_json: bool) -> int:
@@ -50,7 +80,7 @@ def doctor(min_free: int, db: Path, as_json: bool) -> int:
     except StoreError as exc:
         if isinstance(exc, StoreUnavailable) and all(each.is_well for each in findings):
             raise  # in one line, as every command; with findings, they say why
-        findings.append(Finding("file", False, str(exc), "what is in it cannot be looked at before that is mended"))
+        findings.append(_bad("file", str(exc), "what is in it cannot be looked at before that is mended"))
     bad = sum(not each.is_well for each in findings)
     if as_json:
         checks = [
@@ -63,3 +93,254 @@ def doctor(min_free: int, db: Path, as_json: bool) -> int:
 
         draw(diagnosis_view(findings))
     return 1 if bad else 0
+
+
+def _well(name: str, found: str) -> Finding:
+    return Finding(name, True, found)
+
+
+def _bad(name: str, found: str, advice: str) -> Finding:
+    return Finding(name, False, found, advice)
+
+
+def _some(each: Sequence[str], separator: str = ", ", more: str = " and {} more") -> str:
+    """`a, b, c and 4 more`."""
+    return separator.join(each[:SHOWN]) + (more.format(len(each) - SHOWN) if len(each) > SHOWN else "")
+
+
+# Around the file.
+
+
+def around_the_file(db: Path, min_free_mb: int) -> Iterator[Finding]:
+    """Yield what can be said without opening it. Must run while this process has no connection to it."""
+    folder = db.resolve().parent
+    yield permissions(db)
+    is_read_only = hasattr(os, "statvfs") and bool(os.statvfs(db.resolve()).f_flag & os.ST_RDONLY)
+    yield mount(db.resolve(), _mounts(), is_read_only=is_read_only)
+    yield disk(db, shutil.disk_usage(folder).free, min_free_mb, files_left(folder))
+    yield log(db)
+    yield locks(db)
+
+
+def permissions(db: Path) -> Finding:
+    """Arguments and results are in the file, so nobody else should read it; SQLite gives its side files its mode."""
+    files = [db.resolve().with_name(db.resolve().name + ending) for ending in ("", "-wal", "-shm")]
+    modes = {path.name: path.stat().st_mode & 0o777 for path in files if path.exists()}
+    found = ", ".join(f"{name} has mode {mode:04o}" for name, mode in modes.items() if mode & 0o077)
+    if found and os.name == "posix":
+        return _bad("permissions", found, f"other users may read what tasks are given: chmod 600 {db}*")
+    return _well("permissions", "only its owner can read it")
+
+
+def _mounts() -> list[tuple[str, str, str]]:
+    """Return what is mounted: (mount point, type of file system, options); nothing where the system does not say."""
+    try:
+        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    words = [line.split(" ") for line in lines]
+    return [(each[1].replace("\\040", " "), each[2], each[3]) for each in words if len(each) > 3]
+
+
+def mount(file: Path, mounts: Sequence[tuple[str, str, str]], *, is_read_only: bool = False) -> Finding:
+    """SQLite's log needs memory that all its users share, and locks that hold: a network file system has neither.
+
+    Linux makes a file system read-only whose disk fails: `ro`, or since 6.17 `emergency_ro` beside an unchanged `rw`.
+    """
+    name, below = "file system", [each for each in mounts if file.is_relative_to(each[0])]
+    point, kind, options = max(reversed(below), key=lambda each: len(Path(each[0]).parts), default=("", "", ""))
+    if "emergency_ro" in options.split(","):
+        advice = "its disk may be failing: look into the system log, save what is there, and check the file system"
+        return _bad(name, f"the system has made {point} read-only after an error", advice)
+    if is_read_only:
+        advice = "an application can save nothing there; look why (the system log), and mount it writable"
+        return _bad(name, "it is mounted read-only", advice)
+    if kind in NETWORK_TYPES:
+        advice = "the file may be damaged when two hosts use it; move it to a local disk"
+        return _bad(name, f"{point} is a network mount ({kind})", advice)
+    return _well(name, f"{kind} at {point}" if kind else "unknown; it must be a local one")
+
+
+def files_left(folder: Path) -> int | None:
+    """Return how many files can still be made there; None where nothing but the space limits them."""
+    if not hasattr(os, "statvfs"):
+        return None
+    volume = os.statvfs(folder)
+    return volume.f_favail if volume.f_files else None
+
+
+def disk(db: Path, free_bytes: int, min_free_mb: int, more_files: int | None = None) -> Finding:
+    """A full disk keeps tasks from being saved. One without inodes has no room for the log and the lock files."""
+    found = f"{free_bytes / MB:,.0f} MB free"
+    if more_files is not None and more_files < MIN_FILES:
+        found += f", but room for {counted(more_files, 'more file')} only (`df -i`)"
+        return _bad("disk", found, f"delete files that are not needed on the volume of {db}: each start makes three")
+    if free_bytes < min_free_mb * MB:
+        advice = f"free some space on the volume of {db}, or `taskmanager purge --older-than 7d`"
+        return _bad("disk", f"{found}, less than {min_free_mb:,} MB", advice)
+    return _well("disk", found)
+
+
+def log(db: Path) -> Finding:
+    """How large the log is, and who keeps it from being moved into the file."""
+    first = read_wal_index(db)
+    if not first.pinned_by:
+        return judge_log(first, ())
+    time.sleep(PIN_LOOK_S)
+    second = read_wal_index(db)
+    return judge_log(second, [reader for reader in second.pinned_by if reader in first.readers])
+
+
+def judge_log(now: WalState, pinning: Collection[Reader]) -> Finding:
+    """A log is cut when it has been moved, and it is moved up to where the oldest reader stands."""
+    found = f"{now.size_bytes / MB:,.1f} MB"
+    if pinning and now.size_bytes > PINNED_BYTES:
+        who = ", ".join(sorted({process_name(reader.pid) for reader in pinning}))
+        advice = (
+            "that program keeps a read transaction open, so the log only grows; end its transaction, or the program"
+        )
+        return _bad("log", f"{found}, pinned by {who}", advice)
+    if now.size_bytes > WAL_LIMIT_BYTES:
+        advice = "it should have been cut; the application does it when it is idle, and when it stops"
+        return _bad("log", found, advice)
+    return _well("log", found)
+
+
+def locks(db: Path) -> Finding:
+    """Who keeps the others from writing, or from reading too."""
+    alone = only_user_of(db)
+    if alone is not None:
+        advice = "until it lets go, nobody else can read or write the file; let it finish, or end it"
+        return _bad("locks", f"{process_name(alone)} keeps the file to itself", advice)
+    writer = WriterWatch(db).judge()
+    if writer is not None:
+        advice = "until its transaction ends nothing can be saved, by the application neither; let it finish, or end it"
+        return _bad("locks", f"{process_name(writer)} holds the write lock and commits nothing", advice)
+    return _well("locks", "nobody keeps others from writing")
+
+
+# Inside the file.
+
+
+def inside_the_file(connection: sqlite3.Connection, db: Path) -> Iterator[Finding]:
+    """Yield what its pages and rows say."""
+    yield schema(connection)
+    if broken := faults(connection):
+        advice = (
+            f"stop the application, keep a copy of {db}*, and restore a backup, or save what can be read: "
+            f"sqlite3 {db} .recover | sqlite3 new.db"
+        )
+        yield _bad("integrity", "; ".join(broken), advice)
+        return
+    yield _well("integrity", "every page and index is sound")
+    clock, database = SystemClock(), db.absolute()
+    with snapshot(connection):
+        overview = look(database, connection, clock)
+        has, free, newest = owned(connection), free_queues(connection), newest_stamp(connection)
+    yield records(unreadable(connection))
+    alive = overview.with_health(Health.ALIVE, Health.FROZEN)
+    yield claims([each for each in has if is_dead(database, each.owner)])
+    yield sharing(db, connection, alive)
+    yield living(alive)
+    yield duties(alive)
+    yield functions(free, alive)
+    yield clocks(newest, clock.now_us())
+
+
+def schema(connection: sqlite3.Connection) -> Finding:
+    """Its version. Without its tables and indexes the file was refused; its views are for people only."""
+    found = f"version {version(connection)}"
+    if views := missing_views(connection):
+        advice = "another program has dropped that; restart the application, it makes that anew"
+        return _bad("schema", f"{found} without {', '.join(views)}", advice)
+    return _well("schema", found)
+
+
+def records(unreadable_ids: Sequence[str]) -> Finding:
+    """Unfinished tasks of which something cannot be read: a flipped bit, or another program."""
+    if not unreadable_ids:
+        return _well("records", "every unfinished task can be read")
+    count = counted(len(unreadable_ids), "unfinished task")
+    advice = "`taskmanager show ID` says what; mend the row, or it is FAILED when its turn comes"
+    return _bad("records", f"not all of {count} can be read: {_some(unreadable_ids)}", advice)
+
+
+def claims(stale: Sequence[Owned]) -> Finding:
+    """Tasks that a dead instance has: nobody runs them until they are given back."""
+    if not stale:
+        return _well("claims", "no task is held by a dead instance")
+    by_status = Counter[str]()
+    for each in stale:
+        by_status[each.status] += each.number
+    what = ", ".join(f"{number:,} {status}" for status, number in sorted(by_status.items()))
+    dead = counted(len({each.owner for each in stale}), "dead instance")
+    return _bad("claims", f"{what} held by {dead}", "start the application, or `taskmanager recover`")
+
+
+def sharing(db: Path, connection: sqlite3.Connection, alive: Sequence[InstanceView]) -> Finding:
+    """Instances that have lost SQLite's lock on the file, because their process has read it as bytes."""
+    if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):  # without a log, nobody holds one all the time
+        return _well("sharing", "the file has no log that could be deleted in use")
+    unlocked = without_lock(db, {each.row.pid for each in alive if each.row.hostname == socket.gethostname()})
+    if unlocked:
+        who = ", ".join(map(process_name, sorted(unlocked)))
+        advice = (
+            "code in that process has read the file as bytes (copied, hashed or served it), which drops the lock, and "
+            "another program may delete the log in use; restart it, and copy the file with `taskmanager backup`"
+        )
+        return _bad("sharing", f"{who} has the file open without SQLite's lock on it", advice)
+    told = "every instance holds SQLite's lock on the file"
+    return _well("sharing", "this system does not say who has locked the file" if unlocked is None else told)
+
+
+def living(alive: Sequence[InstanceView]) -> Finding:
+    """Instances that hold their lock and have stopped giving signs of life."""
+    silent = [
+        f"{process_name(each.row.pid)} on {each.row.hostname} for {short(round(each.silent_s * SECOND_US))}"
+        for each in alive
+        if each.health is Health.FROZEN
+    ]
+    if silent:
+        advice = (
+            "it is frozen, or cannot write; end it, and its tasks are recovered, or take them: "
+            "`taskmanager recover --frozen 5` (minutes of silence)"
+        )
+        return _bad("instances", f"no sign of life of {', '.join(silent[:SHOWN])}", advice)
+    return _well("instances", f"{len(alive) or 'none'} alive")
+
+
+def duties(alive: Iterable[InstanceView]) -> Finding:
+    """What goes on beside the tasks of an instance, by its own account. The log is one of them."""
+    failing = [
+        f"the {name} of {process_name(each.row.pid)}: {why}"
+        for each in alive
+        for name, why in each.report.failing_duties.items()
+    ]
+    if not failing:
+        return _well("duties", "heartbeat, recovery, retention and log work")
+    advice = "what it says there is wrong beside the tasks; its log, if it has one, says since when"
+    return _bad("duties", _some(failing, "; ", "; and {} more"), advice)
+
+
+def functions(free: Sequence[FreeQueue], alive: Sequence[InstanceView]) -> Finding:
+    """Tasks that wait although instances run, because none of them knows the function."""
+    if not alive:
+        return _well("functions", "no instance runs that could know any")
+    for each in alive:
+        if each.report.task_names is None:
+            return _well("functions", f"process {each.row.pid} does not say which it knows")
+    unknown = Counter(unknown_in((each.report for each in alive), free))
+    if not unknown:
+        return _well("functions", "every waiting task has an instance that knows its function")
+    what = [f"{name} ({number:,} waiting)" for name, number in unknown.most_common()]
+    advice = "register the function under that name, or cancel its tasks: taskmanager cancel --task NAME"
+    return _bad("functions", f"known to no running instance: {_some(what, more=', and {} more')}", advice)
+
+
+def clocks(newest: int | None, now: int) -> Finding:
+    """Stamps from the future: delays and thresholds are off by as much."""
+    if newest is None or newest <= now + SKEW_US:
+        return _well("clocks", "no stamp lies in the future")
+    found = f"the newest stamp in the file lies {relative(newest, now).removeprefix('in ')} in the future"
+    advice = "this clock is behind, or was set back, or another host's is ahead; let all hosts keep time with NTP"
+    return _bad("clocks", found, advice)

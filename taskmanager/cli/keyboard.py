@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
-from types import FrameType
 from typing import Any, Final, Protocol
 
 try:
@@ -23,20 +22,20 @@ except ImportError:  # Windows
 
 
 class News(Enum):
-    """What happened while waiting."""
+    """What happened while waiting, the most urgent first."""
 
-    NOTHING = "nothing"
-    QUIT = "quit"
-    RESIZED = "resized"
-    INTERRUPTED = "interrupted"
     TERMINATED = "terminated"
+    INTERRUPTED = "interrupted"
+    QUIT = "quit"
     SUSPENDED = "suspended"
+    RESIZED = "resized"
+    NOTHING = "nothing"
 
 
 QUIT_KEYS: Final = frozenset("qQ")
 _KEY_POLL_S: Final = 0.05
 _SIGNALS: Final = {
-    name: news
+    getattr(signal, name): news
     for name, news in (
         ("SIGWINCH", News.RESIZED),
         ("SIGINT", News.INTERRUPTED),
@@ -52,7 +51,7 @@ class Keyboard(Protocol):
     """Where keys and signals arrive. Made by `listening`."""
 
     def wait(self, timeout_s: float) -> News:
-        """The first news within the time, or NOTHING."""
+        """Return the first news within the time, or NOTHING."""
         ...
 
 
@@ -80,14 +79,13 @@ class _Terminal:
     def __init__(self, wakeup_fd: int, keys_fd: int | None) -> None:
         self._wakeup_fd = wakeup_fd
         self._keys_fd = keys_fd
-        self._by_number = {int(getattr(signal, name)): news for name, news in _SIGNALS.items()}
 
     def wait(self, timeout_s: float) -> News:
         fds = [self._wakeup_fd] if self._keys_fd is None else [self._wakeup_fd, self._keys_fd]
         ready, _, _ = select.select(fds, [], [], timeout_s)
         if self._wakeup_fd in ready:
-            told = {self._by_number.get(number, News.NOTHING) for number in os.read(self._wakeup_fd, 64)}
-            return min(told, key=_URGENCY.index)
+            told = {_SIGNALS.get(number, News.NOTHING) for number in os.read(self._wakeup_fd, 64)}
+            return min(told, key=list(News).index)
         if self._keys_fd in ready and self._keys_fd is not None:
             keys = os.read(self._keys_fd, 64)
             if not keys:
@@ -97,32 +95,26 @@ class _Terminal:
         return News.NOTHING
 
 
-_URGENCY: Final = (News.TERMINATED, News.INTERRUPTED, News.QUIT, News.SUSPENDED, News.RESIZED, News.NOTHING)
-
-
 @contextmanager
 def listening() -> Iterator[Keyboard]:
-    """Keys of the terminal at stdin, if there is one, and signals, during the block."""
+    """Hear keys of the terminal at stdin, if there is one, and signals, during the block."""
     if sys.platform == "win32":
         yield _Console()
         return
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
-    before = {name: signal.signal(getattr(signal, name), _ignore) for name in _SIGNALS}
+    # The number has been written to the pipe before the handler is called.
+    before = {number: signal.signal(number, lambda number, frame: None) for number in _SIGNALS}
     wakeup_before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     try:
         with _one_by_one() as keys_fd:
             yield _Terminal(read_fd, keys_fd)
     finally:
         signal.set_wakeup_fd(wakeup_before)
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         os.close(read_fd)
         os.close(write_fd)
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """The number has been written to the pipe already."""
 
 
 @contextmanager

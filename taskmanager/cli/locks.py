@@ -1,5 +1,4 @@
-"""Locks on the file, seen from outside by looking more than once: who keeps everybody else from writing, and who has
-the file open without a lock.
+"""Sees locks on the file from outside: who keeps everybody else from writing, and who has it open without a lock.
 
 An application commits within milliseconds, so either its lock or the log changes from look to look. Another program may
 leave a transaction open; then nothing can be saved, and the application cannot write that into the file.
@@ -35,7 +34,7 @@ class WriterWatch:
         self._since_s = 0.0
 
     def look(self) -> int | None:
-        """The process that has held the write lock for `LONG_S` and has committed nothing, or None."""
+        """Return the process that has held the write lock for `LONG_S` and has committed nothing, or None."""
         log, now_s = read_wal_index(self._database), self._clock.elapsed_s()
         seen = (log.writer_pid, log.frames)
         if seen != self._seen:
@@ -43,7 +42,7 @@ class WriterWatch:
         return log.writer_pid if now_s - self._since_s >= LONG_S else None
 
     def judge(self) -> int | None:
-        """The same in one call. It waits only while the same writer holds the lock and commits nothing."""
+        """Return the same in one call. It waits only while the same writer holds the lock and commits nothing."""
         found = self.look()
         first = self._seen
         while found is None and self._seen == first and first[0] is not None:
@@ -53,8 +52,8 @@ class WriterWatch:
 
 
 def without_lock(database: Path, pids: Collection[int]) -> set[int] | None:
-    """Those of these processes that have the file or its log's index open and hold no lock on it, at two looks; None
-    where the system does not say. A connection to a file with a log holds one on both from its first read to its end.
+    """Return those of these processes that have the file or its log's index open and hold no lock on it, at two looks;
+    None where the system does not say. A connection to a file with a log holds one on both from its first read on.
     """
     found = _without_lock(database, pids)
     if found:
@@ -89,11 +88,10 @@ def _has_open(pid: int, file: os.stat_result) -> bool:
 
 
 def problem_of(writer_pid: int) -> Problem:
-    """What a person reads first: everything else on the screen may be old."""
+    """Return what a person reads first: everything else on the screen may be old."""
+    text = f"{process_name(writer_pid)} holds the write lock: nothing can be saved"
     return Problem(
-        severity="error",
-        text=f"{process_name(writer_pid)} holds the write lock: nothing can be saved",
-        advice="let it finish its transaction, or end it; taskmanager doctor says more",
+        severity="error", text=text, advice="let it finish its transaction, or end it; taskmanager doctor says more"
     )
 
 

@@ -18,12 +18,12 @@ _NOT_ASCII: Final = re.compile(r"[^\n -~]")
 
 
 def answer_json(value: object) -> None:
-    """One document on stdout, in UTF-8 whatever the terminal speaks."""
+    """Print one document on stdout, in UTF-8 whatever the terminal speaks."""
     click.echo(as_document(value), nl=False)
 
 
 def as_document(value: object) -> bytes:
-    """The document, with a newline at its end. Control characters are escaped, so that none can steer a terminal."""
+    """Return the document with a newline at its end; no control character is left that could steer a terminal."""
     text = json.dumps(value, ensure_ascii=False, indent=2)
     if not text.replace("\n", "").isprintable():
         text = _NOT_ASCII.sub(_shown, text)
@@ -37,20 +37,20 @@ def _shown(match: re.Match[str]) -> str:
     return sign if sign.isprintable() or is_half else json.dumps(sign)[1:-1]
 
 
-def draw(*parts: "RenderableType") -> None:
-    """Print these; not on a terminal, without the spaces at the ends of lines that only fill up a table."""
+def draw(part: "RenderableType") -> None:
+    """Print this; not on a terminal, without the spaces at the ends of lines that only fill up a table."""
     console = screen()
     if console.is_terminal:
-        console.print(*parts, sep="\n")
+        console.print(part)
         return
     with console.capture() as capture:
-        console.print(*parts, sep="\n")
+        console.print(part)
     for line in capture.get().splitlines():
         click.echo(line.rstrip())
 
 
 def screen() -> "Console":
-    """stdout: as wide as the terminal, or `$COLUMNS`; colours only on a terminal, and not under `NO_COLOR`."""
+    """Return stdout, as wide as the terminal or `$COLUMNS`; colours are for a terminal only, and not under NO_COLOR."""
     from rich.console import Console  # not for --json
 
     if isinstance(sys.stdout, io.TextIOWrapper):

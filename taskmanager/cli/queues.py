@@ -1,20 +1,28 @@
-"""`taskmanager pause` and `resume`: for every instance on the file, until the opposite is said."""
+"""`taskmanager pause`, `resume` and `schedules`: what a person does with queues and schedules, for every instance."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
-from taskmanager.cli.database import db_option, json_option, patiently, read, write
-from taskmanager.cli.output import answer_json
+from taskmanager.cli.database import patiently, read, write
+from taskmanager.cli.options import db_option, json_option
+from taskmanager.cli.output import answer_json, draw, screen
+from taskmanager.console.documents import schedule_document
+from taskmanager.duties.schedules import actions
+from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import StoreError
 from taskmanager.model.escaping import escaped
+from taskmanager.model.ids import new_task_id
 from taskmanager.model.nearest import did_you_mean
+from taskmanager.model.schedule import ScheduleRow
+from taskmanager.store.sqlite import schedules as stored
+from taskmanager.store.sqlite.queries import instances
 from taskmanager.store.sqlite.search import queue_names
 
-EPILOG: Final = """
+QUEUES_EPILOG: Final = """
 \b
 Examples:
   taskmanager pause mail
@@ -24,12 +32,24 @@ Within a quarter of a second, no instance starts anything more from a paused que
 The queue stays paused across restarts. A name that no task and no instance has used is refused, because it is usually a
 typing mistake; `pause --force` accepts it, for a queue that does not exist yet.
 """
+SCHEDULES_EPILOG: Final = """
+\b
+Examples:
+  taskmanager schedules
+  taskmanager schedules pause nightly
+  taskmanager schedules resume nightly      its next run is computed from now
+  taskmanager schedules run nightly         once more, now; also while paused
+
+A run that you ask for starts as soon as an instance that knows the function has room.
+"""
 DEFAULT_QUEUE: Final = "default"
 """Which is there before its first task."""
-SHOWN: Final = 8
+SHOWN_QUEUES: Final = 8
+MOST_SHOWN: Final = 1_000
+"""Schedules that a person may want to read; laying out a hundred thousand takes minutes."""
 
 
-@click.command(epilog=EPILOG)
+@click.command(epilog=QUEUES_EPILOG)
 @click.argument("queue_name", metavar="QUEUE")
 @click.option("--force", is_flag=True, help="Accept a queue that no task and no instance has used yet.")
 @db_option
@@ -39,7 +59,7 @@ def pause(queue_name: str, force: bool, db: Path, as_json: bool) -> None:
     _set(queue_name, True, db, as_json, force=force)
 
 
-@click.command(epilog=EPILOG)
+@click.command(epilog=QUEUES_EPILOG)
 @click.argument("queue_name", metavar="QUEUE")
 @db_option
 @json_option
@@ -54,15 +74,66 @@ def _set(queue_name: str, paused: bool, db: Path, as_json: bool, *, force: bool 
     if queue_name not in known and not force:
         raise StoreError(_refusal(queue_name, known, db, paused))
     write(db, lambda store: patiently(lambda: store.set_paused(queue_name, paused, SystemClock().now_us())))
-    if as_json:
-        answer_json({"queue_name": queue_name, "is_paused": paused, "is_known": queue_name in known})
-    else:
-        click.echo(f"queue {escaped(queue_name)} is paused" if paused else f"queue {escaped(queue_name)} is resumed")
+    answer = {"queue_name": queue_name, "is_paused": paused, "is_known": queue_name in known}
+    _say(answer, f"queue {queue_name} is {'paused' if paused else 'resumed'}", as_json)
 
 
 def _refusal(queue_name: str, known: Collection[str], db: Path, paused: bool) -> str:
-    some = sorted(known)[:SHOWN]
-    more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
+    some = sorted(known)[:SHOWN_QUEUES]
+    more = f" and {len(known) - SHOWN_QUEUES} more" if len(known) > SHOWN_QUEUES else ""
     meant = did_you_mean(queue_name, known) or "."
     line = f"there is no queue {queue_name!r} in {db}{meant} Nothing was changed; there are: {', '.join(some)}{more}"
     return f"{line}. To pause one before its first task, add --force" if paused else line
+
+
+def _say(answer: dict[str, Any], text: str, as_json: bool) -> None:
+    if as_json:
+        answer_json(answer)
+    else:
+        click.echo(escaped(text))
+
+
+@click.command("schedules", epilog=SCHEDULES_EPILOG)
+@click.argument("action", required=False, type=click.Choice(["pause", "resume", "run"]), metavar="[pause|resume|run")
+@click.argument("name", required=False, metavar="NAME]")
+@db_option
+@json_option
+def schedules(action: str | None, name: str | None, db: Path, as_json: bool) -> None:
+    """List the schedules, ordered by their next run; or pause, resume or run one."""
+    now = SystemClock().now_us()
+    if action is None:
+        _list(db, now, as_json)
+    elif not name:
+        raise click.UsageError(f"{action} what? Give the name of a schedule; `taskmanager schedules` lists them")
+    elif action == "run":
+        task_id = new_task_id()
+        write(db, lambda store: patiently(lambda: actions.run_by_hand(store, name, task_id, now)))
+        _say({"schedule_name": name, "task_id": task_id}, f"schedule {name} runs once more, as task {task_id}", as_json)
+    else:
+        is_paused = action == "pause"
+        write(db, lambda store: patiently(lambda: actions.set_paused(store, name, is_paused, now)))
+        said = "is paused" if is_paused else "fires again"
+        _say({"schedule_name": name, "is_paused": is_paused}, f"schedule {name} {said}", as_json)
+
+
+def _list(db: Path, now: int, as_json: bool) -> None:
+    with read(db) as connection:
+        rows, known = stored.fetch(connection), instances(connection)
+    alive = {each.instance_id for each in known if not is_dead(db.absolute(), each.instance_id)}
+    rows = [row._replace(is_declared=row.owner_id in alive) for row in rows]
+    if as_json:
+        answer_json([schedule_document(row) for row in rows])
+    elif rows:
+        _draw(rows, now, is_running=bool(alive))
+    else:
+        click.echo("no schedules")
+
+
+def _draw(rows: Sequence[ScheduleRow], now: int, *, is_running: bool) -> None:
+    from taskmanager.console.terminal.tables import schedule_table
+
+    draw(schedule_table(rows[:MOST_SHOWN], now, screen().width, is_running=is_running))
+    if len(rows) > MOST_SHOWN:
+        click.echo(f"and {len(rows) - MOST_SHOWN:,} more; --json has all of them")
+    if not is_running:
+        click.echo("\nno instance is running; schedules fire only while the application runs")

@@ -14,14 +14,16 @@ from typing import Any, NamedTuple
 
 import click
 
-from taskmanager.cli.database import json_option
+from taskmanager.cli.options import json_option
 from taskmanager.cli.output import as_document
 from taskmanager.console.figures import iso
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.report import status_report
 from taskmanager.hosting import CTRL_C_EXIT, hosted, waiting_in
 from taskmanager.manager import TaskManager
-from taskmanager.model.clock import SECOND_US, SystemClock
+from taskmanager.model.clock import SECOND_US
 from taskmanager.model.errors import StoreUnavailable, TaskManagerError, error_line
+from taskmanager.model.report import InstanceReport
 from taskmanager.model.states import TERMINAL, TaskStatus
 from taskmanager.model.wording import counted
 
@@ -39,15 +41,15 @@ the outcome of the tasks; whatever your code prints goes to stderr.
 
 
 class Ended(NamedTuple):
-    """How it went. `engine` is the start that was hosted; None when there was none."""
+    """How it went. `report` is of the start that was hosted, at its end; None when there was none."""
 
     signals: list[signal.Signals]
-    engine: Engine | None
+    report: InstanceReport | None
     is_saved: bool
 
     @property
     def code(self) -> int:
-        """The exit code: whether it was Ctrl-C, and whether all could be written."""
+        """Return the exit code: whether it was Ctrl-C, and whether all could be written."""
         if not self.is_saved:
             return 1
         return CTRL_C_EXIT if signal.SIGINT in self.signals[:1] else 0
@@ -72,46 +74,45 @@ def run(target: str, log_level: str, as_json: bool) -> int:
     manager = load_manager(target)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     log = logging.getLogger("taskmanager")
-    file = manager._settings.database or "no file"  # noqa: SLF001  # the command is a part of the package
-    ended = host(manager, lambda: log.info("running %s on %s; Ctrl-C stops it", target, file))
+    database = manager._settings.database  # noqa: SLF001  # the command is a part of the package
+    ended = host(manager, lambda: log.info("running %s on %s; Ctrl-C stops it", target, database or "no file"))
     after = f" after {ended.signals[0].name}" if ended.signals else ""
-    waiting = waiting_in(manager._settings.database)  # noqa: SLF001  # as above
-    log.info(
-        "%s has stopped%s%s", target, after, f"; {counted(waiting, 'task')} left for the next start" if waiting else ""
-    )
-    if stdout is not None and ended.engine is not None:
+    waiting = waiting_in(database)
+    left = f"; {counted(waiting, 'task')} left for the next start" if waiting else ""
+    log.info("%s has stopped%s%s", target, after, left)
+    if stdout is not None and ended.report is not None:
         with os.fdopen(stdout, "wb") as answer:
-            answer.write(as_document(_account(ended, ended.engine)))
+            answer.write(as_document(_account(ended, ended.report, waiting)))
     return ended.code
 
 
 def _keep_stdout() -> int:
-    """For the document alone: whatever else writes there from now on, children too, writes to stderr."""
+    """Keep it for the document: whatever else writes there from now on, children too, writes to stderr."""
     kept = os.dup(1)
     os.dup2(2, 1)
     return kept
 
 
-def _account(ended: Ended, engine: Engine) -> dict[str, Any]:
-    """What `--json` says. Counts are of tasks that this instance had, `waiting_count` is of the whole file."""
-    now, tally = SystemClock().now_us(), engine.settlement.tally
+def _account(ended: Ended, report: InstanceReport, waiting: int | None) -> dict[str, Any]:
+    """Return what `--json` says. Counts are of tasks that this instance had, `waiting_count` is of the whole file."""
+    tally = report.tally
     return {
-        "instance_id": engine.identity.instance_id,
+        "instance_id": report.instance_id,
         "signal": ended.signals[0].name if ended.signals else None,
-        "started_at": iso(engine.identity.started_at),
-        "ended_at": iso(now),
-        "duration_s": (now - engine.identity.started_at) / SECOND_US,
-        **{f"{status.lower()}_count": tally[status.value] for status in TaskStatus if status in TERMINAL},
-        "retry_count": tally["retry"],
-        "requeued_count": tally["requeued"],
-        "still_running_count": len(engine.runner.abandoned),
-        "waiting_count": waiting_in(engine.settings.database),
+        "started_at": iso(report.started_at),
+        "ended_at": iso(report.taken_at),
+        "duration_s": (report.taken_at - report.started_at) / SECOND_US,
+        **{f"{status.lower()}_count": tally.get(status.value, 0) for status in TaskStatus if status in TERMINAL},
+        "retry_count": tally.get("retry", 0),
+        "requeued_count": tally.get("requeued", 0),
+        "still_running_count": report.abandoned_count,
+        "waiting_count": waiting,
         "is_saved": ended.is_saved,
     }
 
 
 def load_manager(target: str) -> TaskManager:
-    """The manager that `target` names. Raises `click.ClickException` saying which part of the name is wrong."""
+    """Return the manager of that name. Raises `click.ClickException` saying which part of the name is wrong."""
     module_name, colon, path = target.partition(":")
     if not (module_name and colon and path):
         raise click.UsageError(f"{target!r} names no manager; write MODULE:MANAGER, as in app.jobs:manager")
@@ -121,9 +122,8 @@ def load_manager(target: str) -> TaskManager:
             raise click.ClickException(f"module {module_name!r} has no {path!r}{_suggestion(module_name)}")
         found = getattr(found, part)
     if not isinstance(found, TaskManager):
-        raise click.ClickException(
-            f"{target} is no TaskManager but of type {type(found).__name__}{_suggestion(module_name)}"
-        )
+        kind = type(found).__name__
+        raise click.ClickException(f"{target} is no TaskManager but of type {kind}{_suggestion(module_name)}")
     return found
 
 
@@ -139,29 +139,18 @@ def _import(name: str) -> ModuleType:
         _print_own_frames(exc)
         raise click.ClickException(f"{name} needs the module {exc.name!r}, which is not installed") from exc
     except Exception as exc:
-        if _is_ours(exc):
-            raise SystemExit(f"{error_line(exc)} ({_place_of(exc)})") from exc
+        frames = [(frame, line) for frame, line in traceback.walk_tb(exc.__traceback__)]
+        own = [each for each in frames if not each[0].f_globals.get("__name__", "").startswith("taskmanager.")]
+        # Where the library has refused a declaration of the module, the line that it stands in says all.
+        if isinstance(exc, TaskManagerError | TypeError) and frames[-1] not in own:
+            frame, line = own[-1]
+            raise SystemExit(f"{error_line(exc)} ({frame.f_code.co_filename}, line {line})") from exc
         _print_own_frames(exc)
         raise click.ClickException(f"importing {name} failed: {type(exc).__name__}: {exc}") from exc
 
 
-def _is_ours(exc: Exception) -> bool:
-    """Whether the library refused a declaration of the module: the line that it stands in says all."""
-    frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(exc.__traceback__)]
-    return isinstance(exc, TaskManagerError | TypeError) and frames[-1].startswith("taskmanager.")
-
-
-def _place_of(exc: Exception) -> str:
-    """The last line of the user's that led to it."""
-    frames = traceback.walk_tb(exc.__traceback__)
-    *_, (frame, line) = (
-        each for each in frames if not each[0].f_globals.get("__name__", "").startswith("taskmanager.")
-    )
-    return f"{frame.f_code.co_filename}, line {line}"
-
-
 def _print_own_frames(exc: Exception) -> None:
-    """The traceback from where the user's own code begins: where it failed is what they need."""
+    """Print the traceback from where the user's own code begins: where it failed is what they need."""
     frames = exc.__traceback__
     while frames is not None and (
         frames.tb_frame.f_code.co_filename in (__file__, importlib.__file__)
@@ -179,10 +168,11 @@ def _suggestion(module_name: str) -> str:
 def host(manager: TaskManager, has_started: Callable[[], None]) -> Ended:
     """Run until a signal asks to stop. A start that fails is its one line, so nothing is said before it."""
     seen: list[signal.Signals] = []
-    engines: list[Engine | None] = []
+    engine: Engine | None = None
 
     async def wait() -> None:
-        engines.append(manager._engine())  # noqa: SLF001  # the command is a part of the package
+        nonlocal engine
+        engine = manager._engine()  # noqa: SLF001  # the command is a part of the package
         has_started()
         await asyncio.Event().wait()
 
@@ -195,4 +185,4 @@ def host(manager: TaskManager, has_started: Callable[[], None]) -> Ended:
     except StoreUnavailable as exc:
         logging.getLogger("taskmanager").error("%s", error_line(exc))
         is_saved = False
-    return Ended(seen, engines[0] if engines else None, is_saved)
+    return Ended(seen, status_report(engine), is_saved)

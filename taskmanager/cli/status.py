@@ -1,19 +1,39 @@
-"""`taskmanager status`: one look at everything."""
+"""`taskmanager status` and `watch`: one look at everything, or the same live until somebody presses q."""
 
+import os
+import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from taskmanager.cli.database import check_is_there, db_option, json_option, read
+from taskmanager.cli.database import check_is_there, read
+from taskmanager.cli.keyboard import News, listening
 from taskmanager.cli.locks import WriterWatch, problem_of
+from taskmanager.cli.options import db_option, json_option
 from taskmanager.cli.output import answer_json, screen
 from taskmanager.console.documents import overview_document
 from taskmanager.console.observer import look
+from taskmanager.console.overview import Overview
+from taskmanager.console.watch import Watch
 from taskmanager.model.clock import SystemClock
+from taskmanager.store.sqlite.reading import open_read_only
 
-EPILOG: Final = """
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+LOOK_S: Final = 0.5
+"""How often it is asked whether something has changed."""
+READ_PATIENCE_S: Final = 0.2
+"""How long a look waits for a file that another program has locked: as long as that no key is heard."""
+EXIT_CODES: Final = {News.QUIT: 0, News.INTERRUPTED: 130, News.TERMINATED: 143}
+
+STATUS_EPILOG: Final = """
 \b
 Examples:
   taskmanager status
@@ -23,9 +43,18 @@ Examples:
 Works while the application is running, after it has stopped, and on the file that a crash left behind. Memory-only
 tasks are counted while they wait and run; once they have ended, it takes up to a minute until they are in the file.
 """
+WATCH_EPILOG: Final = """
+\b
+Examples:
+  taskmanager watch
+  taskmanager watch --db /srv/app/tasks.db
+
+q or Ctrl-C quits. A task gets a progress bar by calling current_task().progress(done, total, text). If stdout is not a
+terminal, and with --json, the answer is printed once, as by `taskmanager status`.
+"""
 
 
-@click.command(epilog=EPILOG)
+@click.command(epilog=STATUS_EPILOG)
 @db_option
 @json_option
 def status(db: Path, as_json: bool) -> None:
@@ -34,11 +63,74 @@ def status(db: Path, as_json: bool) -> None:
     writer = WriterWatch(db).judge()
     with read(db) as connection:
         overview = look(db, connection, SystemClock())
-    if writer is not None:
-        overview = replace(overview, problems=(problem_of(writer), *overview.problems))
+    _answer(_with_writer(overview, writer), as_json)
+
+
+@click.command(epilog=WATCH_EPILOG)
+@db_option
+@json_option
+def watch(db: Path, as_json: bool) -> int:
+    """Show what is running, waiting and failing, kept up to date: progress, time left, last failures. q quits."""
+    clock = SystemClock()
+    with read(db) as connection:  # what is wrong with the file is said before the screen is taken
+        overview = look(db, connection, clock)
+    if as_json or not (console := screen()).is_terminal or console.is_dumb_terminal:
+        _answer(overview, as_json)
+        return 0
+    watched = Watch(db, clock, _opened)
+    while (news := _show(console, db, watched)) is News.SUSPENDED:
+        os.kill(os.getpid(), signal.SIGSTOP)  # the terminal has been given back; here it goes on after `fg`
+    return EXIT_CODES[news]
+
+
+def _answer(overview: Overview, as_json: bool) -> None:
     if as_json:
         answer_json(overview_document(overview))
         return
     from taskmanager.console.terminal.screen import Screen  # not for --json
 
     screen().print(Screen(overview))
+
+
+def _with_writer(overview: Overview, writer: int | None) -> Overview:
+    """Put first who keeps everybody from writing: everything else may be old then."""
+    return overview if writer is None else replace(overview, problems=(problem_of(writer), *overview.problems))
+
+
+@contextmanager
+def _opened(db: Path) -> Iterator[sqlite3.Connection]:
+    check_is_there(db)
+    with open_read_only(db, patience_s=READ_PATIENCE_S) as connection:
+        yield connection
+
+
+def _show(console: "Console", db: Path, watched: Watch) -> News:
+    """Show the live screen until there are news that end it."""
+    from rich.console import Group
+    from rich.live import Live
+
+    drawn: list[Text] = []
+    locks = WriterWatch(db)
+    news = News.RESIZED
+    with (
+        listening() as keyboard,
+        Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live,
+    ):
+        while news in (News.NOTHING, News.RESIZED):
+            writer = locks.look()
+            watched.look()
+            lines = _lines(console, db, watched, writer)
+            if lines != drawn or news is News.RESIZED:
+                live.update(Group(*lines), refresh=True)
+                drawn = lines
+            news = keyboard.wait(LOOK_S)
+    return news
+
+
+def _lines(console: "Console", db: Path, watched: Watch, writer: int | None) -> "list[Text]":
+    from taskmanager.console.terminal.screen import fault_lines, watch_lines
+
+    width, height = console.size
+    if watched.fault is not None or watched.last is None:
+        return fault_lines(str(db), watched.fault or "", width, height)
+    return watch_lines(_with_writer(watched.last, writer), width, height, is_ascii=console.options.ascii_only)

@@ -14,6 +14,7 @@ from taskmanager.console.figures import iso
 from taskmanager.console.overview import InstanceView, Overview
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import AttemptRow, TaskRow
+from taskmanager.model.schedule import ScheduleRow
 
 _JSON_COLUMNS: Final = frozenset({"args", "kwargs", "result", "task_options", "tags", "progress", "log"})
 _BOOLEAN_COLUMNS: Final = frozenset({"is_workflow_task", "will_retry"})
@@ -28,29 +29,21 @@ def overview_document(overview: Overview) -> dict[str, Any]:
     return found
 
 
+_OF_ROW: Final = ("instance_id", "instance_name", "hostname", "pid")
+_OF_REPORT: Final = ("unwritten_count", "unsaved_count", "unsaved_since", "degraded_since", "failing_duties")
+
+
 def _instance(view: InstanceView) -> dict[str, Any]:
     row, report = view.row, view.report
     return {
-        "instance_id": row.instance_id,
-        "instance_name": row.instance_name,
-        "hostname": row.hostname,
-        "pid": row.pid,
+        **{name: getattr(row, name) for name in _OF_ROW},
         "health": view.health,
         "started_at": row.started_at,
-        "seen_at": view.seen_at,
-        "silent_s": view.silent_s,
-        "held_count": view.held_count,
+        **{name: getattr(view, name) for name in ("seen_at", "silent_s", "held_count")},
         "running_count": report.running_count,
         "waiting_count": report.waiting_count,
         "stuck_count": report.abandoned_count,
-        "unwritten_count": report.unwritten_count,
-        "unsaved_count": report.unsaved_count,
-        "unsaved_since": report.unsaved_since,
-        "degraded_since": report.degraded_since,
-        "failing_duties": report.failing_duties,
-        "is_stopping": report.is_stopping,
-        "lanes": report.lanes,
-        "unlisted_queue_count": report.unlisted_queue_count,
+        **{name: getattr(report, name) for name in (*_OF_REPORT, "is_stopping", "lanes", "unlisted_queue_count")},
     }
 
 
@@ -82,6 +75,12 @@ def record_document(row: TaskRow) -> dict[str, Any]:
 def attempt_document(row: AttemptRow) -> dict[str, Any]:
     """Return one attempt that has ended."""
     return _columns(row._asdict())
+
+
+def schedule_document(row: ScheduleRow) -> dict[str, Any]:
+    """Return one schedule, without the task that it makes."""
+    values = {name: _plain(name, value) for name, value in row._asdict().items() if name != "template"}
+    return {**values, "is_paused": row.paused_at is not None}
 
 
 def _columns(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,19 @@
-"""What happens next with a task, and when: told from its row, and from what is known of its owner and its queue."""
+"""Tells what happens next with a task, and when, from its row and from what is known of its owner and its queue."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from taskmanager.duties.recovery import orphan_of
 from taskmanager.engine.definition import timeout_of
+from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow, UnreadableRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.rules.recovery import judge_orphan
 from taskmanager.store.protocol import InstanceRow
+from taskmanager.store.statistics import said_by
 
 _SHORT_ID: Final = 8
 
@@ -25,6 +29,22 @@ class Surroundings(NamedTuple):
     is_queue_paused: bool = False
 
 
+def surroundings(
+    row: TaskRow, known: Sequence[InstanceRow], database: Path, now_us: int, *, is_paused: bool
+) -> Surroundings:
+    """Return what the rows around it and the lock files say."""
+    owner_id = row.claimed_by_worker_id
+    alive = [said_by(each).task_names for each in known if not is_dead(database, each.instance_id)]
+    return Surroundings(
+        now_us=now_us,
+        owner=next((each for each in known if each.instance_id == owner_id), None),
+        is_owner_dead=owner_id is not None and is_dead(database, owner_id),
+        living_count=len(alive),
+        is_function_known=any(names is None or row.task_name in names for names in alive),
+        is_queue_paused=is_paused,
+    )
+
+
 class Outlook(NamedTuple):
     """A sentence, and the instant it is about, if there is one."""
 
@@ -33,7 +53,7 @@ class Outlook(NamedTuple):
 
 
 def outlook(row: TaskRow, around: Surroundings) -> Outlook:
-    """What will become of the task if nobody does anything about it."""
+    """Return what will become of the task if nobody does anything about it."""
     status = TaskStatus(row.status)
     if status.is_terminal:
         return _ended(row, status)

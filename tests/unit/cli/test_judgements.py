@@ -10,10 +10,13 @@ from typing import Any, Final
 
 import pytest
 
-from taskmanager.cli import diagnosis, locks
-from taskmanager.cli.diagnosis import clocks, disk, files_left, functions, judge_log, living, mount
+from taskmanager.cli import doctor, locks
+from taskmanager.cli.doctor import clocks, disk, files_left, functions, judge_log, living, mount
+from taskmanager.console.observer import Observer
+from taskmanager.console.overview import NO_COUNTS, InstanceView
 from taskmanager.store.protocol import FreeQueue, InstanceRow
 from taskmanager.store.sqlite.wal_index import Reader, WalState, read_wal_index
+from taskmanager.store.statistics import FileSize, Pace, Statistics
 from tests.unit.command_line import taskmanager, write_tasks
 
 SECOND: Final = 1_000_000
@@ -23,8 +26,36 @@ NOW: Final = 1_000_000 * SECOND
 def instance(name: str = "i1", **document: Any) -> InstanceRow:
     """A living one that started a thousand seconds ago."""
     return InstanceRow(
-        name, None, "host", os.getpid(), "main", None, NOW - 1_000 * SECOND, None, json.dumps(document), NOW
+        name,
+        None,
+        "host",
+        os.getpid(),
+        "main",
+        None,
+        NOW - 1_000 * SECOND,
+        None,
+        json.dumps(document),
+        NOW - 1_000 * SECOND,
     )
+
+
+class SetClock:
+    """A clock that stands still."""
+
+    def now_us(self) -> int:
+        return NOW
+
+    def elapsed_s(self) -> float:
+        return 0.0
+
+
+def views(*rows: InstanceRow, beats: dict[str, int] | None = None) -> tuple[InstanceView, ...]:
+    """These instances as they are seen at the first look; without a file, none of them is dead."""
+    none = Pace(0, 0, 0)
+    found = Statistics(
+        taken_at=NOW, instances=rows, beats=beats or {}, owned={}, minute=none, hour=none, size=FileSize(0, 0, 0)
+    )
+    return Observer(None, SetClock()).overview(found, NO_COUNTS).instances
 
 
 @pytest.mark.parametrize(
@@ -48,24 +79,24 @@ def test_the_innermost_mount_says_what_kind_of_file_system_it_is(file: str, is_w
 def test_an_instance_is_silent_when_the_console_calls_it_frozen() -> None:
     """By its own interval; one that has just started has not missed any."""
     fast, slow = instance(heartbeat_s=1), instance(heartbeat_s=500)
-    assert living([fast], {"i1": NOW - 2 * SECOND}, NOW).is_well
-    assert "no sign of life of process" in living([fast], {"i1": NOW - 3 * SECOND}, NOW).found
-    assert living([slow], {"i1": NOW - 1_000 * SECOND}, NOW).is_well
-    assert living([fast._replace(started_at=NOW - SECOND)], {}, NOW).is_well
-    assert not living([instance()], {}, NOW).is_well, "without an interval, the default"
-    assert living([], {}, NOW).found == "none alive"
+    assert living(views(fast, beats={"i1": NOW - 2 * SECOND})).is_well
+    assert "no sign of life of process" in living(views(fast, beats={"i1": NOW - 3 * SECOND})).found
+    assert living(views(slow, beats={"i1": NOW - 1_000 * SECOND})).is_well
+    assert living(views(fast._replace(updated_at=NOW - SECOND))).is_well
+    assert not living(views(instance())).is_well, "without an interval, the default"
+    assert living(()).found == "none alive"
 
 
 def test_functions_are_judged_only_when_every_instance_tells_its_own() -> None:
     """One that does not may know them all."""
     waiting = [FreeQueue("a:known", "q", 3, NOW), FreeQueue("a:lost", "q", 2, NOW), FreeQueue("a:lost", "r", 1, NOW)]
     told = instance(task_names=["a:known"])
-    finding = functions(waiting, [told])
+    finding = functions(waiting, views(told))
     assert (finding.is_well, finding.found) == (False, "known to no running instance: a:lost (3 waiting)")
-    assert functions(waiting, [told, instance("i2", task_names=["a:lost"])]).is_well
-    assert functions(waiting, [told, instance("i2", task_names=None)]).is_well
-    assert functions(waiting, [told, told._replace(live_tasks="{broken")]).is_well
-    assert functions(waiting, []).is_well
+    assert functions(waiting, views(told, instance("i2", task_names=["a:lost"]))).is_well
+    assert functions(waiting, views(told, instance("i2", task_names=None))).is_well
+    assert functions(waiting, views(told, told._replace(instance_id="i3", live_tasks="{broken"))).is_well
+    assert functions(waiting, ()).is_well
 
 
 def test_a_file_system_that_takes_no_writes_is_a_finding() -> None:
@@ -129,7 +160,7 @@ sys.stdin.read()
 def test_doctor_names_who_keeps_others_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An application that cannot write, and commands that cannot read, are told by whom: there is something to end."""
     monkeypatch.setattr(locks, "LONG_S", 0.2)
-    monkeypatch.setattr(diagnosis, "PIN_LOOK_S", 0.2)
+    monkeypatch.setattr(doctor, "PIN_LOOK_S", 0.2)
     database = tmp_path / "tasks.db"
     write_tasks(database)
     held_open = sqlite3.connect(database)  # so that there is a log, as beside a running application

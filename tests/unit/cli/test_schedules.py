@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from taskmanager import TaskManager
-from taskmanager.cli import schedules as cli_schedules
+from taskmanager.cli import queues
 from tests.unit.command_line import digest, taskmanager
 
 FAR: Final = f"30 2 1 {(datetime.now(UTC).month + 5) % 12 + 1} *"
@@ -149,7 +149,7 @@ def test_a_schedule_that_no_running_instance_declares_is_shown_as_such(database:
 
 def test_of_very_many_the_next_ones_are_shown(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody reads a hundred thousand lines, and a program asks for JSON, where all of them are."""
-    monkeypatch.setattr(cli_schedules, "MOST_SHOWN", 1)
+    monkeypatch.setattr(queues, "MOST_SHOWN", 1)
     shown = taskmanager("schedules", "--db", database).out
     assert ("hourly" in shown) + ("nightly" in shown) == 1
     assert "and 1 more; --json has all of them" in shown

@@ -1,8 +1,10 @@
-"""The options that say which tasks are meant: by status, function, queue, error code and age."""
+"""The options that commands share: which file, how to answer, and which tasks are meant."""
 
 import re
 import sqlite3
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
@@ -14,11 +16,37 @@ from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.sqlite.search import Search, is_pattern, queue_names, task_names
 
-F = TypeVar("F", bound=Callable[..., Any])
-
+DEFAULT_DB: Final = "tasks.db"
+DB_VARIABLE: Final = "TASKMANAGER_DB"
 _UNITS_US: Final = {"s": SECOND_US, "m": MINUTE_US, "h": HOUR_US, "d": DAY_US, "w": 7 * DAY_US}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
 _MOST_US: Final = 100 * 365 * DAY_US
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+db_option: Final = click.option(
+    "--db",
+    type=click.Path(path_type=Path, readable=False),  # whether it can be read is said in our own words
+    default=DEFAULT_DB,
+    envvar=DB_VARIABLE,
+    show_default=True,
+    show_envvar=True,
+    metavar="PATH",
+    help="The database of the application.",
+)
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON document, and nothing else.")
+yes_option: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+def confirm(question: str) -> None:
+    """Ask on stderr, and return when stdin says a clear yes. Raises `click.ClickException` (exit code 1) otherwise."""
+    click.echo(f"{question} [y/N] ", err=True, nl=False)
+    answer = sys.stdin.readline() if sys.stdin is not None else ""
+    if not answer:
+        click.echo(err=True)
+        raise click.ClickException("nobody answered, so nothing was changed; give --yes")
+    if answer.strip().lower() not in ("y", "yes"):
+        raise click.ClickException("nothing was changed")
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # click made it generic lately
@@ -52,7 +80,7 @@ class Status(click.ParamType):  # type: ignore[type-arg]  # click made it generi
         return TaskStatus(name)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """What the shell offers."""
+        """Return what the shell offers."""
         return [CompletionItem(each.value) for each in self._allowed if each.value.startswith(incomplete.upper())]
 
 
@@ -76,30 +104,14 @@ def filter_options(command: F) -> F:
     return command
 
 
-def search_of(
-    status: Sequence[TaskStatus],
-    task_name: str | None,
-    queue_name: str | None,
-    error_code: str | None,
-    since: int | None,
-) -> Search:
-    """What the options ask for."""
-    return Search(
-        statuses=tuple(status),
-        task_name=task_name,
-        queue_name=queue_name,
-        error_code=error_code,
-        changed_since=None if since is None else SystemClock().now_us() - since,
-    )
+def search_of(status: Sequence[TaskStatus], since: int | None, **names: str | None) -> Search:
+    """Return what the options ask for."""
+    return Search(tuple(status), changed_since=None if since is None else SystemClock().now_us() - since, **names)
 
 
 def tell_what_was_meant(connection: sqlite3.Connection, search: Search) -> None:
-    """A line on stderr where there is no task of that queue or function, and a name that is near has some."""
-    wanted = (
-        ("queue", search.queue_name, queue_names),
-        ("function", search.task_name, task_names),
-    )
-    for what, name, names_in in wanted:
+    """Print a line on stderr where there is no task of that queue or function, and a name that is near has some."""
+    for what, name, names_in in (("queue", search.queue_name, queue_names), ("function", search.task_name, task_names)):
         if name is None or is_pattern(name) or name in (known := names_in(connection)):
             continue
         if meant := did_you_mean(name, known):

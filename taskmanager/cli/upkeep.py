@@ -1,0 +1,190 @@
+"""`taskmanager recover`, `purge` and `backup`: what whoever operates an application does with its file."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+
+from taskmanager.cli.database import check_is_there, patiently, read, write
+from taskmanager.cli.options import Duration, Status, confirm, db_option, json_option, yes_option
+from taskmanager.cli.output import answer_json
+from taskmanager.duties.recovery import PAGE, Recovery
+from taskmanager.duties.stale import StaleTasks
+from taskmanager.engine.instance import is_dead, new_identity
+from taskmanager.engine.records import PURGE_PAGE, repeated
+from taskmanager.model.clock import MINUTE_US, SystemClock
+from taskmanager.model.config import RecoveryConfig
+from taskmanager.model.escaping import escaped
+from taskmanager.model.record import TaskRow, expected_of
+from taskmanager.model.states import TERMINAL, TaskStatus
+from taskmanager.model.wording import counted
+from taskmanager.store.protocol import Store
+from taskmanager.store.sqlite.backup import back_up
+from taskmanager.store.sqlite.queries import counts
+from taskmanager.store.sqlite.reading import open_read_only
+
+RECOVER_EPILOG: Final = """
+\b
+Examples:
+  taskmanager recover
+  taskmanager recover --frozen 5
+  taskmanager recover --json
+
+The application does the same at its start; use this when it cannot be started. Tasks that had not started, or are safe
+to repeat, wait again. The others are retried if their policy says so, or else are FAILED with WORKER_CRASHED.
+
+With --frozen, the tasks of instances that are alive and have sent no heartbeat for so many minutes are given back too.
+When such a process wakes up, what it writes of them is refused.
+"""
+PURGE_EPILOG: Final = """
+\b
+Examples:
+  taskmanager purge --older-than 30d
+  taskmanager purge --status COMPLETED --older-than 1d
+  taskmanager purge
+
+Deletes tasks that have ended, with their attempts and idempotency keys, and never a task that is waiting or running.
+Without --status or --older-than all ended tasks are deleted, so you have to confirm it, unless you give --yes.
+"""
+BACKUP_EPILOG: Final = """
+\b
+Examples:
+  taskmanager backup /backups/tasks-monday.db
+  taskmanager backup --force --db /data/tasks.db /backups/tasks.db
+
+Works while the application runs, and holds up none of its writes. The copy is
+the file as it was when the command began, with all that was committed then. It
+is checked before it gets its name, and only you can read it. A file that is
+there already is not replaced without --force.
+"""
+_ENDED: Final = tuple(status for status in TaskStatus if status in TERMINAL)
+
+
+@click.command(epilog=RECOVER_EPILOG)
+@db_option
+@json_option
+@click.option(
+    "--frozen", type=click.FloatRange(min=1), metavar="MINUTES",
+    help="Also take what instances hold that are alive and have been silent for this long.",
+)  # fmt: skip
+def recover(db: Path, as_json: bool, frozen: float | None) -> None:
+    """Give back the tasks of instances that have died.
+
+    Dead is decided by the lock files: an instance that lives holds its own, whatever its heartbeats say.
+    """
+    database = db.absolute()
+    orphans, dead, stale = write(db, lambda store: _recover(store, database, frozen))
+    if as_json:
+        names = ("task_id", "task_name", "status", "error_code")
+        tasks = [{name: getattr(row, name) for name in names} for row in (*orphans, *stale)]
+        answer_json({"dead_instances": dead, "recovered": len(tasks), "of_frozen": len(stale), "tasks": tasks})
+        return
+    if stale:
+        _tell(stale, "instances that are silent")
+    if orphans:
+        _tell(orphans, counted(dead, "dead instance"))
+    elif dead:
+        click.echo(f"nothing to recover; {counted(dead, 'dead instance')} cleared away")
+    elif not stale:
+        click.echo("nothing to recover")
+
+
+def _tell(rows: Sequence[TaskRow], whose: str) -> None:
+    by_end = Counter((row.status, row.error_code) for row in rows)
+    click.echo(f"{counted(len(rows), 'task')} of {whose} recovered:")
+    for (status, code), number in sorted(by_end.items(), key=str):
+        click.echo(f"  {number:,} {status}{f' {escaped(code)}' if code else ''}")
+
+
+async def _recover(
+    store: Store, database: Path, frozen_minutes: float | None
+) -> tuple[list[TaskRow], int, list[TaskRow]]:
+    """Return the rows of dead instances that were moved, as they are now, how many instances were dead, and the rows
+    that were taken from frozen ones.
+    """
+    clock = SystemClock()
+    known = {each.instance_id for each in await store.instances()}
+    dead = {each for each in known if is_dead(database, each)}
+    before = await _orphans(store, database, known - dead)
+    identity, budget = new_identity(None, clock.now_us()), RecoveryConfig().crash_budget
+    # What is recovered is said at the end, so nothing is told of each write.
+    recovery = Recovery(store, clock, identity, database, crash_budget=budget, tell=lambda write: None)
+    await patiently(recovery.run_once)
+    # One whose lock file was put back meanwhile lives: what has become of its tasks is its own doing.
+    alive = {each.instance_id for each in await store.instances()}
+    moved = await _moved(store, [row for row in before if row.claimed_by_worker_id not in alive])
+    dead_count = len({*dead, *(row.claimed_by_worker_id for row in before)} - alive)
+    if frozen_minutes is None:
+        return moved, dead_count, []
+    silent = StaleTasks(store, clock, recovery, "")
+    rows = await silent.rows(frozen_minutes * MINUTE_US, lambda row: True)
+    await silent.recover(rows)
+    return moved, dead_count, await _moved(store, rows)
+
+
+async def _moved(store: Store, before: Sequence[TaskRow]) -> list[TaskRow]:
+    """Return those of these rows that somebody has moved on since, as they are now."""
+    moved: list[TaskRow] = []
+    for start in range(0, len(before), PAGE):
+        page = before[start : start + PAGE]
+        now = await store.fetch_ids([row.task_id for row in page])
+        moved += [now[row.task_id] for row in page if expected_of(now.get(row.task_id, row)) != expected_of(row)]
+    return moved
+
+
+async def _orphans(store: Store, database: Path, alive: set[str]) -> list[TaskRow]:
+    found: list[TaskRow] = []
+    after = ""
+    while rows := await store.fetch_orphans(alive, limit=PAGE, after=after, is_summary=True):
+        after = rows[-1].task_id
+        # Whoever has registered since the list was read holds its lock.
+        found += [row for row in rows if is_dead(database, row.claimed_by_worker_id or "")]
+    return found
+
+
+@click.command(epilog=PURGE_EPILOG)
+@click.option("--status", type=Status(_ENDED), metavar="STATUS", help="Only tasks that ended like this.")
+@click.option(
+    "--older-than", type=Duration(), metavar="AGE", help="Only tasks that ended longer ago than this: 12h, 30d."
+)
+@yes_option
+@db_option
+@json_option
+def purge(status: TaskStatus | None, older_than: int | None, yes: bool, db: Path, as_json: bool) -> None:
+    """Delete the records of tasks that have ended."""
+    if status is None and older_than is None and not yes:
+        with read(db) as connection:
+            by_status = counts(connection)
+        if as_json:
+            raise click.UsageError("--json asks nothing; give --yes too, or --status or --older-than")
+        confirm(f"delete all {sum(by_status[each] for each in _ENDED):,} records of ended tasks?")
+    cutoff = None if older_than is None else SystemClock().now_us() - older_than
+    gone = write(db, lambda store: _in_pages(store, status, cutoff))
+    if as_json:
+        answer_json({"deleted": gone})
+    else:
+        click.echo(f"{counted(gone, 'record')} deleted")
+
+
+async def _in_pages(store: Store, status: TaskStatus | None, cutoff: int | None) -> int:
+    gone = await repeated(lambda: patiently(lambda: store.purge(status, cutoff, PURGE_PAGE)))
+    await repeated(lambda: patiently(store.shrink))  # also what an earlier one has left that was cut short
+    return gone
+
+
+@click.command(epilog=BACKUP_EPILOG)
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--force", is_flag=True, help="Replace FILE if it is there already.")
+@db_option
+@json_option
+def backup(file: Path, force: bool, db: Path, as_json: bool) -> None:
+    """Copy the database into FILE, whether the application is running or not."""
+    check_is_there(db)
+    with open_read_only(db, is_any_version=True) as connection:
+        size_bytes = back_up(connection, db, file, is_replacing=force)
+    if as_json:
+        answer_json({"db": str(db), "file": str(file), "size_bytes": size_bytes})
+    else:
+        click.echo(f"{escaped(str(db))} was copied to {escaped(str(file))} ({size_bytes / 1_000_000:,.1f} MB)")
