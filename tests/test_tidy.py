@@ -200,7 +200,6 @@ LONG_TEST_NAMES: Final[Mapping[str, int]] = {
     "tests/unit/test_engine_settle.py": 1,
     "tests/unit/test_engine_stop_races.py": 4,
     "tests/unit/test_engine_survival.py": 3,
-    "tests/unit/test_engine_time.py": 1,
     "tests/unit/test_engine_window.py": 11,
     "tests/unit/test_engine_writer.py": 3,
 }
@@ -223,7 +222,6 @@ RIDDLES: Final[Mapping[str, int]] = {
     "tests/unit/test_engine_sharing.py": 1,
     "tests/unit/test_engine_stored_tasks.py": 2,
     "tests/unit/test_engine_survival.py": 3,
-    "tests/unit/test_engine_time.py": 1,
     "tests/unit/test_engine_window.py": 2,
     "tests/unit/test_engine_writer.py": 2,
     "tests/unit/test_engine_writes_pared.py": 2,

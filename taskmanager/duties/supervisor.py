@@ -20,7 +20,7 @@ from taskmanager.duties.worker_states import WorkerStates
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.polling import make_due
 from taskmanager.engine.schedule import Schedule
-from taskmanager.engine.stall import next_beat
+from taskmanager.engine.timers import next_beat
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
 

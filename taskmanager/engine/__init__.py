@@ -2,7 +2,7 @@
 
 The modules by what they are about. Each knows only modules that stand before it.
 
-    Time, and loops:        due_time stall wall_clock loops
+    Time, and loops:        due_time timers loops
     The words:              definition phases live_task instance settings schedule
     What an attempt is:     outcome attempt context copies
     Who is told:            events waiters

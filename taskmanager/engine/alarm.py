@@ -10,7 +10,7 @@ from typing import Final
 
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.phases import DELAYED
-from taskmanager.engine.wall_clock import WatchedClock
+from taskmanager.engine.timers import WatchedClock
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.rules.ready import DelayedQueue
 

@@ -32,9 +32,8 @@ from taskmanager.engine.plain import PlainSuccess
 from taskmanager.engine.queue_state import QueueState
 from taskmanager.engine.settings import Settings
 from taskmanager.engine.settle import Settlement
-from taskmanager.engine.stall import StallWatch
+from taskmanager.engine.timers import StallWatch, WatchedClock
 from taskmanager.engine.waiters import Follower, resolve, wait_in
-from taskmanager.engine.wall_clock import WatchedClock
 from taskmanager.engine.writer import Writer
 from taskmanager.engine.writes import ProgressSaver
 from taskmanager.model.clock import Clock

@@ -12,7 +12,7 @@ from typing import Final
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.neighbours import EARLY_S, Neighbours
-from taskmanager.engine.stall import next_beat
+from taskmanager.engine.timers import next_beat
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.logger import logger
 from taskmanager.model.wording import counted

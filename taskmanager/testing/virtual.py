@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from taskmanager.engine.alarm import Alarm
 from taskmanager.engine.due_time import DueTime
-from taskmanager.engine.stall import StallWatch
+from taskmanager.engine.timers import StallWatch
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.errors import ConfigurationError
 

@@ -13,8 +13,7 @@ import pytest
 from taskmanager import Snooze, TaskExpired, TaskManager, current_task
 from taskmanager.duties.retention import Retention
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.stall import BEAT_S, StallWatch
-from taskmanager.engine.wall_clock import HOLD_S, WatchedClock
+from taskmanager.engine.timers import BEAT_S, HOLD_S, StallWatch, WatchedClock
 from taskmanager.model.clock import to_us
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.store.memory import MemoryStore
@@ -105,7 +104,7 @@ def test_a_process_stopped_between_the_two_clocks_saw_no_step() -> None:
     assert wall_clock.step_count == 0
 
 
-def test_what_a_start_wrote_itself_is_no_earlier_use_of_the_file() -> None:
+def test_stamps_that_a_start_wrote_are_no_earlier_use_of_the_file() -> None:
     """A registration of unknown fate is tried again, and the file may say by then what a clock says that is ahead."""
     clock = TwoClocks()
     used_us = clock.wall_us
@@ -438,7 +437,7 @@ async def test_a_delay_whose_row_is_written_after_the_clock_went_back_is_as_long
     assert 59 < starts[-1] - began_s < 66, starts
 
 
-async def test_retries_delays_and_snoozes_of_a_living_process_do_not_see_the_wall_clock(world: World) -> None:
+async def test_waits_of_a_living_process_do_not_follow_the_wall_clock(world: World) -> None:
     """A step of ten years makes no retry burst, a step back makes none wait."""
     starts = []
 
