@@ -60,7 +60,7 @@ class StallWatch:
             self._timer = None
 
     def lost_s(self) -> float:
-        """Return the seconds lost so far, by the clock itself, because after a stall all overdue timers come at once."""
+        """Return the seconds lost so far, by the clock itself: after a stall all overdue timers come at once."""
         if self._timer is not None:
             self._observe()
         return self._lost_s
