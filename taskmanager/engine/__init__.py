@@ -4,11 +4,11 @@ The modules by what they are about. Each knows only modules that stand before it
 
     Time, and loops:        due_time timers loops
     The words:              definition phases live_task instance settings schedule
-    What an attempt is:     outcome attempt context copies
+    What an attempt is:     outcome attempt context
     Who is told:            events waiters
     What starts next:       shared_limit queue_state alarm dispatch memory_window
-    Children:               child child_reports child_program child_link
-    What runs:              lanes settle execution lane_faults
+    Children:               child child_program child_link
+    What runs:              lanes settle execution
     What is written:        writes outbox writer
     The way in:             idempotency reruns inbox intake plain
     One start of it all:    engine

@@ -8,17 +8,18 @@ A child that has taken a call replies, whatever user code does to it, or it dies
 """
 
 import importlib
+import os
 import struct
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, Protocol
 
 from taskmanager.codec.annotations import is_async
 from taskmanager.codec.safe import readable
 from taskmanager.engine.attempt import current
-from taskmanager.engine.copies import end_if_copy
 from taskmanager.engine.outcome import describe, error_of, mistake_in, words_of
 from taskmanager.model.clock import SystemClock, from_us
 from taskmanager.model.errors import ArgumentError, ConfigurationError
@@ -196,6 +197,26 @@ def run(call: ChildCall, reports: Reports, pid: int) -> PackedReply:
     finally:
         source.is_over = True
         current.reset(token)
+
+
+def end_if_copy(of_pid: int, error: BaseException | None) -> None:
+    """End this process if it is a copy that the code of a task has forked, and that comes back from that code.
+
+    The copy has all that process `of_pid` has. It would wait for work for ever, or answer in the place of that process.
+    It ends as a program does whose main function is over. `error` is what the code has raised.
+    """
+    if os.getpid() == of_pid:
+        return
+    status = 0 if error is None else 1
+    if issubclass(type(error), SystemExit):
+        code = error.code  # type: ignore[union-attr]  # shown by issubclass
+        status = code if isinstance(code, int) else int(code is not None)
+    elif error is not None:
+        traceback.print_exception(error)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # there may be none, or it may be closed
+            stream.flush()
+    os._exit(status & 0xFF)
 
 
 def unpacked(reply: PackedReply) -> ChildReply:

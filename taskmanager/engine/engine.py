@@ -23,7 +23,7 @@ from taskmanager.engine.idempotency import becomes_successor, merge_waiters
 from taskmanager.engine.inbox import Inbox
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.intake import Intake
-from taskmanager.engine.lane_faults import LaneFaults
+from taskmanager.engine.lanes import LaneFaults
 from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.loops import Host
 from taskmanager.engine.memory_window import MemoryWindow

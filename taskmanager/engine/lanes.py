@@ -2,6 +2,11 @@
 
 The threads are daemons, so that a function that never returns cannot hold up the end of the process. They belong to the
 library alone, so that its tasks and the pools of the application never starve each other.
+
+The system may give a lane no further thread, or child process. A task whose code could not begin has not failed: it
+waits until something in its lane has ended. Whether the system gives more again is tried with one task, ever more
+seldom, and with more tasks once that one has begun. So the log has one line for the shortage and one for its end,
+however long it lasts.
 """
 
 import asyncio
@@ -15,11 +20,12 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskmanager.engine.child import ChildCall, ChildReply, Heard, Levels, News
-from taskmanager.engine.copies import end_if_copy
+from taskmanager.engine.child import ChildCall, ChildReply, Heard, Levels, News, end_if_copy
+from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.loops import Host, let_loop_close
-from taskmanager.engine.outcome import words_of
+from taskmanager.engine.outcome import Outcome, words_of
 from taskmanager.model.logger import logger
+from taskmanager.model.states import Lane
 
 if TYPE_CHECKING:
     from taskmanager.engine.child_link import Child
@@ -31,6 +37,9 @@ TRIES: Final = 3
 """How many dead children one task may meet before it is said that none can start."""
 NOTHING_PASSES: Final = 1 << 30
 """The level that a child uses for a logger that is disabled in the parent."""
+FIRST_RETRY_S: Final = 0.5
+LAST_RETRY_S: Final = 30.0
+"""How long a lane that is short waits before it tries to start one more."""
 
 
 class Ended(NamedTuple):
@@ -342,3 +351,85 @@ class BrokenProcess(Exception):
     def __init__(self, why: str, tail: str = "") -> None:
         super().__init__(why)
         self.tail = tail
+
+
+class Shortage:
+    """One lane that is short of threads, or of processes, and what is tried there."""
+
+    __slots__ = ("look", "pause_s", "step", "timer")
+
+    def __init__(self) -> None:
+        self.pause_s = FIRST_RETRY_S
+        self.step = 1
+        """How many tasks more than run now are tried next."""
+        self.timer: asyncio.TimerHandle | None = None
+        """Rings for the next try."""
+        self.look: asyncio.TimerHandle | None = None
+        """Rings for a look at what has come of the last try."""
+
+
+class LaneFaults:
+    """Holds back lanes that are short. `faults` says, by the name of a lane, why it starts no more tasks."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        dispatcher: Dispatcher,
+        processes: ProcessLane,
+        faults: dict[str, str],
+    ) -> None:
+        self._loop = loop
+        self._dispatcher = dispatcher
+        self._processes = processes
+        self._faults = faults
+        self._shortages: dict[Lane, Shortage] = {}
+
+    def __repr__(self) -> str:
+        return f"<LaneFaults of {', '.join(self._shortages) or 'no lane'}>"
+
+    def note(self, lane: Lane, outcome: Outcome) -> None:
+        """Note the outcome of an attempt of this lane, once its slot is free again."""
+        if outcome.kind != "unstarted" or outcome.reason is None:
+            return
+        reason, slots = outcome.reason, self._dispatcher.lanes[lane]
+        slots.cap = slots.running
+        self._faults[f"{lane} lane"] = reason
+        shortage = self._shortages.get(lane)
+        if shortage is None:
+            shortage = self._shortages[lane] = Shortage()
+            logger.error("the %s lane starts no more tasks now; they wait, and it is tried again: %s", lane, reason)
+        if shortage.timer is None:  # else several of them found it at once
+            shortage.step = 1
+            if shortage.look is not None:
+                shortage.look.cancel()  # the last try was in vain
+            shortage.timer = self._loop.call_later(shortage.pause_s, self._try_again, lane, shortage)
+            shortage.pause_s = min(shortage.pause_s * 2, LAST_RETRY_S)
+
+    def _try_again(self, lane: Lane, shortage: Shortage) -> None:
+        """Let a few more start. Unless one of them comes back to `note`, the system gives more again."""
+        slots = self._dispatcher.lanes[lane]
+        slots.cap = slots.running + shortage.step
+        shortage.timer = None
+        self._dispatcher.wants_take()
+        self._look_later(lane, shortage)
+
+    def _look_later(self, lane: Lane, shortage: Shortage) -> None:
+        shortage.look = self._loop.call_later(shortage.pause_s, self._look, lane, shortage)
+
+    def _look(self, lane: Lane, shortage: Shortage) -> None:
+        """End the shortage if the lane may use its limit again, else let twice as many tasks start."""
+        if lane == "process" and self._processes.is_coming_up:  # nobody knows yet whether that child will run
+            self._look_later(lane, shortage)
+            return
+        slots = self._dispatcher.lanes[lane]
+        if slots.limit is None or (slots.cap is not None and slots.cap >= slots.limit):
+            slots.cap = None
+            del self._shortages[lane]
+            self._faults.pop(f"{lane} lane", None)
+            logger.warning("the %s lane starts tasks again", lane)
+            self._dispatcher.wants_take()
+            return
+        shortage.step *= 2
+        if not slots.has_room:  # all that were let in have begun
+            shortage.pause_s = FIRST_RETRY_S
+        self._try_again(lane, shortage)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from taskmanager import TaskCancelled, TaskFailed, TaskManager, current_task
-from taskmanager.engine import child_reports
+from taskmanager.engine import child_program
 from taskmanager.engine.child_link import ending
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -67,7 +67,7 @@ def reports_and_waits(gate: str) -> None:
     waits_for(gate)
 
 
-async def test_what_a_child_reports_is_seen_while_it_runs(
+async def test_what_a_child_program_is_seen_while_it_runs(
     manager: TaskManager, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Progress and log records arrive at once; the log of the task has its lines when it has ended."""
@@ -257,7 +257,7 @@ def logs_much(count: int) -> None:
 
 async def test_records_that_are_too_many_are_counted(manager: TaskManager, caplog: pytest.LogCaptureFixture) -> None:
     """What came and what is said to be dropped is all there was."""
-    count = 3 * child_reports.MAX_RECORDS
+    count = 3 * child_program.MAX_RECORDS
     handle = bound(manager, logs_much).enqueue(count)
     await asyncio.wait_for(handle, 50)
     came = [each for each in caplog.records if each.name == log.name]

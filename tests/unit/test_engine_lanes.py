@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from taskmanager import ConfigurationError, TaskCancelled, TaskFailed, TaskInterrupted, TaskManager, current_task
-from taskmanager.engine import lane_faults
+from taskmanager.engine import lanes
 from taskmanager.engine.child import find_function
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lane is tried again soon."""
-    monkeypatch.setattr(lane_faults, "FIRST_RETRY_S", 0.02)
-    monkeypatch.setattr(lane_faults, "LAST_RETRY_S", 0.05)
+    monkeypatch.setattr(lanes, "FIRST_RETRY_S", 0.02)
+    monkeypatch.setattr(lanes, "LAST_RETRY_S", 0.05)
 
 
 async def happens(condition: Any) -> None:
@@ -89,8 +89,8 @@ async def test_a_thread_that_is_free_again_takes_what_no_thread_could_be_started
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As soon as it is, and not at the next try."""
-    monkeypatch.setattr(lane_faults, "FIRST_RETRY_S", 3600.0)
-    monkeypatch.setattr(lane_faults, "LAST_RETRY_S", 3600.0)
+    monkeypatch.setattr(lanes, "FIRST_RETRY_S", 3600.0)
+    monkeypatch.setattr(lanes, "LAST_RETRY_S", 3600.0)
     Threads(monkeypatch, 2)
     manager, gate = TaskManager(None, threads=5), threading.Event()
 
