@@ -377,7 +377,7 @@ BESIDE = [gathers, begins_a_task, waits_within_hours, opens_a_group_of_asyncio, 
 
 @pytest.mark.parametrize("cancelled", [None, move_on_after, fail_after, timeout_of_asyncio, wait_for_of_asyncio])
 @pytest.mark.parametrize("beside", BESIDE)
-async def test_what_a_task_begins_beside_itself_goes_on_within_the_limit(
+async def test_coroutines_that_a_task_begins_go_on_within_the_limit(
     beside: Callable[..., Awaitable[None]], cancelled: Callable[..., Awaitable[None]] | None
 ) -> None:
     """An attempt is without a slot only while a coroutine of it waits for a handle, whichever coroutine that is."""

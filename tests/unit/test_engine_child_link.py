@@ -67,7 +67,7 @@ def reports_and_waits(gate: str) -> None:
     waits_for(gate)
 
 
-async def test_what_a_child_program_is_seen_while_it_runs(
+async def test_reports_of_a_child_are_seen_while_it_runs(
     manager: TaskManager, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Progress and log records arrive at once; the log of the task has its lines when it has ended."""
@@ -300,7 +300,7 @@ def configures_logging() -> None:
     logging.config.dictConfig({"version": 1})
 
 
-async def test_what_a_task_has_disabled_logs_again_in_the_next_one(
+async def test_loggers_that_a_task_disabled_log_again_in_the_next_one(
     manager: TaskManager, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`logging.config` disables what it does not name: in a child that would be the loggers of all later tasks."""
@@ -368,7 +368,7 @@ def speaks_nonsense() -> None:
         (speaks_nonsense, []),
     ],
 )
-async def test_who_breaks_the_channel_has_died(manager: TaskManager, fn: Any, args: list[str]) -> None:
+async def test_a_child_that_breaks_the_channel_has_died(manager: TaskManager, fn: Any, args: list[str]) -> None:
     """One start, FAILED, within seconds, whatever the process goes on to do; and the lane goes on."""
     message, _ = await death_of(bound(manager, fn).enqueue(*args))
     assert message.startswith("the child process died while it ran the task: ")
@@ -386,7 +386,7 @@ def takes(what: object) -> None: ...
 
 
 @POSIX
-async def test_what_kills_a_child_that_has_begun_counts_as_a_start(manager: TaskManager) -> None:
+async def test_death_of_a_child_that_has_begun_counts_as_a_start(manager: TaskManager) -> None:
     """Reading the arguments is part of the task, or it would be tried for ever."""
     task = manager.task(executor="process")(takes)
     handle = task.enqueue(Bomb())

@@ -85,7 +85,7 @@ async def test_a_task_for_which_there_is_no_thread_waits_and_has_not_failed(
         await happens(lambda: manager.status().failing_duties == {})
 
 
-async def test_a_thread_that_is_free_again_takes_what_no_thread_could_be_started_for(
+async def test_a_free_thread_takes_a_task_that_no_thread_could_be_started_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As soon as it is, and not at the next try."""
@@ -156,7 +156,7 @@ async def test_a_task_for_which_there_is_no_child_process_waits_and_has_not_fail
             await happens(lambda: manager.status().failing_duties == {})
 
 
-async def test_what_could_not_start_waits_for_the_next_start_of_the_manager(
+async def test_a_task_that_could_not_start_waits_for_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stop finds it waiting: it was not interrupted."""
@@ -196,7 +196,7 @@ async def test_a_stop_while_the_child_process_comes_up_interrupts_nothing(tmp_pa
     assert [each.outcome for each in info.attempts or ()] == ["COMPLETED"]
 
 
-async def test_a_task_that_is_cancelled_while_its_child_comes_up_leaves_none_behind() -> None:
+async def test_a_cancel_while_a_child_comes_up_leaves_no_child_behind() -> None:
     """One that nobody knows would live, and hold its memory, as long as this process."""
     psutil = pytest.importorskip("psutil")
     manager = TaskManager(None, processes=1)
@@ -233,7 +233,7 @@ class Overlap:
         return self.started
 
 
-async def test_who_cancels_every_task_of_the_loop_has_not_ended_a_thread(tmp_path: Path) -> None:
+async def test_cancelling_every_task_of_the_loop_ends_no_thread(tmp_path: Path) -> None:
     """It goes on, so the attempt does: no second one begins beside it, and what it comes to counts."""
     manager, overlap = TaskManager(tmp_path / "tasks.db"), Overlap()
     options: Any = {"persist": True, "executor": "thread", "requeue_on_interrupt": True, "retries": 3}
@@ -255,9 +255,7 @@ async def test_who_cancels_every_task_of_the_loop_has_not_ended_a_thread(tmp_pat
 
 
 @pytest.mark.parametrize("persist", [True, False])
-async def test_a_key_that_is_enqueued_again_waits_for_the_thread_of_its_last_attempt(
-    *, tmp_path: Path, persist: bool
-) -> None:
+async def test_a_key_enqueued_again_waits_for_the_thread_of_its_last_attempt(*, tmp_path: Path, persist: bool) -> None:
     """That timed out, and goes on: the same work must not be done twice at once, whoever asks for it again."""
     manager, overlap = TaskManager(tmp_path / "tasks.db"), Overlap()
     task = manager.task(name="work", persist=persist, executor="thread", timeout=0.1)(overlap.__call__)
@@ -367,7 +365,7 @@ def comes_to(what: str) -> object:
     raise {"refused": Refused(503, "later"), "locked": Locked(423)}[what]
 
 
-async def test_what_a_child_comes_to_is_what_a_thread_would_have_come_to() -> None:
+async def test_a_child_comes_to_the_same_outcome_as_a_thread() -> None:
     """An exception that no pickle can hold as it is keeps its class, so its code, and its words; and a coroutine that
     nobody has awaited is no success there either.
     """
