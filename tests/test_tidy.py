@@ -134,7 +134,7 @@ REACHES: Final[Mapping[str, int]] = {
     "taskmanager/duties/worker_states.py": 2,
     "taskmanager/engine/after_write.py": 31,
     "taskmanager/engine/claiming.py": 11,
-    "taskmanager/engine/dispatch.py": 8,
+    "taskmanager/engine/dispatch.py": 6,
     "taskmanager/engine/engine.py": 1,
     "taskmanager/engine/execution.py": 2,
     "taskmanager/engine/fairness.py": 4,

@@ -14,14 +14,14 @@ from collections.abc import Callable, Coroutine, Generator
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from taskmanager.codec.safe import dumps_safe, readable
 from taskmanager.codec.values import loads
 from taskmanager.engine.live_task import LiveTask, tags_of
 from taskmanager.engine.loops import outlast
 from taskmanager.engine.outcome import is_handed_on
-from taskmanager.model.clock import Clock, SystemClock, from_us
+from taskmanager.model.clock import from_us
 
 MAX_LOG_ENTRIES = 1_000
 """Lines of `ctx.log` kept per task; the oldest go first."""
@@ -43,9 +43,19 @@ class StopReason(Enum):
 class SlotKeeper(Protocol):
     """Who gives and takes the slots of attempts: the dispatcher."""
 
+    is_store_degraded: bool
+
     def lend(self, attempt: "Attempt") -> None: ...
     def take_back(self, attempt: "Attempt") -> "asyncio.Future[None]": ...
     def take_back_now(self, attempt: "Attempt") -> None: ...
+
+
+class Surroundings(NamedTuple):
+    """What the attempts of one engine share: who keeps their slots and saves their progress, and wall time."""
+
+    keeper: SlotKeeper
+    save_progress: Callable[[LiveTask], None]
+    now_us: Callable[[], int]
 
 
 class Attempt:
@@ -59,7 +69,6 @@ class Attempt:
     on_end: Callable[[], None] | None = None
     on_gone: Callable[[], None] | None = None
     """Called at the very end, when no code of this attempt executes any more."""
-    on_progress: Callable[[LiveTask], None] | None = None
     log_entries: list[dict[str, object]] | None = None
     awaiting = 0
     awaited: "dict[asyncio.Task[Any] | None, str] | None" = None
@@ -85,13 +94,16 @@ class Attempt:
     """Whether another task raised first what its code raised, so that the caller of the loop has it already."""
     raised: BaseException | None = None
     """What its code has raised. Kept only until it is logged, because its frames hold objects of user code."""
-    clock: Clock = SystemClock()
 
-    def __init__(self, live: LiveTask, keeper: SlotKeeper, started_at: int) -> None:
+    def __init__(self, live: LiveTask, around: Surroundings) -> None:
         self.live = live
-        self.keeper = keeper
+        self.keeper = around.keeper
+        self._around = around
         self.number = live.start_count
-        self.started_at = started_at
+        self.started_at = live.started_at or 0
+        if live.start_count == 1 and live.idempotency_key is None and not around.keeper.is_store_degraded:
+            self.is_plain = True
+        live.attempt = self
 
     def __repr__(self) -> str:
         return f"<Attempt {self.number} of {self.live.task_id}>"
@@ -139,11 +151,10 @@ class Attempt:
             text = "" if text is None else str(text)
         self.is_plain = False
         self.live.progress_text = dumps_safe({"done": done, "total": total, "text": text})
-        if self.on_progress:
-            self.on_progress(self.live)
+        self._around.save_progress(self.live)
 
     def now_us(self) -> int:
-        return self.clock.now_us()
+        return self._around.now_us()
 
     def log(self, at: int, text: str, fields: dict[str, object]) -> None:
         if self.is_over:

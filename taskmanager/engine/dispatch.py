@@ -109,7 +109,7 @@ class Dispatcher:
         if effect & FORBIDDEN:
             self._refuse(live, to)
         live.phase = to  # the clean-up of a heap looks at it
-        queue = self.queue(live.queue_name)
+        queue = self.queues.get(live.queue_name) or self.queue(live.queue_name)
         if live.is_persisted:
             if effect & (IS_HELD | IS_NOT_HELD):
                 queue.stored_waiting += 1 if effect & IS_HELD else -1
@@ -118,7 +118,8 @@ class Dispatcher:
         if effect & WAITS_NO_MORE:
             queue.left += 1
             self.left_count += 1
-            self.wake_room_waiters()
+            if self._room_waiters:
+                self.wake_room_waiters()
         elif effect & BEGINS_TO_WAIT:  # counted on the loop, so by taking back a departure
             queue.left -= 1
             self.left_count -= 1
@@ -175,7 +176,7 @@ class Dispatcher:
         self.move(live, READY)
         definition = live.definition
         needs_store = live.is_persisted and not definition.requeue_on_interrupt
-        queue = self.queue(live.queue_name)
+        queue = self.queues.get(live.queue_name) or self.queue(live.queue_name)
         key = (definition.lane, needs_store, live.crash_count > 0)
         source = queue.sources.get(key)  # type: ignore[call-overload]  # a plain tuple is the same key
         if source is None:
@@ -290,17 +291,22 @@ class Dispatcher:
 
     def _take_from(self, source: Source, taken: list[LiveTask], *, is_alone: bool) -> None:
         """Start the first task of a source. If no other source could be better, start as many as may start."""
-        slots = self.lanes[source.key.lane]
+        lane, queue, heap = self.lanes[source.key.lane], source.queue.slots, source.heap
+        most = min(lane.free, queue.free) if is_alone and not source.key.is_suspect else 1
         source.is_exact = False
-        while True:
-            live = source.heap.pop()
+        while most and heap.held:
+            live = heap.pop()
             if live.phase is READY:
-                self._start(live, source)
+                self.move(live, STARTING)
+                if source.key.is_suspect:
+                    self._suspect = live
+                lane.running += 1
+                queue.running += 1
                 taken.append(live)
+                most -= 1
             else:
                 self._stale_count -= 1
-            if not (is_alone and source.heap and slots.has_room and self._may_start(source)):
-                return
+                most -= not is_alone  # the next one may be worse than the first of another source
 
     def _best_lane(self, lanes: list[Lane]) -> Lane | None:
         """The lane with the best task, or None. Lanes without room, or without tasks, leave the list."""
@@ -351,12 +357,6 @@ class Dispatcher:
             if source.heap:
                 self._stand(source)
 
-    def _start(self, live: LiveTask, source: Source) -> None:
-        self.move(live, STARTING)
-        if source.key.is_suspect:
-            self._suspect = live
-        take_each(self.lanes[source.key.lane], source.queue.slots)
-
     def _may_start(self, source: Source) -> bool:
         has_suspect, key = self._suspect is not None, source.key
         is_held_back = has_suspect and (key.needs_store or key.is_suspect)
@@ -366,12 +366,12 @@ class Dispatcher:
         """The slot of a task that has ended, or will not start after all."""
         if live is self._suspect:
             self._suspect = None
-        self._free_slot(live)
-
-    def _free_slot(self, live: LiveTask) -> None:
-        self.lanes[live.definition.lane].give_back()
-        queue = self.queue(live.queue_name)
-        queue.slots.give_back()
+        lane = self.lanes[live.definition.lane]
+        queue = self.queues.get(live.queue_name) or self.queue(live.queue_name)
+        slots = queue.slots
+        assert lane.running > 0 and slots.running > 0, "a slot was given back twice"  # noqa: PT018  # one fault
+        lane.running -= 1
+        slots.running -= 1
         if queue.shared_limit is not None:
             queue.shared_limit.gave_back(live.task_id)
         self.wants_take()

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from taskmanager.codec.safe import dumps_safe
 from taskmanager.engine import phases
 from taskmanager.engine.alarm import Alarm
-from taskmanager.engine.attempt import Attempt, StopReason
+from taskmanager.engine.attempt import Attempt, StopReason, Surroundings
 from taskmanager.engine.definition import Definition, RowCodec
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.events import extra_of, log_again, log_end
@@ -67,28 +67,28 @@ class Engine:
         self.row_codec = RowCodec(definitions)
         self.store = store
         self.clock = clock
-        self.identity = identity
-        self.intake = intake
+        self.identity, self.intake = identity, intake
         self.loop = asyncio.get_running_loop()
         self.live: dict[str, LiveTask] = {}
         self.freed: WeakValueDictionary[str, LiveTask] = WeakValueDictionary()  # whose rows are free, or will be
         self.has_freed = False  # whether rows free in the store may be tasks that were accepted here
         self.stall = StallWatch(self.loop)
         self.dispatcher = Dispatcher(settings.lanes(), settings.queues)
-        self.dispatcher.wants_take = self.kick
         self.window = MemoryWindow(settings.max_in_memory, self.dispatcher)
         self.wall_clock = WatchedClock(clock)
         self.alarm = Alarm(self.loop, clock, self.wall_clock, self.dispatcher.delays, self._wake_due)
         self.settlement = Settlement(identity, clock, random.random, settings.recovery.crash_budget)
         self.writer = Writer(store, clock, settings.commit_interval_s, settings.snapshot_interval_s)
         self.inbox = Inbox(self.live, self.dispatcher, self.writer, self.accept, self._dispatch)
+        self.kick = self.dispatcher.wants_take = self.inbox.kick
         self.failing_duties: dict[str, str] = {}
         self.host = Host(self.loop, self.failing_duties)
         self.follower = Follower(self.loop, store, self.row_codec.decode_result)
         success = PlainSuccess(self.settlement, self.writer, self.follower, self.dispatcher, self.drop)
         hooks = self.report, success.complete, self.stall.lost_s, self.writer.was_cancelled_since
         self.runner = Runner(settings.processes, self.host, *hooks)
-        self.progress = ProgressSaver(self.loop, self.writer.mark, clock)
+        save_progress = ProgressSaver(self.loop, self.writer.mark, clock).save
+        self.surroundings = Surroundings(self.dispatcher, save_progress, clock.now_us)
         self.wants_claim = asyncio.Event()
         self.claiming = asyncio.Lock()  # held while rows of a claim are neither free in the store nor in memory yet
         self.lane_faults = LaneFaults(self.loop, self.dispatcher, self.runner.processes, self.failing_duties)
@@ -101,8 +101,12 @@ class Engine:
 
     def accept(self, live: LiveTask) -> None:
         """Take in what the intake has checked and counted as entered. Do nothing where that was done before."""
-        if live.phase is phases.ARRIVED:
-            (self._take_in if live.idempotency_key is None else self._take_in_keyed)(live)
+        if live.phase is not phases.ARRIVED:
+            return
+        if live.idempotency_key is None:
+            self._take_in(live)
+        else:
+            self._take_in_keyed(live)
 
     def _take_in_keyed(self, live: LiveTask) -> None:
         here = self.live.get(live.task_id)
@@ -153,7 +157,9 @@ class Engine:
 
     def enter(self, live: LiveTask) -> None:
         """`live` waits: for code of an earlier attempt that was given up, for its time, or for a slot."""
-        if self.runner.after(live.task_id, lambda: self._enter_at_last(live)):
+        runner = self.runner
+        may_run = runner.abandoned or live.task_id in runner.running
+        if may_run and runner.after(live.task_id, lambda: self._enter_at_last(live)):
             if live.phase is not phases.ACCEPTED:
                 self.dispatcher.move(live, phases.ACCEPTED)
             return
@@ -172,7 +178,7 @@ class Engine:
                 return
             dispatcher.add_delayed(live, live.due)
             self.alarm.set()
-        elif live.enqueued_at > max(self.clock.now_us(), live.updated_at):
+        elif live.enqueued_at > live.updated_at and live.enqueued_at > self.clock.now_us():
             dispatcher.add_scheduled(live, live.enqueued_at)
             self.alarm.set()
         else:
@@ -198,32 +204,27 @@ class Engine:
 
     # Starting.
 
-    def kick(self) -> None:
-        """Look for tasks to start, once, in the next turn of the loop."""
-        self.inbox.kick()
-
     def _dispatch(self) -> None:
         if self.is_stopping:
             self.dispatcher.resume()
             return
         if not self.is_up or self.intake.is_forked:  # a child that goes on in the loop of its parent starts nothing
             return
+        begin, run, wall_clock = self.settlement.begin, self.run, self.wall_clock
         for live in self.dispatcher.take():
             try:
-                self._start(live)
+                if live.good_until is not None and live.good_until <= wall_clock.now_us():
+                    self._come_too_late(live)
+                    continue
+                begin(live)
+                if live.is_persisted:
+                    self.writer.mark(live)
+                    if self.writer.degraded_since is None:
+                        continue  # it runs when that is committed
+                run(live)
             except phases.ForbiddenMove:  # the task was given up, and those behind it have their slots
                 continue
         self.wants_more()
-
-    def _start(self, live: LiveTask) -> None:
-        if live.good_until is not None and live.good_until <= self.wall_clock.now_us():
-            self._come_too_late(live)
-            return
-        self.settlement.begin(live)
-        if live.is_persisted:
-            self.writer.mark(live)
-        if not live.is_persisted or self.writer.degraded_since is not None:
-            self.run(live)
 
     def _come_too_late(self, live: LiveTask) -> None:
         """Its `good_until` has passed; or the clock was stepped, and it is seen again when the clock can be trusted."""
@@ -252,13 +253,7 @@ class Engine:
     def run(self, live: LiveTask) -> None:
         """User code runs from here on."""
         self.dispatcher.move(live, phases.RUNNING)
-        attempt = live.attempt = Attempt(live, self.dispatcher, live.started_at or 0)
-        attempt.on_progress = self.progress.save
-        attempt.clock = self.clock
-        attempt.is_plain = (
-            live.start_count == 1 and live.idempotency_key is None and not self.dispatcher.is_store_degraded
-        )
-        self.runner.start(attempt)
+        self.runner.start(Attempt(live, self.surroundings))
 
     def _wake_due(self) -> None:
         """Something may be due: let it be ready, and end what has waited too long."""

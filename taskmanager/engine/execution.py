@@ -72,9 +72,8 @@ class Runner:
         self.running[live.task_id] = attempt
         # After a restart there is no caller any more; the task then runs in an empty context.
         context = Context() if live.context is None else live.context.copy()
-        run = self._by_lane[live.definition.lane]
         # Not by the task factory of the loop: an eager one would run user code here, in the middle of a dispatch.
-        attempt.task = asyncio.Task(run(attempt), loop=loop, context=context)
+        attempt.task = asyncio.Task(self._by_lane[live.definition.lane](attempt), loop=loop, context=context)
         if not self._not_begun:
             loop.call_soon(self._look_at_not_begun)
         self._not_begun.append(attempt)

@@ -20,7 +20,7 @@ class ReadyQueue(Generic[T]):
     late for its row goes on a heap: with 100,000 items held, a push and a pop take half of what one heap takes.
     """
 
-    __slots__ = ("_held", "_late", "_late_counts", "_next", "_priorities", "_rows")
+    __slots__ = ("_late", "_late_counts", "_next", "_priorities", "_rows", "held")
 
     def __init__(self, arrivals: Iterator[int] | None = None) -> None:
         """`arrivals` numbers the items; queues that share it keep the order of arrival among each other too."""
@@ -31,7 +31,8 @@ class ReadyQueue(Generic[T]):
         self._late: list[tuple[int, int, int, T]] = []  # heap
         self._late_counts: dict[int, int] = {}
         self._next = (count() if arrivals is None else arrivals).__next__
-        self._held = 0
+        self.held = 0
+        """How many items it holds. Who takes many reads this: a call of `len` costs as much as a pop."""
 
     def push(self, priority: int, enqueued_at: int, item: T) -> None:
         """Add an item."""
@@ -47,7 +48,7 @@ class ReadyQueue(Generic[T]):
         else:
             heappush(self._late, entry)
             self._late_counts[priority] = self._late_counts.get(priority, 0) + 1
-        self._held += 1
+        self.held += 1
 
     def pop(self) -> T:
         """Take the first item; `IndexError` when there is none."""
@@ -57,7 +58,7 @@ class ReadyQueue(Generic[T]):
                 item = row.popleft()[3]
                 if not row:
                     heappop(self._priorities)
-                self._held -= 1
+                self.held -= 1
                 return item
         return self._pop_late()
 
@@ -70,7 +71,7 @@ class ReadyQueue(Generic[T]):
             self._late_counts[priority] = left
         else:
             del self._late_counts[priority]
-        self._held -= 1
+        self.held -= 1
         return item
 
     def peek_key(self) -> tuple[int, int, int]:
@@ -97,21 +98,21 @@ class ReadyQueue(Generic[T]):
         }
         late = [entry for entry in self._late if not is_stale(entry[3])]
         heapify(late)
-        before = self._held
+        before = self.held
         self._rows = {priority: row for priority, row in rows.items() if row}
         self._priorities = sorted(self._rows)
         self._late = late
         self._late_counts = {}
         for priority, *_ in late:
             self._late_counts[priority] = self._late_counts.get(priority, 0) + 1
-        self._held = len(late) + sum(map(len, self._rows.values()))
-        return before - self._held
+        self.held = len(late) + sum(map(len, self._rows.values()))
+        return before - self.held
 
     def __len__(self) -> int:
-        return self._held
+        return self.held
 
     def __bool__(self) -> bool:
-        return self._held > 0
+        return self.held > 0
 
     def __iter__(self) -> Iterator[T]:
         """Every item, in no particular order."""
@@ -122,7 +123,7 @@ class ReadyQueue(Generic[T]):
             yield entry[3]
 
     def __repr__(self) -> str:
-        return f"<ReadyQueue: {self._held} ready, worst priority {self.worst_priority()}>"
+        return f"<ReadyQueue: {self.held} ready, worst priority {self.worst_priority()}>"
 
 
 class DelayedQueue(Generic[T]):

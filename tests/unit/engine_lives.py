@@ -5,7 +5,7 @@ from itertools import count
 from typing import Any
 
 from taskmanager import TaskManager
-from taskmanager.engine.attempt import Attempt, SlotKeeper
+from taskmanager.engine.attempt import Attempt, SlotKeeper, Surroundings
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.model.states import TaskStatus
@@ -55,8 +55,12 @@ def new_live(definition: Definition = WORK, *, task_id: str = "", priority: int 
     return live
 
 
+def around(keeper: SlotKeeper) -> Surroundings:
+    """The surroundings of attempts whose progress nobody saves."""
+    return Surroundings(keeper, lambda _: None, Ticks().now_us)
+
+
 def running(live: LiveTask, keeper: SlotKeeper) -> Attempt:
     """Its next attempt."""
     live.status, live.start_count, live.started_at = TaskStatus.RUNNING, live.start_count + 1, 2_000
-    attempt = live.attempt = Attempt(live, keeper, live.started_at)
-    return attempt
+    return Attempt(live, around(keeper))

@@ -13,7 +13,7 @@ from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.phases import Phase
 from taskmanager.model.config import QueueConfig
-from tests.unit.engine_lives import definition_of, new_live, running
+from tests.unit.engine_lives import around, definition_of, new_live, running
 
 pytestmark = pytest.mark.anyio
 
@@ -297,7 +297,7 @@ def test_a_suspect_runs_apart_from_other_suspects_and_from_what_is_not_safe_to_r
 async def test_a_suspect_that_lends_its_slot_is_none_until_it_goes_on() -> None:
     """What it waits for may be what nothing unsafe runs beside; it goes on when no other suspect runs."""
     world = World()
-    attempt = Attempt(world.ready("suspect", SAFE, crash_count=1), world.dispatcher, 0)
+    attempt = Attempt(world.ready("suspect", SAFE, crash_count=1), around(world.dispatcher))
     assert world.take() == ["suspect"]
     world.dispatcher.lend(attempt)
     other = world.ready("other suspect", SAFE, crash_count=1)

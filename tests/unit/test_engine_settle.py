@@ -17,7 +17,7 @@ from taskmanager.engine.settle import Next, Settlement
 from taskmanager.model.config import RetryPolicy
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import AttemptOutcome, BuiltInTaskCode, TaskStatus, can_move
-from tests.unit.engine_lives import LIGHT, WORK, Ticks, definition_of, new_live, running
+from tests.unit.engine_lives import LIGHT, WORK, Ticks, around, definition_of, new_live, running
 
 ME = Identity("me", "web", "host", 7, "main", "boot", 0)
 NOBODY = Dispatcher({"async": 1, "thread": 1, "process": 1}, [])
@@ -40,7 +40,7 @@ class Scene:
 
     def begin(self) -> Attempt:
         self.settlement.begin(self.live)
-        self.attempt = Attempt(self.live, NOBODY, self.live.started_at or 0)
+        self.attempt = Attempt(self.live, around(NOBODY))
         return self.attempt
 
     def settle(self, outcome: Outcome) -> Next:
