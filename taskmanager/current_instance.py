@@ -222,9 +222,10 @@ class CurrentInstance:
 
         Returns None if only the store knows that run.
         """
-        if not self._intake().reruns.has_run_again(ended):
+        keys = self._intake().keys
+        if not keys.has_run_again(ended):
             # The key may have been enqueued anew, and the store may not have told yet that this is a retry.
-            return self._intake().by_key.get(ended.task_id, ended)
+            return keys.newest(ended)
         live = self.find_live(ended.task_id)
         return None if live is ended else live
 

@@ -70,8 +70,8 @@ class Retention:
     async def _prune_tasks(self, cutoff: int, limit: int) -> int:
         count = await self._engine.store.purge(None, cutoff, limit)
         if not count:
-            intake = self._engine.intake
-            intake.forget_ended_keys(intake.ended_keys(None, cutoff))
+            keys = self._engine.intake.keys
+            keys.purged(keys.purgeable(None, cutoff))
         return count
 
     def _was_stepped(self) -> bool:

@@ -10,7 +10,7 @@ The modules by what they are about. Each knows only modules that stand before it
     Children:               child child_program child_link
     What runs:              lanes settle execution
     What is written:        writes outbox writer
-    The way in:             idempotency reruns inbox intake plain
+    The way in:             keys inbox intake plain
     One start of it all:    engine
     What becomes of writes: after_write
     The store, and others:  neighbours fairness claiming polling

@@ -9,13 +9,14 @@ import asyncio
 from taskmanager.engine.attempt import StopReason
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.events import extra_of
+from taskmanager.engine.keys import Answer, answer_of, tell_other_arguments
 from taskmanager.engine.live_task import Ending, LiveTask
-from taskmanager.engine.phases import ACCEPTED, DONE, ENDED, FREEING, LEFT, STARTING, UNCONFIRMED
+from taskmanager.engine.phases import ACCEPTED, DELAYED, DONE, ENDED, FREEING, LEFT, STARTING
 from taskmanager.engine.waiters import resolve
 from taskmanager.engine.writes import log_rejected, pare
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
-from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
+from taskmanager.model.record import TaskRow, expected_of
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 
@@ -25,13 +26,19 @@ class AfterWrite:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        engine.dispatcher.give_up = self.give_up_disordered
+        self._dispatcher, self._alarm, self._runner = engine.dispatcher, engine.alarm, engine.runner
+        self._settlement, self._writer, self._follower = engine.settlement, engine.writer, engine.follower
+        self._keys, self._clock, self._row_codec = engine.keys, engine.clock, engine.row_codec
+        self._dispatcher.give_up = self.give_up_disordered
         self._asking: set[asyncio.Task[None]] = set()
 
     def committed(self, live: LiveTask) -> None:
         """The newest state that was sent is in the store."""
         if live.save_waiters:
             self._tell_savers(live, None)
+        was_unconfirmed = live.is_unconfirmed
+        if was_unconfirmed:
+            self._confirm(live)
         phase = live.phase
         if phase is STARTING:
             # What is in the store may still be the attempt before; user code waits for its own start.
@@ -44,13 +51,29 @@ class AfterWrite:
             # What is in the store may be the attempt before here too; it is free when the row says so.
             if live.is_as_committed:
                 self._gone_to_store(live)
-        elif phase is UNCONFIRMED:
-            if live.is_duplicate is None:
-                live.is_duplicate = False
-            self._enter(live)
+        elif was_unconfirmed and live.is_waiting:
+            self._go_on_waiting(live)
+
+    @staticmethod
+    def _confirm(live: LiveTask) -> None:
+        live.is_unconfirmed = False
+        if live.is_duplicate is None:
+            live.is_duplicate = False
+
+    def _go_on_waiting(self, live: LiveTask) -> None:
+        """The key stands for this task, which may have been waiting for its time or for a slot meanwhile."""
+        engine = self._engine
+        if live.cancel_requested_at is not None:
+            engine.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
+        elif live.phase is ACCEPTED:
+            engine.enter(live)
+        elif engine.is_stopping:
+            engine.release_late(live)
+        elif live.good_until is not None:
+            self._alarm.watch_expiry(live)  # it could not expire until now
 
     def _end_is_saved(self, live: LiveTask) -> None:
-        self._engine.dispatcher.move(live, DONE)
+        self._dispatcher.move(live, DONE)
         if live.ending is not None and live.ending.requeued and not self._engine.is_stopping:
             # Interrupted without a stop: its row is free, and nobody else may be there to take it.
             self._engine.has_freed = True
@@ -59,29 +82,18 @@ class AfterWrite:
             self._engine.publish(live)
 
     def _gone_to_store(self, live: LiveTask) -> None:
-        self._engine.dispatcher.move(live, LEFT)
+        self._dispatcher.move(live, LEFT)
         self._engine.has_freed = True
         if self._engine.live.get(live.task_id) is live:
             del self._engine.live[live.task_id]
         if live.waiters:
-            self._engine.follow(live)
-        self._engine.intake.forget_live(live)
-        queue = self._engine.dispatcher.queue(live.queue_name)
+            self._follower.take_over(live)
+        self._keys.left(live)
+        queue = self._dispatcher.queue(live.queue_name)
         queue.leave(live.priority)  # a claim under way may not have seen it
         if queue.shared_limit is not None:
             queue.shared_limit.is_owed = True
         self._engine.wants_more()
-
-    def _enter(self, live: LiveTask) -> None:
-        """A task that waited for its row, or was on its way to the store, waits for its slot now."""
-        if live.is_freeing:
-            live.owner = self._engine.identity.instance_id
-            self._engine.freed.pop(live.task_id, None)
-        self._engine.dispatcher.move(live, ACCEPTED)
-        if live.cancel_requested_at is None:
-            self._engine.enter(live)
-        else:
-            self._engine.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
 
     def _start(self, live: LiveTask) -> None:
         """User code runs, unless somebody has asked meanwhile that it should not."""
@@ -89,20 +101,20 @@ class AfterWrite:
             self._engine.run(live)
             return
         if live.cancel_requested_at is None:
-            self._engine.settlement.release(live)
+            self._settlement.release(live)
         else:
             error = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled before user code ran")
-            self._engine.settlement.end_with_error(live, TaskStatus.CANCELLED, error, None)
+            self._settlement.end_with_error(live, TaskStatus.CANCELLED, error, None)
         self._engine.finish(live)
 
     def lost(self, live: LiveTask, row: TaskRow | None) -> None:
         """The store holds another truth than the one we wrote on."""
         if row is not None:
-            self._engine.follower.saw(live.task_id, TaskStatus(row.status))
+            self._follower.saw(live.task_id, TaskStatus(row.status))
+        if live.has_left:  # given up while this write was on its way
+            return
         if live.is_unconfirmed:
             self._resolve_key(live, row)
-            return
-        if live.has_left:  # given up while this write was on its way
             return
         logger.warning(
             "claim lost: task %s (%s) is %s now; %s",
@@ -126,12 +138,12 @@ class AfterWrite:
         """The task is another's, or free in the store: nothing of it goes on here, and its waiters follow the store."""
         self._tell_savers(live, None)  # no write of ours will: the store is where others have it from
         if live.attempt is not None:
-            self._engine.runner.stop(live.attempt, StopReason.CLAIM_LOST)
-        self._engine.dispatcher.move(live, LEFT)
-        live.attempts_due = ()
-        self._engine.intake.forget_live(live)
+            self._runner.stop(live.attempt, StopReason.CLAIM_LOST)
+        self._dispatcher.move(live, LEFT)
+        live.attempts_due, live.is_unconfirmed = (), False
+        self._keys.left(live)
         self._engine.drop(live)
-        self._engine.follow(live)
+        self._follower.take_over(live)
 
     def give_up_disordered(self, live: LiveTask) -> None:
         """Give up a task that was to go where no move leads. The file says how one goes on that stands there."""
@@ -143,38 +155,32 @@ class AfterWrite:
 
     def _resolve_key(self, live: LiveTask, row: TaskRow | None) -> None:
         """The derived id exists already: follow the task that has it, or, where that ended badly, run it again."""
-        if row is None:
+        means = answer_of(row)
+        if row is None or means is Answer.ASK:
             live.saving.committed = None
-            self._engine.writer.mark(live)
+            self._writer.mark(live)
             return
         live.is_duplicate = True
-        status = TaskStatus(row.status)
-        if status.is_terminal and status is not TaskStatus.COMPLETED and not isinstance(row, UnreadableRow):
+        if means is Answer.SUCCESSOR:
             self._retry_with(live, row)
             return
-        if row.enqueue_sha != live.enqueue_sha:
-            logger.info(
-                "idempotency key %r of task %s is held by a %s task with other arguments; the new ones are ignored",
-                live.idempotency_key,
-                live.definition.name,
-                status,
-                extra=extra_of(live),
-            )
+        live.is_unconfirmed, status = False, TaskStatus(row.status)
+        tell_other_arguments(live, row.enqueue_sha, f"a {status} task")
         if live.cancel_requested_at is not None and not status.is_terminal:
             self._pass_on_cancel(live.task_id)
-        self._engine.dispatcher.move(live, LEFT)
+        self._dispatcher.move(live, LEFT)
         live.adopt(row)
         live.is_published = True
         if status.is_terminal:
-            live.ending = Ending(status, self._engine.row_codec.decode_result(row))
-        self._engine.intake.forget_live(live)
+            live.ending = Ending(status, self._row_codec.decode_result(row))
+        self._keys.left(live)
         self._engine.drop(live)
         self._tell_savers(live, None)
-        self._engine.follow(live)
+        self._follower.take_over(live)
 
     def _pass_on_cancel(self, task_id: str) -> None:
         """The call was cancelled before it was known that its key has a task: that one is meant."""
-        store, now = self._engine.store, self._engine.clock.now_us()
+        store, now = self._engine.store, self._clock.now_us()
 
         async def ask() -> None:
             try:
@@ -190,33 +196,44 @@ class AfterWrite:
 
     def _retry_with(self, live: LiveTask, row: TaskRow) -> None:
         """As `manager.retry` does, with the arguments of this call, in one write on the row that ended badly."""
+        if live.phase is STARTING:
+            self._settlement.unbegin(live)
         live.saving.committed = expected_of(row)
         live.start_count = row.start_count
-        self._engine.intake.reruns.note(live.task_id, row.start_count, live)
+        self._keys.note_rerun(live.task_id, row.start_count, live)
         live.sent_at = row.sent_at
-        live.renew_due(self._engine.clock.now_us(), self._engine.clock.elapsed_s())
-        self._engine.writer.mark(live)
+        live.renew_due(self._clock.now_us(), self._clock.elapsed_s())
+        if live.phase is DELAYED and not live.is_pausing:
+            live.due = 0.0  # that was of the heap of the wall clock
+        if live.phase is not ACCEPTED:
+            self._dispatcher.move(live, ACCEPTED)
+        self._writer.mark(live)
 
     def rejected(self, live: LiveTask, reason: str) -> None:
         """The store will never hold this state. It is tried once more without what may be too much of it; else memory
         goes on with it, and its waiters are told.
         """
         if pare(live, reason):
-            (self._engine.writer.mark if live.is_persisted else self._engine.writer.record)(live)
+            (self._writer.mark if live.is_persisted else self._writer.record)(live)
             return
         log_rejected(live, reason)
         live.saving.rejection = reason
         live.attempts_due = ()
         self._tell_savers(live, StoreError(f"task {live.task_id} cannot be stored: {reason}"))
+        was_awaiting, live.is_unconfirmed = live.is_awaiting_store, False
         if live.phase is ENDED:
             self._end_in_memory(live)
         elif live.phase is STARTING:
             self._start(live)
-        elif live.is_awaiting_store and self._engine.dispatcher.needs_place(live):
+        elif was_awaiting and self._dispatcher.needs_place(live):
             words = "its record cannot be stored, and its queue runs only what stands in the file"
             self._engine.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, words)
-        elif live.is_awaiting_store:
-            self._enter(live)
+        elif was_awaiting:
+            if live.is_freeing:
+                live.owner = self._engine.identity.instance_id
+                self._engine.freed.pop(live.task_id, None)
+                self._dispatcher.move(live, ACCEPTED)
+            self._go_on_waiting(live)
 
     def _end_in_memory(self, live: LiveTask) -> None:
         """Nobody is promised that a task goes on at the next start of which no row stands in the file."""
@@ -224,19 +241,20 @@ class AfterWrite:
         if is_lost and not live.is_published:
             words = "the manager stopped, and the record of the task could not be stored"
             error = TaskError(BuiltInTaskCode.MANAGER_STOPPED, words)
-            self._engine.settlement.end_with_error(live, TaskStatus.CANCELLED, error, None)
+            self._settlement.end_with_error(live, TaskStatus.CANCELLED, error, None)
         self._engine.publish(live)
-        self._engine.dispatcher.move(live, DONE)
+        self._dispatcher.move(live, DONE)
 
     def degraded(self, exc: StoreError) -> None:
         """The store cannot be written: what may go on goes on, what must not waits."""
-        if self._engine.dispatcher.is_store_degraded:
+        if self._dispatcher.is_store_degraded:
             return
-        self._engine.dispatcher.is_store_degraded = True
+        self._dispatcher.is_store_degraded = True
         for live in list(self._engine.live.values()):
             live.leave_shortcut()  # whoever waits for its end is told before that is written
             if live.phase is STARTING:
-                if live.definition.requeue_on_interrupt or self._engine.is_stopping or live.cancel_requested_at:
+                may_go_on = live.definition.requeue_on_interrupt or self._engine.is_stopping or live.cancel_requested_at
+                if may_go_on and not live.is_unconfirmed:
                     self._start(live)
                 else:
                     self._take_start_back(live)
@@ -246,19 +264,19 @@ class AfterWrite:
     def _take_start_back(self, live: LiveTask) -> None:
         """It waits again, as if nothing had happened; for a place anew where the file counts them, as its row will."""
         engine = self._engine
-        engine.settlement.unbegin(live)
-        if engine.dispatcher.needs_place(live):
+        self._settlement.unbegin(live)
+        if self._dispatcher.needs_place(live):
             engine.free_row(live)
         else:
-            engine.dispatcher.add_ready(live)
+            self._dispatcher.add_ready(live)
 
     def written(self) -> None:
         """A batch is done: there may be room."""
-        self._engine.dispatcher.wake_room_waiters()
-        if self._engine.dispatcher.has_shared_limits:
+        self._dispatcher.wake_room_waiters()
+        if self._dispatcher.has_shared_limits:
             self._engine.wants_more()
 
     def restored(self) -> None:
         """The store is back."""
-        self._engine.dispatcher.is_store_degraded = False
+        self._dispatcher.is_store_degraded = False
         self._engine.kick()

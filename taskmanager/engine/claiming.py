@@ -314,7 +314,7 @@ class Claimer:
         else:
             asked_at = live.cancel_requested_at
             if live.is_unconfirmed:  # the key was enqueued again here a moment before its row was claimed
-                live.is_duplicate = True
+                live.is_duplicate, live.is_unconfirmed = True, False
             if here is not None:  # it is counted in its queue, and its row may be in another one
                 self._dispatcher.move(live, LEFT)
             live.adopt(row)
@@ -323,7 +323,7 @@ class Claimer:
         engine.live[live.task_id] = live
         self._dispatcher.move(live, ACCEPTED)
         live.due = 0.0
-        engine.intake.claimed(live)
+        engine.intake.keys.claimed(live)
         engine.follower.came_here(live)
         if live.cancel_requested_at is not None and not engine.is_stopping:
             engine.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")

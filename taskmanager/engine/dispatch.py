@@ -175,7 +175,7 @@ class Dispatcher:
         """`live` may start as soon as a slot is free."""
         self.move(live, READY)
         definition = live.definition
-        needs_store = live.is_persisted and not definition.requeue_on_interrupt
+        needs_store = live.is_persisted and (not definition.requeue_on_interrupt or live.is_unconfirmed)
         queue = self.queues.get(live.queue_name) or self.queue(live.queue_name)
         key = (definition.lane, needs_store, live.crash_count > 0)
         source = queue.sources.get(key)  # type: ignore[call-overload]  # a plain tuple is the same key

@@ -19,10 +19,10 @@ from taskmanager.engine.definition import Definition, RowCodec
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.events import extra_of, log_again, log_end
 from taskmanager.engine.execution import Runner
-from taskmanager.engine.idempotency import becomes_successor, merge_waiters
 from taskmanager.engine.inbox import Inbox
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.intake import Intake
+from taskmanager.engine.keys import Answer, answer, merge_waiters
 from taskmanager.engine.lanes import LaneFaults
 from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.loops import Host
@@ -67,7 +67,7 @@ class Engine:
         self.row_codec = RowCodec(definitions)
         self.store = store
         self.clock = clock
-        self.identity, self.intake = identity, intake
+        self.identity, self.intake, self.keys = identity, intake, intake.keys
         self.loop = asyncio.get_running_loop()
         self.live: dict[str, LiveTask] = {}
         self.freed: WeakValueDictionary[str, LiveTask] = WeakValueDictionary()  # whose rows are free, or will be
@@ -110,9 +110,12 @@ class Engine:
 
     def _take_in_keyed(self, live: LiveTask) -> None:
         here = self.live.get(live.task_id)
+        means = answer(live, here)
         if here is None:
+            live.is_unconfirmed = means is Answer.ASK
             self._take_in(live)
-        elif becomes_successor(here, live):
+        elif means is Answer.SUCCESSOR:
+            here.successor, live.is_unconfirmed = live, True
             self.dispatcher.move(live, phases.BEHIND)
         else:
             self._join_first(here.successor or here, live)
@@ -126,28 +129,28 @@ class Engine:
                 self.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
             return
         queue = self.dispatcher.queue(live.queue_name)
-        if live.idempotency_key is not None:
-            self.dispatcher.move(live, phases.UNCONFIRMED)
-            live.owner = self.identity.instance_id
-            self.writer.mark(live)
-        elif queue.shared_limit is not None or (
-            queue.stored_waiting >= self.window.most and self.window.overflows(live, queue, self.clock.now_us())
+        if live.idempotency_key is None and (
+            queue.shared_limit is not None
+            or (queue.stored_waiting >= self.window.most and self.window.overflows(live, queue, self.clock.now_us()))
         ):
             self.free_row(live)
         else:
             live.owner = self.identity.instance_id
-            (self.writer.mark if live.save_waiters else self.writer.accept)(live)
+            (self.writer.mark if live.save_waiters or live.is_unconfirmed else self.writer.accept)(live)
             self.enter(live)
 
     def _join_first(self, first: LiveTask, live: LiveTask) -> None:
         self.dispatcher.move(live, phases.LEFT)
         merge_waiters(first, live)
-        self.intake.by_key[live.task_id] = first
+        self.keys.means(first)
         if first.save_waiters:
             self.writer.mark(first)
 
     def free_row(self, live: LiveTask) -> None:
         """Too much to hold: the row goes to the store as a free one, and is claimed when there is room."""
+        if live.is_unconfirmed:
+            self._wait_accepted(live)
+            return
         live.renew_due(self.clock.now_us(), self.clock.elapsed_s())
         self.dispatcher.move(live, phases.FREEING)
         live.owner = None
@@ -155,17 +158,21 @@ class Engine:
         self.freed[live.task_id] = live
         self.writer.mark(live)
 
+    def _wait_accepted(self, live: LiveTask) -> None:
+        """It waits in no heap until the store has answered for its key, or the code of an earlier attempt has ended."""
+        if live.phase is not phases.ACCEPTED:
+            self.dispatcher.move(live, phases.ACCEPTED)
+
     def enter(self, live: LiveTask) -> None:
         """`live` waits: for code of an earlier attempt that was given up, for its time, or for a slot."""
         runner = self.runner
         may_run = runner.abandoned or live.task_id in runner.running
         if may_run and runner.after(live.task_id, lambda: self._enter_at_last(live)):
-            if live.phase is not phases.ACCEPTED:
-                self.dispatcher.move(live, phases.ACCEPTED)
+            self._wait_accepted(live)
             return
         dispatcher = self.dispatcher
         if self.is_stopping:
-            self._release_late(live)
+            self.release_late(live)
             return
         if dispatcher.has_shared_limits and dispatcher.needs_place(live):
             self.free_row(live)
@@ -190,9 +197,11 @@ class Engine:
         held = self.dispatcher.queue(live.queue_name).stored_waiting - (live.phase is phases.ACCEPTED)
         return live.is_persisted and held >= self.window.most
 
-    def _release_late(self, live: LiveTask) -> None:
+    def release_late(self, live: LiveTask) -> None:
         """Accepted while the manager drains: persisted work is kept for the next start, the rest is refused by name."""
-        if live.is_persisted:
+        if live.is_unconfirmed:
+            self._wait_accepted(live)
+        elif live.is_persisted:
             self.settlement.release(live)
             self.dispatcher.move(live, phases.ENDED)
             self.writer.mark(live)
@@ -228,7 +237,9 @@ class Engine:
 
     def _come_too_late(self, live: LiveTask) -> None:
         """Its `good_until` has passed; or the clock was stepped, and it is seen again when the clock can be trusted."""
-        if self.wall_clock.holds_expiry:
+        if live.is_unconfirmed:
+            self._wait_accepted(live)
+        elif self.wall_clock.holds_expiry:
             self.dispatcher.add_delayed(live, self.wall_clock.trusted_at_s)
             self.alarm.set()
         else:
@@ -392,7 +403,7 @@ class Engine:
         if not live.encodes_later:
             live.call_args = live.call_kwargs = None
         if live.idempotency_key is not None and live.status.is_terminal:
-            self.intake.ended(live)
+            self.keys.ended(live)
         if live.is_persisted and not live.is_saved and live.saving.rejection is None:
             self.writer.unsaved_ended[live.task_id] = live  # its record is here until the store has it
         self.drop(live)
@@ -425,13 +436,3 @@ class Engine:
         if live.is_published and live.ending is not None:
             return live.ending
         return cast("Ending", await wait_in(live.waiters_list()))
-
-    # Following tasks that run elsewhere.
-
-    def follow(self, live: LiveTask) -> None:
-        """Let the waiters of a task that is not ours (any more) wait for its row to end."""
-        self.follower.saw(live.task_id, live.status)
-        if not live.waiters:
-            return
-        waiters, live.waiters = live.waiters, None
-        self.follower.follow(live.task_id, waiters)

@@ -9,10 +9,8 @@ lines. So the lock can be taken again by who holds it, and the engine is not tou
 
 import atexit
 import os
-import threading
 import weakref
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextvars import copy_context
 from enum import Enum
 from typing import Any, Final
@@ -22,8 +20,8 @@ from taskmanager.engine.definition import NO_OPTIONS, CallOptions, Definition
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.events import extra_of
 from taskmanager.engine.inbox import Inbox
+from taskmanager.engine.keys import Keys
 from taskmanager.engine.live_task import NOT_SAVED, Ending, LiveTask
-from taskmanager.engine.reruns import Reruns
 from taskmanager.engine.waiters import tell
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.config import QueueConfig
@@ -41,8 +39,6 @@ from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 from taskmanager.model.wording import counted
 
-KEYED_WINDOW: Final = 10_000
-"""Ended memory-only tasks with an idempotency key that are remembered, so that their key still finds them."""
 HELD_PATIENCE_S: Final = 10
 """A call that comes so long after the first one that waits for a start says so: nobody may be going to start it."""
 HOW_TO_START: Final = (
@@ -71,13 +67,11 @@ class Intake:
         self.door = Door.HELD
         self.held: list[LiveTask] = []
         self.inbox: Inbox | None = None
-        self.by_key: dict[str, LiveTask] = {}
-        self.reruns = Reruns()
-        self._keyed_ended: OrderedDict[str, LiveTask] = OrderedDict()
+        self.keys = Keys()
         self._max_pending = max_pending
         self._queue_limits = {each.name: each.max_pending for each in queues if each.max_pending is not None}
         self._limited_in_file = frozenset(each.name for each in queues if each.is_limited_in_file)
-        self._lock = threading.RLock()
+        self._lock = self.keys.lock
         self.has_warned = False
         """Whether it was said that nobody has started the manager."""
         self.is_forked = False
@@ -108,14 +102,12 @@ class Intake:
         return live, False
 
     def _hand_over_keyed(self, live: LiveTask) -> tuple[LiveTask, bool]:
-        existing = self._find_keyed(live)
+        existing = self.keys.find(live)
         if existing is not None:
             return existing, True
         self._admit(live)
         if not live.has_left:
-            if live.task_id in self.by_key or live.task_id in self.reruns:  # it has ended, or it would have been found
-                self.reruns.note(live.task_id, live.start_count, live)
-            self.by_key[live.task_id] = live
+            self.keys.give(live)
         return live, False
 
     def make(
@@ -253,27 +245,6 @@ class Intake:
             f"queue {queue_name!r} is full ({limit} waiting); await manager.wait_for_room({queue_name!r}) and try again"
         )
 
-    def _find_keyed(self, live: LiveTask) -> LiveTask | None:
-        """Return the task that holds the key in this process, if it still counts. Else give the key to `live`."""
-        existing = self.by_key.get(live.task_id)
-        if existing is None:
-            return None
-        if existing.status.is_terminal and existing.status is not TaskStatus.COMPLETED:
-            # Where its end is still on the way to the store, the engine lets the new call go there after it.
-            live.start_count = existing.start_count
-            if not live.is_persisted:  # of others the row decides
-                live.is_duplicate, live.sent_at = True, existing.sent_at
-            return None
-        if existing.enqueue_sha != live.enqueue_sha:
-            logger.info(
-                "idempotency key %r of task %s is held by %s with other arguments; the new ones are ignored",
-                live.idempotency_key,
-                live.definition.name,
-                existing.task_id,
-                extra=extra_of(live),
-            )
-        return existing
-
     # The life of the manager.
 
     def open(self, inbox: Inbox) -> None:
@@ -296,8 +267,7 @@ class Intake:
         with self._lock:
             self.door = Door.STOPPED
             self.inbox = None
-            self.by_key.clear()
-            self._keyed_ended.clear()
+            self.keys.forget_all()
 
     def reopen_for_start(self) -> None:
         """A second start holds calls until it is open; so does the first one of a forked child.
@@ -312,7 +282,7 @@ class Intake:
         with self._lock:
             self.is_forked = False
             if self.door is Door.STOPPED:
-                self.by_key.clear()  # what came in last was accepted after the door was closed
+                self.keys.forget_all()  # what came in last was accepted after the door was closed
             self.door = Door.HELD
 
     def forget_idle_queues(self, dispatcher: Dispatcher) -> None:
@@ -326,36 +296,10 @@ class Intake:
         A server that loads the application first and forks its workers then starts the manager in each of them.
         """
         self.is_forked = True
-        self._lock = threading.RLock()  # another thread of the parent may have held the old one
+        self.keys.forked(is_started=self.inbox is not None)
+        self._lock = self.keys.lock
         if self.inbox is None:
             self.held = []
-            self.by_key.clear()
-
-    def claimed(self, live: LiveTask) -> None:
-        """A row was claimed: from now on its key is found here."""
-        if live.start_count or live.enqueued_at > live.sent_at:  # else it was never put back
-            self.reruns.note(live.task_id, live.start_count, live)
-        if live.idempotency_key is not None:
-            with self._lock:
-                self._forget_end(live.task_id)
-                self.by_key.setdefault(live.task_id, live)
-
-    def forget_live(self, live: LiveTask) -> None:
-        """The task goes on elsewhere: the store answers for its key from now on."""
-        if live.idempotency_key is not None and self.by_key.get(live.task_id) is live:
-            self.by_key.pop(live.task_id, None)
-
-    def ended(self, live: LiveTask) -> None:
-        """A keyed task has ended for good: persisted ones are found in the store, memory-only ones in a window here."""
-        with self._lock:
-            if self.by_key.get(live.task_id) is not live:
-                return
-            if live.is_persisted:
-                del self.by_key[live.task_id]
-                return
-            self._keyed_ended[live.task_id] = live
-            if len(self._keyed_ended) > KEYED_WINDOW:
-                self._forget_end(next(iter(self._keyed_ended)))
 
     def is_full(self, queue_name: str) -> bool:
         """Whether `enqueue` to that queue would raise `QueueFull` now."""
@@ -372,9 +316,7 @@ class Intake:
             if live not in self.held:
                 return False
             self.held.remove(live)
-            self.by_key.pop(live.task_id, None)
-        if live.idempotency_key is not None:
-            self.reruns.note(live.task_id, 0, live)  # another call of the key will be a later run
+            self.keys.cancelled_unstarted(live)
         error = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled before the manager was started")
         live.status = TaskStatus.CANCELLED
         live.ending = Ending(TaskStatus.CANCELLED, TaskResult(err=error))
@@ -386,36 +328,6 @@ class Intake:
         live.waiters = live.save_waiters = None
         live.saving = NOT_SAVED
         return True
-
-    def put_back(self, task_id: str, start_count: int) -> None:
-        """The task was put back through the store, which answers for its key from now on."""
-        self.reruns.note(task_id, start_count)
-        with self._lock:
-            self._forget_end(task_id)
-
-    def _forget_end(self, task_id: str) -> None:
-        """Let the key of a memory-only task forget this end. If the task runs again by now, the key keeps that run."""
-        ended = self._keyed_ended.pop(task_id, None)
-        if ended is not None and self.by_key.get(task_id) is ended:
-            del self.by_key[task_id]
-
-    def ended_keys(self, status: TaskStatus | None, cutoff: int | None) -> list[LiveTask]:
-        """Return the memory-only tasks with a key whose records a purge with this status and cutoff deletes."""
-        with self._lock:
-            ended = list(self._keyed_ended.values())
-        return [
-            live
-            for live in ended
-            if status in (None, live.status)
-            and (cutoff is None or (live.completed_at or live.failed_at or live.updated_at) < cutoff)
-        ]
-
-    def forget_ended_keys(self, ended: Iterable[LiveTask]) -> None:
-        """Their records were purged, and their keys with them."""
-        with self._lock:
-            for live in ended:
-                if self._keyed_ended.get(live.task_id) is live:
-                    self._forget_end(live.task_id)
 
 
 def never_written(live: LiveTask) -> NotPersisted:

@@ -14,13 +14,11 @@ from taskmanager.codec.values import loads
 from taskmanager.engine.definition import Definition, with_delay
 from taskmanager.engine.phases import (
     ARRIVED,
-    BEHIND,
     FREEING,
     LEFT,
     READY,
     RUNNING,
     STARTING,
-    UNCONFIRMED,
     Phase,
 )
 from taskmanager.model.clock import SECOND_US
@@ -163,6 +161,8 @@ class LiveTask:
     """Until when it is delayed, on the clock of the heap that it is in."""
     watched_until: int | None = None
     """The `good_until` under which it stands among those that may expire."""
+    is_unconfirmed = False
+    """Whether it is not known yet if its key stands for this task, or for an earlier one."""
     is_duplicate: bool | None = None
     """Whether its key had a task already; None until that is known."""
     attempt: "Attempt | None" = None
@@ -209,11 +209,6 @@ class LiveTask:
         return self.phase <= READY
 
     @property
-    def is_unconfirmed(self) -> bool:
-        """True while it is not known whether its idempotency key stands for this task, or for one in the store."""
-        return self.phase is UNCONFIRMED or self.phase is BEHIND
-
-    @property
     def is_freeing(self) -> bool:
         """True while its row is on the way to the store, to be free there."""
         return self.phase is FREEING
@@ -221,7 +216,7 @@ class LiveTask:
     @property
     def is_awaiting_store(self) -> bool:
         """True while it waits, and nothing can be done with it before its row is written."""
-        return self.phase is UNCONFIRMED or self.phase is FREEING
+        return self.is_unconfirmed or self.phase is FREEING
 
     @property
     def has_left(self) -> bool:
@@ -292,6 +287,11 @@ class LiveTask:
         self.due = elapsed_s + delay_s
         self.options_text = with_delay(self.options_text)
 
+    @property
+    def is_pausing(self) -> bool:
+        """True when it waits for a while, and not for an instant that was promised."""
+        return is_pause(self.next_retry_at, self.snooze_count, self.options_text)
+
     def renew_due(self, now_us: int, elapsed_s: float) -> None:
         """Say anew when it is due, by the wall clock as it is now: it may have been stepped since that was written.
 
@@ -300,7 +300,7 @@ class LiveTask:
         """
         if self.phase in (READY, STARTING) or self.enqueued_at <= self.updated_at:
             self.enqueued_at = min(self.enqueued_at, now_us)
-        elif self.due and is_pause(self.next_retry_at, self.snooze_count, self.options_text):
+        elif self.due and self.is_pausing:
             self.enqueued_at = now_us + max(0, int((self.due - elapsed_s) * SECOND_US))
             self.next_retry_at = None if self.next_retry_at is None else self.enqueued_at
         self.updated_at = now_us

@@ -17,37 +17,34 @@ class Phase(IntEnum):
     BEHIND = 1
     """Runs after an earlier call of its idempotency key, whose end is on its way to the store."""
     ACCEPTED = 2
-    """Waits for the thread of an earlier attempt, or for nothing but the next line."""
-    UNCONFIRMED = 3
-    """The store is asked whether its idempotency key has a task already."""
-    FREEING = 4
+    """Waits for the thread of an earlier attempt, or for the store's word on its key before it may wait any further."""
+    FREEING = 3
     """Memory has no room for it: its row is on the way to the store, where it will be free."""
-    DELAYED = 5
-    READY = 6
-    STARTING = 7
+    DELAYED = 4
+    READY = 5
+    STARTING = 6
     """Has a slot; its start is being committed."""
-    RUNNING = 8
-    ENDED = 9
+    RUNNING = 7
+    ENDED = 8
     """Its end is on the way to the store."""
-    DONE = 10
+    DONE = 9
     """Its end is in the store, or never will be."""
-    LEFT = 11
+    LEFT = 10
     """Free in the store, or owned by another instance: waiters follow the store."""
 
 
 # A member looked up in its class costs 60 ns, which is as much as a whole move; a module's name costs 2.
-ARRIVED, BEHIND, ACCEPTED, UNCONFIRMED, FREEING, DELAYED, READY, STARTING, RUNNING, ENDED, DONE, LEFT = Phase
+ARRIVED, BEHIND, ACCEPTED, FREEING, DELAYED, READY, STARTING, RUNNING, ENDED, DONE, LEFT = Phase
 
 _ANY_END: Final = (ENDED, LEFT)
 MOVES: Final[Mapping[Phase, tuple[Phase, ...]]] = {
-    ARRIVED: (BEHIND, ACCEPTED, UNCONFIRMED, FREEING, DELAYED, READY, *_ANY_END),
-    BEHIND: (ACCEPTED, UNCONFIRMED, FREEING, DELAYED, READY, *_ANY_END),
+    ARRIVED: (BEHIND, ACCEPTED, FREEING, DELAYED, READY, *_ANY_END),
+    BEHIND: (ACCEPTED, FREEING, DELAYED, READY, *_ANY_END),
     ACCEPTED: (FREEING, DELAYED, READY, STARTING, *_ANY_END),
-    UNCONFIRMED: (ACCEPTED, *_ANY_END),
     FREEING: (ACCEPTED, *_ANY_END),
-    DELAYED: (READY, *_ANY_END),
-    READY: (FREEING, STARTING, *_ANY_END),
-    STARTING: (FREEING, DELAYED, READY, RUNNING, *_ANY_END),
+    DELAYED: (ACCEPTED, READY, *_ANY_END),
+    READY: (ACCEPTED, FREEING, STARTING, *_ANY_END),
+    STARTING: (ACCEPTED, FREEING, DELAYED, READY, RUNNING, *_ANY_END),
     RUNNING: (ACCEPTED, *_ANY_END),
     ENDED: (DONE, LEFT),
     DONE: (LEFT,),
@@ -55,7 +52,7 @@ MOVES: Final[Mapping[Phase, tuple[Phase, ...]]] = {
 }
 """Every move there is."""
 
-WAITING: Final = frozenset((ARRIVED, BEHIND, ACCEPTED, UNCONFIRMED, FREEING, DELAYED, READY))
+WAITING: Final = frozenset((ARRIVED, BEHIND, ACCEPTED, FREEING, DELAYED, READY))
 """The task waits in this instance's memory."""
 HELD: Final = WAITING - {ARRIVED, BEHIND}
 """The loop has accepted it, and it counts towards the memory of its queue."""

@@ -81,7 +81,8 @@ class QueueState:
 class SourceKey(NamedTuple):
     """The properties that keep ready tasks of one queue apart.
 
-    `needs_store`: the task is not safe to repeat, so it runs only after its start is committed. `is_suspect`: a process
+    `needs_store`: the task runs only after its start is committed: it is not safe to repeat, or the store knows whether
+    its key has a task. `is_suspect`: a process
     died while it ran the task, so the task runs apart from other suspects, and from tasks that are not safe to repeat.
     """
 

@@ -235,7 +235,7 @@ class Records:
         if not await retry_stored(engine.store, [row], engine.clock.now_us()):
             return False
         engine.follower.saw(task_id, TaskStatus.PENDING)
-        engine.intake.put_back(task_id, row.start_count)
+        engine.intake.keys.put_back(task_id, row.start_count)
         engine.dispatcher.queue(row.queue_name).leave(row.priority)
         engine.wants_claim.set()
         return True
@@ -249,9 +249,10 @@ class Records:
             raise ConfigurationError(f"purge deletes ended tasks only; {status} is not an end. Cancel such tasks first")
         await engine.flush()
         cutoff = None if older_than is None else max(0, engine.clock.now_us() - older_than // timedelta(microseconds=1))
-        keys = engine.intake.ended_keys(status, cutoff)
+        keys = engine.intake.keys
+        gone_keys = keys.purgeable(status, cutoff)
         gone = await repeated(lambda: engine.store.purge(status, cutoff, PURGE_PAGE))
-        engine.intake.forget_ended_keys(keys)
+        keys.purged(gone_keys)
         return gone
 
 

@@ -26,7 +26,7 @@ async def release_waiting(engine: Engine) -> None:
             continue  # it must not run beside its old thread: recovery takes it when that thread has ended
         if live.is_waiting and not live.is_awaiting_store:
             _release(engine, live)
-        elif live.phase is STARTING and live.saving.committed is None:
+        elif live.phase is STARTING and live.saving.committed is None and not live.is_unconfirmed:
             engine.settlement.unbegin(live)
             _release(engine, live)
 

@@ -204,6 +204,13 @@ class Follower:
         watching = self._loop.create_task(self.watch(task_id), name="taskmanager-follower")
         watching.add_done_callback(partial(self._pass_on, task_id, waiters))
 
+    def take_over(self, live: LiveTask) -> None:
+        """Let the waiters of a task that is not ours (any more) wait for its row to end."""
+        self.saw(live.task_id, live.status)
+        if live.waiters:
+            waiters, live.waiters = live.waiters, None
+            self.follow(live.task_id, waiters)
+
     def _pass_on(self, task_id: str, waiters: Waiters, done: "asyncio.Task[Ending]") -> None:
         if done.cancelled():  # by code that cancels every task there is
             self._loop.call_later(AGAIN_AFTER_S, self.follow, task_id, waiters)

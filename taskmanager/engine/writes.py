@@ -120,8 +120,8 @@ def is_ours(live: LiveTask, row: TaskRow) -> bool:
     """
     found = expected_of(row)
     if live.is_unconfirmed:
-        # It has never started. A row that has is an earlier task of the key, even if both calls read one clock tick.
-        return found in live.saving.in_doubt and row.status == TaskStatus.PENDING and row.sent_at == live.sent_at
+        # Any other row is an earlier task of the key, also one that reads like what was sent.
+        return found in live.saving.in_doubt and row.sent_at == live.sent_at
     if live.saving.is_written_anew:
         # An older copy of the file was put in its place. Free there, or already ours: nobody else has taken it since.
         return live.has_overtaken(row) and (found.owner is None or found.owner == live.owner)

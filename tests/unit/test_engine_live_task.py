@@ -96,7 +96,7 @@ def test_the_phases_that_wait(phase: Phase) -> None:
     """A task that has its slot, its end or another owner does not."""
     live = new_live()
     live.phase = phase
-    assert live.is_awaiting_store == (phase in (Phase.UNCONFIRMED, Phase.FREEING))
+    assert live.is_awaiting_store == (phase is Phase.FREEING)
     assert live.is_waiting == (
         live.is_awaiting_store or phase in (Phase.ARRIVED, Phase.BEHIND, Phase.ACCEPTED, Phase.DELAYED, Phase.READY)
     )

@@ -160,7 +160,7 @@ async def test_a_handle_follows_runs_that_never_started(persist: bool) -> None:
 async def test_a_key_finds_the_run_and_not_the_end_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a memory-only task: neither the end that the retry of another process left behind, nor the end that leaves the
     window while the task runs again."""
-    monkeypatch.setattr("taskmanager.engine.intake.KEYED_WINDOW", 1)
+    monkeypatch.setattr("taskmanager.engine.keys.KEYED_WINDOW", 1)
     manager = manager_of()
     flaky = Flaky(manager, persist=False)
     async with world_of(manager) as (world, store):
@@ -194,7 +194,7 @@ async def test_a_retry_that_is_refused_changes_no_handle() -> None:
 
 async def test_the_memory_of_retries_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest go first; a handle of one of those gives the end that it knows."""
-    monkeypatch.setattr("taskmanager.engine.reruns.WINDOW", 2)
+    monkeypatch.setattr("taskmanager.engine.keys.RERUN_WINDOW", 2)
     manager = manager_of()
     flaky = Flaky(manager, persist=True)
     async with world_of(manager) as (world, store):
@@ -205,7 +205,7 @@ async def test_the_memory_of_retries_is_bounded(monkeypatch: pytest.MonkeyPatch)
         for handle in handles:
             await by_the_manager(world, store, flaky, handle)
         assert [(await handle.result()).is_ok() for handle in handles] == [False, True, True]
-        assert len(engine_of(manager).intake.reruns._latest) == 2
+        assert len(engine_of(manager).intake.keys._reruns) == 2
 
 
 # Why it failed.
@@ -291,7 +291,7 @@ async def test_another_end_than_the_one_of_the_cause_has_none() -> None:
         assert row is not None
         again = row._replace(start_count=2)
         await store.memory.commit([TaskWrite(again, expected_of(row))])
-        engine_of(manager).intake.reruns.note(handle.task_id, 1)
+        engine_of(manager).intake.keys.note_rerun(handle.task_id, 1)
         with pytest.raises(TaskFailed) as caught:
             await handle
         assert caught.value.__cause__ is None
