@@ -20,6 +20,7 @@ import pytest
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
 from taskmanager.model.states import AttemptOutcome, TaskStatus
+from taskmanager.rules.claims import Room, Starting
 from taskmanager.store.protocol import ClaimRequest, TaskFilter
 from taskmanager.store.sqlite import SqliteStore, claims, connection, queries, schema, starting, statements
 from taskmanager.store.sqlite.wal import WalLimits
@@ -702,3 +703,23 @@ async def test_batches_of_any_size_are_cut_into_full_statements(path: Path, coun
     assert await store.commit(writes) == ({}, {})
     assert (await store.counts())[TaskStatus.FAILED] == count
     await store.close()
+
+
+async def test_a_claim_that_starts_rows_waits_for_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power cut a row that was only claimed is claimed again; one whose code ran must not be free again."""
+    levels: list[int] = []
+    claim = claims.claim
+
+    def watched(connection: sqlite3.Connection, request: ClaimRequest) -> list[TaskRow]:
+        levels.extend(connection.execute("PRAGMA synchronous").fetchone())
+        return claim(connection, request)
+
+    monkeypatch.setattr(claims, "claim", watched)
+    store = SqliteStore(path)
+    await store.open()
+    request = ClaimRequest("me", ["app:job"], "default", 1, 1_000)
+    room = Room(frozenset({"app:job"}), 1)
+    await store.claim(request)
+    await store.claim(request._replace(starting=Starting(1, (room,), 7, "host", "main")))
+    await store.close()
+    assert levels == [1, 2], "NORMAL for what is only claimed, FULL for what starts"

@@ -184,7 +184,9 @@ class SqliteStore:
         return report
 
     async def claim(self, request: ClaimRequest) -> list[TaskRow]:
-        return await self._write_unsynced(claims.claim, request)
+        if request.starting is None:
+            return await self._write_unsynced(claims.claim, request)
+        return await self._write(claims.claim, request)  # what has run must not be free again after a power cut
 
     async def fetch_claim(self, owner: str, claimed_at: int) -> list[TaskRow]:
         return await self._in_writer(claims.fetch_claim, owner, claimed_at)
