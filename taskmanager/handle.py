@@ -9,7 +9,7 @@ from weakref import ref
 from taskmanager.current_instance import CurrentInstance
 from taskmanager.engine.intake import never_written
 from taskmanager.engine.live_task import NOT_SAVED, Ending, LiveTask
-from taskmanager.engine.waiters import lent_slot, wait_in
+from taskmanager.engine.waiters import lent_slot, running_attempt, wait_in
 from taskmanager.model.checks import check_timeout
 from taskmanager.model.errors import (
     NotPersisted,
@@ -140,15 +140,20 @@ class TaskHandle(Generic[R_co]):
         if self._instance.is_of_another_loop():
             # The task could end between a look at it from here and the entry into its list of waiters.
             return await self._instance.in_its_loop(self._ending(is_bounded=is_bounded))
+        if running_attempt() is None:
+            return await self._end_of(live)
         async with lent_slot(self._task_id, self._instance.running_attempts(), is_bounded=is_bounded):
-            if live is None or live.has_left:
-                ending = await self._instance.wait_for(self._task_id, self._hold, was_accepted=live is not None)
-                if live is not None and live.has_left:
-                    live.status = ending.status
-                self._seen = self._seen if ending.requeued else ending.status
-                return ending
-            self._hold(live)
-            return cast("Ending", await self._wait(live, live.waiters_list()))
+            return await self._end_of(live)
+
+    async def _end_of(self, live: LiveTask | None) -> Ending:
+        if live is None or live.has_left:
+            ending = await self._instance.wait_for(self._task_id, self._hold, was_accepted=live is not None)
+            if live is not None and live.has_left:
+                live.status = ending.status
+            self._seen = self._seen if ending.requeued else ending.status
+            return ending
+        self._hold(live)
+        return cast("Ending", await self._wait(live, live.waiters_list()))
 
     async def _wait(self, live: LiveTask, waiters: "list[asyncio.Future[Any]]") -> Any:
         self._check_process(live)

@@ -1,8 +1,8 @@
 """Runs one attempt in its lane and comes back with an `Outcome`. It cannot see the store.
 
-The only place where `BaseException` is caught: whatever user code raises, `SystemExit` and `KeyboardInterrupt` too,
-ends that task and nothing else, unless a signal raised it in the middle of that code. An exception after our own
-request to stop is an interruption; a `CancelledError` that user code raised by itself is a failure.
+`BaseException` is caught here: whatever user code raises, `SystemExit` and `KeyboardInterrupt` too, ends that task and
+nothing else, unless a signal raised it in the middle of that code. An exception after our own request to stop is an
+interruption. A `CancelledError` that user code raised by itself is a failure.
 """
 
 import asyncio
@@ -82,9 +82,10 @@ class Runner:
             self._watch_timeout(attempt, live.timeout_s)
 
     def _look_at_not_begun(self) -> None:
-        """A stranger may cancel a task before its first step: it never runs then, not even to report that.
+        """End the attempts whose task was cancelled before its first step, by code of the application.
 
-        All that are started together are looked at together, which costs less than a callback of each.
+        Such a task never runs, not even to report that. One look at all that were started together costs less than a
+        callback of each.
         """
         started, self._not_begun = iter(self._not_begun), []
         try:
@@ -107,18 +108,18 @@ class Runner:
         attempt.is_plain = False
         if attempt.stop_reason is None or reason is StopReason.CLAIM_LOST:
             attempt.stop_reason = reason
-        # A coroutine that is cancelled before its first step never runs, not even to report that; it looks by itself.
+        # A coroutine that is cancelled before its first step never runs, not even to report that. It looks by itself.
         if attempt.has_begun and attempt.live.definition.lane != "thread" and attempt.task is not None:
             attempt.task.cancel()
 
     def abandon(self, attempt: Attempt) -> None:
-        """Go on without an attempt that will not end; what it comes to later is discarded."""
+        """Go on without an attempt that will not end. What it comes to later is discarded."""
         attempt.is_abandoned, attempt.is_plain = True, False
         self.abandoned.add(attempt)
         self.running.pop(attempt.live.task_id, None)
 
     def cut_off(self, attempt: Attempt) -> Outcome:
-        """The outcome of a coroutine whose loop will not run again; what it says when it is collected is discarded."""
+        """Return the outcome of a coroutine whose loop will not run again. What it says when collected is discarded."""
         attempt.is_abandoned, attempt.is_plain = True, False
         self.running.pop(attempt.live.task_id, None)
         attempt.stop_reason = attempt.stop_reason or StopReason.SHUTDOWN
@@ -127,7 +128,7 @@ class Runner:
         return self._raised(attempt, asyncio.CancelledError())
 
     def is_still_executing(self, task_id: str) -> bool:
-        """Whether code of an earlier attempt that was given up still runs."""
+        """Return whether code of an earlier, abandoned attempt still runs."""
         return any(attempt.live.task_id == task_id for attempt in self.abandoned)
 
     def is_executing(self, task_id: str) -> bool:
@@ -135,11 +136,11 @@ class Runner:
         return task_id in self.running or self.is_still_executing(task_id)
 
     def abandoned_in(self, queue_name: str) -> list[Attempt]:
-        """Those of a queue whose code still runs."""
+        """Return the abandoned attempts of a queue, whose code still runs."""
         return [attempt for attempt in self.abandoned if attempt.live.queue_name == queue_name]
 
     def after(self, task_id: str, then: Callable[[], None]) -> bool:
-        """Call `then` when what still executes of this task has ended; False when nothing does."""
+        """Call `then` when the code of this task that still runs has ended. Return False if none runs."""
         if not self.abandoned and task_id not in self.running:
             return False
         attempts = [self.running.get(task_id), *self.abandoned]
@@ -158,9 +159,10 @@ class Runner:
             attempt.has_begun = True
             if attempt.stop_reason is not None:
                 raise asyncio.CancelledError
+            fn = live.definition.fn
             args, kwargs = _arguments(live)
             attempt.has_reached_code = True
-            value = await drive(live.definition.fn(*args, **kwargs), attempt)
+            value = await drive(fn(*args, **kwargs), attempt)
             if attempt.is_plain and (value is None or is_plain_value(value)):
                 self.running.pop(live.task_id, None)
                 self._complete(attempt, value)
@@ -193,8 +195,10 @@ class Runner:
         await self._wait_for_thread(attempt, future)
 
     async def _wait_for_thread(self, attempt: Attempt, future: "asyncio.Future[Ended]") -> None:
-        """Until its thread has ended, which nobody can bring about: who cancels the wait, as those do who cancel every
-        task, has interrupted nothing, and a second attempt must not run beside the first one.
+        """Wait until the thread of the attempt has ended, which nobody can bring about.
+
+        Code that cancels every task cancels this wait too. It has interrupted nothing, and a second attempt must not
+        run beside the first one, so the wait goes on.
         """
         try:
             ended = await asyncio.shield(future)
@@ -247,7 +251,7 @@ class Runner:
         self._finish(attempt, self._raised(attempt, exc))
 
     def _raised(self, attempt: Attempt, exc: BaseException) -> Outcome:
-        """The outcome of an exception: ours when we asked for it, else the task's own failure."""
+        """Return the outcome of an exception: an interruption if we asked for it, else the task's own failure."""
         if attempt.stop_reason is None and (
             self._is_torn_down(attempt, exc) or (self.is_stopping and _comes_from_stop(exc))
         ):
@@ -260,14 +264,14 @@ class Runner:
         return self._stopped(attempt)
 
     def _stopped(self, attempt: Attempt) -> Outcome:
-        """What never came to its code was waiting, for a child process that takes its time, and is not interrupted."""
+        """Return the outcome of an interruption. An attempt that still waited for its child has not begun."""
         was_waiting = self.is_stopping and attempt.stop_reason is StopReason.SHUTDOWN and not attempt.has_reached_code
         return Outcome("unstarted" if was_waiting and attempt.live.is_persisted else "stopped")
 
     def _is_torn_down(self, attempt: Attempt, exc: BaseException) -> bool:
-        """Whether the task was cancelled together with the engine: the event loop ends without a stop.
+        """Return whether the task was cancelled together with the engine, because the event loop ends without a stop.
 
-        That is an interruption like any other, should anybody still come to write it.
+        That is an interruption like any other, if it can still be written.
         """
         if not issubclass(type(exc), asyncio.CancelledError) or attempt.task is None:
             return False
@@ -280,7 +284,7 @@ class Runner:
             if attempt.on_end:
                 attempt.on_end()
         elif task is not None and task.get_loop().is_closed():
-            return  # its coroutine is collected with a loop that was closed under it: no outcome, and nobody to hear it
+            return  # its coroutine is collected with its closed loop: there is no outcome, and nobody to hear it
         else:
             self.running.pop(attempt.live.task_id, None)
             self._report(attempt, outcome)
@@ -328,9 +332,9 @@ class Runner:
 
 
 def _comes_from_stop(exc: BaseException) -> bool:
-    """Whether the stop of the manager speaks here: it takes no more tasks, or puts back the one that is waited for.
+    """Return whether the stop of the manager raised it: it takes no more tasks, or puts back an awaited one.
 
-    Who lets that through was interrupted by the stop, like a task that is cancelled by it, and has not failed.
+    A task that lets this through was interrupted by the stop, like one that the stop cancels. It has not failed.
     """
     return all(map(_is_of_stop, leaves_of(exc)))
 
@@ -342,7 +346,7 @@ def _is_of_stop(exc: BaseException) -> bool:
 
 
 def _failed(attempt: Attempt, exc: BaseException) -> Outcome:
-    """The failure with its words and its traceback, as far as the exception lets us read them."""
+    """Return the failure with its words and its traceback, as far as the exception lets us read them."""
     if type(exc) is _Unfit:
         return Outcome("failed", error=TaskError(BuiltInTaskCode.UNHANDLED_EXCEPTION, str(exc)), reason=str(exc))
     attempt.raised = exc
@@ -350,7 +354,7 @@ def _failed(attempt: Attempt, exc: BaseException) -> Outcome:
 
 
 def _replied(attempt: Attempt, reply: ChildReply) -> Outcome:
-    """What a child has come to. Raises `TypeError` for a value that is a mistake."""
+    """Return the outcome of a reply from a child. Raises `TypeError` for a value that is a mistake."""
     if reply.code is not None:
         return Outcome("failed", error=TaskError(trusted_code(reply.code), reply.words or "", reply.value))
     if reply.words is not None:
@@ -362,7 +366,7 @@ def _replied(attempt: Attempt, reply: ChildReply) -> Outcome:
 
 
 def _hear(attempt: Attempt, news: News) -> None:
-    """What the code of an attempt reports from its child, as if it were reported here."""
+    """Take what the code of an attempt reports from its child, as if it were reported here."""
     for entry in news.entries:
         attempt.log(*entry)
     if news.progress:
@@ -381,7 +385,7 @@ def _hear(attempt: Attempt, news: News) -> None:
 
 
 class _Unfit(Exception):
-    """The stored arguments are not those of the function any more: no exception of its own, and nobody's to map."""
+    """The stored arguments do not fit the function any more. No exception mapper of the application sees this."""
 
 
 def _begin(attempt: Attempt) -> None:
@@ -395,11 +399,12 @@ def _reach_code(attempt: Attempt) -> None:
 
 
 def _arguments(live: LiveTask) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Memory-only tasks get the caller's own objects; persisted ones always their stored form."""
+    """Return the caller's own objects for a memory-only task, and what the stored form gives for a persisted one."""
     if live.call_args is not None:
         return live.call_args, live.call_kwargs or {}
+    definition = live.definition
     try:
-        return live.definition.read_arguments(live.args_text, live.kwargs_text)
+        return definition.read_arguments(live.args_text, live.kwargs_text)
     except ArgumentError as exc:
         raise _Unfit(str(exc)) from None
 

@@ -130,8 +130,9 @@ class Inbox:
             self._is_due = False  # callers that enqueued during the turn have asked for none: that is done below
             if self._arrived:
                 self.kick()
-            waiters, self._turn_waiters = self._turn_waiters, []
-            resolve(waiters, None)
+            if self._turn_waiters:
+                waiters, self._turn_waiters = self._turn_waiters, []
+                resolve(waiters, None)
 
     def _take(self) -> None:
         """Accept one helping."""

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,50 +26,75 @@ CLOSE_PATIENCE_S: Final = 1.0
 Run = Callable[[], Coroutine[Any, Any, None]]
 
 
+@dataclass(eq=False, slots=True)
+class _Loop:
+    """A loop that is begun again until it is told to end, and the task that runs it now."""
+
+    name: str
+    begin: Callable[["_Loop"], None]
+    task: "asyncio.Task[Any] | None" = None
+
+
+@dataclass(eq=False, slots=True)
+class _Member:
+    """A member of the task group: waiting for the group, entered without a first step (`entered`), or running."""
+
+    run: Run
+    name: str
+    entered: Coroutine[Any, Any, None] | None = None
+    task: "asyncio.Task[Any] | None" = None
+
+    def leave(self) -> None:
+        """Wait for a group again. A cancelled group forgets members, and Python would warn that none was awaited."""
+        if self.entered is not None:
+            self.entered.close()
+            self.entered = None
+
+
 class Host:
     """Owns the task group of one instance. `faults` tells, by the name of a loop, why it does not run."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, faults: dict[str, str]) -> None:
         self._loop = loop
         self._faults = faults
-        self._begins: dict[str, Callable[[], None]] = {}
-        self._running: dict[str, asyncio.Task[Any]] = {}
-        self._unbegun: list[tuple[Run, str]] = []
-        """The members that are in no group yet, or have not made their first step there."""
-        self._entered: dict[tuple[Run, str], Coroutine[Any, Any, None]] = {}
-        """Those without a first step. A cancelled group forgets them, and Python would warn that none was awaited."""
+        self._loops: dict[str, _Loop] = {}
+        """The loops that are begun again when they end."""
+        self._members: list[_Member] = []
+        """The members that have not ended."""
         self._task: asyncio.Task[None] | None = None
         self._group: TaskGroup | None = None
-        self._members: set[asyncio.Task[Any]] = set()
         self._is_closed = False
         self._is_over = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<Host of {', '.join(self._running) or 'nothing'}>"
+        return f"<Host of {', '.join(each.name for each in self._loops.values() if each.task) or 'nothing'}>"
 
     def start(self, name: str, run: Run) -> None:
         """Begin this loop. Begin it again whenever it ends in another way than by returning."""
-        assert name not in self._begins, name
-        self._begins[name] = lambda: self.spawn(partial(self._keep, name, run), name)
-        self._begins[name]()
+        self._begin(_Loop(name, lambda loop: self.spawn(partial(self._keep, loop, run), name)))
 
     def start_task(self, name: str, begin: Callable[[], "asyncio.Task[Any]"]) -> None:
         """Do the same for a loop that makes a task of its own, outside of the group."""
 
-        def watch() -> None:
-            task = self._running[name] = begin()
-            task.add_done_callback(partial(self._task_ended, name))
+        def watch(loop: _Loop) -> None:
+            loop.task = begin()
+            loop.task.add_done_callback(partial(self._task_ended, loop))
 
-        self._begins[name] = watch
-        watch()
+        self._begin(_Loop(name, watch))
+
+    def _begin(self, loop: _Loop) -> None:
+        assert loop.name not in self._loops, loop.name
+        self._loops[loop.name] = loop
+        loop.begin(loop)
 
     def spawn(self, run: Run, name: str) -> None:
         """Run this once in the group; nothing that it raises reaches its neighbours."""
         if self._is_closed:
             return
-        self._unbegun.append((run, name))
+        member = _Member(run, name)
+        self._members.append(member)
         if self._group is not None:
-            self._enter(self._group, run, name)
+            self._enter(self._group, member)
         elif self._task is None:
             self._begin_host()
 
@@ -78,40 +104,33 @@ class Host:
             self._task = Context().run(self._loop.create_task, self._live(), name="taskmanager-host")
             self._task.add_done_callback(self._host_ended)
 
-    def _enter(self, group: "TaskGroup", run: Run, name: str) -> None:
-        member = self._entered[run, name] = self._alone(run, name)
-        Context().run(lambda: group.start_soon(lambda: member, name=f"taskmanager-{name}"))
-
-    def _close_entered(self) -> None:
-        for member in self._entered.values():
-            member.close()
-        self._entered.clear()
+    def _enter(self, group: "TaskGroup", member: _Member) -> None:
+        entered = member.entered = self._alone(member)
+        Context().run(lambda: group.start_soon(lambda: entered, name=f"taskmanager-{member.name}"))
 
     def is_running(self, name: str) -> bool:
         """Whether this loop runs at this moment."""
-        return name in self._running
+        return name in self._loops and self._loops[name].task is not None
 
     def leave(self, name: str) -> None:
         """Forget this loop, which its owner ends. It is not begun again."""
-        self._begins.pop(name, None)
-        self._running.pop(name, None)
+        self._loops.pop(name, None)
 
     def leave_loop(self) -> None:
         """Forget all tasks, because their event loop will not run again. Python must not warn when it collects them."""
-        self._begins.clear()
         self._is_closed = True
-        self._close_entered()
-        for task in (*self._members, *self._running.values()):
+        for member in self._members:
+            member.leave()
+        tasks = [self._task, *(each.task for each in self._members), *(each.task for each in self._loops.values())]
+        self._loops.clear()
+        self._task = None
+        for task in filter(None, tasks):
             let_loop_close(task)
-        if self._task is not None:
-            let_loop_close(self._task)
-            self._task = None
-        self._running.clear()
 
     async def stop(self, *, but: str | None = None) -> None:
         """End all loops, or all but one. Members that a lane has spawned go on."""
-        self._begins = {name: begin for name, begin in self._begins.items() if name == but}
-        tasks = [task for name, task in self._running.items() if name != but]
+        ended = [self._loops.pop(name) for name in list(self._loops) if name != but]
+        tasks = [loop.task for loop in ended if loop.task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -131,8 +150,9 @@ class Host:
         async with contextlib.AsyncExitStack() as stack:
             self._group = await stack.enter_async_context(create_task_group())
             try:
-                for run, name in self._unbegun:
-                    self._enter(self._group, run, name)
+                for member in self._members:
+                    if member.task is None:
+                        self._enter(self._group, member)
                 await self._is_over.wait()
             except GeneratorExit:  # collected with its loop: there is nothing to be awaited any more
                 stack.pop_all()
@@ -143,68 +163,67 @@ class Host:
     def _host_ended(self, task: "asyncio.Task[None]") -> None:
         """Begin the host again if members wait that had not made their first step. Loops begin again by themselves.
 
-        The host was cancelled by other code, or ended with one of its members.
+        Other code has cancelled the host, or it ended with one of its members.
         """
         if not task.cancelled():
             task.exception()
         self._task = None
-        self._close_entered()
-        if self._unbegun:
+        for member in self._members:
+            member.leave()
+        if any(member.task is None for member in self._members):
             self._loop.call_later(AGAIN_AFTER_S, self._begin_host)
 
-    async def _keep(self, name: str, run: Run) -> None:
-        if name not in self._begins:
+    async def _keep(self, loop: _Loop, run: Run) -> None:
+        if not self._has(loop):
             return  # stopped before its first step
-        task = asyncio.current_task()
-        assert task is not None
-        self._running[name] = task
+        task = loop.task = asyncio.current_task()
         try:
             await run()
         except (asyncio.CancelledError, Exception) as exc:  # noqa: BLE001  # logged when it is begun again
-            self._ended(name, exc)
+            self._ended(loop, exc)
         except (KeyboardInterrupt, SystemExit) as exc:
-            self._ended(name, exc)
+            self._ended(loop, exc)
             raise
         else:
-            self._begins.pop(name, None)
+            if self._has(loop):
+                del self._loops[loop.name]
         finally:
-            if self._running.get(name) is task:
-                del self._running[name]
+            if loop.task is task:
+                loop.task = None
 
-    async def _alone(self, run: Run, name: str) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._members.add(task)
-        self._unbegun.remove((run, name))
-        del self._entered[run, name]
+    async def _alone(self, member: _Member) -> None:
+        member.task, member.entered = asyncio.current_task(), None
         try:
-            await run()
+            await member.run()
         except asyncio.CancelledError:
             pass  # a group takes a member that was cancelled for its own end
         except Exception:
-            logger.critical("the %s failed unexpectedly", name, exc_info=True)
+            logger.critical("the %s failed unexpectedly", member.name, exc_info=True)
         finally:
-            self._members.discard(task)
+            self._members.remove(member)
 
-    def _task_ended(self, name: str, task: "asyncio.Task[Any]") -> None:
-        if self._running.get(name) is task:
-            del self._running[name]
+    def _task_ended(self, loop: _Loop, task: "asyncio.Task[Any]") -> None:
+        if loop.task is task:
+            loop.task = None
         exc = asyncio.CancelledError() if task.cancelled() else task.exception()
         if exc is not None:
-            self._ended(name, exc)
+            self._ended(loop, exc)
 
-    def _ended(self, name: str, exc: BaseException) -> None:
-        if name in self._begins:
+    def _has(self, loop: _Loop) -> bool:
+        return self._loops.get(loop.name) is loop
+
+    def _ended(self, loop: _Loop, exc: BaseException) -> None:
+        if self._has(loop):
             is_cancelled = isinstance(exc, asyncio.CancelledError)
             why = "cancelled by somebody else" if is_cancelled else f"ended by {type(exc).__name__}"
-            self._faults[name] = why
-            self._loop.call_later(AGAIN_AFTER_S, self._again, name, why, None if is_cancelled else exc)
+            self._faults[loop.name] = why
+            self._loop.call_later(AGAIN_AFTER_S, self._again, loop, why, None if is_cancelled else exc)
 
-    def _again(self, name: str, why: str, exc: BaseException | None) -> None:
-        if name in self._begins:
-            logger.critical("the %s was %s, and is begun again", name, why, exc_info=exc)
-            self._faults.pop(name, None)
-            self._begins[name]()
+    def _again(self, loop: _Loop, why: str, exc: BaseException | None) -> None:
+        if self._has(loop):
+            logger.critical("the %s was %s, and is begun again", loop.name, why, exc_info=exc)
+            self._faults.pop(loop.name, None)
+            loop.begin(loop)
 
 
 async def shielded(work: Coroutine[Any, Any, object]) -> None:
@@ -265,6 +284,6 @@ def _shield() -> Iterator[None]:
 
 
 def let_loop_close(task: "asyncio.Task[None]") -> None:
-    """`asyncio.run` waits for every task it knows; one that ignores its cancellation must not hold up the exit."""
+    """Keep `asyncio.run` from waiting for this task, which may ignore its cancellation."""
     asyncio._unregister_task(task)  # noqa: SLF001  # documented in "Extending asyncio"
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001  # the stop has said it already
