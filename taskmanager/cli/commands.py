@@ -20,8 +20,7 @@ from taskmanager.model.nearest import did_you_mean
 USAGE_EXIT: Final = 2
 CTRL_C_EXIT: Final = 130
 
-EPILOG: Final = """
-\b
+EPILOG: Final = """\b
 Examples:
   taskmanager demo                     five minutes with this Python's files
   taskmanager run app.jobs:manager     run a manager with no application
@@ -56,8 +55,8 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
         Entry("show", "tasks:show", "One task: its record, every attempt, its log, what happens next."),
     ),
     "Act": (
-        Entry("retry", "actions:retry", "Run tasks that have ended again, with their stored arguments."),
-        Entry("cancel", "actions:cancel", "Cancel tasks that have not ended."),
+        Entry("retry", "tasks:retry", "Run tasks that have ended again, with their stored arguments."),
+        Entry("cancel", "tasks:cancel", "Cancel tasks that have not ended."),
         Entry("pause", "queues:pause", "Start nothing more from a queue until it is resumed."),
         Entry("resume", "queues:resume", "Start tasks from a paused queue again."),
         Entry("schedules", "queues:schedules", "List schedules; pause, resume or run one."),

@@ -18,8 +18,7 @@ from taskmanager.store.sqlite.queries import instances
 from taskmanager.store.sqlite.reading import READ_PATIENCE_S, open_read_only
 from taskmanager.store.sqlite.search import ids_like, memory_only
 
-WRITE_PATIENCE_S: Final = 10.0
-"""How long an action tries to get at a file that another program holds locked."""
+WRITE_PATIENCE_S: Final = 10.0  # how long an action tries to get at a file that another program holds locked
 WRITE_PAUSE_S: Final = 0.1
 LOCK_PATIENCE_S: Final = 1.0
 """How long the lock file of an instance may be missing: a living one looks for its own every half second."""
@@ -65,16 +64,16 @@ def write(db: Path, work: Callable[[SqliteStore], Coroutine[Any, Any, R]]) -> R:
     """Run `work` on the file, opened as the application opens it. Never creates or migrates one."""
     with read(db):
         pass  # it is there, is ours, and has our schema
-    return asyncio.run(_write(db, work))
 
+    async def run() -> R:
+        store = SqliteStore(db)
+        try:
+            await store.open()
+            return await work(store)
+        finally:
+            await store.close()
 
-async def _write(db: Path, work: Callable[[SqliteStore], Coroutine[Any, Any, R]]) -> R:
-    store = SqliteStore(db)
-    try:
-        await store.open()
-        return await work(store)
-    finally:
-        await store.close()
+    return asyncio.run(run())
 
 
 async def patiently(step: Callable[[], Awaitable[R]]) -> R:

@@ -24,8 +24,7 @@ from rich.text import Text
 
 import taskmanager
 from taskmanager.cli.demo_tasks import check_file, key_of
-from taskmanager.cli.options import json_option
-from taskmanager.cli.output import answer_json
+from taskmanager.cli.options import answer_json, json_option
 from taskmanager.engine.instance import is_dead, lock_files
 from taskmanager.model.escaping import escaped
 from taskmanager.model.wording import counted

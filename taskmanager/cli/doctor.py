@@ -13,9 +13,7 @@ from typing import Final
 import click
 
 from taskmanager.cli.database import check_is_there, read
-from taskmanager.cli.locks import WriterWatch, process_name, without_lock
-from taskmanager.cli.options import db_option, json_option
-from taskmanager.cli.output import answer_json, draw
+from taskmanager.cli.options import answer_json, db_option, draw, json_option
 from taskmanager.console.figures import relative, short
 from taskmanager.console.observer import look, unknown_in
 from taskmanager.console.overview import Finding, Health, InstanceView
@@ -27,6 +25,7 @@ from taskmanager.store.protocol import FreeQueue
 from taskmanager.store.sqlite.claims import free_queues
 from taskmanager.store.sqlite.connection import WAL_LIMIT_BYTES
 from taskmanager.store.sqlite.health import Owned, faults, newest_stamp, owned, unreadable
+from taskmanager.store.sqlite.locks import WriterWatch, process_name, without_lock
 from taskmanager.store.sqlite.reading import GLANCE_PATIENCE_S, READ_PATIENCE_S, snapshot
 from taskmanager.store.sqlite.schema import missing_views, version
 from taskmanager.store.sqlite.wal_index import Reader, WalState, only_user_of, read_wal_index
@@ -34,10 +33,8 @@ from taskmanager.store.sqlite.wal_index import Reader, WalState, only_user_of, r
 MB: Final = 1_000_000
 SKEW_US: Final = 5_000_000
 """A stamp that lies further in the future was written by another clock, or before this one was set back."""
-PIN_LOOK_S: Final = 1.0
-"""A reader that stands at the same place for so long is no passer-by."""
-PINNED_BYTES: Final = 4 * MB
-"""A pinned log below this size is nobody's trouble yet."""
+PIN_LOOK_S: Final = 1.0  # a reader that stands at the same place for so long is no passer-by
+PINNED_BYTES: Final = 4 * MB  # a pinned log below this size is nobody's trouble yet
 NETWORK_TYPES: Final = frozenset(
     {"9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "drvfs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs"}
     | {"nfs4", "smb3", "smbfs"}
@@ -46,8 +43,7 @@ NETWORK_TYPES: Final = frozenset(
 SHOWN: Final = 3
 MIN_FILES: Final = 10
 """Files that a volume must have room for: with fewer, a start may find none for its log, index and lock file."""
-EPILOG: Final = """
-\b
+EPILOG: Final = """\b
 Examples:
   taskmanager doctor
   taskmanager doctor --json --min-free 2000
@@ -80,7 +76,7 @@ def doctor(min_free: int, db: Path, as_json: bool) -> int:
     except StoreError as exc:
         if isinstance(exc, StoreUnavailable) and all(each.is_well for each in findings):
             raise  # in one line, as every command; with findings, they say why
-        findings.append(_bad("file", str(exc), "what is in it cannot be looked at before that is mended"))
+        findings.append(Finding("file", False, str(exc), "what is in it cannot be looked at before that is mended"))
     bad = sum(not each.is_well for each in findings)
     if as_json:
         checks = [
@@ -93,14 +89,6 @@ def doctor(min_free: int, db: Path, as_json: bool) -> int:
 
         draw(diagnosis_view(findings))
     return 1 if bad else 0
-
-
-def _well(name: str, found: str) -> Finding:
-    return Finding(name, True, found)
-
-
-def _bad(name: str, found: str, advice: str) -> Finding:
-    return Finding(name, False, found, advice)
 
 
 def _some(each: Sequence[str], separator: str = ", ", more: str = " and {} more") -> str:
@@ -128,8 +116,8 @@ def permissions(db: Path) -> Finding:
     modes = {path.name: path.stat().st_mode & 0o777 for path in files if path.exists()}
     found = ", ".join(f"{name} has mode {mode:04o}" for name, mode in modes.items() if mode & 0o077)
     if found and os.name == "posix":
-        return _bad("permissions", found, f"other users may read what tasks are given: chmod 600 {db}*")
-    return _well("permissions", "only its owner can read it")
+        return Finding("permissions", False, found, f"other users may read what tasks are given: chmod 600 {db}*")
+    return Finding("permissions", True, "only its owner can read it")
 
 
 def _mounts() -> list[tuple[str, str, str]]:
@@ -151,14 +139,14 @@ def mount(file: Path, mounts: Sequence[tuple[str, str, str]], *, is_read_only: b
     point, kind, options = max(reversed(below), key=lambda each: len(Path(each[0]).parts), default=("", "", ""))
     if "emergency_ro" in options.split(","):
         advice = "its disk may be failing: look into the system log, save what is there, and check the file system"
-        return _bad(name, f"the system has made {point} read-only after an error", advice)
+        return Finding(name, False, f"the system has made {point} read-only after an error", advice)
     if is_read_only:
         advice = "an application can save nothing there; look why (the system log), and mount it writable"
-        return _bad(name, "it is mounted read-only", advice)
+        return Finding(name, False, "it is mounted read-only", advice)
     if kind in NETWORK_TYPES:
         advice = "the file may be damaged when two hosts use it; move it to a local disk"
-        return _bad(name, f"{point} is a network mount ({kind})", advice)
-    return _well(name, f"{kind} at {point}" if kind else "unknown; it must be a local one")
+        return Finding(name, False, f"{point} is a network mount ({kind})", advice)
+    return Finding(name, True, f"{kind} at {point}" if kind else "unknown; it must be a local one")
 
 
 def files_left(folder: Path) -> int | None:
@@ -174,11 +162,13 @@ def disk(db: Path, free_bytes: int, min_free_mb: int, more_files: int | None = N
     found = f"{free_bytes / MB:,.0f} MB free"
     if more_files is not None and more_files < MIN_FILES:
         found += f", but room for {counted(more_files, 'more file')} only (`df -i`)"
-        return _bad("disk", found, f"delete files that are not needed on the volume of {db}: each start makes three")
+        return Finding(
+            "disk", False, found, f"delete files that are not needed on the volume of {db}: each start makes three"
+        )
     if free_bytes < min_free_mb * MB:
         advice = f"free some space on the volume of {db}, or `taskmanager purge --older-than 7d`"
-        return _bad("disk", f"{found}, less than {min_free_mb:,} MB", advice)
-    return _well("disk", found)
+        return Finding("disk", False, f"{found}, less than {min_free_mb:,} MB", advice)
+    return Finding("disk", True, found)
 
 
 def log(db: Path) -> Finding:
@@ -199,11 +189,11 @@ def judge_log(now: WalState, pinning: Collection[Reader]) -> Finding:
         advice = (
             "that program keeps a read transaction open, so the log only grows; end its transaction, or the program"
         )
-        return _bad("log", f"{found}, pinned by {who}", advice)
+        return Finding("log", False, f"{found}, pinned by {who}", advice)
     if now.size_bytes > WAL_LIMIT_BYTES:
         advice = "it should have been cut; the application does it when it is idle, and when it stops"
-        return _bad("log", found, advice)
-    return _well("log", found)
+        return Finding("log", False, found, advice)
+    return Finding("log", True, found)
 
 
 def locks(db: Path) -> Finding:
@@ -211,12 +201,12 @@ def locks(db: Path) -> Finding:
     alone = only_user_of(db)
     if alone is not None:
         advice = "until it lets go, nobody else can read or write the file; let it finish, or end it"
-        return _bad("locks", f"{process_name(alone)} keeps the file to itself", advice)
+        return Finding("locks", False, f"{process_name(alone)} keeps the file to itself", advice)
     writer = WriterWatch(db).judge()
     if writer is not None:
         advice = "until its transaction ends nothing can be saved, by the application neither; let it finish, or end it"
-        return _bad("locks", f"{process_name(writer)} holds the write lock and commits nothing", advice)
-    return _well("locks", "nobody keeps others from writing")
+        return Finding("locks", False, f"{process_name(writer)} holds the write lock and commits nothing", advice)
+    return Finding("locks", True, "nobody keeps others from writing")
 
 
 # Inside the file.
@@ -230,9 +220,9 @@ def inside_the_file(connection: sqlite3.Connection, db: Path) -> Iterator[Findin
             f"stop the application, keep a copy of {db}*, and restore a backup, or save what can be read: "
             f"sqlite3 {db} .recover | sqlite3 new.db"
         )
-        yield _bad("integrity", "; ".join(broken), advice)
+        yield Finding("integrity", False, "; ".join(broken), advice)
         return
-    yield _well("integrity", "every page and index is sound")
+    yield Finding("integrity", True, "every page and index is sound")
     clock, database = SystemClock(), db.absolute()
     with snapshot(connection):
         overview = look(database, connection, clock)
@@ -252,35 +242,35 @@ def schema(connection: sqlite3.Connection) -> Finding:
     found = f"version {version(connection)}"
     if views := missing_views(connection):
         advice = "another program has dropped that; restart the application, it makes that anew"
-        return _bad("schema", f"{found} without {', '.join(views)}", advice)
-    return _well("schema", found)
+        return Finding("schema", False, f"{found} without {', '.join(views)}", advice)
+    return Finding("schema", True, found)
 
 
 def records(unreadable_ids: Sequence[str]) -> Finding:
     """Unfinished tasks of which something cannot be read: a flipped bit, or another program."""
     if not unreadable_ids:
-        return _well("records", "every unfinished task can be read")
+        return Finding("records", True, "every unfinished task can be read")
     count = counted(len(unreadable_ids), "unfinished task")
     advice = "`taskmanager show ID` says what; mend the row, or it is FAILED when its turn comes"
-    return _bad("records", f"not all of {count} can be read: {_some(unreadable_ids)}", advice)
+    return Finding("records", False, f"not all of {count} can be read: {_some(unreadable_ids)}", advice)
 
 
 def claims(stale: Sequence[Owned]) -> Finding:
     """Tasks that a dead instance has: nobody runs them until they are given back."""
     if not stale:
-        return _well("claims", "no task is held by a dead instance")
+        return Finding("claims", True, "no task is held by a dead instance")
     by_status = Counter[str]()
     for each in stale:
         by_status[each.status] += each.number
     what = ", ".join(f"{number:,} {status}" for status, number in sorted(by_status.items()))
     dead = counted(len({each.owner for each in stale}), "dead instance")
-    return _bad("claims", f"{what} held by {dead}", "start the application, or `taskmanager recover`")
+    return Finding("claims", False, f"{what} held by {dead}", "start the application, or `taskmanager recover`")
 
 
 def sharing(db: Path, connection: sqlite3.Connection, alive: Sequence[InstanceView]) -> Finding:
     """Instances that have lost SQLite's lock on the file, because their process has read it as bytes."""
     if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):  # without a log, nobody holds one all the time
-        return _well("sharing", "the file has no log that could be deleted in use")
+        return Finding("sharing", True, "the file has no log that could be deleted in use")
     unlocked = without_lock(db, {each.row.pid for each in alive if each.row.hostname == socket.gethostname()})
     if unlocked:
         who = ", ".join(map(process_name, sorted(unlocked)))
@@ -288,9 +278,9 @@ def sharing(db: Path, connection: sqlite3.Connection, alive: Sequence[InstanceVi
             "code in that process has read the file as bytes (copied, hashed or served it), which drops the lock, and "
             "another program may delete the log in use; restart it, and copy the file with `taskmanager backup`"
         )
-        return _bad("sharing", f"{who} has the file open without SQLite's lock on it", advice)
+        return Finding("sharing", False, f"{who} has the file open without SQLite's lock on it", advice)
     told = "every instance holds SQLite's lock on the file"
-    return _well("sharing", "this system does not say who has locked the file" if unlocked is None else told)
+    return Finding("sharing", True, "this system does not say who has locked the file" if unlocked is None else told)
 
 
 def living(alive: Sequence[InstanceView]) -> Finding:
@@ -305,8 +295,8 @@ def living(alive: Sequence[InstanceView]) -> Finding:
             "it is frozen, or cannot write; end it, and its tasks are recovered, or take them: "
             "`taskmanager recover --frozen 5` (minutes of silence)"
         )
-        return _bad("instances", f"no sign of life of {', '.join(silent[:SHOWN])}", advice)
-    return _well("instances", f"{len(alive) or 'none'} alive")
+        return Finding("instances", False, f"no sign of life of {', '.join(silent[:SHOWN])}", advice)
+    return Finding("instances", True, f"{len(alive) or 'none'} alive")
 
 
 def duties(alive: Iterable[InstanceView]) -> Finding:
@@ -317,30 +307,30 @@ def duties(alive: Iterable[InstanceView]) -> Finding:
         for name, why in each.report.failing_duties.items()
     ]
     if not failing:
-        return _well("duties", "heartbeat, recovery, retention and log work")
+        return Finding("duties", True, "heartbeat, recovery, retention and log work")
     advice = "what it says there is wrong beside the tasks; its log, if it has one, says since when"
-    return _bad("duties", _some(failing, "; ", "; and {} more"), advice)
+    return Finding("duties", False, _some(failing, "; ", "; and {} more"), advice)
 
 
 def functions(free: Sequence[FreeQueue], alive: Sequence[InstanceView]) -> Finding:
     """Tasks that wait although instances run, because none of them knows the function."""
     if not alive:
-        return _well("functions", "no instance runs that could know any")
+        return Finding("functions", True, "no instance runs that could know any")
     for each in alive:
         if each.report.task_names is None:
-            return _well("functions", f"process {each.row.pid} does not say which it knows")
+            return Finding("functions", True, f"process {each.row.pid} does not say which it knows")
     unknown = Counter(unknown_in((each.report for each in alive), free))
     if not unknown:
-        return _well("functions", "every waiting task has an instance that knows its function")
+        return Finding("functions", True, "every waiting task has an instance that knows its function")
     what = [f"{name} ({number:,} waiting)" for name, number in unknown.most_common()]
     advice = "register the function under that name, or cancel its tasks: taskmanager cancel --task NAME"
-    return _bad("functions", f"known to no running instance: {_some(what, more=', and {} more')}", advice)
+    return Finding("functions", False, f"known to no running instance: {_some(what, more=', and {} more')}", advice)
 
 
 def clocks(newest: int | None, now: int) -> Finding:
     """Stamps from the future: delays and thresholds are off by as much."""
     if newest is None or newest <= now + SKEW_US:
-        return _well("clocks", "no stamp lies in the future")
+        return Finding("clocks", True, "no stamp lies in the future")
     found = f"the newest stamp in the file lies {relative(newest, now).removeprefix('in ')} in the future"
     advice = "this clock is behind, or was set back, or another host's is ahead; let all hosts keep time with NTP"
-    return _bad("clocks", found, advice)
+    return Finding("clocks", False, found, advice)

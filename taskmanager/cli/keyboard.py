@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 try:
     import termios
@@ -34,53 +34,30 @@ class News(Enum):
 
 QUIT_KEYS: Final = frozenset("qQ")
 _KEY_POLL_S: Final = 0.05
-_SIGNALS: Final = {
-    getattr(signal, name): news
-    for name, news in (
-        ("SIGWINCH", News.RESIZED),
-        ("SIGINT", News.INTERRUPTED),
-        ("SIGTERM", News.TERMINATED),
-        ("SIGHUP", News.TERMINATED),
-        ("SIGTSTP", News.SUSPENDED),
-    )
-    if hasattr(signal, name)
+_NEWS: Final = {
+    "SIGWINCH": News.RESIZED,
+    "SIGINT": News.INTERRUPTED,
+    "SIGTERM": News.TERMINATED,
+    "SIGHUP": News.TERMINATED,
+    "SIGTSTP": News.SUSPENDED,
 }
+_SIGNALS: Final = {getattr(signal, name): news for name, news in _NEWS.items() if hasattr(signal, name)}
 
 
-class Keyboard(Protocol):
-    """Where keys and signals arrive. Made by `listening`."""
+class Keyboard:
+    """Where keys and signals arrive: the terminal's file, and a pipe into which Python writes the numbers of signals.
 
-    def wait(self, timeout_s: float) -> News:
-        """Return the first news within the time, or NOTHING."""
-        ...
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    class _Console:
-        """On Windows, where neither keys nor signals can be selected."""
-
-        def wait(self, timeout_s: float) -> News:
-            deadline = time.perf_counter() + timeout_s
-            try:
-                while time.perf_counter() < deadline:
-                    if msvcrt.kbhit() and msvcrt.getwch() in QUIT_KEYS:
-                        return News.QUIT
-                    time.sleep(_KEY_POLL_S)
-            except KeyboardInterrupt:
-                return News.INTERRUPTED
-            return News.NOTHING
-
-
-class _Terminal:
-    """Elsewhere: the terminal's file, and a pipe into which Python writes the numbers of signals."""
+    Made by `listening`.
+    """
 
     def __init__(self, wakeup_fd: int, keys_fd: int | None) -> None:
         self._wakeup_fd = wakeup_fd
         self._keys_fd = keys_fd
 
     def wait(self, timeout_s: float) -> News:
+        """Return the first news within the time, or NOTHING."""
+        if sys.platform == "win32":
+            return _wait_on_windows(timeout_s)
         fds = [self._wakeup_fd] if self._keys_fd is None else [self._wakeup_fd, self._keys_fd]
         ready, _, _ = select.select(fds, [], [], timeout_s)
         if self._wakeup_fd in ready:
@@ -95,37 +72,44 @@ class _Terminal:
         return News.NOTHING
 
 
+if sys.platform == "win32":
+    import msvcrt
+
+    def _wait_on_windows(timeout_s: float) -> News:
+        """Where neither keys nor signals can be selected."""
+        deadline = time.perf_counter() + timeout_s
+        try:
+            while time.perf_counter() < deadline:
+                if msvcrt.kbhit() and msvcrt.getwch() in QUIT_KEYS:
+                    return News.QUIT
+                time.sleep(_KEY_POLL_S)
+        except KeyboardInterrupt:
+            return News.INTERRUPTED
+        return News.NOTHING
+
+
 @contextmanager
 def listening() -> Iterator[Keyboard]:
     """Hear keys of the terminal at stdin, if there is one, and signals, during the block."""
     if sys.platform == "win32":
-        yield _Console()
+        yield Keyboard(-1, None)
         return
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
     # The number has been written to the pipe before the handler is called.
     before = {number: signal.signal(number, lambda number, frame: None) for number in _SIGNALS}
     wakeup_before = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    keys_fd = sys.stdin.fileno() if termios is not None and sys.stdin.isatty() else None
+    settings: list[Any] = [] if keys_fd is None else termios.tcgetattr(keys_fd)
     try:
-        with _one_by_one() as keys_fd:
-            yield _Terminal(read_fd, keys_fd)
+        if keys_fd is not None:
+            tty.setcbreak(keys_fd)
+        yield Keyboard(read_fd, keys_fd)
     finally:
+        if keys_fd is not None:
+            termios.tcsetattr(keys_fd, termios.TCSADRAIN, settings)
         signal.set_wakeup_fd(wakeup_before)
         for number, handler in before.items():
             signal.signal(number, handler)
         os.close(read_fd)
         os.close(write_fd)
-
-
-@contextmanager
-def _one_by_one() -> Iterator[int | None]:
-    if termios is None or not sys.stdin.isatty():
-        yield None
-        return
-    fd = sys.stdin.fileno()
-    settings: list[Any] = termios.tcgetattr(fd)
-    tty.setcbreak(fd)
-    try:
-        yield fd
-    finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, settings)

@@ -1,11 +1,14 @@
-"""The options that commands share: which file, how to answer, and which tasks are meant."""
+"""What commands share: the options that say which file and which tasks are meant, and how an answer is printed."""
 
+import io
+import json
+import os
 import re
 import sqlite3
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -16,11 +19,17 @@ from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.sqlite.search import Search, is_pattern, queue_names, task_names
 
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
 DEFAULT_DB: Final = "tasks.db"
 DB_VARIABLE: Final = "TASKMANAGER_DB"
 _UNITS_US: Final = {"s": SECOND_US, "m": MINUTE_US, "h": HOUR_US, "d": DAY_US, "w": 7 * DAY_US}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
 _MOST_US: Final = 100 * 365 * DAY_US
+WIDTH_OF_A_PIPE: Final = 200
+"""Columns where nobody says how many there are: wide enough that nothing is cut that `grep` may look for."""
+_NOT_ASCII: Final = re.compile(r"[^\n -~]")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -116,3 +125,50 @@ def tell_what_was_meant(connection: sqlite3.Connection, search: Search) -> None:
             continue
         if meant := did_you_mean(name, known):
             click.echo(f"taskmanager: {escaped(f'there is no {what} {name!r}{meant}')}", err=True)
+
+
+# Answers.
+
+
+def answer_json(value: object) -> None:
+    """Print one document on stdout, in UTF-8 whatever the terminal speaks."""
+    click.echo(as_document(value), nl=False)
+
+
+def as_document(value: object) -> bytes:
+    """Return the document with a newline at its end; no control character is left that could steer a terminal."""
+    text = json.dumps(value, ensure_ascii=False, indent=2)
+    if not text.replace("\n", "").isprintable():
+        text = _NOT_ASCII.sub(_shown, text)
+    return text.encode("utf-8", "replace") + b"\n"
+
+
+def _shown(match: re.Match[str]) -> str:
+    """JSON leaves most control characters beyond ASCII, and those that turn the direction of writing, as they are."""
+    sign = match[0]
+    is_half = "\ud800" <= sign <= "\udfff"
+    return sign if sign.isprintable() or is_half else json.dumps(sign)[1:-1]
+
+
+def draw(part: "RenderableType") -> None:
+    """Print this; not on a terminal, without the spaces at the ends of lines that only fill up a table."""
+    console = screen()
+    if console.is_terminal:
+        console.print(part)
+        return
+    with console.capture() as capture:
+        console.print(part)
+    for line in capture.get().splitlines():
+        click.echo(line.rstrip())
+
+
+def screen() -> "Console":
+    """Return stdout, as wide as the terminal or `$COLUMNS`; colours are for a terminal only, and not under NO_COLOR."""
+    from rich.console import Console  # not for --json
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 shows what it can
+    console = Console(highlight=False)
+    if not console.is_terminal and not os.environ.get("COLUMNS"):
+        console.width = WIDTH_OF_A_PIPE
+    return console

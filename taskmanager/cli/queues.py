@@ -7,8 +7,7 @@ from typing import Any, Final
 import click
 
 from taskmanager.cli.database import patiently, read, write
-from taskmanager.cli.options import db_option, json_option
-from taskmanager.cli.output import answer_json, draw, screen
+from taskmanager.cli.options import answer_json, db_option, draw, json_option, screen
 from taskmanager.console.documents import schedule_document
 from taskmanager.duties.schedules import actions
 from taskmanager.engine.instance import is_dead
@@ -22,8 +21,7 @@ from taskmanager.store.sqlite import schedules as stored
 from taskmanager.store.sqlite.queries import instances
 from taskmanager.store.sqlite.search import queue_names
 
-QUEUES_EPILOG: Final = """
-\b
+QUEUES_EPILOG: Final = """\b
 Examples:
   taskmanager pause mail
   taskmanager resume mail
@@ -32,8 +30,7 @@ Within a quarter of a second, no instance starts anything more from a paused que
 The queue stays paused across restarts. A name that no task and no instance has used is refused, because it is usually a
 typing mistake; `pause --force` accepts it, for a queue that does not exist yet.
 """
-SCHEDULES_EPILOG: Final = """
-\b
+SCHEDULES_EPILOG: Final = """\b
 Examples:
   taskmanager schedules
   taskmanager schedules pause nightly
@@ -45,8 +42,7 @@ A run that you ask for starts as soon as an instance that knows the function has
 DEFAULT_QUEUE: Final = "default"
 """Which is there before its first task."""
 SHOWN_QUEUES: Final = 8
-MOST_SHOWN: Final = 1_000
-"""Schedules that a person may want to read; laying out a hundred thousand takes minutes."""
+MOST_SHOWN: Final = 1_000  # schedules that a person may want to read; laying out a hundred thousand takes minutes
 
 
 @click.command(epilog=QUEUES_EPILOG)

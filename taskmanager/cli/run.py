@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from taskmanager.cli.options import json_option
-from taskmanager.cli.output import as_document
+from taskmanager.cli.options import as_document, json_option
 from taskmanager.console.figures import iso
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.report import status_report
@@ -47,13 +46,6 @@ class Ended(NamedTuple):
     report: InstanceReport | None
     is_saved: bool
 
-    @property
-    def code(self) -> int:
-        """Return the exit code: whether it was Ctrl-C, and whether all could be written."""
-        if not self.is_saved:
-            return 1
-        return CTRL_C_EXIT if signal.SIGINT in self.signals[:1] else 0
-
 
 @click.command(epilog=EPILOG)
 @click.argument("target", metavar="MODULE:MANAGER")
@@ -70,7 +62,9 @@ def run(target: str, log_level: str, as_json: bool) -> int:
 
     MODULE is imported with the current directory on the import path, as by `python -m`; MANAGER is its name in there.
     """
-    stdout = _keep_stdout() if as_json else None
+    stdout = os.dup(1) if as_json else None  # for the document alone
+    if as_json:
+        os.dup2(2, 1)  # whatever else writes there from now on, children too, writes to stderr
     manager = load_manager(target)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     log = logging.getLogger("taskmanager")
@@ -83,14 +77,8 @@ def run(target: str, log_level: str, as_json: bool) -> int:
     if stdout is not None and ended.report is not None:
         with os.fdopen(stdout, "wb") as answer:
             answer.write(as_document(_account(ended, ended.report, waiting)))
-    return ended.code
-
-
-def _keep_stdout() -> int:
-    """Keep it for the document: whatever else writes there from now on, children too, writes to stderr."""
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    return kept
+    stopped_code = CTRL_C_EXIT if signal.SIGINT in ended.signals[:1] else 0
+    return stopped_code if ended.is_saved else 1
 
 
 def _account(ended: Ended, report: InstanceReport, waiting: int | None) -> dict[str, Any]:

@@ -13,28 +13,22 @@ import click
 
 from taskmanager.cli.database import check_is_there, read
 from taskmanager.cli.keyboard import News, listening
-from taskmanager.cli.locks import WriterWatch, problem_of
-from taskmanager.cli.options import db_option, json_option
-from taskmanager.cli.output import answer_json, screen
+from taskmanager.cli.options import answer_json, db_option, json_option, screen
 from taskmanager.console.documents import overview_document
-from taskmanager.console.observer import look
-from taskmanager.console.overview import Overview
-from taskmanager.console.watch import Watch
+from taskmanager.console.observer import Watch, look
+from taskmanager.console.overview import Overview, Problem
 from taskmanager.model.clock import SystemClock
+from taskmanager.store.sqlite.locks import WriterWatch, process_name
 from taskmanager.store.sqlite.reading import open_read_only
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
-LOOK_S: Final = 0.5
-"""How often it is asked whether something has changed."""
+LOOK_S: Final = 0.5  # how often it is asked whether something has changed
 READ_PATIENCE_S: Final = 0.2
 """How long a look waits for a file that another program has locked: as long as that no key is heard."""
 EXIT_CODES: Final = {News.QUIT: 0, News.INTERRUPTED: 130, News.TERMINATED: 143}
-
-STATUS_EPILOG: Final = """
-\b
+STATUS_EPILOG: Final = """\b
 Examples:
   taskmanager status
   taskmanager status --db /srv/app/tasks.db
@@ -43,8 +37,7 @@ Examples:
 Works while the application is running, after it has stopped, and on the file that a crash left behind. Memory-only
 tasks are counted while they wait and run; once they have ended, it takes up to a minute until they are in the file.
 """
-WATCH_EPILOG: Final = """
-\b
+WATCH_EPILOG: Final = """\b
 Examples:
   taskmanager watch
   taskmanager watch --db /srv/app/tasks.db
@@ -94,7 +87,11 @@ def _answer(overview: Overview, as_json: bool) -> None:
 
 def _with_writer(overview: Overview, writer: int | None) -> Overview:
     """Put first who keeps everybody from writing: everything else may be old then."""
-    return overview if writer is None else replace(overview, problems=(problem_of(writer), *overview.problems))
+    if writer is None:
+        return overview
+    text = f"{process_name(writer)} holds the write lock: nothing can be saved"
+    advice = "let it finish its transaction, or end it; taskmanager doctor says more"
+    return replace(overview, problems=(Problem(severity="error", text=text, advice=advice), *overview.problems))
 
 
 @contextmanager
@@ -109,28 +106,21 @@ def _show(console: "Console", db: Path, watched: Watch) -> News:
     from rich.console import Group
     from rich.live import Live
 
-    drawn: list[Text] = []
-    locks = WriterWatch(db)
-    news = News.RESIZED
-    with (
-        listening() as keyboard,
-        Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live,
-    ):
+    from taskmanager.console.terminal.screen import fault_lines, watch_lines
+
+    locks, drawn, news = WriterWatch(db), None, News.RESIZED
+    live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
+    with listening() as keyboard, live:
         while news in (News.NOTHING, News.RESIZED):
             writer = locks.look()
             watched.look()
-            lines = _lines(console, db, watched, writer)
+            if watched.fault is not None or watched.last is None:
+                lines = fault_lines(str(db), watched.fault or "", *console.size)
+            else:
+                overview = _with_writer(watched.last, writer)
+                lines = watch_lines(overview, *console.size, is_ascii=console.options.ascii_only)
             if lines != drawn or news is News.RESIZED:
                 live.update(Group(*lines), refresh=True)
                 drawn = lines
             news = keyboard.wait(LOOK_S)
     return news
-
-
-def _lines(console: "Console", db: Path, watched: Watch, writer: int | None) -> "list[Text]":
-    from taskmanager.console.terminal.screen import fault_lines, watch_lines
-
-    width, height = console.size
-    if watched.fault is not None or watched.last is None:
-        return fault_lines(str(db), watched.fault or "", width, height)
-    return watch_lines(_with_writer(watched.last, writer), width, height, is_ascii=console.options.ascii_only)

@@ -8,8 +8,7 @@ from typing import Final
 import click
 
 from taskmanager.cli.database import check_is_there, patiently, read, write
-from taskmanager.cli.options import Duration, Status, confirm, db_option, json_option, yes_option
-from taskmanager.cli.output import answer_json
+from taskmanager.cli.options import Duration, Status, answer_json, confirm, db_option, json_option, yes_option
 from taskmanager.duties.recovery import PAGE, Recovery
 from taskmanager.duties.stale import StaleTasks
 from taskmanager.engine.instance import is_dead, new_identity
@@ -25,8 +24,7 @@ from taskmanager.store.sqlite.backup import back_up
 from taskmanager.store.sqlite.queries import counts
 from taskmanager.store.sqlite.reading import open_read_only
 
-RECOVER_EPILOG: Final = """
-\b
+RECOVER_EPILOG: Final = """\b
 Examples:
   taskmanager recover
   taskmanager recover --frozen 5
@@ -38,8 +36,7 @@ to repeat, wait again. The others are retried if their policy says so, or else a
 With --frozen, the tasks of instances that are alive and have sent no heartbeat for so many minutes are given back too.
 When such a process wakes up, what it writes of them is refused.
 """
-PURGE_EPILOG: Final = """
-\b
+PURGE_EPILOG: Final = """\b
 Examples:
   taskmanager purge --older-than 30d
   taskmanager purge --status COMPLETED --older-than 1d
@@ -48,8 +45,7 @@ Examples:
 Deletes tasks that have ended, with their attempts and idempotency keys, and never a task that is waiting or running.
 Without --status or --older-than all ended tasks are deleted, so you have to confirm it, unless you give --yes.
 """
-BACKUP_EPILOG: Final = """
-\b
+BACKUP_EPILOG: Final = """\b
 Examples:
   taskmanager backup /backups/tasks-monday.db
   taskmanager backup --force --db /data/tasks.db /backups/tasks.db

@@ -1,24 +1,21 @@
-"""Numbers, durations and instants as a person reads them: short, in the unit that matters."""
+"""Numbers, durations, instants and errors as a person reads them: short, in the unit that matters."""
 
 from itertools import pairwise
 from typing import Final
 
+from taskmanager.codec.columns import loads_flat
 from taskmanager.model.clock import DAY_US, HOUR_US, MINUTE_US, SECOND_US, from_us
+from taskmanager.model.errors import ArgumentError
+from taskmanager.model.record import TaskRow
+from taskmanager.model.states import BuiltInTaskCode
+from taskmanager.model.wording import why
 
 _UNITS: Final = (("d", DAY_US), ("h", HOUR_US), ("m", MINUTE_US), ("s", SECOND_US))
 _SIZES: Final = ("bytes", "kB", "MB", "GB", "TB")
+MAX_CHARS: Final = 200  # no screen has room for more of a message
+ROOM_FOR_ALL: Final = 60  # columns in which code, type and the beginning of a message stand side by side
 
 # Counts.
-
-
-def grouped(number: int, *, is_capped: bool = False) -> str:
-    """`1,204`; `10,000+` where counting ended."""
-    return f"{number:,}+" if is_capped else f"{number:,}"
-
-
-def plural(number: int, noun: str, *, is_capped: bool = False) -> str:
-    """`1 task`, `3 tasks`."""
-    return f"{grouped(number, is_capped=is_capped)} {noun}" + ("" if number == 1 else "s")
 
 
 def compact(number: int, *, is_capped: bool = False) -> str:
@@ -141,9 +138,37 @@ def iso(instant_us: int) -> str:
     return f"{from_us(instant_us):%Y-%m-%dT%H:%M:%S.%f}Z"
 
 
-# Text.
+# Text, and why something failed.
 
 
 def cut(text: str, limit: int) -> str:
     """Return at most `limit` characters, and a sign where some are missing."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def cause(code: str, message: str | None, room: int) -> str:
+    """Return code, type and message for a column of `room`; in a small one the code may give way to the type."""
+    return why(code, message, max_chars=MAX_CHARS, is_short=room < ROOM_FOR_ALL)
+
+
+def kind(code: str, message: str | None) -> str:
+    """Return what failures of one kind share: `SMTP_DOWN`, or `ValueError`."""
+    if code != BuiltInTaskCode.UNHANDLED_EXCEPTION:
+        return code
+    return why(code, (message or "").partition(":")[0], is_short=True)
+
+
+def cause_of(row: TaskRow, message: str | None, room: int) -> str:
+    """Return why this task ended as it did, and nothing where it has no error. A sealed result shows its code only."""
+    return "" if row.error_code is None else cause(row.error_code, message, room)
+
+
+def message_of(row: TaskRow) -> str | None:
+    """Return the message in the stored result, of which anything may be left."""
+    try:
+        found = loads_flat(row.result or "null")
+    except ArgumentError:
+        return None
+    error = found.get("err") if isinstance(found, dict) else None
+    message = error.get("message") if isinstance(error, dict) else None
+    return message if isinstance(message, str) else None

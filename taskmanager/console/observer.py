@@ -4,9 +4,11 @@ Who lives is told by the lock files, never by the database, and who is frozen by
 first look by its age, from then on by the observer's own clock, so that a clock that jumps makes nobody look frozen.
 """
 
+import contextlib
 import shutil
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,18 +18,27 @@ from taskmanager.console.problems import problems_of
 from taskmanager.engine.instance import PUT_BACK_S, has_lock_file, is_dead
 from taskmanager.engine.report import MAX_SHOWN_TASKS
 from taskmanager.model.clock import SECOND_US, Clock
+from taskmanager.model.errors import StoreError
 from taskmanager.model.report import InstanceReport, QueueReport, RunningTask
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import FREE_COUNT_CAP, FreeQueue, InstanceRow
 from taskmanager.store.sqlite.queries import counts as count_all
 from taskmanager.store.sqlite.reading import snapshot
 from taskmanager.store.sqlite.statistics import statistics
-from taskmanager.store.statistics import Held, Started, Statistics, said_by
+from taskmanager.store.statistics import Held, Statistics, said_by
 
-DEFAULT_HEARTBEAT_S: Final = 30.0
-"""For an instance that has not said yet how often its heart beats."""
-MISSED_BEATS: Final = 2.5
-"""An instance is frozen when so many intervals have passed without a sign of life."""
+DEFAULT_HEARTBEAT_S: Final = 30.0  # for an instance that has not said yet how often its heart beats
+MISSED_BEATS: Final = 2.5  # an instance is frozen when so many intervals have passed without a sign of life
+
+
+READ_S: Final = 1.0  # the least time between two looks with queries
+COST_FACTOR: Final = 50.0
+"""Queries that took so long are made again after so many times as long, so that they take 2 % of a core at most."""
+TICK_S: Final = 1.0  # how often what runs is drawn anew, for its elapsed time
+SLOW_S: Final = 10.0  # how often the file is read although nobody wrote, so that ages and windows of time go on
+
+Opener = Callable[[Path], contextlib.AbstractContextManager[sqlite3.Connection]]
+_Traces = tuple[tuple[int, ...], ...]
 
 
 class _Sign(NamedTuple):
@@ -36,15 +47,6 @@ class _Sign(NamedTuple):
     at: int
     since_s: float
     has_moved: bool
-
-
-class Oneself(NamedTuple):
-    """What an instance knows of itself, newer than its row. `counts` are all tasks by status, memory included."""
-
-    row: InstanceRow
-    report: InstanceReport
-    counts: Mapping[TaskStatus, int]
-    capped: frozenset[TaskStatus] = frozenset()
 
 
 class Observer:
@@ -56,31 +58,38 @@ class Observer:
         self._signs: dict[str, _Sign] = {}
         self._alive_s: dict[str, float] = {}
 
-    def overview(self, found: Statistics, counts: Mapping[TaskStatus, int], oneself: Oneself | None = None) -> Overview:
-        """Put together what was found, and what the lock files, the disk and the instances say."""
+    def overview(
+        self,
+        found: Statistics,
+        counts: Mapping[TaskStatus, int],
+        own: InstanceReport | None = None,
+        capped: frozenset[TaskStatus] = frozenset(),
+    ) -> Overview:
+        """Put together what was found, and what the lock files, the disk and the instances say.
+
+        An instance that looks at itself gives its own report, which is newer than its row, and counts with its memory.
+        """
         reports = {row.instance_id: _as_in_file(said_by(row), found) for row in found.instances}
-        if oneself is not None:
-            own_id = oneself.row.instance_id
-            others = tuple(row for row in found.instances if row.instance_id != own_id)
-            found = replace(found, instances=(oneself.row, *others))
-            reports[own_id] = oneself.report
+        if own is not None:
+            reports[own.instance_id] = own
         instances = [self._instance(row, reports[row.instance_id], found) for row in found.instances]
-        self._forget({row.instance_id for row in found.instances})
+        self._forget(reports.keys())
         alive = {each.row.instance_id: each.report for each in instances if each.health is not Health.DEAD}
-        told = [report for name, report in alive.items() if oneself is None or name != oneself.row.instance_id]
-        if oneself is None:
-            counts, capped = _live_counts(counts, found), frozenset[TaskStatus]()
-        else:
-            counts, capped = oneself.counts, oneself.capped
+        counts = Counter(counts if own is not None else _live_counts(counts, found))
+        for report in alive.values():
+            if report is not own:
+                counts[TaskStatus.RUNNING] += report.memory_only_running
+                counts[TaskStatus.PENDING] += report.memory_only_waiting
+        running = [task for report in alive.values() for task in report.tasks]
         overview = Overview(
             taken_at=found.taken_at,
-            counts=_with_memory(counts, told),
+            counts=counts,
             capped=capped,
             instances=tuple(sorted(instances, key=_by_importance)),
-            queues=queues_of([*(each.queues for each in alive.values()), _of_the_gone(alive, found)], found),
+            queues=_queues(alive, found),
             minute=found.minute,
             hour=found.hour,
-            running=running_of(alive.values()),
+            running=tuple(sorted(running, key=lambda task: (task.done is None, task.started_at, task.task_id))),
             slowest=found.slowest,
             most_failing=found.most_failing,
             failures=found.failures,
@@ -99,14 +108,7 @@ class Observer:
             report = replace(said_by(row._replace(live_tasks=None)), is_stopping=report.is_stopping)
         elif silent_s > MISSED_BEATS * (report.heartbeat_s or DEFAULT_HEARTBEAT_S):
             health = Health.FROZEN
-        return InstanceView(
-            row=row,
-            report=report,
-            health=health,
-            seen_at=seen_at,
-            silent_s=silent_s,
-            held_count=found.owned.get(row.instance_id, 0),
-        )
+        return InstanceView(row, report, health, seen_at, silent_s, found.owned.get(row.instance_id, 0))
 
     def _is_dead(self, instance_id: str) -> bool:
         """Whether its lock is free. One that was seen alive is not dead as soon as its lock file is missing: a living
@@ -131,21 +133,23 @@ class Observer:
             return observed_s
         return max(observed_s, (self._clock.now_us() - seen_at) / SECOND_US)
 
-    def _forget(self, known: set[str]) -> None:
-        for instance_id in set(self._signs) - known:
+    def _forget(self, known: Collection[str]) -> None:
+        for instance_id in self._signs.keys() - known:
             del self._signs[instance_id]
             self._alive_s.pop(instance_id, None)
 
     def _storage(self, found: Statistics) -> StorageView:
         if self._database is None:
             return StorageView(path=None)
+        log_bytes, disk_free_bytes = 0, None
+        with contextlib.suppress(OSError):
+            file = self._database.resolve()
+            log_bytes = file.with_name(f"{file.name}-wal").stat().st_size
+        with contextlib.suppress(OSError):
+            disk_free_bytes = shutil.disk_usage(self._database.parent).free
+        size = found.size
         return StorageView(
-            path=str(self._database),
-            file_bytes=found.size.total_bytes,
-            unused_bytes=found.size.free_bytes,
-            log_bytes=_log_size(self._database),
-            disk_free_bytes=_disk_free(self._database),
-            schema_version=found.size.schema_version,
+            str(self._database), size.total_bytes, size.free_bytes, log_bytes, disk_free_bytes, size.schema_version
         )
 
 
@@ -154,6 +158,73 @@ def look(database: Path, connection: sqlite3.Connection, clock: Clock) -> Overvi
     with snapshot(connection):
         found, counts = statistics(connection, clock.now_us()), count_all(connection)
     return Observer(database, clock).overview(found, counts)
+
+
+class Watch:
+    """Keeps a file in view: looks when something was written to it, and otherwise does next to nothing.
+
+    Whether something was written is told by the sizes and times of the file and its log, and only then is the file
+    opened, once a second at most, and less often where its queries are dear. It is not kept open: a connection that
+    outlives the application's own would leave the log beside the file after a stop, for whoever copies the file to
+    forget. `fault` says why it cannot be read now, `last` is the overview of the last look.
+    """
+
+    def __init__(self, database: Path, clock: Clock, opener: Opener) -> None:
+        self._database = database
+        self._clock = clock
+        self._opener = opener
+        self._observer = Observer(database, clock)
+        self._traces: _Traces = ()
+        self._read_s = self._next_read_s = self._next_count_s = self._drawn_s = 0.0
+        self._found: Statistics | None = None
+        self._counts: Mapping[TaskStatus, int] = {}
+        self._is_busy = False
+        self.fault: str | None = None
+        self.last: Overview | None = None
+
+    def look(self) -> Overview | None:
+        """Return the overview when there is something new to draw, else None. Raises nothing: see `fault`."""
+        now_s = self._clock.elapsed_s()
+        try:
+            has_read = self._read_if_due(now_s)
+        except StoreError as exc:
+            self._found = None
+            self.fault = str(exc)
+            return None
+        self.fault = None
+        assert self._found is not None
+        if not has_read and not (self._is_busy and now_s - self._drawn_s >= TICK_S):
+            return None
+        self._drawn_s = now_s
+        self.last = self._observer.overview(replace(self._found, taken_at=self._clock.now_us()), self._counts)
+        self._is_busy = bool(self.last.running)
+        return self.last
+
+    def _read_if_due(self, now_s: float) -> bool:
+        file = self._database.resolve()
+        traces = tuple(_trace(path) for path in (file, file.with_name(f"{file.name}-wal")))
+        is_quiet = now_s < self._next_read_s or traces == self._traces
+        if self._found is not None and is_quiet and now_s - self._read_s < SLOW_S:
+            return False
+        with self._opener(self._database) as connection, snapshot(connection):
+            self._found = statistics(connection, self._clock.now_us())
+            read_s = self._clock.elapsed_s()
+            if read_s >= self._next_count_s:
+                self._counts = count_all(connection)
+                counted_s = self._clock.elapsed_s()
+                self._next_count_s = counted_s + (counted_s - read_s) * COST_FACTOR
+        self._traces, self._read_s = traces, now_s
+        self._next_read_s = now_s + max(READ_S, (read_s - now_s) * COST_FACTOR)
+        return True
+
+
+def _trace(path: Path) -> tuple[int, ...]:
+    """Return what a write changes. An empty log is none: SQLite makes and removes it also for those who only read."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return (found.st_ino, found.st_size, found.st_mtime_ns) if found.st_size else ()
 
 
 # What the file knows better than the instances, whose reports may be a second old.
@@ -177,7 +248,7 @@ def _as_in_file(report: InstanceReport, found: Statistics) -> InstanceReport:
         waiting_count=unlisted + sum(each.waiting_count for each in queues.values()),
         queues=queues,
         unlisted_waiting_count=unlisted,
-        tasks=(*told, *map(_just_started, runs.values()))[:MAX_SHOWN_TASKS],
+        tasks=(*told, *(RunningTask(*run, is_persisted=True) for run in runs.values()))[:MAX_SHOWN_TASKS],
     )
 
 
@@ -186,32 +257,6 @@ def _queue_in_file(queue: QueueReport, held: Held | None) -> QueueReport:
     return queue._replace(
         waiting_count=queue.memory_only_waiting + waiting, running_count=queue.memory_only_running + running
     )
-
-
-def _just_started(run: Started) -> RunningTask:
-    return RunningTask(
-        task_id=run.task_id,
-        task_name=run.task_name,
-        queue_name=run.queue_name,
-        instance_id=run.owner,
-        attempt=run.attempt,
-        started_at=run.started_at,
-        is_persisted=True,
-    )
-
-
-def _of_the_gone(alive: Iterable[str], found: Statistics) -> Mapping[str, QueueReport]:
-    """Return what belongs to nobody who lives: it waits and runs in the file, and nowhere else."""
-    queues: dict[str, QueueReport] = {}
-    known = frozenset(alive)
-    for each in found.held or ():
-        if each.owner not in known:
-            before = queues.get(each.queue_name, QueueReport())
-            queues[each.queue_name] = before._replace(
-                waiting_count=before.waiting_count + each.waiting_count,
-                running_count=before.running_count + each.running_count,
-            )
-    return queues
 
 
 def _live_counts(counts: Mapping[TaskStatus, int], found: Statistics) -> Mapping[TaskStatus, int]:
@@ -224,15 +269,6 @@ def _live_counts(counts: Mapping[TaskStatus, int], found: Statistics) -> Mapping
         TaskStatus.CLAIMED: sum(each.claimed_count for each in found.held),
         TaskStatus.RUNNING: sum(each.running_count for each in found.held),
     }
-
-
-def _with_memory(counts: Mapping[TaskStatus, int], reports: Iterable[InstanceReport]) -> Mapping[TaskStatus, int]:
-    """Return the rows of the file, and what living instances have in memory only."""
-    together = dict(counts)
-    for report in reports:
-        together[TaskStatus.RUNNING] += report.memory_only_running
-        together[TaskStatus.PENDING] += report.memory_only_waiting
-    return together
 
 
 # What the parts come to.
@@ -255,15 +291,18 @@ def _by_importance(instance: InstanceView) -> tuple[int, int]:
     return (Health.DEAD, Health.FROZEN, Health.ALIVE).index(instance.health), -instance.row.started_at
 
 
-def queues_of(reports: Sequence[Mapping[str, QueueReport]], found: Statistics) -> tuple[QueueView, ...]:
+def _queues(alive: Mapping[str, InstanceReport], found: Statistics) -> tuple[QueueView, ...]:
     """Return every queue that an instance has, that something waits in, or that is paused; the fullest first."""
-    free: dict[str, list[FreeQueue]] = {}
+    free: dict[str, list[FreeQueue]] = {name: [] for name in found.paused}
+    reports: dict[str, list[QueueReport]] = {}
     for row in found.free:
         free.setdefault(row.queue_name, []).append(row)
-    names = {name for queues in reports for name in queues} | free.keys() | found.paused
-    views = [
-        _queue(name, [each[name] for each in reports if name in each], free.get(name, []), found) for name in names
-    ]
+    for name, queue in (each for report in alive.values() for each in report.queues.items()):
+        reports.setdefault(name, []).append(queue)
+    for held in found.held or ():
+        if held.owner not in alive:  # what belongs to nobody who lives waits and runs in the file, and nowhere else
+            reports.setdefault(held.queue_name, []).append(QueueReport(held.waiting_count, held.running_count))
+    views = [_queue(name, reports.get(name, []), free.get(name, []), found) for name in free.keys() | reports.keys()]
     return tuple(sorted(views, key=lambda each: (-each.waiting_count - each.running_count, each.queue_name)))
 
 
@@ -281,24 +320,3 @@ def _queue(name: str, reports: Sequence[QueueReport], free: Sequence[FreeQueue],
         oldest_waiting_since=min(oldest, default=None),
         is_paused=name in found.paused,
     )
-
-
-def running_of(reports: Iterable[InstanceReport]) -> tuple[RunningTask, ...]:
-    """Return what runs, those that report progress first, then the longest."""
-    running = [task for report in reports for task in report.tasks]
-    return tuple(sorted(running, key=lambda task: (task.done is None, task.started_at, task.task_id)))
-
-
-def _log_size(database: Path) -> int:
-    try:
-        file = database.resolve()
-        return file.with_name(f"{file.name}-wal").stat().st_size
-    except OSError:
-        return 0
-
-
-def _disk_free(database: Path) -> int | None:
-    try:
-        return shutil.disk_usage(database.parent).free
-    except OSError:
-        return None

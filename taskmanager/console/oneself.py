@@ -10,21 +10,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from taskmanager.console.observer import Observer, Oneself
+from taskmanager.console.observer import Observer
 from taskmanager.console.overview import NO_COUNTS, Overview, Problem
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.report import report_of
 from taskmanager.model.clock import HOUR_US, MINUTE_US
 from taskmanager.model.errors import StoreError
 from taskmanager.model.record import AttemptRow
-from taskmanager.model.report import InstanceReport, TaskInMemory
+from taskmanager.model.report import InstanceReport
 from taskmanager.model.states import TERMINAL, AttemptOutcome, TaskStatus
 from taskmanager.store.statistics import MAX_LINES, Failure, FileSize, Glance, Pace, Statistics
 
-READ_S: Final = 1.0
-"""The least time between two looks at the file."""
-COST_FACTOR: Final = 50.0
-"""A look at the file that took so long is made again after so many times as long."""
+READ_S: Final = 1.0  # the least time between two looks at the file
+COST_FACTOR: Final = 50.0  # a look at the file that took so long is made again after so many times as long
 
 
 class InstanceObserver:
@@ -74,57 +72,46 @@ class InstanceObserver:
 
     def _drawn(self, report: InstanceReport) -> Overview:
         now, memory, shown = report.taken_at, report.memory, report.for_others()
+        found, counts, capped = self._found or Glance(_nothing(now), NO_COUNTS)
+        memory_counts = Counter(counts)
         if memory is None:  # too many to be told one by one
-            rough = {TaskStatus.PENDING: shown.memory_only_waiting, TaskStatus.RUNNING: shown.memory_only_running}
-            differences, ended = Counter(rough), []
+            ended = []
+            memory_counts[TaskStatus.PENDING] += shown.memory_only_waiting
+            memory_counts[TaskStatus.RUNNING] += shown.memory_only_running
         else:
-            differences = _differences(report, self._marked)
             ended = [_as_failure(row, task_name) for task_name, row in memory.attempts]
             shown = replace(shown, unwritten_count=0)
-        found, counts, capped = self._found or Glance(_nothing(now), NO_COUNTS)
-        together = {status: max(0, number + differences[status]) for status, number in counts.items()}
-        oneself = Oneself(self._identity.row(now), shown, together, capped)
-        overview = self._observer.overview(_with_ended(found, ended, now), counts, oneself)
+            _add_memory(memory_counts, report, self._marked)
+        together = {status: max(0, number) for status, number in memory_counts.items()}
+        others = tuple(row for row in found.instances if row.instance_id != report.instance_id)
+        found = replace(_with_ended(found, ended, now), instances=(self._identity.row(now), *others))
+        overview = self._observer.overview(found, together, shown, capped)
         if self._fault is None:
             return overview
         problem = Problem(severity="error", text=self._fault, advice="shown is what memory knows")
         return replace(overview, problems=(problem, *overview.problems))
 
 
-def _differences(report: InstanceReport, marked: InstanceReport | None) -> Counter[TaskStatus]:
-    """Return what the counts of the store lack, which are as old as the marked report.
+def _add_memory(counts: Counter[TaskStatus], report: InstanceReport, marked: InstanceReport | None) -> None:
+    """Add to the counts of the store what it has not seen; they are as old as the marked report.
 
-    What other instances do meanwhile comes with the next look.
+    What was in memory then is taken away as the store had it, and added as it is now. What other instances do meanwhile
+    comes with the next look.
     """
-    tasks = {} if report.memory is None else report.memory.tasks
-    known = {} if marked is None or marked.memory is None else marked.memory.tasks
-    marked_at = 0 if marked is None else marked.taken_at
-    ended = Counter(report.tally) - Counter({} if marked is None else marked.tally)
-    differences: Counter[TaskStatus] = Counter()
-    for task_id, task in tasks.items():
-        before = known.get(task_id)
-        stored = _stored(task, before, marked_at)
-        if stored is not None:
-            differences[TaskStatus(stored)] -= 1
-        differences[task.status] += 1
-        if task.status.is_terminal and not (before and before.status.is_terminal):
-            ended[task.status.value] -= 1  # it is counted here
-    for before in (known[task_id] for task_id in known.keys() - tasks.keys()):
+    now = {} if report.memory is None else report.memory.tasks
+    then = {} if marked is None or marked.memory is None else marked.memory.tasks
+    for task_id, before in then.items():
         if before.stored is not None:
-            differences[TaskStatus(before.stored)] -= 1
-        if before.status.is_terminal:
-            differences[before.status] += 1
-    for status in TERMINAL:
-        differences[status] += ended[status.value]
-    return differences
-
-
-def _stored(task: TaskInMemory, before: TaskInMemory | None, marked_at: int) -> str | None:
-    """Return the status under which the store has counted the task, if it has."""
-    if before is not None:
-        return before.stored
-    was_claimed_since = task.stored is not None and task.sent_at < marked_at
-    return TaskStatus.PENDING if was_claimed_since else None
+            counts[TaskStatus(before.stored)] -= 1
+        if before.status.is_terminal and now.get(task_id, before).status.is_terminal:  # nobody has retried it
+            counts[before.status] += 1
+    for task_id, task in now.items():
+        if not task.status.is_terminal:
+            counts[task.status] += 1
+        if task_id not in then and marked is not None and task.stored is not None and task.sent_at < marked.taken_at:
+            counts[TaskStatus.PENDING] -= 1  # it was a free row then, and was claimed since
+    for status in TERMINAL:  # all that have ended since, whether they are in memory still or not
+        counts[status] += report.tally.get(status.value, 0) - (0 if marked is None else marked.tally.get(status, 0))
 
 
 def _as_failure(row: AttemptRow, task_name: str) -> Failure:

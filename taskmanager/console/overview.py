@@ -22,8 +22,7 @@ class Health(StrEnum):
     DEAD = "dead"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceView:
+class InstanceView(NamedTuple):
     """One instance: its row, what it says of itself, and what is seen of it from outside.
 
     `held_count` are the unfinished rows it owns in the file, at most `statistics.OWNED_CAP`. `seen_at` is the newest
@@ -43,8 +42,7 @@ class InstanceView:
         return self.row.instance_name or self.row.hostname
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueView:
+class QueueView(NamedTuple):
     """One queue over all living instances. `limit` is what may run at once in all of them, None without a limit."""
 
     queue_name: str
@@ -56,8 +54,7 @@ class QueueView:
     is_paused: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StorageView:
+class StorageView(NamedTuple):
     """The file and its log. `path` is None where tasks are in memory only."""
 
     path: str | None
@@ -68,8 +65,7 @@ class StorageView:
     schema_version: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Problem(NamedTuple):
     """Something a person should know first, and what to do about it."""
 
     severity: Literal["error", "warning"]

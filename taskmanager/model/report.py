@@ -18,8 +18,7 @@ MAX_REASON_CHARS: Final = 200
 _ROUNDED_US: Final = 100_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneReport:
+class LaneReport(NamedTuple):
     """One lane of one instance."""
 
     running_count: int = 0
@@ -40,8 +39,7 @@ class QueueReport(NamedTuple):
     priority: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningTask:
+class RunningTask(NamedTuple):
     """One task that runs now. `done`, `total` and `text` are what it reported last, None without a report."""
 
     task_id: str

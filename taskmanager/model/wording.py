@@ -12,9 +12,9 @@ MAX_WHY_CHARS: Final = 1_000
 """The length of an error message in a line of a log or a screen. The file has the whole message."""
 
 
-def counted(number: int, one: str) -> str:
-    """Return a number with its noun: `1 task`, `1,200 tasks`."""
-    return f"1 {one}" if number == 1 else f"{number:,} {one}s"
+def counted(number: int, one: str, *, is_capped: bool = False) -> str:
+    """Return a number with its noun: `1 task`, `1,200 tasks`, `1,000+ tasks` where counting ended."""
+    return f"1 {one}" if number == 1 else f"{number:,}{'+' if is_capped else ''} {one}s"
 
 
 def why(code: str, message: str | None, *, max_chars: int = MAX_WHY_CHARS, is_short: bool = False) -> str:

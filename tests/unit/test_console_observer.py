@@ -16,12 +16,11 @@ import pytest
 from taskmanager import QueueConfig, TaskManager, TaskStatus
 from taskmanager.codec.report import loads_report
 from taskmanager.console.documents import overview_document
-from taskmanager.console.observer import Observer, look
+from taskmanager.console.observer import SLOW_S, TICK_S, Observer, Watch, look
 from taskmanager.console.overview import (
     Health,
     Overview,
 )
-from taskmanager.console.watch import SLOW_S, TICK_S, Watch
 from taskmanager.engine.instance import PUT_BACK_S, InstanceLock
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.record import TaskWrite

@@ -86,7 +86,7 @@ def test_each_trouble_is_named_with_what_to_do(changes: dict[str, Any], owned: d
 
 def test_a_good_day_has_none() -> None:
     """Neither has an empty file, a stopped application without work, or a dead instance that holds nothing."""
-    quiet = replace(BUSY, storage=replace(BUSY.storage, log_bytes=0))
+    quiet = replace(BUSY, storage=BUSY.storage._replace(log_bytes=0))
     assert problems_of(quiet, {each.row.instance_id: 7 for each in quiet.instances}) == ()
     assert problems_of(EMPTY, {}) == ()
     assert problems_of(replace(EMPTY, instances=(instance("web", 812, Health.DEAD),)), {}) == ()

@@ -7,8 +7,7 @@ from typing import Any, Final
 import pytest
 from rich.console import Console
 
-from taskmanager.console.cause import ROOM_FOR_ALL, cause, cause_of, kind, message_of
-from taskmanager.console.figures import exact, relative, short
+from taskmanager.console.figures import ROOM_FOR_ALL, cause, cause_of, exact, kind, message_of, relative, short
 from taskmanager.console.outlook import Outlook, Surroundings, outlook
 from taskmanager.console.overview import Finding
 from taskmanager.console.terminal.record import Record, record_view

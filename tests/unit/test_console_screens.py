@@ -165,7 +165,7 @@ def test_whatever_a_name_or_a_message_holds_the_screen_stands(text: str, width: 
         most_failing=(TaskFailures(text, 1, text),),
         failures=(failure(text, text, 3)._replace(error_message=text),),
         schedules=(schedule(text, None, None)._replace(definition=text),),
-        storage=replace(BUSY.storage, path=text),
+        storage=BUSY.storage._replace(path=text),
     )
     for lines in (screen_lines(overview, width, None), watch_lines(overview, width, 60)):
         assert [line.plain for line in lines if line.cell_len > width] == []

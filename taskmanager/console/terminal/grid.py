@@ -14,8 +14,7 @@ from taskmanager.model.escaping import escaped
 
 FIGURES: Final = 4
 ESSENTIAL_FIGURES: Final = 2
-WIDE_FROM: Final = 110
-"""Columns from which on there is room for more than the essential."""
+WIDE_FROM: Final = 110  # columns from which on there is room for more than the essential
 NARROW_BELOW: Final = 60
 """Columns below which a table has its essential figures only: with all four there would be none for the remark."""
 MARGIN: Final = " "
@@ -26,11 +25,10 @@ TITLE_STYLE: Final = "bold"
 
 
 class Cell(NamedTuple):
-    """Text with a style; `span` figures wide."""
+    """Text with a style."""
 
     text: str
     style: str = ""
-    span: int = 1
 
 
 NOTHING: Final = Cell("")
@@ -99,33 +97,33 @@ class Grid(NamedTuple):
 
         Where it is narrow, the title is whole and a head has to give way.
         """
-        ends = (len(MARGIN) + self.name + self.figure * (place + 1) for place in range(len(section.heads)))
-        heads = [(end - cell_len(head), head) for end, head in zip(ends, section.heads, strict=True) if head]
+        start = len(MARGIN) + self.name
+        ends = ((start + self.figure * (place + 1), head) for place, head in enumerate(section.heads) if head)
+        heads = [(end - cell_len(head), head) for end, head in ends]
         if section.remark_head:
-            heads.append((len(MARGIN) + self.name + self.figures * self.figure + GAP, section.remark_head))
+            heads.append((start + self.figures * self.figure + GAP, section.remark_head))
         line = Text(MARGIN, no_wrap=True, overflow="ellipsis").append(section.title, TITLE_STYLE)
         number = len(section.rows) + section.unlisted
         part = f"  {shown} of {number:,}" if shown < number else ""
         if not heads or line.cell_len + len(part) < heads[0][0]:
             line.append(part, HEAD_STYLE)
-        for start, head in heads:
-            if start > line.cell_len:
-                line.append(" " * (start - line.cell_len)).append(head, HEAD_STYLE)
+        for place, head in heads:
+            if place > line.cell_len:
+                line.append(" " * (place - line.cell_len)).append(head, HEAD_STYLE)
         return line
 
     def line(self, row: Row) -> Text:
         """Return one row. Of a long name the end is kept, of a long remark the beginning."""
         line = Text(MARGIN, no_wrap=True, overflow="ellipsis")
-        drawn = row.drawn
-        name_width = self.name if drawn is None else self.name + 2 * self.figure - 1 - drawn.cell_len
+        name_width = self.name if row.drawn is None else self.name + 2 * self.figure - 1 - row.drawn.cell_len
         line.append(set_cell_size(cut_front(escaped(row.name.text), name_width), name_width), row.name.style)
-        if drawn is not None:
-            line.append(" ").append_text(drawn)
+        if row.drawn is not None:
+            line.append(" ").append_text(row.drawn)
         for cell in row.figures:
             text = escaped(cell.text)
             line.append(" " * max(1, self.figure - cell_len(text))).append(text, cell.style)
         if row.remark.text:
-            used = self.figures - (2 if drawn is not None else 0) - len(row.figures)
+            used = self.figures - (0 if row.drawn is None else 2) - len(row.figures)
             line.append(" " * (GAP + used * self.figure))
             line.append(cut_end(escaped(row.remark.text), self.remark), row.remark.style)
         line.rstrip()

@@ -11,11 +11,11 @@ from rich.live import Live
 from rich.segment import ControlType
 from rich.text import Text
 
-from taskmanager.console.figures import plural
 from taskmanager.console.oneself import InstanceObserver
 from taskmanager.console.terminal.screen import Focus, Screen
 from taskmanager.engine.engine import Engine
 from taskmanager.model.logger import logger
+from taskmanager.model.wording import counted
 
 REFRESH_S: Final = 0.5
 
@@ -23,7 +23,7 @@ REFRESH_S: Final = 0.5
 def instance_view(engine: Engine | None, held_count: int) -> RenderableType:
     """Return the manager as it is now."""
     if engine is None:
-        return Text(f"not running, {plural(held_count, 'task')} held for the start")
+        return Text(f"not running, {counted(held_count, 'task')} held for the start")
     return Screen(InstanceObserver(engine).overview())
 
 

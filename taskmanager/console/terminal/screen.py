@@ -11,7 +11,7 @@ from typing import Final
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.text import Text
 
-from taskmanager.console.figures import clock, compact, plural, rate, share, short, size
+from taskmanager.console.figures import clock, compact, rate, share, short, size
 from taskmanager.console.overview import Health, Overview, Problem
 from taskmanager.console.terminal import sections
 from taskmanager.console.terminal.grid import GAP, MARGIN, Grid, Section, cut_front, fit, grid_of, wrapped
@@ -19,20 +19,17 @@ from taskmanager.console.terminal.sections import FAILED_STYLE, HEALTH_STYLES, R
 from taskmanager.model.clock import HOUR_US, MINUTE_US
 from taskmanager.model.escaping import escaped
 from taskmanager.model.states import TaskStatus
+from taskmanager.model.wording import counted
 from taskmanager.store.statistics import Pace
 
 MAX_PROBLEMS: Final = 3
-MAX_PROBLEM_LINES: Final = 3
-"""Of one sentence, where the terminal is narrow."""
-LEAST_RUNNING: Final = 3
-"""Rows of what runs that a small screen keeps, whatever else there is to say."""
+MAX_PROBLEM_LINES: Final = 3  # of one sentence, where the terminal is narrow
+LEAST_RUNNING: Final = 3  # rows of what runs that a small screen keeps, whatever else there is to say
 SEVERITY_STYLES: Final = {"error": "bold red", "warning": "bold yellow"}
 FOOTER: Final = "q quits"
-_LABEL: Final = 13
-"""Columns for the name of a line of figures."""
+_LABEL: Final = 13  # columns for the name of a line of figures
 _LEAST_PATH: Final = 12
-_PACE_WIDTH: Final = 72
-"""Columns that a pace with its rate and its share may need."""
+_PACE_WIDTH: Final = 72  # columns that a pace with its rate and its share may need
 FIRST_STEPS: Final = """
 No tasks yet. A first one:
 
@@ -200,7 +197,7 @@ def _state(overview: Overview, grid: Grid) -> tuple[str, str]:
     if not found:
         return "no instance is running", "yellow" if overview.waiting_count else "dim"
     if len(found) == 1:
-        return f"{plural(number, 'instance')} {found[0]}", HEALTH_STYLES[found[0]]
+        return f"{counted(number, 'instance')} {found[0]}", HEALTH_STYLES[found[0]]
     total = "" if grid.is_narrow else f"{number} instances: "
     return f"{total}{', '.join(f'{counts[health]} {health}' for health in found)}", HEALTH_STYLES[found[-1]]
 
@@ -223,7 +220,7 @@ def _problems(problems: Sequence[Problem], grid: Grid) -> Iterator[Line]:
         for line in wrapped(escaped(problem.advice), grid.width - 3, MAX_PROBLEM_LINES):
             yield Text.assemble(MARGIN, mark, line)
     if len(problems) > MAX_PROBLEMS:
-        yield Text(f"{MARGIN}  and {plural(len(problems) - MAX_PROBLEMS, 'more problem')}: taskmanager doctor")
+        yield Text(f"{MARGIN}  and {counted(len(problems) - MAX_PROBLEMS, 'more problem')}: taskmanager doctor")
 
 
 def _figures(overview: Overview, grid: Grid) -> Iterator[Line]:
@@ -280,7 +277,7 @@ def _pace(name: str, pace: Pace, now_us: int, grid: Grid) -> Text:
     if grid.width < _PACE_WIDTH:
         line.append(f"{compact(pace.ended_count)} ended, ")
         return line.append(f"{compact(pace.failed_count)} failed", FAILED_STYLE if pace.failed_count else "dim")
-    line.append(f"{rate(pace.ended_count, now_us - pace.since):>8}   {plural(pace.ended_count, 'attempt')} ended, ")
+    line.append(f"{rate(pace.ended_count, now_us - pace.since):>8}   {counted(pace.ended_count, 'attempt')} ended, ")
     if not pace.failed_count:
         return line.append("none failed", "dim")
     return line.append(f"{pace.failed_count:,} failed ({share(pace.failed_count, pace.ended_count)})", FAILED_STYLE)

@@ -12,8 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from taskmanager.console.cause import MAX_CHARS, ROOM_FOR_ALL, cause_of
-from taskmanager.console.figures import relative, short
+from taskmanager.console.figures import MAX_CHARS, ROOM_FOR_ALL, cause_of, relative, short
 from taskmanager.console.overview import Finding
 from taskmanager.console.terminal.grid import GAP, cut_end, cut_front
 from taskmanager.model.escaping import escaped
@@ -34,10 +33,8 @@ STATUS_STYLES: Final = {
 }
 _NARROW: Final = 70
 """Columns below which a whole id would leave no room for the rest; commands take the end of one, too."""
-_WIDE: Final = 100
-"""Columns from which on the queue of a task is shown too, and the task of a schedule."""
-_WIDE_BESIDE_ERRORS: Final = 120
-"""Columns from which on there is room for whole ids and for errors."""
+_WIDE: Final = 100  # columns from which on the queue of a task is shown too, and the task of a schedule
+_WIDE_BESIDE_ERRORS: Final = 120  # columns from which on there is room for whole ids and for errors
 _ID_WIDTH: Final = 36
 _ID_END_WIDTH: Final = 8
 _STATUS_WIDTH: Final = 11
@@ -45,8 +42,7 @@ _WHEN_WIDTH: Final = 7
 _MOST_WHEN_WIDTH: Final = 11
 """Columns for thousands of days; a row from another millennium must not take them from the ids of the others."""
 _LEAST_NAME_WIDTH: Final = 8
-_NAME_BESIDE_ERROR: Final = 24
-"""Columns that errors leave to the name, if it needs them."""
+_NAME_BESIDE_ERROR: Final = 24  # columns that errors leave to the name, if it needs them
 
 
 def _table() -> Table:

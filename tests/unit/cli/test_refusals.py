@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from taskmanager.cli.output import as_document
+from taskmanager.cli.options import as_document
 from taskmanager.engine.instance import InstanceLock
 from tests.unit.command_line import digest, taskmanager
 

@@ -15,7 +15,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from taskmanager.console.overview import Problem
 from taskmanager.model.clock import SystemClock
 from taskmanager.store.sqlite.wal_index import read_wal_index
 
@@ -85,14 +84,6 @@ def _has_open(pid: int, file: os.stat_result) -> bool:
                 if os.path.samestat(each.stat(), file):
                     return True
     return False
-
-
-def problem_of(writer_pid: int) -> Problem:
-    """Return what a person reads first: everything else on the screen may be old."""
-    text = f"{process_name(writer_pid)} holds the write lock: nothing can be saved"
-    return Problem(
-        severity="error", text=text, advice="let it finish its transaction, or end it; taskmanager doctor says more"
-    )
 
 
 def process_name(pid: int) -> str:
