@@ -165,12 +165,11 @@ class Engine:
 
     def enter(self, live: LiveTask) -> None:
         """`live` waits: for code of an earlier attempt that was given up, for its time, or for a slot."""
-        runner = self.runner
+        dispatcher, runner = self.dispatcher, self.runner
         may_run = runner.abandoned or live.task_id in runner.running
         if may_run and runner.after(live.task_id, lambda: self._enter_at_last(live)):
             self._wait_accepted(live)
             return
-        dispatcher = self.dispatcher
         if self.is_stopping:
             self.release_late(live)
             return
