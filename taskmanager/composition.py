@@ -17,9 +17,9 @@ from taskmanager.engine.lifecycle import Lifecycle
 from taskmanager.engine.queues import Queues
 from taskmanager.engine.records import Records
 from taskmanager.engine.schedule import Schedule
-from taskmanager.engine.settings import Settings
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import ConfigurationError, WrongProcess
+from taskmanager.model.settings import Settings
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Store
 

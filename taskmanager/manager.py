@@ -19,13 +19,6 @@ from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
 from taskmanager.engine.report import status_report
 from taskmanager.engine.schedule import ScheduleOptions
-from taskmanager.engine.settings import (
-    Settings,
-    check_collections,
-    database_of,
-    default_processes,
-    default_threads,
-)
 from taskmanager.handle import TaskHandle
 from taskmanager.hosting import run_hosted
 from taskmanager.model.checks import check_task_id, check_timeout
@@ -35,6 +28,13 @@ from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.known_words import known_words, shows_options, with_known_words
 from taskmanager.model.record import TaskInfo
 from taskmanager.model.result import Seconds
+from taskmanager.model.settings import (
+    Settings,
+    check_collections,
+    database_of,
+    default_processes,
+    default_threads,
+)
 from taskmanager.model.states import Lane, TaskStatus
 from taskmanager.model.status import ManagerStatus, ScheduleInfo, status_of
 from taskmanager.registry import Defaults, Registry, tasks_in

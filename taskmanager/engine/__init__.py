@@ -3,7 +3,7 @@
 The modules by what they are about. Each knows only modules that stand before it.
 
     Time, and loops:        due_time timers loops
-    The words:              definition phases live_task instance settings schedule
+    The words:              definition phases live_task instance schedule
     What an attempt is:     outcome attempt context
     Who is told:            events waiters
     What starts next:       shared_limit queue_state alarm dispatch memory_window

@@ -99,10 +99,6 @@ class Definition:
         except BaseException:  # noqa: BLE001  # the application's
             return None, None
 
-    def read_arguments(self, args_text: str | None, kwargs_text: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a record. Raises `ArgumentError` when they are not those of the function any more."""
-        return self.arguments.decode(args_text or "[]", kwargs_text or "{}")
-
     def stored_result(self, value: Any, tell: "Callable[[Definition, str], None]") -> str:
         """Return what a task has returned, or why that cannot be stored, which `tell` is told."""
         try:

@@ -30,7 +30,6 @@ from taskmanager.engine.memory_window import MemoryWindow
 from taskmanager.engine.outcome import Outcome, as_cause
 from taskmanager.engine.plain import PlainSuccess
 from taskmanager.engine.queue_state import QueueState
-from taskmanager.engine.settings import Settings
 from taskmanager.engine.settle import Settlement
 from taskmanager.engine.timers import StallWatch, WatchedClock
 from taskmanager.engine.waiters import Follower, resolve, wait_in
@@ -39,6 +38,7 @@ from taskmanager.engine.writes import ProgressSaver
 from taskmanager.model.clock import Clock
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError
+from taskmanager.model.settings import Settings
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 from taskmanager.store.protocol import Store
 

@@ -295,7 +295,7 @@ class Runner:
     # Time limits.
 
     def _watch_timeout(self, attempt: Attempt, timeout_s: float) -> None:
-        """Time in which the process could not run (stopped, suspended) does not count."""
+        """Watch the time limit. Time in which the process could not run (stopped, suspended) does not count."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         lost_before = self._lost_s()
@@ -402,9 +402,9 @@ def _arguments(live: LiveTask) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the caller's own objects for a memory-only task, and what the stored form gives for a persisted one."""
     if live.call_args is not None:
         return live.call_args, live.call_kwargs or {}
-    definition = live.definition
+    codec = live.definition.arguments
     try:
-        return definition.read_arguments(live.args_text, live.kwargs_text)
+        return codec.decode(live.args_text or "[]", live.kwargs_text or "{}")
     except ArgumentError as exc:
         raise _Unfit(str(exc)) from None
 

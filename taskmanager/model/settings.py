@@ -1,4 +1,4 @@
-"""What a manager was configured with, checked once, for every start of it."""
+"""The settings of a manager, checked once for every start of it."""
 
 import os
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class Settings:
     instance_name: str | None
 
     def lanes(self) -> dict[Lane, int]:
-        """The limit of each lane."""
+        """Return the limit of each lane."""
         return {"async": self.concurrency, "thread": self.threads, "process": self.processes}
 
     def __post_init__(self) -> None:
@@ -81,14 +81,14 @@ def _queue_faults(queues: Sequence[object]) -> list[str]:
 
 
 def check_collections(queues: object, exception_mapper: ExceptionMapper | None, default_code: str) -> None:
-    """What is copied into the settings must first be what it should be. Raises `ConfigurationError`."""
+    """Check values that are copied into the settings, before that. Raises `ConfigurationError`."""
     code_fault = own_code_fault(default_code, "default_unhandled_error_code")
     faults = [code_fault, list_fault("queues", queues, "QueueConfig"), *mapper_faults(exception_mapper)]
     raise_faults("TaskManager", [fault for fault in faults if fault])
 
 
 def database_of(snapshot_db: object) -> Path | None:
-    """The path that a manager was given; no look at the disk. Raises `ConfigurationError` for what is no path."""
+    """Return the path that a manager was given, without a look at the disk. Raises `ConfigurationError`."""
     if snapshot_db is None:
         return None
     path = os.fspath(snapshot_db) if isinstance(snapshot_db, str | os.PathLike) else None
@@ -109,7 +109,7 @@ def database_of(snapshot_db: object) -> Path | None:
 
 
 def _is_path(text: str) -> bool:
-    """Whether an operating system takes it: bytes that are no UTF-8 it does, in the form that Python gives them."""
+    """Return whether an operating system takes it: also bytes that are no UTF-8, in the form that Python gives them."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -117,10 +117,10 @@ def _is_path(text: str) -> bool:
 
 
 def default_threads() -> int:
-    """As the standard library's pool: enough for waiting, not enough to drown."""
+    """Return the number of the standard library's pool: enough threads for waiting, not enough to drown."""
     return min(LARGE_THREADS, (os.cpu_count() or 1) + 4)
 
 
 def default_processes() -> int:
-    """One per core."""
+    """Return one process per core."""
     return os.cpu_count() or 1
