@@ -135,7 +135,6 @@ REACHES: Final[Mapping[str, int]] = {
     "taskmanager/engine/after_write.py": 1,
     "taskmanager/engine/claiming.py": 11,
     "taskmanager/engine/dispatch.py": 6,
-    "taskmanager/engine/engine.py": 1,
     "taskmanager/engine/fairness.py": 4,
     "taskmanager/engine/file_watch.py": 12,
     "taskmanager/engine/intake.py": 1,

@@ -13,7 +13,7 @@ The modules by what they are about. Each knows only modules that stand before it
     The way in:             keys inbox intake plain
     One start of it all:    engine
     What becomes of writes: after_write
-    The store, and others:  neighbours fairness claiming polling
+    The store, and others:  neighbours fairness claiming sharing polling
     What people ask for:    stored_tasks records queues report joiner
     From start to stop:     file_watch takeover leftover releasing unstopped lifecycle
 

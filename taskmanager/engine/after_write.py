@@ -116,18 +116,12 @@ class AfterWrite:
         if live.is_unconfirmed:
             self._resolve_key(live, row)
             return
-        logger.warning(
-            "claim lost: task %s (%s) is %s now; %s",
-            live.definition.name,
-            live.task_id,
-            "gone" if row is None else f"{row.status} at {row.claimed_by_worker_id or 'nobody'}",
-            f"that it was {live.status} here is not recorded"
-            if live.status.is_terminal
-            else "the work here is given up",
-            extra=extra_of(live),
-        )
+        if row is None or not _is_taken_over(live, row):
+            _log_lost(live, row)
         gone = StoreError(f"task {live.task_id} is not in the store any more, its record was deleted; enqueue it again")
         self._tell_savers(live, gone if row is None else None)
+        if row is not None and not live.status.is_terminal:
+            self._follower.taken_away(live)
         self.give_up(live)
 
     def _tell_savers(self, live: LiveTask, exc: StoreError | None) -> None:
@@ -280,3 +274,21 @@ class AfterWrite:
         """The store is back."""
         self._dispatcher.is_store_degraded = False
         self._engine.kick()
+
+
+def _is_taken_over(live: LiveTask, row: TaskRow) -> bool:
+    """Whether another instance has taken over a task that waited here: that is no news for anybody."""
+    committed = live.saving.committed
+    never_ran = live.attempt is None and not live.status.is_terminal
+    return never_ran and committed is not None and row.start_count > committed.start_count
+
+
+def _log_lost(live: LiveTask, row: TaskRow | None) -> None:
+    logger.warning(
+        "claim lost: task %s (%s) is %s now; %s",
+        live.definition.name,
+        live.task_id,
+        "gone" if row is None else f"{row.status} at {row.claimed_by_worker_id or 'nobody'}",
+        f"that it was {live.status} here is not recorded" if live.status.is_terminal else "the work here is given up",
+        extra=extra_of(live),
+    )

@@ -202,6 +202,17 @@ class Claimer:
         )
         return len(await self._claim(request))
 
+    async def take_over(self, queue_name: str, due_at: int) -> list[TaskRow]:
+        """Start tasks that wait at other instances and were due at that instant, as many as there are slots for."""
+        engine = self._engine
+        async with engine.claiming:
+            self._may_start = True
+            request = self._request(list(engine.definitions), queue_name, CLAIM_PAGE)
+            if request.starting is None:
+                return []
+            limit = min(request.starting.limit, sum(room.slot_count for room in request.starting.rooms))
+            return await self._claim(request._replace(limit=limit, others_due_at=due_at))
+
     # One claim.
 
     def _request(self, names: list[str], queue_name: str, limit: int) -> ClaimRequest:

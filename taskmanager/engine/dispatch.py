@@ -69,7 +69,8 @@ class Dispatcher:
         self._held_back: list[Source] = []
         """Sources with tasks that may not start as long as the state is `_held_in`."""
         self._held_in = (False, False)
-        self._suspect: LiveTask | None = None
+        self.suspect: LiveTask | None = None
+        """The task that runs and under which a process has died."""
         self._arrivals = count()
         self._entries = count()
         self.left_count = 0
@@ -273,7 +274,7 @@ class Dispatcher:
     @property
     def holds_unsafe(self) -> bool:
         """Whether nothing starts that is not safe to repeat."""
-        return self._suspect is not None or self.is_store_degraded
+        return self.suspect is not None or self.is_store_degraded
 
     def spare_slots(self, lane: Lane) -> int:
         """The free slots of a lane that no task here waits for."""
@@ -282,8 +283,8 @@ class Dispatcher:
     def start_claimed(self, live: LiveTask) -> bool:
         """Give a task that its claim has started its slots. Return False if something has come between."""
         lane, queue = self.lanes[live.definition.lane], self.queue(live.queue_name)
-        is_held_back = self.holds_unsafe and not live.definition.requeue_on_interrupt
-        if is_held_back or not (queue.is_open and lane.has_room):
+        may_start = live.definition.requeue_on_interrupt or not self.holds_unsafe
+        if not (may_start and queue.is_open and lane.has_room):
             return False
         self.move(live, STARTING)
         take_each(lane, queue.slots)
@@ -299,7 +300,7 @@ class Dispatcher:
             if live.phase is READY:
                 self.move(live, STARTING)
                 if source.key.is_suspect:
-                    self._suspect = live
+                    self.suspect = live
                 lane.running += 1
                 queue.running += 1
                 taken.append(live)
@@ -339,13 +340,13 @@ class Dispatcher:
         source.is_parked, source.entry = True, None
         if source.queue.is_open:
             self._held_back.append(source)
-            self._held_in = (self._suspect is not None, self.is_store_degraded)
+            self._held_in = (self.suspect is not None, self.is_store_degraded)
         else:
             self._closed[source.queue] = None
 
     def _look_again(self) -> None:
         """Put parked sources back into their heaps if their queue is open, or if what held them back has changed."""
-        state = (self._suspect is not None, self.is_store_degraded)
+        state = (self.suspect is not None, self.is_store_degraded)
         parked: list[Source] = []
         if self._held_back and state != self._held_in:
             parked, self._held_back = self._held_back, []
@@ -358,14 +359,14 @@ class Dispatcher:
                 self._stand(source)
 
     def _may_start(self, source: Source) -> bool:
-        has_suspect, key = self._suspect is not None, source.key
+        has_suspect, key = self.suspect is not None, source.key
         is_held_back = has_suspect and (key.needs_store or key.is_suspect)
         return source.queue.is_open and not (is_held_back or (self.is_store_degraded and key.needs_store))
 
     def give_back(self, live: LiveTask) -> None:
         """The slot of a task that has ended, or will not start after all."""
-        if live is self._suspect:
-            self._suspect = None
+        if live is self.suspect:
+            self.suspect = None
         lane = self.lanes[live.definition.lane]
         queue = self.queues.get(live.queue_name) or self.queue(live.queue_name)
         slots = queue.slots
@@ -416,8 +417,8 @@ class Dispatcher:
 
     def _take_back(self, attempt: Attempt) -> None:
         attempt.has_slot = True
-        if attempt.live.crash_count and self._suspect is None:
-            self._suspect = attempt.live
+        if attempt.live.crash_count and self.suspect is None:
+            self.suspect = attempt.live
         take_each(self.lanes[attempt.live.definition.lane], self.queue(attempt.live.queue_name).slots)
 
     def resume(self) -> None:
@@ -435,7 +436,7 @@ class Dispatcher:
                 future.set_result(None)
                 continue
             queue = self.queue(attempt.live.queue_name)
-            is_second = attempt.live.crash_count > 0 and self._suspect is not None
+            is_second = attempt.live.crash_count > 0 and self.suspect is not None
             if is_second or not (slots.has_room and queue.slots.has_room):
                 resuming.append((attempt, future))
                 continue

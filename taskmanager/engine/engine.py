@@ -29,7 +29,6 @@ from taskmanager.engine.loops import Host
 from taskmanager.engine.memory_window import MemoryWindow
 from taskmanager.engine.outcome import Outcome, as_cause
 from taskmanager.engine.plain import PlainSuccess
-from taskmanager.engine.queue_state import QueueState
 from taskmanager.engine.settle import Settlement
 from taskmanager.engine.timers import StallWatch, WatchedClock
 from taskmanager.engine.waiters import Follower, resolve, wait_in
@@ -245,15 +244,9 @@ class Engine:
             self._expire(live)
 
     def wants_more(self) -> None:
-        """Ask for free rows when a queue runs low."""
-        if self.has_backlog and not self.wants_claim.is_set() and any(map(self._is_low, self.dispatcher.backlogs)):
+        """Ask for more rows when a queue runs low, or a batch that was taken over has ended."""
+        if not self.wants_claim.is_set() and self.window.wants_more(self.live):
             self.wants_claim.set()
-
-    def _is_low(self, queue: QueueState) -> bool:
-        if queue.shared_limit is not None:
-            may_take = queue.has_backlog and not queue.is_paused
-            return may_take and queue.shared_limit.is_worth_a_claim(self.live, self.dispatcher.lanes)
-        return self.window.is_low(queue)
 
     @property
     def has_backlog(self) -> bool:

@@ -23,7 +23,7 @@ class Joiner:
     """For one start; `stopped` is set when that has ended."""
 
     def __init__(self, engine: Engine, poller: Poller, stopped: asyncio.Event) -> None:
-        self._engine = engine
+        self._engine, self._follower = engine, engine.follower
         self._poller = poller
         self._stopped = stopped
 
@@ -73,14 +73,15 @@ class Joiner:
         """
         if self._is_going_back():
             return True
-        if not self._engine.has_freed:
-            return await self._poller.has_strays()
         try:
+            if await self._follower.has_unfinished(tags):
+                return True
             # In this order: what is claimed while the store is read is in memory when there are no strays.
-            is_there = await self._has_free_rows(tags) or await self._poller.has_strays()
+            is_free = self._engine.has_freed and await self._has_free_rows(tags)
+            is_there = is_free or await self._poller.has_strays()
         except StoreError:
             return True
-        if not tags:
+        if not tags and self._engine.has_freed:
             self._engine.has_freed = is_there
         return is_there
 

@@ -26,6 +26,7 @@ from taskmanager.engine.phases import STARTING
 from taskmanager.engine.polling import NAME as CLAIMER
 from taskmanager.engine.polling import Poller
 from taskmanager.engine.releasing import cancel_memory_only, release_waiting, tell_everybody
+from taskmanager.engine.sharing import Sharing
 from taskmanager.engine.takeover import Takeover
 from taskmanager.engine.unstopped import Unstopped
 from taskmanager.engine.writer import NAME as WRITER
@@ -79,6 +80,7 @@ class Lifecycle:
             engine,
             self._claimer,
             neighbours,
+            Sharing(engine, self._claimer, neighbours, self._after_write.lost),
             check_file=self._file_watch.look,
             on_death=self._takeover.death.set,
             recover_strays=duties.recover_strays,

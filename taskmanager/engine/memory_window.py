@@ -1,8 +1,10 @@
 """How much of what waits is held in memory, queue by queue. The rest is free in the store, and costs nothing there."""
 
+from collections.abc import Mapping
+
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.phases import READY
+from taskmanager.engine.phases import READY, RUNNING
 from taskmanager.engine.queue_state import QueueState
 from taskmanager.model.states import TaskStatus
 
@@ -15,6 +17,8 @@ class MemoryWindow:
         self._dispatcher = dispatcher
         self.is_shared = False
         """Whether other instances work on the file. What is claimed here and waits, an idle one cannot take."""
+        self.taken_over: list[LiveTask] = []
+        """Tasks of other instances that were taken over together, and run."""
 
     def __repr__(self) -> str:
         return f"<MemoryWindow of {self.claimable} per queue>"
@@ -50,6 +54,25 @@ class MemoryWindow:
             return True
         # Better ones are left than some of those held: they must be here before the turn comes to these.
         return queue.best_left < worst and self._dispatcher.count_ready(name, queue.best_left) <= max(1, most // 2)
+
+    def wants_more(self, live: Mapping[str, LiveTask]) -> bool:
+        """Whether it is time to look for more: a queue runs low, or what was taken over together has ended."""
+        return self._is_batch_over() or any(self._is_low(queue, live) for queue in self._dispatcher.backlogs)
+
+    def _is_batch_over(self) -> bool:
+        """Whether the last task of the batch has ended since it was last asked."""
+        batch = self.taken_over
+        if not batch:
+            return False
+        while batch and batch[-1].phase is not RUNNING:
+            batch.pop()
+        return not batch
+
+    def _is_low(self, queue: QueueState, live: Mapping[str, LiveTask]) -> bool:
+        shared = queue.shared_limit
+        if shared is None:
+            return self.is_low(queue)
+        return queue.has_backlog and not queue.is_paused and shared.is_worth_a_claim(live, self._dispatcher.lanes)
 
     def surplus(self) -> list[LiveTask]:
         """Tasks that were claimed and cannot start soon, the last in line: for others who can start them."""

@@ -12,6 +12,7 @@ from typing import Final
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.neighbours import EARLY_S, Neighbours
+from taskmanager.engine.sharing import Sharing
 from taskmanager.engine.timers import next_beat
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.logger import logger
@@ -46,6 +47,7 @@ class Poller:
         engine: Engine,
         claimer: Claimer,
         neighbours: Neighbours,
+        sharing: Sharing,
         *,
         check_file: Callable[[], Awaitable[None]],
         on_death: Callable[[], None],
@@ -54,6 +56,7 @@ class Poller:
         self._engine = engine
         self._claimer = claimer
         self.neighbours = neighbours
+        self._sharing = sharing
         self.check_file = check_file
         self._on_death = on_death
         self._recover_strays = recover_strays
@@ -172,6 +175,7 @@ class Poller:
             if was_owed:
                 await self._recover_strays()
             await claimer.claim(is_first=is_first)
+        await self._sharing.look(changed=changed)
         self._version, self.is_owed = version, False
 
     async def has_strays(self) -> bool:

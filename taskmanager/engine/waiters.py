@@ -12,10 +12,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from taskmanager.engine.attempt import Attempt, current
-from taskmanager.engine.live_task import Ending, LiveTask
+from taskmanager.engine.live_task import Ending, LiveTask, carries
 from taskmanager.engine.loops import AGAIN_AFTER_S
 from taskmanager.model.errors import ConfigurationError, StoreUnavailable, unknown_task
 from taskmanager.model.logger import logger
@@ -150,6 +151,8 @@ class Follower:
         self._listening: dict[str, list[Callable[[LiveTask], None]]] = {}
         self.last_status: dict[str, TaskStatus] = {}
         """The status that was seen last of tasks that are not in memory. The latest look stands last."""
+        self._taken: dict[str, str | None] = {}
+        """Tasks of this instance that others run now, with their tags, as far as it is not known that they ended."""
         self._over: Ending | None = None
         self.needs_look = False
         """Whether a look has failed, so that the next one is due whatever the store says of changes."""
@@ -219,6 +222,7 @@ class Follower:
 
     def came_here(self, live: LiveTask) -> None:
         """Tell that a row was claimed."""
+        self._taken.pop(live.task_id, None)
         for listener in self._listening.get(live.task_id, ()):
             listener(live)
 
@@ -228,6 +232,31 @@ class Follower:
         self.last_status[task_id] = status
         if len(self.last_status) > MAX_SEEN:
             del self.last_status[next(iter(self.last_status))]
+
+    def taken_away(self, live: LiveTask) -> None:
+        """Note that another instance has a task that was accepted or claimed here."""
+        self._taken[live.task_id] = live.tags_text
+
+    async def has_unfinished(self, tags: dict[str, str]) -> bool:
+        """Return whether a task (with these tags) that another instance has taken from here has not ended."""
+        unknown = [task_id for task_id, text in self._taken.items() if carries(text, tags)]
+        for start in range(0, len(unknown), PAGE):
+            if not await self._have_ended(unknown[start : start + PAGE]):
+                return True
+        return False
+
+    async def forget_ended(self) -> None:
+        """Forget the oldest of them that have ended, so that the list does not grow where nobody asks."""
+        while (oldest := list(islice(self._taken, PAGE))) and await self._have_ended(oldest):
+            pass
+
+    async def _have_ended(self, task_ids: list[str]) -> bool:
+        """Return whether all of these have ended. Forget those that have."""
+        rows = await self._store.fetch_ids(task_ids)
+        live = [each for each in task_ids if (row := rows.get(each)) and not TaskStatus(row.status).is_terminal]
+        for task_id in set(task_ids).difference(live):
+            self._taken.pop(task_id, None)
+        return not live
 
     async def look_at_all(self) -> None:
         """Read every followed row once."""

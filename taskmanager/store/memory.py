@@ -13,7 +13,7 @@ from taskmanager.model.record import AttemptRow, StartWrite, SuccessWrite, TaskR
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow, busy_of
 from taskmanager.model.states import TERMINAL, WAITING, TaskStatus
 from taskmanager.store.constraints import encodable_write, is_memory_only, write_fault
-from taskmanager.store.memory_claims import claim_order, claimed, due_rows, free_rows, freed, never_ran
+from taskmanager.store.memory_claims import claim_order, claimed, due_rows, free_rows, freed, never_ran, waiting_levels
 from taskmanager.store.memory_statistics import glance_at
 from taskmanager.store.protocol import (
     FREE_COUNT_CAP,
@@ -22,6 +22,7 @@ from taskmanager.store.protocol import (
     FreeQueue,
     InstanceRow,
     TaskFilter,
+    WaitingLevel,
     WorkerState,
 )
 from taskmanager.store.statistics import Glance
@@ -122,6 +123,13 @@ class MemoryStore:
             row for row in self._live.values() if row.claimed_by_worker_id == owner and row.claimed_at == claimed_at
         ]
         return sorted(mine, key=claim_order)
+
+    async def waiting_levels(self, limit: int) -> list[WaitingLevel]:
+        return waiting_levels(self._live.values())[:limit]
+
+    async def fetch_taken(self, task_ids: Sequence[str], owner: str) -> dict[str, TaskRow]:
+        rows = await self.fetch_ids(task_ids)
+        return {each: row for each, row in rows.items() if row.claimed_by_worker_id not in (None, owner)}
 
     async def best_waiting(self, task_names: Collection[str], queue_name: str, now: int) -> str | None:
         best = min(due_rows(self.free_rows(), task_names, queue_name, now), key=claim_order, default=None)

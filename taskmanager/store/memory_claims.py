@@ -6,7 +6,7 @@ from typing import Final
 from taskmanager.model.record import TaskRow, with_due
 from taskmanager.model.states import WAITING, TaskStatus
 from taskmanager.rules.claims import Starting, started
-from taskmanager.store.protocol import ClaimRequest
+from taskmanager.store.protocol import ClaimRequest, WaitingLevel
 
 _TAKEN: Final = (TaskStatus.CLAIMED, TaskStatus.RUNNING)
 
@@ -18,7 +18,8 @@ def claimed(rows: Collection[TaskRow], request: ClaimRequest) -> list[TaskRow]:
     if request.file_limit is not None:
         limit = min(limit, _places(rows, request, request.file_limit))
     if request.others_due_at is not None:
-        found = [row for row in found if _is_plain(row)][: 2 * limit : 2]
+        # One that has run before may have code that goes on there, in a thread that nobody can end.
+        found = [row for row in found if _is_plain(row) and not row.start_count][: 2 * limit : 2]
         return [_started(found[each], request, request.starting) for each in _positions(found, request)]
     taken = [
         row._replace(
@@ -93,6 +94,16 @@ def due_rows(rows: Iterable[TaskRow], task_names: Collection[str], queue_name: s
 def free_rows(rows: Iterable[TaskRow]) -> Iterator[TaskRow]:
     """Those that wait and that nobody has."""
     return (row for row in rows if row.status == TaskStatus.PENDING and row.claimed_by_worker_id is None)
+
+
+def waiting_levels(rows: Iterable[TaskRow]) -> list[WaitingLevel]:
+    """What waits at instances, by queue and priority."""
+    found: dict[tuple[str, int], int] = {}
+    for row in rows:
+        if row.status in WAITING and row.claimed_by_worker_id is not None:
+            key = row.queue_name, row.priority
+            found[key] = min(row.enqueued_at, found.get(key, row.enqueued_at))
+    return [WaitingLevel(*key, due_at) for key, due_at in sorted(found.items())]
 
 
 def claim_order(row: TaskRow) -> tuple[int, int, str]:

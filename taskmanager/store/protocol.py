@@ -95,6 +95,14 @@ class FreeQueue(NamedTuple):
     is_readable: bool = True
 
 
+class WaitingLevel(NamedTuple):
+    """What waits in the memory of instances, in one queue, with one priority: when the earliest is due."""
+
+    queue_name: str
+    priority: int
+    next_due_at: int
+
+
 class TaskFilter(NamedTuple):
     """What `fetch_many` looks for; None is any. `before`: only older records than one of that `sent_at` and id, which
     may be in memory only.
@@ -232,6 +240,14 @@ class Store(Protocol):
 
     async def free_queues(self) -> list[FreeQueue]:
         """What waits in the store unowned, per function and queue; costs by the number of those pairs, not of rows."""
+        ...
+
+    async def waiting_levels(self, limit: int) -> list[WaitingLevel]:
+        """What waits at instances, by queue and priority, at most so many levels; costs by the number of those."""
+        ...
+
+    async def fetch_taken(self, task_ids: Sequence[str], owner: str) -> dict[str, TaskRow]:
+        """Those of these rows that another instance than `owner` has had last."""
         ...
 
     async def best_waiting(self, task_names: Collection[str], queue_name: str, now: int) -> str | None:

@@ -7,7 +7,7 @@ import pytest
 from taskmanager.model.record import TaskRow, TaskWrite
 from taskmanager.model.states import WAITING, TaskStatus
 from taskmanager.rules.claims import Room, Starting
-from taskmanager.store.protocol import ClaimRequest, FreeQueue, InstanceRow, Store
+from taskmanager.store.protocol import ClaimRequest, FreeQueue, InstanceRow, Store, WaitingLevel
 from tests.contract.rows import ME, OTHER, expected, put, task, wants
 
 pytestmark = pytest.mark.anyio
@@ -134,14 +134,14 @@ async def test_release_frees_what_an_unanswered_claim_has_started(store: Store) 
 async def test_take_over_starts_every_second_row_that_waits_at_others(store: Store) -> None:
     """Best first, of all others together; free rows and those of this instance are not meant."""
     theirs = [task(f"t{i}", claimed_by_worker_id=OTHER, priority=20 - i) for i in range(4)]
-    third = [task("t9", status="CLAIMED", claimed_by_worker_id="third", start_count=1, priority=30)]
+    third = [task("t9", status="CLAIMED", claimed_by_worker_id="third", priority=30)]
     kept = [task("free"), task("mine", claimed_by_worker_id=ME), task("runs", status="RUNNING")]
     await put(store, *theirs, *third, *kept)
     rows = await store.claim(wants(starting=starts(), others_due_at=900))
     assert [(row.task_id, row.status, row.claimed_by_worker_id, row.start_count) for row in rows] == [
         ("t3", "RUNNING", ME, 1),
         ("t1", "RUNNING", ME, 1),
-        ("t9", "RUNNING", ME, 2),
+        ("t9", "RUNNING", ME, 1),
     ]
     assert all((row.claimed_at, row.started_at, row.worker_pid) == (1_000, 1_000, 7) for row in rows)
     assert list((await store.fetch_ids([row.task_id for row in kept])).values()) == kept
@@ -168,6 +168,7 @@ async def test_take_over_takes_no_more_than_it_can_start(store: Store) -> None:
         task(queue_name="mail"),
         task(task_name="app:unknown"),
         task(crash_count=1),
+        task(start_count=1),
         task(good_until=9_999),
         task(cancel_requested_at=5),
         *[task(status=status.value) for status in TaskStatus if status not in WAITING],
@@ -175,7 +176,7 @@ async def test_take_over_takes_no_more_than_it_can_start(store: Store) -> None:
     ids=lambda row: f"{row.status} {row.task_name} {row.queue_name} {row.enqueued_at} {row.crash_count}",
 )
 async def test_take_over_leaves_what_is_not_for_it(store: Store, row: TaskRow) -> None:
-    """Not yet due for so long, not known here, not plain, or not waiting."""
+    """Not yet due for so long, not known here, not plain, not waiting, or with an earlier run that may go on there."""
     await put(store, row._replace(claimed_by_worker_id=OTHER))
     assert await store.claim(wants(starting=starts(), others_due_at=900)) == []
     assert await store.fetch("t1") == row._replace(claimed_by_worker_id=OTHER)
@@ -391,3 +392,30 @@ async def test_a_task_that_waits_lends_its_place_to_its_own_instance(store: Stor
     assert await store.claim(_places(ME, 3, **lent)) == []
     more = await store.claim(_places(ME, 4, **lent, borrowed=1))
     assert [row.task_id for row in more] == ["d"], "what is borrowed is counted already"
+
+
+async def test_waiting_levels_show_what_waits_at_instances(store: Store) -> None:
+    """Per queue and priority, whoever has it: when the earliest is due. Free rows and what runs are not meant."""
+    await put(
+        store,
+        task("a", claimed_by_worker_id=ME, enqueued_at=300),
+        task("b", claimed_by_worker_id=OTHER, enqueued_at=200),
+        task("c", status="CLAIMED", priority=7, enqueued_at=900),
+        task("d", claimed_by_worker_id=OTHER, queue_name="mail", enqueued_at=400),
+        task("e"),
+        task("f", status="RUNNING"),
+        task("g", status="FAILED", claimed_by_worker_id=ME),
+    )
+    levels = [WaitingLevel("default", 7, 900), WaitingLevel("default", 50, 200), WaitingLevel("mail", 50, 400)]
+    assert await store.waiting_levels(9) == levels
+    assert await store.waiting_levels(0) == []
+
+
+async def test_fetch_taken_finds_rows_that_another_instance_has_had_last(store: Store) -> None:
+    """Whether it runs them, or has ended them."""
+    kept = [task("mine", claimed_by_worker_id=ME), task("free"), task("theirs", claimed_by_worker_id=OTHER)]
+    ended = task("ended", status="COMPLETED", completed_at=130, claimed_by_worker_id=OTHER)
+    await put(store, *kept, ended)
+    found = await store.fetch_taken(["mine", "free", "theirs", "ended", "gone"], ME)
+    assert found == {"theirs": kept[2], "ended": ended}
+    assert await store.fetch_taken([], ME) == {}

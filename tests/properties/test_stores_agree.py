@@ -175,7 +175,8 @@ async def picture(store: Store) -> tuple[list[TaskRow], list[Any]]:
     answers: list[Any] = [await store.fetch_attempts(row.task_id) for row in rows]
     answers += [await store.fetch_many(TaskFilter(limit=len(IDS))), await store.fetch_many(TaskFilter(task_id="t1"))]
     answers += [await store.counts(), await store.free_queues(), await store.instances(), await store.paused_queues()]
-    answers.append(await store.fetch_cancel_requests("i1"))
+    answers += [await store.fetch_cancel_requests("i1"), await store.waiting_levels(9)]
+    answers.append(await store.fetch_taken([*IDS, "nobody"], "i1"))
     for owners in (OWNERS[:1], OWNERS, []):
         answers.append(await store.fetch_owned(owners, limit=2, after="t1"))
         answers.append(await store.fetch_orphans(owners, limit=3))

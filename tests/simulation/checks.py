@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.record import AttemptRow, TaskRow
-from taskmanager.model.states import LIVE, TERMINAL, TaskStatus, can_move
+from taskmanager.model.states import LIVE, TERMINAL, WAITING, TaskStatus, can_move
 from tests.simulation.faults import READS
 from tests.simulation.jobs import UNSAFE
 from tests.simulation.process import WOKEN_US
@@ -28,6 +28,8 @@ def _reachable() -> frozenset[tuple[str, str]]:
 
 THE_END = "the end"
 REACHABLE = _reachable()
+STORE_POLL_US = 250_000
+"""The default, as every process has it."""
 RETENTION_US = 3_600_000_000
 """The retention of every seed that has one."""
 
@@ -281,6 +283,9 @@ class Checks:
             return
         if owner == process.instance_id:
             return
+        if verb == "claim":
+            self._judge_take_over(process, old, new, what)
+            return
         holder = self._world.process_of(owner)
         if holder is None or not holder.is_living_as(owner):
             return
@@ -292,6 +297,22 @@ class Checks:
         if not self._was_silent(holder) or self._was_kept_out(holder, process):
             silent_us = self._world.now_us - holder.last_beat_us
             self._world.fault(f"taken from a living owner, silent for {silent_us / 1e6:.1f} s: {what}")
+
+    def _judge_take_over(self, process: "Process", old: TaskRow, new: TaskRow, what: str) -> None:
+        """An idle instance starts what has waited long enough at another one, and nothing else."""
+        fault = self._world.fault
+        is_start = (new.status, new.claimed_by_worker_id) == (TaskStatus.RUNNING, process.instance_id)
+        if old.status not in WAITING or not is_start or new.start_count != 1:
+            fault(f"a claim has taken more than what waits to be started: {what}")
+        if old.crash_count or old.good_until is not None or old.cancel_requested_at is not None:
+            fault(f"what is taken over is not plain: {what}")
+        if (new.started_at or 0) - old.enqueued_at < STORE_POLL_US:
+            fault(f"it was due for {(new.started_at or 0) - old.enqueued_at} us when it was taken over: {what}")
+        if old.task_name.startswith("shared"):
+            fault(f"what has a place in the file is taken over: {what}")
+        engine = process.engine
+        if engine is not None and engine.dispatcher.suspect is not None:
+            fault(f"taken over beside the suspect {engine.dispatcher.suspect}: {what}")
 
     def _was_silent(self, holder: "Process") -> bool:
         """So long that others may take it for dead; or it was, and they have looked a moment before it woke."""

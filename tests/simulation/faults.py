@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     from tests.simulation.process import Process
 
 READS = frozenset(
-    {"free_queues", "best_waiting", "counts", "instances", "heartbeats", "paused_queues", "latest_stamp"}
+    {
+        "free_queues",
+        "waiting_levels",
+        "fetch_taken",
+        "best_waiting",
+        "counts",
+        "instances",
+        "heartbeats",
+        "paused_queues",
+        "latest_stamp",
+    }
     | {"schedules", "busy_schedules"}
     | {
         f"fetch{what}"

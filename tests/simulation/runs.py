@@ -63,6 +63,7 @@ class Runs:
         for other in self.now:
             # Who puts an ended task back from another process cannot know that its old thread still works.
             is_same = other.task_id == task_id and other.life == run.life
+            is_same = is_same and not (self._is_unrecorded(other) or self._is_unrecorded(run))
             if other.task_id == task_id and other.instance_id == run.instance_id:
                 self._world.fault(f"{name} {task_id} runs twice at once in {process}")
             elif is_same and not (other.process.was_out or process.was_out or self._is_split(task_id)):
@@ -95,6 +96,13 @@ class Runs:
     def _goes_by_the_lost_file(self, run: Run) -> bool:
         start = (run.task_id, run.attempt, run.instance_id)
         return not run.process.view.is_current or start in self._world.checks.started_nowhere
+
+    def _is_unrecorded(self, run: Run) -> bool:
+        """Whether it is safe to repeat, and runs although its process could not write the start. The file says that it
+        waits there, so an idle instance may take it over, and may have done so before.
+        """
+        start = (run.task_id, run.attempt, run.instance_id or "")
+        return run.name not in UNSAFE and run.process.was_degraded and start not in self._world.checks.started
 
     def _is_split(self, task_id: str) -> bool:
         """One process has started it by the file that was deleted and another one by the new file: until it looks, who

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from taskmanager import QueueConfig, TaskManager, TaskStatus
+from taskmanager import QueueConfig, TaskCancelled, TaskManager, TaskStatus
 from taskmanager.engine import fairness
 from taskmanager.engine.instance import InstanceLock
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
@@ -40,6 +41,13 @@ def owners(db: Path) -> dict[str, int]:
         return dict(connection.execute(f"{sql} GROUP BY 1").fetchall())
 
 
+def unfinished(db: Path) -> int:
+    """How many rows have not ended, whoever has them."""
+    with closing(sqlite3.connect(db)) as connection:
+        sql = "SELECT count(*) FROM taskmanager_tasks WHERE status IN ('PENDING', 'CLAIMED', 'RUNNING')"
+        return int(connection.execute(sql).fetchone()[0])
+
+
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not holds():  # noqa: ASYNC110  # what another instance does in the file has no event
@@ -60,7 +68,7 @@ async def test_what_one_instance_claimed_for_later_is_shared_with_one_that_comes
             await until(lambda: len(owners(db)) == 2 and sum(owners(db).values()) < 50)
             await until(lambda: max(owners(db).values()) <= 2 + 2 * 4)
             gate.set()
-            await until(lambda: not owners(db))
+            await until(lambda: not unfinished(db))
         counts = await a.counts()
     assert {status: number for status, number in counts.items() if number} == {"COMPLETED": 50}
 
@@ -239,3 +247,101 @@ async def test_a_pause_holds_against_what_was_read_before_it(tmp_path: Path) -> 
         gate.set()
         await until(lambda: not poller.is_owed)
         assert manager.status().queues["default"].is_paused
+
+
+# Tasks that wait at a busy instance.
+
+
+class Site:
+    """One instance with a task that notes who ran it, and waits for the gate of its instance."""
+
+    def __init__(self, db: Path, name: str, ran: list[tuple[str, int]], **options: Any) -> None:
+        self.gate = asyncio.Event()
+        self.manager = TaskManager(db, store_poll=0.02, **options)
+
+        async def work(number: int) -> int:
+            ran.append((name, number))
+            await self.gate.wait()
+            return number
+
+        self.work: Any = self.manager.task(name="work", persist=True)(work)
+
+    @property
+    def waiting(self) -> int:
+        return sum(queue.waiting for queue in self.manager.status().queues.values())
+
+
+async def test_an_idle_instance_takes_over_what_waits_at_a_busy_one(tmp_path: Path) -> None:
+    """Due tasks that have waited for a poll, as many as it has slots; it looks again when they have ended. The busy one
+    drops what it has lost, and whoever waits there is told.
+    """
+    ran: list[tuple[str, int]] = []
+    busy = Site(tmp_path / "tasks.db", "busy", ran, concurrency=1)
+    idle = Site(tmp_path / "tasks.db", "idle", ran, concurrency=4)
+    idle.gate.set()
+    async with busy.manager, idle.manager:
+        mine = [busy.work.enqueue(number) for number in range(40)]
+        async with asyncio.timeout(20):
+            assert await asyncio.gather(*mine[1:]) == list(range(1, 40))
+            assert not mine[0].status.is_terminal
+            assert busy.waiting == 0
+            joining = asyncio.ensure_future(busy.manager.join())
+            busy.gate.set()
+            await joining
+    assert sorted(number for _, number in ran) == list(range(40))
+    assert [number for name, number in ran if name == "busy"] == [0]
+
+
+async def test_a_taken_over_task_is_cancelled_joined_and_found_from_where_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing of it is lost for those who enqueued it, and the log has no word of it: it is no fault."""
+    ran: list[tuple[str, int]] = []
+    busy = Site(tmp_path / "tasks.db", "busy", ran, concurrency=1)
+    idle = Site(tmp_path / "tasks.db", "idle", ran, concurrency=4)
+    async with busy.manager, idle.manager:
+        first = busy.work.enqueue(0)
+        keyed = busy.work.with_options(idempotency_key="k").enqueue(1)
+        tagged = busy.work.with_options(tags={"batch": "1"}).enqueue(2)
+        await asyncio.gather(keyed.saved(), tagged.saved())
+        await until(lambda: {("idle", 1), ("idle", 2)} <= set(ran))
+        await until(lambda: busy.waiting == 0)
+        again = busy.work.with_options(idempotency_key="k").enqueue(9)
+        joining = asyncio.ensure_future(busy.manager.join(tags={"batch": "1"}))
+        await until(lambda: again.is_duplicate is True)
+        assert not joining.done()
+        assert await busy.manager.cancel(keyed.task_id)
+        for handle in (keyed, again):
+            with pytest.raises(TaskCancelled):
+                await asyncio.wait_for(handle, 10)
+        idle.gate.set()
+        await asyncio.wait_for(joining, 10)
+        assert await tagged == 2
+        busy.gate.set()
+        assert await first == 0
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_an_idle_instance_takes_over_nothing_that_is_not_for_it(tmp_path: Path) -> None:
+    """Paused queues, functions that it does not know, and lanes in which it has no slot."""
+    ran: list[tuple[str, int]] = []
+    busy = Site(tmp_path / "tasks.db", "busy", ran, concurrency=1)
+    idle = Site(tmp_path / "tasks.db", "idle", ran, concurrency=2)
+
+    @busy.manager.task(persist=True, name="unknown")
+    async def unknown() -> None: ...
+
+    idle.gate.set()
+    async with busy.manager, idle.manager:
+        await busy.manager.pause("paused")
+        handles = [busy.work.enqueue(0), busy.work.with_options(queue_name="paused").enqueue(1), unknown.enqueue()]
+        handles.append(busy.work.with_options(delay=3600).enqueue(2))
+        await asyncio.gather(*(each.saved() for each in handles))
+        assert await asyncio.wait_for(busy.work.enqueue(3), 10) == 3
+        assert [each.status for each in handles] == ["RUNNING", "PENDING", "PENDING", "PENDING"]
+        assert ran == [("busy", 0), ("idle", 3)]
+        busy.gate.set()
+        await handles[0]
+        await handles[2]
+        assert await busy.manager.cancel(handles[3].task_id)
+        assert await busy.manager.cancel(handles[1].task_id)

@@ -743,4 +743,4 @@ async def test_a_suspect_that_waits_for_its_child_does_not_hold_it_up() -> None:
         await store.memory.commit([TaskWrite(row._replace(crash_count=1), expected_of(row))])
         await world.start()
         assert await manager.handle(handle.task_id) == "done"
-        assert engine_of(manager).dispatcher._suspect is None
+        assert engine_of(manager).dispatcher.suspect is None

@@ -22,7 +22,7 @@ from taskmanager.store.protocol import FREE_COUNT_CAP, ClaimRequest, FreeQueue
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.queries import task_rows
 from taskmanager.store.sqlite.rows import Undecodable
-from taskmanager.store.sqlite.starting import start_best, take_over
+from taskmanager.store.sqlite.starting import is_worth_a_look, start_best, take_over
 from taskmanager.store.sqlite.statements import LIVE_SQL
 from taskmanager.store.sqlite.transitions import end_unreadable
 
@@ -117,6 +117,8 @@ _WAITS_AT: Final = (
 def claim(connection: sqlite3.Connection, request: ClaimRequest) -> list[TaskRow]:
     """See `Store.claim`."""
     if not request.task_names or request.limit < 1:
+        return []
+    if request.others_due_at is not None and not is_worth_a_look(connection, request):
         return []
     with transaction(connection):
         limit = request.limit

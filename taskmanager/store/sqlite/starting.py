@@ -5,9 +5,11 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, Final
 
+from taskmanager.model.record import TaskRow
 from taskmanager.rules.claims import started
-from taskmanager.store.protocol import ClaimRequest
-from taskmanager.store.sqlite.rows import unpacked
+from taskmanager.store.protocol import ClaimRequest, WaitingLevel
+from taskmanager.store.sqlite.queries import task_rows
+from taskmanager.store.sqlite.rows import Undecodable, unpacked
 
 _IS_PLAIN: Final = "t.crash_count = 0 AND t.good_until IS NULL AND t.cancel_requested_at IS NULL"
 _PLAIN: Final = f"""
@@ -24,8 +26,10 @@ SET status = 'RUNNING', claimed = 0, start_count = start_count + 1, claimed_at =
 WHERE rowid IN (SELECT value FROM json_each(:rows))
 """
 _WAITS: Final = "claimed_by_worker_id IS NOT NULL AND status IN ('PENDING', 'CLAIMED')"
-_WAITING: Final = f"taskmanager_tasks INDEXED BY taskmanager_tasks_waiting WHERE queue_name = :queue_name AND {_WAITS}"
-# In the order of the index, as in `claims.READY_CANDIDATES`.
+_HELD: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_waiting"
+_WAITING: Final = f"{_HELD} WHERE queue_name = :queue_name AND {_WAITS}"
+# In the order of the index, as in `claims.READY_CANDIDATES`. What has run before may have code that goes on there, in a
+# thread that nobody can end.
 OTHERS: Final = f"""
 WITH RECURSIVE level (priority) AS (
     SELECT min(priority) FROM {_WAITING}
@@ -35,17 +39,44 @@ WITH RECURSIVE level (priority) AS (
 )
 SELECT json_group_array(json_array(row, task_name)) FROM (
     SELECT row, task_name FROM (
-        SELECT t.rowid AS row, t.task_name, t.claimed_by_worker_id AS owner, {_IS_PLAIN} AS is_plain
+        SELECT t.rowid AS row, t.task_name, t.start_count, t.claimed_by_worker_id AS owner, {_IS_PLAIN} AS is_plain
         FROM level CROSS JOIN taskmanager_tasks AS t INDEXED BY taskmanager_tasks_waiting
         WHERE t.queue_name = :queue_name AND t.priority = level.priority AND t.enqueued_at <= :due_at
             AND t.claimed_by_worker_id IS NOT NULL AND t.status IN ('PENDING', 'CLAIMED')
         LIMIT :scanned
     )
-    WHERE owner <> :owner AND is_plain AND task_name IN (SELECT value FROM json_each(:task_names)) LIMIT :limit
+    WHERE owner <> :owner AND is_plain AND start_count = 0
+        AND task_name IN (SELECT value FROM json_each(:task_names))
+    LIMIT :limit
 )
+"""
+_TAKEN_AWAY: Final = """
+json_each(?) AS wanted CROSS JOIN taskmanager_tasks AS t ON t.id = wanted.value
+WHERE t.claimed_by_worker_id IS NOT NULL AND t.claimed_by_worker_id <> CAST(? AS TEXT)
 """
 _SCANNED_PER_ROW: Final = 10
 _SCANNED_AT_LEAST: Final = 100
+_LEVELS: Final = f"""
+WITH RECURSIVE queue (name) AS (
+    SELECT min(queue_name) FROM {_HELD} WHERE {_WAITS}
+    UNION ALL
+    SELECT (SELECT min(queue_name) FROM {_HELD} WHERE queue_name > queue.name AND {_WAITS})
+    FROM queue WHERE queue.name IS NOT NULL
+),
+level (queue_name, priority) AS (
+    SELECT queue.name, (SELECT min(priority) FROM {_HELD} WHERE queue_name = queue.name AND {_WAITS})
+    FROM queue WHERE queue.name IS NOT NULL
+    UNION ALL
+    SELECT level.queue_name, (
+        SELECT min(priority) FROM {_HELD}
+        WHERE queue_name = level.queue_name AND priority > level.priority AND {_WAITS}
+    ) FROM level WHERE level.priority IS NOT NULL
+)
+SELECT queue_name, priority, (
+    SELECT min(enqueued_at) FROM {_HELD}
+    WHERE queue_name = level.queue_name AND priority = level.priority AND {_WAITS}
+) FROM level WHERE priority IS NOT NULL LIMIT ?
+"""
 
 
 def start_best(connection: sqlite3.Connection, rows: str, request: ClaimRequest) -> str:
@@ -54,8 +85,29 @@ def start_best(connection: sqlite3.Connection, rows: str, request: ClaimRequest)
     return _start(connection, unpacked(found), request)
 
 
+def waiting_levels(connection: sqlite3.Connection, limit: int) -> list[WaitingLevel]:
+    """See `Store.waiting_levels`."""
+    rows = connection.execute(_LEVELS, (limit,)).fetchall()
+    return sorted(WaitingLevel._make(row) for row in rows if Undecodable not in map(type, row))
+
+
+def fetch_taken(connection: sqlite3.Connection, task_ids: Sequence[str], owner: str) -> dict[str, TaskRow]:
+    """See `Store.fetch_taken`."""
+    rows = task_rows(connection, _TAKEN_AWAY, (json.dumps(list(task_ids)), owner))
+    return {row.task_id: row for row in rows}
+
+
+def is_worth_a_look(connection: sqlite3.Connection, request: ClaimRequest) -> bool:
+    """Whether anything could be taken over: without the lock for writing, which a busy instance needs."""
+    return bool(_others(connection, request, 1))
+
+
 def take_over(connection: sqlite3.Connection, request: ClaimRequest, limit: int) -> str:
     """Start every second of the best rows that wait at other instances. Return their rowids as JSON."""
+    return _start(connection, _others(connection, request, limit)[::2], request)
+
+
+def _others(connection: sqlite3.Connection, request: ClaimRequest, limit: int) -> list[tuple[int, str]]:
     wanted = {
         "task_names": json.dumps(sorted(set(request.task_names))),
         "queue_name": request.queue_name,
@@ -65,7 +117,7 @@ def take_over(connection: sqlite3.Connection, request: ClaimRequest, limit: int)
         "scanned": _SCANNED_PER_ROW * limit + _SCANNED_AT_LEAST,
     }
     (found,) = connection.execute(OTHERS, wanted).fetchone()
-    return _start(connection, unpacked(found)[::2], request)
+    return unpacked(found)
 
 
 def _start(connection: sqlite3.Connection, found: Sequence[tuple[int, str]], request: ClaimRequest) -> str:

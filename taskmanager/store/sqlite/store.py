@@ -13,8 +13,16 @@ from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import AttemptRow, TaskRow, Write
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.protocol import ClaimRequest, CommitReport, FreeQueue, InstanceRow, TaskFilter, WorkerState
-from taskmanager.store.sqlite import beat, claims, pruning, queries, schedules, transitions, upkeep
+from taskmanager.store.protocol import (
+    ClaimRequest,
+    CommitReport,
+    FreeQueue,
+    InstanceRow,
+    TaskFilter,
+    WaitingLevel,
+    WorkerState,
+)
+from taskmanager.store.sqlite import beat, claims, pruning, queries, schedules, starting, transitions, upkeep
 from taskmanager.store.sqlite.beat import SqliteBeater
 from taskmanager.store.sqlite.connection import (
     Connection,
@@ -205,6 +213,12 @@ class SqliteStore:
 
     async def free_queues(self) -> list[FreeQueue]:
         return await self._read(claims.free_queues)
+
+    async def waiting_levels(self, limit: int) -> list[WaitingLevel]:
+        return await self._read(starting.waiting_levels, limit)
+
+    async def fetch_taken(self, task_ids: Sequence[str], owner: str) -> dict[str, TaskRow]:
+        return await self._read(starting.fetch_taken, task_ids, owner)
 
     async def best_waiting(self, task_names: Collection[str], queue_name: str, now: int) -> str | None:
         return await self._read(claims.best_waiting, task_names, queue_name, now)
