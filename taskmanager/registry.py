@@ -4,7 +4,6 @@ import importlib
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final, get_args
 
@@ -17,6 +16,7 @@ from taskmanager.engine.definition import Definition
 from taskmanager.engine.intake import Door
 from taskmanager.engine.schedule import Schedule, ScheduleOptions, make_schedule
 from taskmanager.model.config import ExceptionMapper, RetryPolicy, raise_faults
+from taskmanager.model.dataclass import dataclass
 from taskmanager.model.errors import ConfigurationError, UnknownTask
 from taskmanager.model.logger import warn
 from taskmanager.model.nearest import did_you_mean

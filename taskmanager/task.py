@@ -3,7 +3,6 @@
 import inspect
 import sys
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial, wraps
 from pathlib import Path
@@ -28,6 +27,7 @@ from taskmanager.model.config import (
     queue_name_fault,
     raise_faults,
 )
+from taskmanager.model.dataclass import dataclass
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.known_words import known_words, shows_options, with_known_words
 from taskmanager.model.result import Seconds, Snooze, TaskResult, seconds_fault, seconds_of

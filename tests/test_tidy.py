@@ -443,6 +443,12 @@ def layer_faults() -> Iterator[str]:
                 yield f"{module.path}:{item.line}: {own} imports {item.name}, which stands above it"
 
 
+def compiled_faults() -> Iterator[str]:
+    for module in modules(PACKAGE):
+        if module.inside != "model/dataclass.py" and "dataclasses.dataclass" in aliases_of(module).values():
+            yield f"{module.path}: takes dataclass from the standard library; take it from model.dataclass"
+
+
 def typing_only_faults() -> Iterator[str]:
     """`if TYPE_CHECKING` is for names of the same or a lower layer, and for what the contract's signatures need."""
     for module in modules(PACKAGE):
@@ -554,6 +560,11 @@ def test_each_library_is_used_only_where_its_job_is() -> None:
 def test_each_dependency_is_where_its_reason_says() -> None:
     """A reason that nobody checks becomes untrue: somebody else must be able to see what a dependency is for."""
     report(dependency_faults())
+
+
+def test_dataclasses_are_made_without_compiling() -> None:
+    """Twenty classes that are compiled were a third of the import."""
+    report(compiled_faults())
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:

@@ -4,10 +4,10 @@ Instants end in `_at` or `_since` and are microseconds since 1970 UTC; None is "
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple
 
+from taskmanager.model.dataclass import dataclass
 from taskmanager.model.report import InstanceReport, RunningTask
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import InstanceRow

@@ -5,7 +5,7 @@ A value is stored and read by code of the application too: a codec, a comparison
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +14,7 @@ from taskmanager.codec.arguments import ArgumentCodec
 from taskmanager.codec.results import ResultCodec, decode_untyped, encode_error_text
 from taskmanager.codec.values import dumps, loads
 from taskmanager.model.config import ExceptionMapper
+from taskmanager.model.dataclass import dataclass, field
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import DELAY_KEY, TaskRow
 from taskmanager.model.result import MAX_DELAY_S, TaskError, TaskResult

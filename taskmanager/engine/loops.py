@@ -9,10 +9,10 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from taskmanager.model.dataclass import dataclass
 from taskmanager.model.logger import logger
 
 if TYPE_CHECKING:

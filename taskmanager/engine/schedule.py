@@ -6,13 +6,13 @@ store too, so that a schedule can be run by hand from another process, which nee
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from taskmanager.codec.values import dumps, loads
 from taskmanager.engine.definition import Definition
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.config import is_int, name_fault, raise_faults
+from taskmanager.model.dataclass import dataclass
 from taskmanager.model.errors import ArgumentError, ConfigurationError, StoreError
 from taskmanager.model.ids import keyed_task_id
 from taskmanager.model.record import TaskRow

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Final, Literal, Self
 
+from taskmanager.model.dataclass import dataclass
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.known_words import known_words, with_known_words
 from taskmanager.model.result import RESERVED_CODES, Subclasses, plain_text

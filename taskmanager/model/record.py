@@ -1,11 +1,11 @@
 """The record of a task as it stands in the store, its attempts, and the frozen views of both for users."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from taskmanager.model.clock import LAST_US
+from taskmanager.model.dataclass import dataclass, field
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import AttemptOutcome, TaskStatus
 

@@ -4,10 +4,11 @@ Instants are microseconds since 1970 UTC; None is "never" or "not known".
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from taskmanager.model.clock import SECOND_US
+from taskmanager.model.dataclass import dataclass, field
 from taskmanager.model.record import AttemptRow
 from taskmanager.model.states import TaskStatus
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +16,7 @@ from taskmanager.model.config import (
     own_code_fault,
     raise_faults,
 )
+from taskmanager.model.dataclass import dataclass
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.states import Lane
 

@@ -1,10 +1,10 @@
 """The state of a manager, for programs and for the console."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 
 from taskmanager.model.clock import SECOND_US, from_us
+from taskmanager.model.dataclass import dataclass, field
 from taskmanager.model.report import InstanceReport
 
 

@@ -6,7 +6,6 @@ whoever recovers a row decides from the row alone, without the function that it 
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from taskmanager.model.config import (
@@ -19,6 +18,7 @@ from taskmanager.model.config import (
     is_int,
     raise_faults,
 )
+from taskmanager.model.dataclass import dataclass
 from taskmanager.model.result import Subclasses, TaskError, plain_text, seconds_fault, trusted_code
 from taskmanager.model.states import BuiltInTaskCode
 

@@ -7,10 +7,10 @@ however late a slow loop gets to it. Times move forwards only: every answer is l
 
 import hashlib
 from collections import deque
-from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from taskmanager.model.clock import SECOND_US
+from taskmanager.model.dataclass import dataclass
 from taskmanager.rules.cron import Cron
 
 CatchUp = Literal["skip", "latest", "all"]

@@ -5,10 +5,10 @@ through windows of time, newest first, and counts of what waits end at a cap.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from taskmanager.codec.report import loads_report
+from taskmanager.model.dataclass import dataclass
 from taskmanager.model.report import InstanceReport
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import FreeQueue, InstanceRow

@@ -9,9 +9,9 @@ then there was no n-th call, and every call of the store has failed once.
 import asyncio
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from taskmanager.model.dataclass import dataclass
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.store.protocol import Store
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -16,6 +16,7 @@ from taskmanager.engine.intake import Intake
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.model.clock import from_us
 from taskmanager.model.config import QueueConfig
+from taskmanager.model.dataclass import dataclass
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.result import Seconds, seconds_of
 from taskmanager.model.states import TaskStatus

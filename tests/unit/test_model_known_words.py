@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from taskmanager import QueueConfig, RecoveryConfig, RetryPolicy, TaskManager, task
-from taskmanager.model.known_words import _NEIGHBOURS, _PLACES, _options
+from taskmanager.model.known_words import _options
+from taskmanager.model.meant_words import _NEIGHBOURS, _PLACES
 
 manager = TaskManager(None)
 
@@ -111,7 +112,7 @@ def test_every_advice_names_what_there_is() -> None:
             }, ours  # fmt: skip
             words = theirs.split()
             assert words == sorted(set(words)), f"{subject} {ours}: sorted, each once"
-            assert not set(words) & _options[subject], f"{subject} has these itself"
+            assert not set(words) & set(_options[subject]), f"{subject} has these itself"
         every = [word for theirs in table.values() for word in theirs.split()]
         assert len(every) == len(set(every)), f"{subject}: {sorted({w for w in every if every.count(w) > 1})}"
 
@@ -122,7 +123,7 @@ def test_signatures_stay_visible(subject: str) -> None:
     call = {"QueueConfig()": QueueConfig, "RetryPolicy()": RetryPolicy}.get(subject, CALLS[subject])
     parameters = inspect.signature(call).parameters
     named = {name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
-    assert _options[subject] - named <= {"snapshot_db", "name"}
+    assert set(_options[subject]) - named <= {"snapshot_db", "name"}
     assert all(each.kind is not each.VAR_KEYWORD for each in parameters.values())
     assert inspect.signature(RecoveryConfig).parameters["crash_budget"].default == 3
     assert inspect.signature(manager.task).parameters["retry_delay"].default == 1.0

@@ -13,12 +13,12 @@ a column is shared, bound once, and the rows hold only what differs.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
+from taskmanager.model.dataclass import dataclass
 from taskmanager.model.record import AttemptRow, TaskRow
 from taskmanager.model.states import LIVE, TERMINAL
 
