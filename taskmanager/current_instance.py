@@ -72,7 +72,7 @@ def check_stop(lifecycle: Lifecycle) -> None:
         refuse_inside(lifecycle.engine.dispatcher, "stop()", _STOP_OUTSIDE)
 
 
-class _Hint:
+class Hint:
     """A timer for one wait, which `cancel` ends. When the wait takes too long, `say` logs the reason, if there is one.
 
     Real time must have passed, because time may jump on the loop of a test. A loop with a clock that is not its own
@@ -142,11 +142,11 @@ class CurrentInstance:
         check_loop(running.lifecycle)
         return running
 
-    def hint_of_no_start(self, live: LiveTask) -> _Hint | None:
+    def hint_of_no_start(self, live: LiveTask) -> Hint | None:
         """Start a timer for a hint: a start that was forgotten, or not awaited, looks like a task that hangs."""
         if self._running() is not None or self._intake().has_warned:
             return None
-        return _Hint(partial(self._say_no_start, live))
+        return Hint(partial(self._say_no_start, live))
 
     def _say_no_start(self, live: LiveTask) -> bool:
         """Warn once per manager. Return False to be called again, because a start is under way."""
@@ -186,7 +186,7 @@ class CurrentInstance:
         running = self._running()
         assert running is not None, "asked without a look at is_of_another_loop()"
         loop = running.lifecycle.engine.loop
-        hint = None if loop.is_running() else _Hint(partial(_say_no_loop, loop))
+        hint = None if loop.is_running() else Hint(partial(_say_no_loop, loop))
         try:
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
         finally:

@@ -2,14 +2,14 @@
 
 import asyncio
 import os
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator
 from typing import Any, Generic, TypeVar, cast
 from weakref import ref
 
-from taskmanager.current_instance import CurrentInstance
+from taskmanager.current_instance import CurrentInstance, Hint
 from taskmanager.engine.intake import never_written
 from taskmanager.engine.live_task import NOT_SAVED, Ending, LiveTask
-from taskmanager.engine.waiters import lent_slot, running_attempt, wait_in
+from taskmanager.engine.waiters import Waiters, lent_slot, running_attempt, wait_in
 from taskmanager.model.checks import check_timeout
 from taskmanager.model.errors import (
     NotPersisted,
@@ -145,24 +145,24 @@ class TaskHandle(Generic[R_co]):
         async with lent_slot(self._task_id, self._instance.running_attempts(), is_bounded=is_bounded):
             return await self._end_of(live)
 
-    async def _end_of(self, live: LiveTask | None) -> Ending:
+    def _end_of(self, live: LiveTask | None) -> "Coroutine[Any, Any, Ending]":
         if live is None or live.has_left:
-            ending = await self._instance.wait_for(self._task_id, self._hold, was_accepted=live is not None)
-            if live is not None and live.has_left:
-                live.status = ending.status
-            self._seen = self._seen if ending.requeued else ending.status
-            return ending
+            return self._end_from_afar(live)
         self._hold(live)
-        return cast("Ending", await self._wait(live, live.waiters_list()))
+        return self._wait(live, live.waiters_list())
 
-    async def _wait(self, live: LiveTask, waiters: "list[asyncio.Future[Any]]") -> Any:
+    async def _end_from_afar(self, live: LiveTask | None) -> Ending:
+        ending = await self._instance.wait_for(self._task_id, self._hold, was_accepted=live is not None)
+        if live is not None and live.has_left:
+            live.status = ending.status
+        self._seen = self._seen if ending.requeued else ending.status
+        return ending
+
+    def _wait(self, live: LiveTask, waiters: Waiters) -> Coroutine[Any, Any, Any]:
+        """Return the wait. Each coroutine around another one costs every wait a step, so there is none without need."""
         self._check_process(live)
         hint = self._instance.hint_of_no_start(live)
-        try:
-            return await wait_in(waiters)
-        finally:
-            if hint is not None:
-                hint.cancel()
+        return wait_in(waiters) if hint is None else _hinted(hint, waiters)
 
     async def saved(self, *, timeout: float | None = None) -> None:
         """Wait until the task is committed: from then on it survives SIGKILL and power loss.
@@ -229,6 +229,13 @@ class TaskHandle(Generic[R_co]):
 
     def __repr__(self) -> str:
         return f"<TaskHandle {self._task_id} {self.status}>"
+
+
+async def _hinted(hint: Hint, waiters: Waiters) -> Any:
+    try:
+        return await wait_in(waiters)
+    finally:
+        hint.cancel()
 
 
 def _not_completed(task_id: str, ending: Ending) -> TaskNotCompleted:
