@@ -12,7 +12,7 @@ from taskmanager.model.errors import StoreError
 from taskmanager.model.record import AttemptRow, StartWrite, SuccessWrite, TaskRow, TaskWrite, Write, due_at, with_due
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow, busy_of
 from taskmanager.model.states import TERMINAL, WAITING, TaskStatus
-from taskmanager.store.constraints import encodable_write, is_memory_only, write_fault
+from taskmanager.store.constraints import check_fault, encodable_write, is_memory_only, is_plain_write, write_fault
 from taskmanager.store.memory_claims import claim_order, claimed, due_rows, free_rows, freed, never_ran, waiting_levels
 from taskmanager.store.memory_statistics import glance_at
 from taskmanager.store.protocol import (
@@ -62,8 +62,11 @@ class MemoryStore:
             if write is None or not _wins(write, current):
                 lost[lean.task_id] = current
                 continue
-            clean = encodable_write(write)
-            fault = write_fault(clean)
+            if is_plain_write(write):
+                clean, fault = write, check_fault(write)
+            else:
+                clean = encodable_write(write)
+                fault = write_fault(clean)
             if fault is not None:
                 rejected[lean.task_id] = fault
             else:
