@@ -174,3 +174,38 @@ async def test_follower_tells_late_waiters_the_ending_of_the_stop() -> None:
     world.follower.end_all(DONE)
     assert await world.follower.watch("a") == DONE
     assert world.store.calls == []
+
+
+async def test_tell_end_tells_waiters_and_followers_alike() -> None:
+    """A task may be awaited by a handle of this process, and be followed since a time when it was another's."""
+    world = World()
+    await world.put("a")
+    live = new_live(task_id="a")
+    watching, waiting = await world.watch("a"), asyncio.create_task(waiters.wait_in(live.waiters_list()))
+    await asyncio.sleep(0)
+    live.succeed("five", 9)
+    world.follower.tell_end(live)
+    assert await asyncio.gather(watching, waiting) == [DONE] * 2
+    assert live.waiters is None
+    assert world.follower.last_status == {"a": TaskStatus.COMPLETED}
+
+
+async def test_tell_end_makes_no_ending_that_nobody_waits_for() -> None:
+    """Most tasks are awaited by nobody, and their result is never looked at again."""
+    world, live = World(), new_live()
+    live.succeed("five", 9)
+    world.follower.tell_end(live)
+    assert live._ending is None
+    assert world.follower.last_status == {}
+
+
+async def test_resolve_reaches_other_loops_and_skips_closed_ones() -> None:
+    """A handle may be awaited in the loop of another thread, and that loop may be gone when the task ends."""
+    other, gone = asyncio.new_event_loop(), asyncio.new_event_loop()
+    futures: list[asyncio.Future[Any]] = [loop.create_future() for loop in (other, gone)]
+    gone.close()
+    waiters.resolve(futures, StoreUnavailable("stopped"))
+    assert [future.done() for future in futures] == [False, False]
+    with pytest.raises(StoreUnavailable, match="stopped"):
+        await asyncio.to_thread(other.run_until_complete, futures[0])
+    other.close()
