@@ -24,7 +24,7 @@ from taskmanager.model.errors import (
 )
 from taskmanager.model.record import TaskInfo
 from taskmanager.model.result import TaskResult
-from taskmanager.model.states import TaskStatus
+from taskmanager.model.states import LIVE, TaskStatus
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -89,7 +89,7 @@ class TaskHandle(Generic[R_co]):
         return self._live.duplicate_answer() if self._found is None and self._live is not None else self._found
 
     def _newest(self) -> LiveTask | None:
-        if self._live is None or not self._live.status.is_terminal:
+        if self._live is None or self._live.status in LIVE:
             return self._live
         newest = self._instance.newest(self._live)
         if newest is not None and newest is not self._live:
