@@ -33,7 +33,7 @@ BOUND: Final = 100
 ROUNDS: Final = 7
 ROUNDS_QUICK: Final = 3
 HERE: Final = Path(__file__).resolve().parent.parent
-_PLAIN_WIDTH: Final = 170
+_PLAIN_WIDTH: Final = 190
 
 
 class Options(NamedTuple):
