@@ -74,7 +74,7 @@ class AfterWrite:
 
     def _end_is_saved(self, live: LiveTask) -> None:
         self._dispatcher.move(live, DONE)
-        if live.ending is not None and live.ending.requeued and not self._engine.is_stopping:
+        if live.goes_on and not self._engine.is_stopping:
             # Interrupted without a stop: its row is free, and nobody else may be there to take it.
             self._engine.has_freed = True
             self._engine.wants_claim.set()
@@ -231,7 +231,7 @@ class AfterWrite:
 
     def _end_in_memory(self, live: LiveTask) -> None:
         """Nobody is promised that a task goes on at the next start of which no row stands in the file."""
-        is_lost = live.ending is not None and live.ending.requeued and live.saving.committed is None
+        is_lost = live.goes_on and live.saving.committed is None
         if is_lost and not live.is_published:
             words = "the manager stopped, and the record of the task could not be stored"
             error = TaskError(BuiltInTaskCode.MANAGER_STOPPED, words)

@@ -387,9 +387,7 @@ class Engine:
         if live.is_published:
             return
         live.is_published = True
-        ending = live.ending
-        assert ending is not None
-        self.goes_on_count += ending.requeued and self.is_stopping
+        self.goes_on_count += live.goes_on and self.is_stopping
         self.follower.tell_end(live)
         live.context = None
         if not live.encodes_later:
