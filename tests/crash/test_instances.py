@@ -13,6 +13,7 @@ import pytest
 from tests.crash.harness import Line, Site, is_alive, killed_at_the_end, wait_for
 
 LONG_S = 30
+IS_HELD = "SELECT 1 FROM taskmanager_tasks WHERE status = 'RUNNING' AND worker_pid = ?"
 
 
 @pytest.mark.req("PR-37", "PR-38", "PR-60")
@@ -274,3 +275,54 @@ def test_a_forked_child_that_outlives_its_parent_does_not_keep_it_alive(tmp_path
     finally:
         os.kill(pid, signal.SIGKILL)
     site.assert_sound()
+
+
+@pytest.mark.req("PR-37")
+def test_waiting_tasks_are_shared_with_an_idle_process(tmp_path: Path) -> None:
+    """One worker has accepted 40 tasks, and can run one at a time. The idle one runs many of them, each task runs once,
+    and the busy one gets all results, though it is killed for none of them.
+    """
+    site = Site(tmp_path)
+    labels = [f"t{number}" for number in range(40)]
+    idle = site.spawn(manager={"concurrency": 4})
+    with killed_at_the_end(idle):
+        idle.until("ready")
+        tasks = [["once", label, 0.1, {}] for label in labels]
+        busy = site.spawn(enqueue=tasks, bulk=True, until="results", manager={"concurrency": 1})
+        with killed_at_the_end(busy):
+            assert busy.wait() == 0, busy.errors()
+    results = [line for line in site.lines() if line.event.startswith("result ") and line.pid == busy.pid]
+    assert sorted(line.label for line in results) == sorted(labels)
+    runners = {line.label: line.pid for line in site.lines("start")}
+    assert 20 <= sum(pid == idle.pid for pid in runners.values()) < 40
+    assert site.starts() == dict.fromkeys(labels, 1)
+    site.assert_sound()
+    site.assert_settled()
+
+
+@pytest.mark.req("PR-37", "RC-42")
+def test_tasks_that_a_dead_process_took_over_run_again(tmp_path: Path) -> None:
+    """It took tasks from a busy one and is killed while it runs them. What is safe to repeat starts again, the rest is
+    reported, and the one that had it before does neither.
+    """
+    site = Site(tmp_path)
+    thief = site.spawn(manager={"concurrency": 4})
+    with killed_at_the_end(thief):
+        thief.until("ready")
+        tasks = [[name, f"{name}{number}", LONG_S, {}] for number in range(4) for name in ("safe", "once")]
+        busy = site.spawn(enqueue=tasks, manager={"concurrency": 1})
+        with killed_at_the_end(busy):
+            busy.until("ready")
+            thief.until("start", 4)
+            taken = {line.label for line in site.lines("start") if line.pid == thief.pid}
+            thief.kill()
+            wait_for(lambda: not site.query(IS_HELD, thief.pid), lambda: f"{site.statuses()}{busy.errors()}")
+            assert {label for label in taken if site.statuses()[label] == "FAILED"} == {
+                label for label in taken if label.startswith("once")
+            }
+            busy.kill()
+    site.finish()
+    starts = site.starts()
+    assert {label: starts[label] for label in taken} == {label: 1 + label.startswith("safe") for label in taken}
+    site.assert_sound()
+    site.assert_settled()
