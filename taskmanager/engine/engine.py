@@ -245,7 +245,9 @@ class Engine:
 
     def wants_more(self) -> None:
         """Ask for more rows when a queue runs low, or a batch that was taken over has ended."""
-        if not self.wants_claim.is_set() and self.window.wants_more(self.live):
+        # Every turn ends here, and seldom is there anything of that.
+        may_want = self.dispatcher.backlogs or self.window.taken_over
+        if may_want and not self.wants_claim.is_set() and self.window.wants_more(self.live):
             self.wants_claim.set()
 
     @property
