@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from taskmanager import TaskManager
-from taskmanager.store.sqlite import SqliteStore
-from taskmanager.store.sqlite import connection as connection_module
+from taskmanager.store.sqlite import SqliteStore, threaded
 from taskmanager.store.sqlite.open_files import Factory, FileConnection, is_open_here
 from taskmanager.store.sqlite.reading import open_read_only
 from taskmanager.store.sqlite.wal_index import only_user_of, read_wal_index
@@ -268,7 +267,7 @@ async def test_a_connection_is_closed_though_who_opens_it_is_cancelled(
         return found or make(self, *args, **options)
 
     monkeypatch.setattr(Factory, "__call__", made)
-    monkeypatch.setattr(connection_module, "THREAD_ENDS_S", 0.0)
+    monkeypatch.setattr(threaded, "THREAD_ENDS_S", 0.0)
     opening = asyncio.ensure_future(SqliteStore(path).open())
     await asyncio.to_thread(going.wait, 10)
     opening.cancel()
