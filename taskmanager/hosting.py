@@ -277,10 +277,10 @@ def waiting_in(database: Path | None) -> int | None:
     if database is None:
         return 0
     from taskmanager.store.sqlite.queries import counts
-    from taskmanager.store.sqlite.reading import GLANCE_PATIENCE_S, open_read_only
+    from taskmanager.store.sqlite.reading import LOOP_PATIENCE_S, open_read_only
 
     try:
-        with open_read_only(database, patience_s=GLANCE_PATIENCE_S) as connection:
+        with open_read_only(database, patience_s=LOOP_PATIENCE_S) as connection:
             by_status = counts(connection)
     except StoreError:
         return None

@@ -26,7 +26,7 @@ from taskmanager.store.sqlite.claims import free_queues
 from taskmanager.store.sqlite.connection import WAL_LIMIT_BYTES
 from taskmanager.store.sqlite.health import Owned, faults, newest_stamp, owned, unreadable
 from taskmanager.store.sqlite.locks import WriterWatch, process_name, without_lock
-from taskmanager.store.sqlite.reading import GLANCE_PATIENCE_S, READ_PATIENCE_S, snapshot
+from taskmanager.store.sqlite.reading import LOOP_PATIENCE_S, READ_PATIENCE_S, snapshot
 from taskmanager.store.sqlite.schema import missing_views, version
 from taskmanager.store.sqlite.wal_index import Reader, WalState, only_user_of, read_wal_index
 
@@ -71,7 +71,7 @@ def doctor(min_free: int, db: Path, as_json: bool) -> int:
     # A lock that was just seen to be held for long would only be waited for a second time.
     is_locked = any(each.name == "locks" and not each.is_well for each in findings)
     try:
-        with read(db, patience_s=GLANCE_PATIENCE_S if is_locked else READ_PATIENCE_S) as connection:
+        with read(db, patience_s=LOOP_PATIENCE_S if is_locked else READ_PATIENCE_S) as connection:
             findings += inside_the_file(connection, db)
     except StoreError as exc:
         if isinstance(exc, StoreUnavailable) and all(each.is_well for each in findings):
@@ -301,11 +301,10 @@ def living(alive: Sequence[InstanceView]) -> Finding:
 
 def duties(alive: Iterable[InstanceView]) -> Finding:
     """What goes on beside the tasks of an instance, by its own account. The log is one of them."""
-    failing = [
-        f"the {name} of {process_name(each.row.pid)}: {why}"
-        for each in alive
-        for name, why in each.report.failing_duties.items()
-    ]
+    failing = []
+    for each in alive:
+        process, report = process_name(each.row.pid), each.report
+        failing += [f"the {name} of {process}: {why}" for name, why in report.failing_duties.items()]
     if not failing:
         return Finding("duties", True, "heartbeat, recovery, retention and log work")
     advice = "what it says there is wrong beside the tasks; its log, if it has one, says since when"

@@ -19,7 +19,7 @@ from taskmanager.model.errors import StoreError
 from taskmanager.model.record import AttemptRow
 from taskmanager.model.report import InstanceReport
 from taskmanager.model.states import TERMINAL, AttemptOutcome, TaskStatus
-from taskmanager.store.statistics import MAX_LINES, Failure, FileSize, Glance, Pace, Statistics
+from taskmanager.store.statistics import MAX_LINES, Failure, FileSize, Pace, Statistics, StoreOverview
 
 READ_S: Final = 1.0  # the least time between two looks at the file
 COST_FACTOR: Final = 50.0  # a look at the file that took so long is made again after so many times as long
@@ -32,7 +32,7 @@ class InstanceObserver:
         self._engine, self._store, self._clock, self._identity = engine, engine.store, engine.clock, engine.identity
         self._database = engine.settings.database
         self._observer = Observer(self._database, self._clock)
-        self._found: Glance | None = None
+        self._found: StoreOverview | None = None
         self._fault: str | None = None
         self._marked: InstanceReport | None = None
         """The report that was made when the store was looked at."""
@@ -60,7 +60,7 @@ class InstanceObserver:
         """Read the store; return whether it could be read. Who has time for it counts all rows."""
         began_s = self._clock.elapsed_s()
         try:
-            self._found, self._fault = self._store.glance(self._clock.now_us(), counts_all=counts_all), None
+            self._found, self._fault = self._store.overview(self._clock.now_us(), counts_all=counts_all), None
         except StoreError as exc:
             self._fault = str(exc)
         took_s = self._clock.elapsed_s() - began_s
@@ -72,7 +72,7 @@ class InstanceObserver:
 
     def _drawn(self, report: InstanceReport) -> Overview:
         now, memory, shown = report.taken_at, report.memory, report.for_others()
-        found, counts, capped = self._found or Glance(_nothing(now), NO_COUNTS)
+        found, counts, capped = self._found or StoreOverview(_nothing(now), NO_COUNTS)
         memory_counts = Counter(counts)
         if memory is None:  # too many to be told one by one
             ended = []

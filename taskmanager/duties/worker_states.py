@@ -7,8 +7,8 @@ from typing import Any
 
 from taskmanager.engine.claiming import CLAIM_PAGE
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.report import fullest
-from taskmanager.model.config import QueueConfig
+from taskmanager.engine.report import report_of
+from taskmanager.model.report import QueueReport
 from taskmanager.model.states import WAITING
 from taskmanager.store.protocol import WorkerState
 
@@ -19,40 +19,40 @@ class WorkerStates:
     """The snapshots of one instance. `psutil` is loaded with the first one."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._engine, self._store, self._live = engine, engine.store, engine.live
+        self._identity, self._settings = engine.identity, engine.settings
         self._process: Any = None
 
     async def run_once(self) -> None:
         """Append one snapshot."""
-        await self._engine.store.save_worker_state(self._snapshot())
+        await self._store.save_worker_state(self._snapshot())
 
     def _snapshot(self) -> WorkerState:
-        engine, settings = self._engine, self._engine.settings
+        report, identity, settings = report_of(self._engine, max_tasks=0), self._identity, self._settings
         process = self._measured_process()
-        queues, _ = fullest(engine.dispatcher.queues)
         children = _children_memory(process)
         with process.oneshot():
             memory, memory_percent = process.memory_info().rss / _MB, process.memory_percent()
         return WorkerState(
-            worker_id=engine.identity.instance_id,
-            snapshot_at=engine.clock.now_us(),
-            hostname=engine.identity.hostname,
-            pid=engine.identity.pid,
+            worker_id=report.instance_id,
+            snapshot_at=report.taken_at,
+            hostname=identity.hostname,
+            pid=identity.pid,
             processes=len(children),
-            queues=json.dumps(sorted(queues)),
-            tasks_running=len(engine.runner.running),
-            tasks_claimed=sum(live.status in WAITING and live.owner is not None for live in engine.live.values()),
+            queues=json.dumps(sorted(report.queues)),
+            tasks_running=report.running_count,
+            tasks_claimed=sum(live.status in WAITING and live.owner is not None for live in self._live.values()),
             memory_usage_mb=memory,
             children_memory_mb=sum(children) / _MB,
             cpu_percent=process.cpu_percent(),
             memory_percent=memory_percent,
             max_claim_batch=CLAIM_PAGE,
             max_claim_per_worker=settings.max_in_memory,
-            cluster_wide_cap=_file_wide_limit(queue.config for queue in queues.values()),
-            queue_priorities=_by_queue({name: queue.config.priority for name, queue in queues.items()}),
-            queue_max_concurrency=_by_queue({name: queue.config.max_concurrency for name, queue in queues.items()}),
+            cluster_wide_cap=_file_wide_limit(report.queues.values()),
+            queue_priorities=_by_queue({name: queue.priority for name, queue in report.queues.items()}),
+            queue_max_concurrency=_by_queue({name: queue.limit for name, queue in report.queues.items()}),
             recovery_config=json.dumps(asdict(settings.recovery)),
-            worker_started_at=engine.identity.started_at,
+            worker_started_at=report.started_at,
         )
 
     def _measured_process(self) -> Any:
@@ -77,9 +77,9 @@ def _children_memory(process: Any) -> list[int]:
     return found
 
 
-def _file_wide_limit(queues: Iterable[QueueConfig]) -> int | None:
-    """How many tasks may run at once in all instances together, of the queues with such a limit; None without one."""
-    limits = [each.max_concurrency or 0 for each in queues if each.is_limited_in_file]
+def _file_wide_limit(queues: Iterable[QueueReport]) -> int | None:
+    """Return how many tasks may run at once in all instances, of the queues with such a limit; None without one."""
+    limits = [each.limit for each in queues if each.is_shared_limit and each.limit is not None]
     return sum(limits) if limits else None
 
 

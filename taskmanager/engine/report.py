@@ -44,7 +44,7 @@ def report_of(
     """
     engine.inbox.look()
     dispatcher, writer, running = engine.dispatcher, engine.writer, engine.runner.running.values()
-    queues, unlisted = fullest(dispatcher.queues, max_queues)
+    queues, unlisted = _fullest(dispatcher.queues, max_queues)
     now, oldest_s = engine.clock.now_us(), writer.oldest_unsaved_s()
     memory_only = Counter(each.live.queue_name for each in running if not each.live.is_persisted)
     oldest = _oldest_waiting(engine)
@@ -82,7 +82,7 @@ def status_report(engine: Engine | None) -> InstanceReport | None:
     return None if engine is None else report_of(engine, max_queues=None, max_tasks=0)
 
 
-def fullest(
+def _fullest(
     queues: Mapping[str, QueueState], most: int | None = MAX_SHOWN_QUEUES
 ) -> tuple[dict[str, QueueState], list[QueueState]]:
     """Return so many queues, those in which most waits and runs; and the others."""

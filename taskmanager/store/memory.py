@@ -14,7 +14,7 @@ from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, Schedu
 from taskmanager.model.states import TERMINAL, WAITING, TaskStatus
 from taskmanager.store.constraints import check_fault, encodable_write, is_memory_only, is_plain_write, write_fault
 from taskmanager.store.memory_claims import claim_order, claimed, due_rows, free_rows, freed, never_ran, waiting_levels
-from taskmanager.store.memory_statistics import glance_at
+from taskmanager.store.memory_statistics import overview_at
 from taskmanager.store.protocol import (
     FREE_COUNT_CAP,
     ClaimRequest,
@@ -25,7 +25,7 @@ from taskmanager.store.protocol import (
     WaitingLevel,
     WorkerState,
 )
-from taskmanager.store.statistics import Glance
+from taskmanager.store.statistics import StoreOverview
 
 MAX_HISTORY: Final = 10_000
 MAX_WORKER_STATES: Final = 1_000
@@ -371,13 +371,13 @@ class MemoryStore:
     async def renew_log(self) -> None:
         """There is none."""
 
-    def glance(self, now: int, *, counts_all: bool) -> Glance:
+    def overview(self, now: int, *, counts_all: bool) -> StoreOverview:
         """Not from another thread while tasks run: unlike a file, it has no snapshots."""
         rows = {**self._live, **self._ended}
         attempts = (each for task_id, found in self._attempts.items() if task_id in rows for each in found.values())
         schedules = [row for name in self._schedules if (row := self._schedule(name)) is not None]
         instances, free = list(self._instances.values()), self._free_queues()
-        return glance_at(now, rows, attempts, instances, free, frozenset(self._paused), schedules)
+        return overview_at(now, rows, attempts, instances, free, frozenset(self._paused), schedules)
 
 
 def _in_full(write: Write, current: TaskRow | None) -> TaskWrite | None:

@@ -17,12 +17,12 @@ from taskmanager.store.statistics import (
     SAMPLE,
     Failure,
     FileSize,
-    Glance,
     Held,
     NextRun,
     Pace,
     Started,
     Statistics,
+    StoreOverview,
     TaskFailures,
     TaskPace,
 )
@@ -30,7 +30,7 @@ from taskmanager.store.statistics import (
 _FAILURES = (AttemptOutcome.FAILED, AttemptOutcome.WORKER_FAILURE)
 
 
-def glance_at(
+def overview_at(
     now: int,
     rows: Mapping[str, TaskRow],
     attempts: Iterable[AttemptRow],
@@ -38,8 +38,8 @@ def glance_at(
     free: Sequence[FreeQueue],
     paused: frozenset[str],
     schedules: Iterable[ScheduleRow],
-) -> Glance:
-    """See `Store.glance`."""
+) -> StoreOverview:
+    """See `Store.overview`."""
     ended = sorted(attempts, key=lambda each: each.finished_at, reverse=True)
     hour = [each for each in ended if each.finished_at >= now - HOUR_US]
     failed = [each for each in ended if each.outcome in _FAILURES and each.error_code is not None]
@@ -64,7 +64,7 @@ def glance_at(
         size=FileSize(0, 0, 0),
     )
     counts = Counter(row.status for row in rows.values())
-    return Glance(found, {status: counts[status] for status in TaskStatus})
+    return StoreOverview(found, {status: counts[status] for status in TaskStatus})
 
 
 def _owned(rows: Iterable[TaskRow]) -> dict[str, int]:

@@ -17,7 +17,7 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.rules.claims import Starting
 
 if TYPE_CHECKING:
-    from taskmanager.store.statistics import Glance
+    from taskmanager.store.statistics import StoreOverview
 
 FREE_COUNT_CAP: Final = 10_000
 """Free rows of one function in one queue are counted up to here."""
@@ -409,7 +409,7 @@ class Store(Protocol):
         """
         ...
 
-    def glance(self, now: int, *, counts_all: bool) -> "Glance":
+    def overview(self, now: int, *, counts_all: bool) -> "StoreOverview":
         """Return what the console shows. This is the one call that blocks, and any thread may make it.
 
         It takes some milliseconds; with `counts_all` half a second for each million rows that wait or have failed.

@@ -142,7 +142,7 @@ class Statistics:
     size: FileSize
 
 
-class Glance(NamedTuple):
+class StoreOverview(NamedTuple):
     """All that the console asks of a store, with the counts of rows by status, zeros included.
 
     A status in `capped` has more rows than were counted.

@@ -20,7 +20,7 @@ from taskmanager.model.schedule import ScheduleDeclaration
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Store
 from taskmanager.store.sqlite import SqliteStore
-from taskmanager.store.statistics import Glance, NextRun
+from taskmanager.store.statistics import NextRun, StoreOverview
 from tests.contract.rows import OTHER, attempt, task
 from tests.unit.console_overviews import BUSY
 
@@ -143,7 +143,7 @@ async def test_live_shows_the_end_and_stops(tmp_path: Path, capsys: pytest.Captu
 NOW = 10 * HOUR_US
 
 
-async def glance_of(store: Store) -> Glance:
+async def overview_of(store: Store) -> StoreOverview:
     await store.open()
     done = {"status": "COMPLETED", "claimed_by_worker_id": OTHER, "start_count": 1}
     failed = {**done, "status": "FAILED", "error_code": "BOOM"}
@@ -182,14 +182,14 @@ async def glance_of(store: Store) -> Glance:
     assert report == ({}, {})
     await store.set_paused("mail", True, NOW)
     await store.declare_schedules([ScheduleDeclaration("s", "h", "job", "every 5 s", "{}", NOW + 5)], OTHER, NOW)
-    found = store.glance(NOW, counts_all=True)
+    found = store.overview(NOW, counts_all=True)
     await store.close()
     return found
 
 
 async def test_both_stores_tell_the_same(tmp_path: Path) -> None:
     """Windows, failures (an interruption is none), what is free and what is owned."""
-    memory, file = await glance_of(MemoryStore()), await glance_of(SqliteStore(tmp_path / "tasks.db"))
+    memory, file = await overview_of(MemoryStore()), await overview_of(SqliteStore(tmp_path / "tasks.db"))
     size = file.statistics.size
     assert size.schema_version >= 1
     assert file.counts == memory.counts
@@ -214,7 +214,7 @@ async def test_console_on_the_loop_counts_no_more_than_a_cap(
     rows = [task(f"t{n}", status=status.value, **ended) for n in range(5)]
     rows.append(task("cancelled", status="CANCELLED", failed_at=NOW))
     assert await store.commit([TaskWrite(row, None) for row in rows]) == ({}, {})
-    few, all_of_them = store.glance(NOW, counts_all=False), store.glance(NOW, counts_all=True)
+    few, all_of_them = store.overview(NOW, counts_all=False), store.overview(NOW, counts_all=True)
     await store.close()
     assert (all_of_them.counts[status], all_of_them.capped) == (5, frozenset())
     assert few.counts[TaskStatus.CANCELLED] == 1

@@ -20,7 +20,7 @@ from taskmanager.store.sqlite.schema import check_is_ours, check_version
 
 READ_PATIENCE_S: Final = 5.0
 """How long a read waits for another connection that replays the log; readers never wait for writers."""
-GLANCE_PATIENCE_S: Final = 0.5
+LOOP_PATIENCE_S: Final = 0.5
 """The same where an event loop stands still meanwhile."""
 _SLICE_S: Final = 0.1
 """How long SQLite waits at a time: no signal is heard meanwhile, and Ctrl-C should be."""

@@ -39,12 +39,12 @@ from taskmanager.store.sqlite.connection import (
 from taskmanager.store.sqlite.files import Files
 from taskmanager.store.sqlite.open_files import check_process, keep_open
 from taskmanager.store.sqlite.pruning import BatchSize
-from taskmanager.store.sqlite.reading import GLANCE_PATIENCE_S, open_read_only, snapshot
+from taskmanager.store.sqlite.reading import LOOP_PATIENCE_S, open_read_only, snapshot
 from taskmanager.store.sqlite.schema import migrate, never_dead
 from taskmanager.store.sqlite.stamp import LogStamp
 from taskmanager.store.sqlite.statistics import statistics
 from taskmanager.store.sqlite.wal import WAL_LIMITS, Wal, WalLimits
-from taskmanager.store.statistics import COUNT_CAP, Glance
+from taskmanager.store.statistics import COUNT_CAP, StoreOverview
 
 RENEW_S: Final = 1.5
 """How long the file is left alone when its log was deleted: all instances have noticed then, and have let go of it.
@@ -364,12 +364,12 @@ class SqliteStore:
                 f"{self.path} has lost its log, and a connection of this process still uses that; close it"
             )
 
-    def glance(self, now: int, *, counts_all: bool) -> Glance:
-        with open_read_only(self.path, patience_s=GLANCE_PATIENCE_S) as connection, snapshot(connection):
+    def overview(self, now: int, *, counts_all: bool) -> StoreOverview:
+        with open_read_only(self.path, patience_s=LOOP_PATIENCE_S) as connection, snapshot(connection):
             found = statistics(connection, now)
             if counts_all:
-                return Glance(found, queries.counts(connection))
-            return Glance(found, *queries.counts_up_to(connection, COUNT_CAP))
+                return StoreOverview(found, queries.counts(connection))
+            return StoreOverview(found, *queries.counts_up_to(connection, COUNT_CAP))
 
     async def checkpoint(self) -> bool:
         """Move the log into the file, and cut it where it is large; False when a reader kept part of it back."""
