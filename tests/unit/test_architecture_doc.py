@@ -23,7 +23,7 @@ def test_every_class_and_function_that_the_page_names_exists() -> None:
     defined: set[str] = set()
     for path in (ROOT / "taskmanager").rglob("*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 defined.add(node.name)
                 inside = node.body if isinstance(node, ast.ClassDef) else []
                 defined.update(
