@@ -7,16 +7,14 @@ go on and break its promises. The host keeps exceptions of a member from the gro
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from taskmanager.model.dataclass import dataclass
 from taskmanager.model.logger import logger
-
-if TYPE_CHECKING:
-    from anyio.abc import TaskGroup
 
 AGAIN_AFTER_S: Final = 0.1
 """Not at once: code that cancels all tasks before it closes their loop must not find new ones for ever."""
@@ -45,7 +43,7 @@ class _Member:
     task: "asyncio.Task[Any] | None" = None
 
     def leave(self) -> None:
-        """Wait for a group again. A cancelled group forgets members, and Python would warn that none was awaited."""
+        """Wait for a group again. Python would warn of a coroutine that nobody has awaited."""
         if self.entered is not None:
             self.entered.close()
             self.entered = None
@@ -62,7 +60,7 @@ class Host:
         self._members: list[_Member] = []
         """The members that have not ended."""
         self._task: asyncio.Task[None] | None = None
-        self._group: TaskGroup | None = None
+        self._group: asyncio.TaskGroup | None = None
         self._is_closed = False
         self._is_over = asyncio.Event()
 
@@ -104,9 +102,9 @@ class Host:
             self._task = Context().run(self._loop.create_task, self._live(), name="taskmanager-host")
             self._task.add_done_callback(self._host_ended)
 
-    def _enter(self, group: "TaskGroup", member: _Member) -> None:
-        entered = member.entered = self._alone(member)
-        Context().run(lambda: group.start_soon(lambda: entered, name=f"taskmanager-{member.name}"))
+    def _enter(self, group: asyncio.TaskGroup, member: _Member) -> None:
+        member.entered = self._alone(member)
+        group.create_task(member.entered, name=f"taskmanager-{member.name}", context=Context())
 
     def is_running(self, name: str) -> bool:
         """Whether this loop runs at this moment."""
@@ -145,12 +143,10 @@ class Host:
             task.cancel()
 
     async def _live(self) -> None:
-        from anyio import create_task_group
-
         async with contextlib.AsyncExitStack() as stack:
-            self._group = await stack.enter_async_context(create_task_group())
+            self._group = await stack.enter_async_context(asyncio.TaskGroup())
             try:
-                for member in self._members:
+                for member in list(self._members):
                     if member.task is None:
                         self._enter(self._group, member)
                 await self._is_over.wait()
@@ -195,10 +191,10 @@ class Host:
         member.task, member.entered = asyncio.current_task(), None
         try:
             await member.run()
-        except asyncio.CancelledError:
-            pass  # a group takes a member that was cancelled for its own end
         except Exception:
             logger.critical("the %s failed unexpectedly", member.name, exc_info=True)
+        except (KeyboardInterrupt, SystemExit) as exc:
+            self._loop.call_soon(_raise, exc)  # from here it would end the group, which would raise it once more
         finally:
             self._members.remove(member)
 
@@ -224,6 +220,10 @@ class Host:
             logger.critical("the %s was %s, and is begun again", loop.name, why, exc_info=exc)
             self._faults.pop(loop.name, None)
             loop.begin(loop)
+
+
+def _raise(exc: BaseException) -> None:
+    raise exc
 
 
 async def shielded(work: Coroutine[Any, Any, object]) -> None:
@@ -272,6 +272,9 @@ async def outlast(
 
 @contextlib.contextmanager
 def _shield() -> Iterator[None]:
+    if "anyio" not in sys.modules:  # then nobody can cancel with it, and to load it takes 20 ms
+        yield
+        return
     from anyio import CancelScope
 
     scope = CancelScope(shield=True)

@@ -5,6 +5,7 @@ import gc
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -83,23 +84,25 @@ def test_closed_loops_leave_no_thread_and_no_descriptor(tmp_path: Path, is_one_m
 def test_loop_closed_in_the_middle_of_a_start_leaves_nothing_open(tmp_path: Path) -> None:
     """Wherever the start has got to: its manager is collected, and with it what has opened the file."""
 
-    def begin_and_close(number: int) -> None:
+    def begin_and_close(number: int) -> "weakref.ref[TaskManager]":
         manager = TaskManager(tmp_path / f"{number}.db")
         loop = asyncio.new_event_loop()
         loop.create_task(manager.start())  # noqa: RUF006  # nobody keeps it: that is what this is about
         for _ in range(number):
             loop.run_until_complete(asyncio.sleep(0.0005))
         loop.close()
+        return weakref.ref(manager)
 
     def lets_go(before: tuple[int, int]) -> bool:
         gc.collect()
         return held() <= before
 
-    before = held()
+    before, begun = held(), []
     for number in range(1, LOOPS + 1):
-        begin_and_close(number)
+        begun.append(begin_and_close(number))
         gc.collect()
     assert happens(partial(lets_go, before))
+    assert not [each() for each in begun if each() is not None]
 
 
 @pytest.mark.usefixtures("nothing_is_left")

@@ -108,8 +108,30 @@ async def test_host_keeps_a_member_of_a_lane_that_raises_from_the_loops(scene: S
     assert (count, scene.begun["a"], scene.running["a"]) == (1, 1, 1)
 
 
-# Python says of a coroutine that its task has never begun.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("how", [SystemExit, KeyboardInterrupt])
+def test_host_passes_an_exit_on_once_and_keeps_the_neighbours(how: type[BaseException]) -> None:
+    """It ends what runs the loop. If that runs the loop again, as the end of `asyncio.run` does, all goes on."""
+
+    def leave() -> None:
+        raise how
+
+    with asyncio.Runner() as runner:
+
+        async def begin() -> Scene:
+            made = Scene()
+            made.loop("a")
+            await made.until(lambda: made.running["a"] == 1)
+            made.loop("b", end=leave)
+            return made
+
+        scene = runner.run(begin())
+        with pytest.raises(how):
+            runner.run(asyncio.Event().wait())
+        runner.run(scene.until(lambda: scene.running == {"a": 1, "b": 1}))
+        assert scene.begun == {"a": 1, "b": 2}
+        runner.run(scene.end())
+
+
 @pytest.mark.parametrize("turns", range(6))
 async def test_host_is_whole_again_after_a_stranger_cancelled_everything(scene: Scene, turns: int) -> None:
     """In whatever turn that comes, before the first step of a loop too: each of them runs again, and once."""
