@@ -7,7 +7,7 @@ instance holds only what differs.
 import asyncio
 import weakref
 from contextvars import Context
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from taskmanager.codec.values import loads
@@ -356,11 +356,16 @@ class LiveTask:
 
     def adopt(self, row: TaskRow) -> None:
         """Take over what the store says of this task (after a claim, a lost write, or a duplicate key)."""
-        for name, value in zip(_ADOPTED, _adopted(row), strict=True):
+        for name, value in zip(_RARE, _rare(row), strict=True):
             setattr(self, name, value)
-        self.status = TaskStatus(row.status)
+        self._adopt_usual(row)
         self.call_args = self.call_kwargs = None
-        self.saving.committed = Expected(row.status, row.claimed_by_worker_id, row.start_count)
+
+    def _adopt_usual(self, row: TaskRow) -> None:
+        for name, value in zip(_USUAL, _usual(row), strict=True):
+            setattr(self, name, value)
+        self.status = _STATUSES[row.status]
+        self.saving.committed = _new_tuple(Expected, (row.status, row.claimed_by_worker_id, row.start_count))
 
     @classmethod
     def from_row(cls, row: TaskRow, definition: Definition, timeout_s: float | None) -> "LiveTask":
@@ -369,7 +374,11 @@ class LiveTask:
         live.is_persisted, live.saving = True, Saving()
         live.phase = LEFT  # until it is taken in, as one that was here before
         live.timeout_s = timeout_s
-        live.adopt(row)
+        live._adopt_usual(row)
+        # Nearly every row says nothing here. To set each column would cost 4 us more, and twice the memory.
+        if (found := _rare(row)) != _SAYS_NOTHING:
+            for name, value in zip(_RARE, found, strict=True):
+                setattr(live, name, value)
         return live
 
 
@@ -397,13 +406,22 @@ _OTHER_NAMES: Final = {
 """Where a task keeps the columns of its row that it knows by another name."""
 _NAMES: Final = {column: _OTHER_NAMES.get(column, column) for column in TaskRow._fields}
 _columns = attrgetter(*_NAMES.values())
-_ADOPTED: Final = [
-    name
+_ADOPTED: Final = {
+    column: name
     for column, name in _NAMES.items()
     if "." not in name and column not in ("task_id", "created_at") and name not in ("never", "zero")
-]
+}
 """What a row says of its task; the rest is known before it is read, or is said of one start only."""
-_adopted = attrgetter(*(column for column, name in _NAMES.items() if name in _ADOPTED and column != "created_at"))
+_USUAL_COLUMNS: Final = (
+    "queue_name", "priority", "args", "kwargs", "sent_at", "enqueued_at", "updated_at", "claimed_at",
+    "claimed_by_worker_id", "task_options",
+)  # fmt: skip
+"""The columns that differ from row to row; most rows say the same in the others."""
+_RARE_COLUMNS: Final = tuple(column for column in _ADOPTED if column not in _USUAL_COLUMNS)
+_USUAL, _RARE = ([_ADOPTED[column] for column in columns] for columns in (_USUAL_COLUMNS, _RARE_COLUMNS))
+_usual, _rare = (itemgetter(*map(TaskRow._fields.index, columns)) for columns in (_USUAL_COLUMNS, _RARE_COLUMNS))
+_SAYS_NOTHING: Final = tuple(getattr(LiveTask, name) for name in _RARE)
+_STATUSES: Final = {status.value: status for status in TaskStatus}
 
 
 def tags_of(tags_text: str | None) -> dict[str, str]:
