@@ -176,15 +176,15 @@ class MemoryStore:
             self._put(with_due(row, now)._replace(updated_at=now))
         return len(early)
 
-    async def free_queues(self) -> list[FreeQueue]:
-        return self._free_queues()
+    async def free_queues(self, count_cap: int = FREE_COUNT_CAP) -> list[FreeQueue]:
+        return self._free_queues(count_cap)
 
-    def _free_queues(self) -> list[FreeQueue]:
+    def _free_queues(self, count_cap: int = FREE_COUNT_CAP) -> list[FreeQueue]:
         found: dict[tuple[str, str], list[int]] = {}
         for row in self.free_rows():
             found.setdefault((row.task_name, row.queue_name), []).append(row.enqueued_at)
         return [
-            FreeQueue(name, queue, min(len(dues), FREE_COUNT_CAP), min(dues))
+            FreeQueue(name, queue, min(len(dues), count_cap), min(dues))
             for (name, queue), dues in sorted(found.items())
         ]
 

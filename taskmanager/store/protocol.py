@@ -83,7 +83,7 @@ class ClaimRequest(NamedTuple):
 
 
 class FreeQueue(NamedTuple):
-    """Free rows of one function in one queue: how many at most `FREE_COUNT_CAP`, and when the earliest is due.
+    """Free rows of one function in one queue: how many up to the cap, and when the earliest is due.
 
     Not `is_readable`: one of the two names cannot be read, so that whoever claims them ends them.
     """
@@ -238,7 +238,7 @@ class Store(Protocol):
         """
         ...
 
-    async def free_queues(self) -> list[FreeQueue]:
+    async def free_queues(self, count_cap: int = FREE_COUNT_CAP) -> list[FreeQueue]:
         """What waits in the store unowned, per function and queue; costs by the number of those pairs, not of rows."""
         ...
 

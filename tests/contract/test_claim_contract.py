@@ -347,6 +347,7 @@ async def test_free_queues_shows_what_waits_unowned(store: Store) -> None:
         FreeQueue("app:job", "mail", 1, 400),
         FreeQueue("app:other", "default", 1, 500),
     ]
+    assert [each.count for each in await store.free_queues(1)] == [1, 1, 1]
 
 
 async def test_free_queues_of_an_empty_store_is_empty(store: Store) -> None:

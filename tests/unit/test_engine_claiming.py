@@ -100,7 +100,7 @@ async def test_a_claimer_that_the_store_refuses_says_so(
     async with manager:
         failed = asyncio.Event()
 
-        async def refuse(self: SqliteStore) -> Any:
+        async def refuse(self: SqliteStore, count_cap: int) -> Any:
             failed.set()
             raise StoreError("refused for good")
 

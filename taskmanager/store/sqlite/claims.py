@@ -306,7 +306,7 @@ SELECT level.task_name, level.queue_name,
     (
         SELECT count(*) FROM (
             SELECT 1 FROM {_FREE}
-            WHERE task_name = level.task_name AND queue_name = level.queue_name AND {_IS_FREE} LIMIT {FREE_COUNT_CAP}
+            WHERE task_name = level.task_name AND queue_name = level.queue_name AND {_IS_FREE} LIMIT :count_cap
         )
     ),
     min((
@@ -319,7 +319,7 @@ ORDER BY level.task_name, level.queue_name
 """
 
 
-def free_queues(connection: sqlite3.Connection) -> list[FreeQueue]:
+def free_queues(connection: sqlite3.Connection, count_cap: int = FREE_COUNT_CAP) -> list[FreeQueue]:
     """See `Store.free_queues`. A loose index scan: from each pair straight to the next."""
-    rows = connection.execute(_FREE_QUEUES).fetchall()
+    rows = connection.execute(_FREE_QUEUES, {"count_cap": count_cap}).fetchall()
     return [FreeQueue._make((*row, Undecodable not in map(type, row))) for row in rows]

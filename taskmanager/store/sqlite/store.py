@@ -14,6 +14,7 @@ from taskmanager.model.record import AttemptRow, TaskRow, Write
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import (
+    FREE_COUNT_CAP,
     ClaimRequest,
     CommitReport,
     FreeQueue,
@@ -211,8 +212,8 @@ class SqliteStore:
     async def make_due(self, now: int) -> int:
         return await self._write(claims.make_due, now)
 
-    async def free_queues(self) -> list[FreeQueue]:
-        return await self._read(claims.free_queues)
+    async def free_queues(self, count_cap: int = FREE_COUNT_CAP) -> list[FreeQueue]:
+        return await self._read(claims.free_queues, count_cap)
 
     async def waiting_levels(self, limit: int) -> list[WaitingLevel]:
         return await self._read(starting.waiting_levels, limit)
