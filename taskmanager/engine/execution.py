@@ -53,13 +53,13 @@ class Runner:
         lost_s: Callable[[], float],
         was_torn_down_since: Callable[[float], bool],
     ) -> None:
-        self.threads = ThreadLane()
         self.processes = ProcessLane(process_limit, host)
         self.running: dict[str, Attempt] = {}
         self.abandoned: set[Attempt] = set()
         self._not_begun: list[Attempt] = []
         self.is_stopping = False
         self._loop = asyncio.get_running_loop()  # to ask for it is a call of the system each time
+        self.threads = ThreadLane(self._loop)
         self._report = report
         self._complete = complete
         self._lost_s = lost_s
@@ -296,7 +296,7 @@ class Runner:
 
     def _watch_timeout(self, attempt: Attempt, timeout_s: float) -> None:
         """Watch the time limit. Time in which the process could not run (stopped, suspended) does not count."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         deadline = loop.time() + timeout_s
         lost_before = self._lost_s()
 
@@ -316,8 +316,7 @@ class Runner:
             self._give_up(attempt, "its thread goes on; the late result is discarded")
             return
         self.stop(attempt, StopReason.TIMEOUT)
-        loop = asyncio.get_running_loop()
-        attempt.timer = loop.call_later(STUBBORN_AFTER_S, self._check_stubborn, attempt)
+        attempt.timer = self._loop.call_later(STUBBORN_AFTER_S, self._check_stubborn, attempt)
 
     def _check_stubborn(self, attempt: Attempt) -> None:
         if not attempt.is_over and not attempt.is_abandoned:

@@ -52,14 +52,14 @@ class Ended(NamedTuple):
 class _Job(NamedTuple):
     call: Callable[[], Any]
     context: Context
-    loop: asyncio.AbstractEventLoop
     future: "asyncio.Future[Ended]"
 
 
 class ThreadLane:
     """Threads that are started when they are needed, and kept. While a thread hangs, another one replaces it."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._idle = 0
         self._thread_count = 0
@@ -73,15 +73,14 @@ class ThreadLane:
 
         Raises `CannotStart` if the system gives no thread for it.
         """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Ended] = loop.create_future()
+        future: asyncio.Future[Ended] = self._loop.create_future()
         with self._lock:
             if self._idle:
                 self._idle -= 1
             else:
                 self._start_thread()
             self._executing.add(future)
-        self._jobs.put(_Job(call, context, loop, future))
+        self._jobs.put(_Job(call, context, future))
         return future
 
     def _start_thread(self) -> None:
@@ -111,7 +110,7 @@ class ThreadLane:
             self._executing.discard(job.future)
             on_outlived = self._on_outlived
         try:
-            job.loop.call_soon_threadsafe(_deliver, job.future, ended)
+            self._loop.call_soon_threadsafe(_deliver, job.future, ended)
         except RuntimeError:  # the manager has stopped and recorded this attempt as interrupted
             if on_outlived is not None:
                 on_outlived()
