@@ -155,6 +155,7 @@ class Runner:
     async def _run_async(self, attempt: Attempt) -> None:
         current.set(attempt)
         live = attempt.live
+        value: Any = None
         try:
             attempt.has_begun = True
             if attempt.stop_reason is not None:
@@ -163,11 +164,8 @@ class Runner:
             args, kwargs = _arguments(live)
             attempt.has_reached_code = True
             value = await drive(fn(*args, **kwargs), attempt)
-            if attempt.is_plain and (value is None or is_plain_value(value)):
-                self.running.pop(live.task_id, None)
-                self._complete(attempt, value)
-                return
-            outcome = outcome_of(value)
+            is_plain = attempt.is_plain and (value is None or is_plain_value(value))
+            outcome = None if is_plain else outcome_of(value)
         except BaseException as exc:
             if comes_from_signal(exc):
                 self._interrupt(attempt, exc)
@@ -175,7 +173,11 @@ class Runner:
                     return
                 raise
             outcome = self._raised(attempt, exc)
-        self._finish(attempt, outcome)
+        if outcome is not None:
+            self._finish(attempt, outcome)
+            return
+        self.running.pop(live.task_id, None)
+        self._complete(attempt, value)  # what this might raise is a mistake of ours, and no failure of the task
 
     async def _run_thread(self, attempt: Attempt) -> None:
         current.set(attempt)
