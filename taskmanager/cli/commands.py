@@ -92,13 +92,13 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a command as ever; of a name that is a slip it says which was meant."""
+        """Find the command. For an unknown name, suggest the one that may be meant."""
         if args[0] not in _ENTRIES and not ctx.resilient_parsing:
             raise click.UsageError(f"there is no command {args[0]!r}{did_you_mean(args[0], _ENTRIES)}", ctx)
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Return what the shell offers: names from the table, which costs no import, and options as ever."""
+        """Return what the shell offers. The names of commands come from the table, so that no command is imported."""
         names = [CompletionItem(each.name, help=each.line) for each in _ENTRIES.values()]
         fitting = [item for item in names if item.value.startswith(incomplete)]
         return fitting + click.Command.shell_complete(self, ctx, incomplete)
@@ -161,7 +161,7 @@ def _what_is_wrong(exc: click.UsageError) -> str:
 
 
 def _give_up_stdout() -> None:
-    """Send what is still buffered nowhere, so that it does not fail again at the exit."""
+    """Send stdout to nowhere, so that what is still buffered does not fail again at the exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 
 def check_is_there(db: Path) -> None:
-    """Raises `StoreUnavailable`. A missing file is mostly a forgotten option, so that is what the line says."""
+    """Raise `StoreUnavailable` if there is no such file. The message names `--db`, which is mostly what is missing."""
     check_process(db)
     try:
         db.stat()
@@ -42,11 +42,10 @@ def check_is_there(db: Path) -> None:
 
 @contextmanager
 def read(db: Path, *, patience_s: float = READ_PATIENCE_S) -> Iterator[sqlite3.Connection]:
-    """Open the file only to look at it. Raises what becomes one line on stderr, after `patience_s` where another
-    program keeps the file to itself.
+    """Open the file read-only. Raise `StoreError`, after `patience_s` if another program keeps the file to itself.
 
-    A lock file that is missing is waited for: an instance that lives puts its own back, and must not look dead only
-    because somebody has tidied up.
+    If a lock file is missing, wait a second for it: a living instance puts its own back after somebody has tidied up,
+    and must not look dead meanwhile.
     """
     check_is_there(db)
     with open_read_only(db, patience_s=patience_s) as connection:
@@ -61,7 +60,7 @@ def read(db: Path, *, patience_s: float = READ_PATIENCE_S) -> Iterator[sqlite3.C
 
 
 def write(db: Path, work: Callable[[SqliteStore], Coroutine[Any, Any, R]]) -> R:
-    """Run `work` on the file, opened as the application opens it. Never creates or migrates one."""
+    """Open the file as the application does, and run `work` on it. This never creates or migrates a file."""
     with read(db):
         pass  # it is there, is ours, and has our schema
 
@@ -77,7 +76,7 @@ def write(db: Path, work: Callable[[SqliteStore], Coroutine[Any, Any, R]]) -> R:
 
 
 async def patiently(step: Callable[[], Awaitable[R]]) -> R:
-    """Run one transaction, and again while another program holds the file, for `WRITE_PATIENCE_S` at most."""
+    """Run one transaction. While another program has the file locked, try it again for `WRITE_PATIENCE_S`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + WRITE_PATIENCE_S
     while True:
@@ -90,7 +89,7 @@ async def patiently(step: Callable[[], Awaitable[R]]) -> R:
 
 
 def the_task(connection: sqlite3.Connection, part: str) -> str:
-    """Return the whole id of which this is a beginning or an end. Raises `UnknownTask` when none has that, or some."""
+    """Return the id that begins or ends with `part`. Raise `UnknownTask` if there is none, or more than one."""
     part = part.strip()
     found = ids_like(connection, part, SHOWN_IDS + 1)
     if len(found) == 1:
@@ -108,5 +107,5 @@ def the_task(connection: sqlite3.Connection, part: str) -> str:
 
 
 def the_tasks(connection: sqlite3.Connection, parts: Sequence[str]) -> list[str]:
-    """Return all of them, each once, in the order given; raises before anything is done when one is not found."""
+    """Return the ids that these parts mean, each once, in their order. Raise `UnknownTask` if one is not found."""
     return list(dict.fromkeys(the_task(connection, part) for part in parts))

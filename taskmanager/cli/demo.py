@@ -119,7 +119,7 @@ class Story:
         self._worked_s = 0.0
 
     def say(self, text: str, number: int | None = None, title: str = "") -> None:
-        """Print a paragraph. One with a number is a step; 0 goes on with the step before."""
+        """Print a paragraph. A number begins a step, and 0 goes on with it."""
         start = "" if number is None else f"{number or '':<3}"
         lines = textwrap.wrap(f"{title} {text}".strip(), min(97, self._console.width - 3), break_on_hyphens=False)
         line = Text(start + f"\n{' ' * len(start)}".join(lines))
@@ -151,7 +151,7 @@ class Story:
         return rows[0][0] if rows else 0
 
     def _rows(self, query: str = ROWS) -> list[Any]:
-        """Return what the database says, and nothing while it is still to come."""
+        """Return the rows of a query, or nothing while there is no database yet."""
         source = partial(open_existing, str(self._database), "mode=rw", timeout=1.0)
         with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(source()) as connection:
             return connection.execute(query).fetchall()
@@ -197,7 +197,7 @@ class Story:
             self._program = None
 
     def _count(self, step: int) -> int:
-        """Say what became of every file. Return the exit code: 0 when each has one task that has ended by itself."""
+        """Say what became of every file. Return the exit code: 0 if each has one task, completed or failed."""
         self.say("Not by the program: these are the rows of the database, read with plain sqlite3.", step, "Count.")
         rows = self._rows()
         ended = {key for status, _, key, *_ in rows if status in ("COMPLETED", "FAILED")}

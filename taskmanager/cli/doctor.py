@@ -1,4 +1,4 @@
-"""`taskmanager doctor`: looks at everything that goes wrong with a file, and says what to do."""
+"""`taskmanager doctor`: checks the file and its surroundings, and says what to do about each finding."""
 
 import os
 import shutil
@@ -100,7 +100,7 @@ def _some(each: Sequence[str], separator: str = ", ", more: str = " and {} more"
 
 
 def around_the_file(db: Path, min_free_mb: int) -> Iterator[Finding]:
-    """Yield what can be said without opening it. Must run while this process has no connection to it."""
+    """Yield the checks that do not open the file. Call it while this process has no connection to the file."""
     folder = db.resolve().parent
     yield permissions(db)
     is_read_only = hasattr(os, "statvfs") and bool(os.statvfs(db.resolve()).f_flag & os.ST_RDONLY)
@@ -111,7 +111,7 @@ def around_the_file(db: Path, min_free_mb: int) -> Iterator[Finding]:
 
 
 def permissions(db: Path) -> Finding:
-    """Arguments and results are in the file, so nobody else should read it; SQLite gives its side files its mode."""
+    """Check that nobody else can read the file, which holds arguments and results. Its side files have its mode."""
     files = [db.resolve().with_name(db.resolve().name + ending) for ending in ("", "-wal", "-shm")]
     modes = {path.name: path.stat().st_mode & 0o777 for path in files if path.exists()}
     found = ", ".join(f"{name} has mode {mode:04o}" for name, mode in modes.items() if mode & 0o077)
@@ -131,7 +131,7 @@ def _mounts() -> list[tuple[str, str, str]]:
 
 
 def mount(file: Path, mounts: Sequence[tuple[str, str, str]], *, is_read_only: bool = False) -> Finding:
-    """SQLite's log needs memory that all its users share, and locks that hold: a network file system has neither.
+    """Check that the file system is a local one. SQLite needs shared memory and locks, which network ones do not have.
 
     Linux makes a file system read-only whose disk fails: `ro`, or since 6.17 `emergency_ro` beside an unchanged `rw`.
     """
@@ -158,7 +158,7 @@ def files_left(folder: Path) -> int | None:
 
 
 def disk(db: Path, free_bytes: int, min_free_mb: int, more_files: int | None = None) -> Finding:
-    """A full disk keeps tasks from being saved. One without inodes has no room for the log and the lock files."""
+    """Check that the disk has room for more tasks, and inodes for the log and the lock files."""
     found = f"{free_bytes / MB:,.0f} MB free"
     if more_files is not None and more_files < MIN_FILES:
         found += f", but room for {counted(more_files, 'more file')} only (`df -i`)"
@@ -172,7 +172,7 @@ def disk(db: Path, free_bytes: int, min_free_mb: int, more_files: int | None = N
 
 
 def log(db: Path) -> Finding:
-    """How large the log is, and who keeps it from being moved into the file."""
+    """Check the size of the log, and find out who keeps it from being moved into the file."""
     first = read_wal_index(db)
     if not first.pinned_by:
         return judge_log(first, ())
@@ -182,7 +182,7 @@ def log(db: Path) -> Finding:
 
 
 def judge_log(now: WalState, pinning: Collection[Reader]) -> Finding:
-    """A log is cut when it has been moved, and it is moved up to where the oldest reader stands."""
+    """Judge the log. It can be cut once it has been moved into the file, up to where the oldest reader stands."""
     found = f"{now.size_bytes / MB:,.1f} MB"
     if pinning and now.size_bytes > PINNED_BYTES:
         who = ", ".join(sorted({process_name(reader.pid) for reader in pinning}))
@@ -197,7 +197,7 @@ def judge_log(now: WalState, pinning: Collection[Reader]) -> Finding:
 
 
 def locks(db: Path) -> Finding:
-    """Who keeps the others from writing, or from reading too."""
+    """Check whether a program keeps the others from writing, or from reading too."""
     alone = only_user_of(db)
     if alone is not None:
         advice = "until it lets go, nobody else can read or write the file; let it finish, or end it"
@@ -213,7 +213,7 @@ def locks(db: Path) -> Finding:
 
 
 def inside_the_file(connection: sqlite3.Connection, db: Path) -> Iterator[Finding]:
-    """Yield what its pages and rows say."""
+    """Yield the checks of the pages and rows of the file."""
     yield schema(connection)
     if broken := faults(connection):
         advice = (
@@ -238,7 +238,7 @@ def inside_the_file(connection: sqlite3.Connection, db: Path) -> Iterator[Findin
 
 
 def schema(connection: sqlite3.Connection) -> Finding:
-    """Its version. Without its tables and indexes the file was refused; its views are for people only."""
+    """Check the views. The version, the tables and the indexes were checked when the file was opened."""
     found = f"version {version(connection)}"
     if views := missing_views(connection):
         advice = "another program has dropped that; restart the application, it makes that anew"
@@ -247,7 +247,7 @@ def schema(connection: sqlite3.Connection) -> Finding:
 
 
 def records(unreadable_ids: Sequence[str]) -> Finding:
-    """Unfinished tasks of which something cannot be read: a flipped bit, or another program."""
+    """Check that every unfinished task can be read. A flipped bit or another program may have damaged one."""
     if not unreadable_ids:
         return Finding("records", True, "every unfinished task can be read")
     count = counted(len(unreadable_ids), "unfinished task")
@@ -256,7 +256,7 @@ def records(unreadable_ids: Sequence[str]) -> Finding:
 
 
 def claims(stale: Sequence[Owned]) -> Finding:
-    """Tasks that a dead instance has: nobody runs them until they are given back."""
+    """Check that no dead instance holds tasks. Nobody runs them until they are given back."""
     if not stale:
         return Finding("claims", True, "no task is held by a dead instance")
     by_status = Counter[str]()
@@ -268,7 +268,7 @@ def claims(stale: Sequence[Owned]) -> Finding:
 
 
 def sharing(db: Path, connection: sqlite3.Connection, alive: Sequence[InstanceView]) -> Finding:
-    """Instances that have lost SQLite's lock on the file, because their process has read it as bytes."""
+    """Check that no instance has lost SQLite's lock on the file, because its process has read the file as bytes."""
     if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):  # without a log, nobody holds one all the time
         return Finding("sharing", True, "the file has no log that could be deleted in use")
     unlocked = without_lock(db, {each.row.pid for each in alive if each.row.hostname == socket.gethostname()})
@@ -284,7 +284,7 @@ def sharing(db: Path, connection: sqlite3.Connection, alive: Sequence[InstanceVi
 
 
 def living(alive: Sequence[InstanceView]) -> Finding:
-    """Instances that hold their lock and have stopped giving signs of life."""
+    """Check that every living instance sends heartbeats."""
     silent = [
         f"{process_name(each.row.pid)} on {each.row.hostname} for {short(round(each.silent_s * SECOND_US))}"
         for each in alive
@@ -300,7 +300,7 @@ def living(alive: Sequence[InstanceView]) -> Finding:
 
 
 def duties(alive: Iterable[InstanceView]) -> Finding:
-    """What goes on beside the tasks of an instance, by its own account. The log is one of them."""
+    """Check that no instance reports a failing duty. Its log counts as one."""
     failing = []
     for each in alive:
         process, report = process_name(each.row.pid), each.report
@@ -312,7 +312,7 @@ def duties(alive: Iterable[InstanceView]) -> Finding:
 
 
 def functions(free: Sequence[FreeQueue], alive: Sequence[InstanceView]) -> Finding:
-    """Tasks that wait although instances run, because none of them knows the function."""
+    """Check that some running instance knows the function of every waiting task."""
     if not alive:
         return Finding("functions", True, "no instance runs that could know any")
     for each in alive:
@@ -327,7 +327,7 @@ def functions(free: Sequence[FreeQueue], alive: Sequence[InstanceView]) -> Findi
 
 
 def clocks(newest: int | None, now: int) -> Finding:
-    """Stamps from the future: delays and thresholds are off by as much."""
+    """Check that no stamp lies in the future. Delays and thresholds would be off by as much."""
     if newest is None or newest <= now + SKEW_US:
         return Finding("clocks", True, "no stamp lies in the future")
     found = f"the newest stamp in the file lies {relative(newest, now).removeprefix('in ')} in the future"

@@ -1,7 +1,7 @@
-"""Waits for a key, a signal or a moment, with the terminal as it was when the block is left.
+"""Waits for a key, a signal or the end of a time, and gives the terminal back as it was.
 
-Keys come one by one and are not echoed. Signals end nothing by themselves while the block runs: they are news like
-keys, so that no escape sequence is cut in two and the terminal is given back in order.
+Keys come one by one and are not echoed. During the block a signal does not end the process. It is reported like a key,
+so that no escape sequence is cut in two and the terminal is given back in order.
 """
 
 import os
@@ -45,9 +45,9 @@ _SIGNALS: Final = {getattr(signal, name): news for name, news in _NEWS.items() i
 
 
 class Keyboard:
-    """Where keys and signals arrive: the terminal's file, and a pipe into which Python writes the numbers of signals.
+    """The source of keys and signals: the terminal's file, and a pipe into which Python writes the numbers of signals.
 
-    Made by `listening`.
+    `listening` makes it.
     """
 
     def __init__(self, wakeup_fd: int, keys_fd: int | None) -> None:
@@ -76,7 +76,7 @@ if sys.platform == "win32":
     import msvcrt
 
     def _wait_on_windows(timeout_s: float) -> News:
-        """Where neither keys nor signals can be selected."""
+        """Poll for keys, because neither keys nor signals can be selected on Windows."""
         deadline = time.perf_counter() + timeout_s
         try:
             while time.perf_counter() < deadline:

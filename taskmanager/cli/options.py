@@ -1,4 +1,4 @@
-"""What commands share: the options that say which file and which tasks are meant, and how an answer is printed."""
+"""The options that several commands share, and how commands print their answers."""
 
 import io
 import json
@@ -59,12 +59,12 @@ def confirm(question: str) -> None:
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # click made it generic lately
-    """`90s`, `15m`, `1h`, `7d`, `2w`: microseconds."""
+    """A duration such as `90s`, `15m`, `1h`, `7d` or `2w`, in microseconds."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Raises `click.UsageError` for anything else."""
+        """Raise `click.UsageError` for anything else."""
         if isinstance(value, int):
             return value
         match = _DURATION.fullmatch(str(value).strip().lower())
@@ -74,7 +74,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # click made it gene
 
 
 class Status(click.ParamType):  # type: ignore[type-arg]  # click made it generic lately
-    """One of these statuses, in any case: a `TaskStatus`."""
+    """A `TaskStatus`, in upper or lower case, and one of the allowed ones."""
 
     name = "status"
 
@@ -82,7 +82,7 @@ class Status(click.ParamType):  # type: ignore[type-arg]  # click made it generi
         self._allowed = allowed
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TaskStatus:
-        """Raises `click.UsageError` for anything else."""
+        """Raise `click.UsageError` for anything else."""
         name = str(value).upper()
         if name not in self._allowed:
             self.fail(f"{str(value)!r} is none of {', '.join(self._allowed)}", param, ctx)
@@ -94,7 +94,7 @@ class Status(click.ParamType):  # type: ignore[type-arg]  # click made it generi
 
 
 def filter_options(command: F) -> F:
-    """`--status --task --queue --code --since`, as the parameters of `search_of`."""
+    """Add `--status --task --queue --code --since`, which are the parameters of `search_of`."""
     options = (
         click.option(
             "--status", type=Status(), multiple=True, metavar="STATUS",
@@ -114,12 +114,12 @@ def filter_options(command: F) -> F:
 
 
 def search_of(status: Sequence[TaskStatus], since: int | None, **names: str | None) -> Search:
-    """Return what the options ask for."""
+    """Return the search that the options ask for."""
     return Search(tuple(status), changed_since=None if since is None else SystemClock().now_us() - since, **names)
 
 
 def tell_what_was_meant(connection: sqlite3.Connection, search: Search) -> None:
-    """Print a line on stderr where there is no task of that queue or function, and a name that is near has some."""
+    """Suggest a similar name on stderr, if no task has the queue or the function that was searched for."""
     for what, name, names_in in (("queue", search.queue_name, queue_names), ("function", search.task_name, task_names)):
         if name is None or is_pattern(name) or name in (known := names_in(connection)):
             continue
@@ -136,7 +136,7 @@ def answer_json(value: object) -> None:
 
 
 def as_document(value: object) -> bytes:
-    """Return the document with a newline at its end; no control character is left that could steer a terminal."""
+    """Return the document, with a newline at its end, and without control characters that could steer a terminal."""
     text = json.dumps(value, ensure_ascii=False, indent=2)
     if not text.replace("\n", "").isprintable():
         text = _NOT_ASCII.sub(_shown, text)
@@ -144,14 +144,14 @@ def as_document(value: object) -> bytes:
 
 
 def _shown(match: re.Match[str]) -> str:
-    """JSON leaves most control characters beyond ASCII, and those that turn the direction of writing, as they are."""
+    """Escape what JSON does not: control characters beyond ASCII, and those that turn the direction of writing."""
     sign = match[0]
     is_half = "\ud800" <= sign <= "\udfff"
     return sign if sign.isprintable() or is_half else json.dumps(sign)[1:-1]
 
 
 def draw(part: "RenderableType") -> None:
-    """Print this; not on a terminal, without the spaces at the ends of lines that only fill up a table."""
+    """Print this. If stdout is no terminal, leave out the spaces that rich puts at the ends of lines."""
     console = screen()
     if console.is_terminal:
         console.print(part)

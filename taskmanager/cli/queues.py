@@ -1,4 +1,4 @@
-"""`taskmanager pause`, `resume` and `schedules`: what a person does with queues and schedules, for every instance."""
+"""`taskmanager pause`, `resume` and `schedules`: act on queues and schedules, for every instance on the file."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path

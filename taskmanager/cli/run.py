@@ -40,7 +40,7 @@ the outcome of the tasks; whatever your code prints goes to stderr.
 
 
 class Ended(NamedTuple):
-    """How it went. `report` is of the start that was hosted, at its end; None when there was none."""
+    """How a run ended: its signals, the report at its end (None without a start), and whether all is saved."""
 
     signals: list[signal.Signals]
     report: InstanceReport | None
@@ -82,7 +82,7 @@ def run(target: str, log_level: str, as_json: bool) -> int:
 
 
 def _account(ended: Ended, report: InstanceReport, waiting: int | None) -> dict[str, Any]:
-    """Return what `--json` says. Counts are of tasks that this instance had, `waiting_count` is of the whole file."""
+    """Return the document of `--json`. It counts tasks of this instance; `waiting_count` is of the whole file."""
     tally = report.tally
     return {
         "instance_id": report.instance_id,
@@ -100,7 +100,7 @@ def _account(ended: Ended, report: InstanceReport, waiting: int | None) -> dict[
 
 
 def load_manager(target: str) -> TaskManager:
-    """Return the manager of that name. Raises `click.ClickException` saying which part of the name is wrong."""
+    """Return the manager of that name. Raise `click.ClickException`, which says which part of the name is wrong."""
     module_name, colon, path = target.partition(":")
     if not (module_name and colon and path):
         raise click.UsageError(f"{target!r} names no manager; write MODULE:MANAGER, as in app.jobs:manager")
@@ -138,7 +138,7 @@ def _import(name: str) -> ModuleType:
 
 
 def _print_own_frames(exc: Exception) -> None:
-    """Print the traceback from where the user's own code begins: where it failed is what they need."""
+    """Print the traceback from where the user's own code begins."""
     frames = exc.__traceback__
     while frames is not None and (
         frames.tb_frame.f_code.co_filename in (__file__, importlib.__file__)
@@ -154,7 +154,7 @@ def _suggestion(module_name: str) -> str:
 
 
 def host(manager: TaskManager, has_started: Callable[[], None]) -> Ended:
-    """Run until a signal asks to stop. A start that fails is its one line, so nothing is said before it."""
+    """Run until a signal asks to stop. `has_started` is called after the start, and not if the start fails."""
     seen: list[signal.Signals] = []
     engine: Engine | None = None
 

@@ -86,7 +86,7 @@ def _answer(overview: Overview, as_json: bool) -> None:
 
 
 def _with_writer(overview: Overview, writer: int | None) -> Overview:
-    """Put first who keeps everybody from writing: everything else may be old then."""
+    """Add the process that keeps everybody from writing as the first problem: everything else may be old then."""
     if writer is None:
         return overview
     text = f"{process_name(writer)} holds the write lock: nothing can be saved"
@@ -102,7 +102,7 @@ def _opened(db: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _show(console: "Console", db: Path, watched: Watch) -> News:
-    """Show the live screen until there are news that end it."""
+    """Show the live screen until a key or a signal ends it, and return which."""
     from rich.console import Group
     from rich.live import Live
 

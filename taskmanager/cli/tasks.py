@@ -1,8 +1,8 @@
 """`taskmanager list`, `show`, `retry` and `cancel`: look at the tasks of the file, and act on them.
 
-`retry` and `cancel` do what the manager's methods do, from outside of the application; one that runs on the file
-notices within its `store_poll`, a quarter of a second. They act on tasks named by their ids, or on a batch of all that
-fit a filter. A batch is shown and has to be confirmed; it is done in pages, and each task is answered for.
+`retry` and `cancel` do the same as the methods of the manager, from outside of the application. A running application
+notices within its `store_poll`, a quarter of a second. The tasks are given by their ids, or by a filter. Tasks that fit
+a filter are a batch: it is shown, has to be confirmed, and is done in pages.
 """
 
 import asyncio
@@ -170,9 +170,9 @@ class Answer(NamedTuple):
 
 
 class Action(NamedTuple):
-    """What is done to tasks.
+    """Something that a command does to tasks.
 
-    `participle` is what they are afterwards ("waiting"); `default_statuses` are those of a batch without `--status`.
+    `participle` says what they are afterwards ("waiting"). A batch without `--status` has the `default_statuses`.
     """
 
     name: str
@@ -240,7 +240,7 @@ def cancel(task_ids: tuple[str, ...], **options: Any) -> int:
 
 
 async def _cancel(store: Store, live: Sequence[TaskRow]) -> frozenset[str]:
-    """In steps that are whole each: what is tried again must not find its own first half and take it for another's."""
+    """Cancel in separate transactions. A retry of a larger step would take its own first half for another's work."""
     free = [row for row in live if is_free(row)]
     done = await patiently(lambda: cancel_stored(store, _UNTYPED, free, SystemClock().now_us()))
     for row in live:
@@ -250,7 +250,7 @@ async def _cancel(store: Store, live: Sequence[TaskRow]) -> frozenset[str]:
 
 
 async def _wait_for_end(store: Store, asked: Sequence[str]) -> dict[str, TaskStatus]:
-    """Return how those ended that did within `OUTCOME_PATIENCE_S`."""
+    """Wait for `OUTCOME_PATIENCE_S` at most, and return the statuses of those that have ended."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + OUTCOME_PATIENCE_S
     while asked:
@@ -278,7 +278,7 @@ def _cancelled(row: TaskRow, is_done: bool, is_orphan: bool, ended: TaskStatus |
 def _act_on(
     action: Action, task_ids: Sequence[str], *, db: Path, as_json: bool, yes: bool, dry_run: bool, **filters: Any
 ) -> int:
-    """Find the tasks, ask, act, and print what became of each; return the exit code."""
+    """Find the tasks, ask, act, and print what became of each. Return the exit code."""
     search = search_of(**filters)
     if bool(task_ids) == (not search.is_everything):
         raise click.UsageError("say which tasks: by ids, or by --status, --task, --queue, --code, --since")

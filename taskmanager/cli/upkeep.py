@@ -1,4 +1,4 @@
-"""`taskmanager recover`, `purge` and `backup`: what whoever operates an application does with its file."""
+"""`taskmanager recover`, `purge` and `backup`: for people who operate an application."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -97,9 +97,7 @@ def _tell(rows: Sequence[TaskRow], whose: str) -> None:
 async def _recover(
     store: Store, database: Path, frozen_minutes: float | None
 ) -> tuple[list[TaskRow], int, list[TaskRow]]:
-    """Return the rows of dead instances that were moved, as they are now, how many instances were dead, and the rows
-    that were taken from frozen ones.
-    """
+    """Recover, and return the moved rows of dead instances, how many were dead, and the moved rows of frozen ones."""
     clock = SystemClock()
     known = {each.instance_id for each in await store.instances()}
     dead = {each for each in known if is_dead(database, each)}
@@ -121,7 +119,7 @@ async def _recover(
 
 
 async def _moved(store: Store, before: Sequence[TaskRow]) -> list[TaskRow]:
-    """Return those of these rows that somebody has moved on since, as they are now."""
+    """Return the present rows of those tasks that have changed since `before` was read."""
     moved: list[TaskRow] = []
     for start in range(0, len(before), PAGE):
         page = before[start : start + PAGE]

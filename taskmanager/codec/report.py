@@ -1,7 +1,6 @@
-"""The report of an instance as the JSON of `taskmanager_instances.live_tasks`, and back.
+"""Turns the report of an instance into the JSON of `taskmanager_instances.live_tasks`, and back.
 
-The text may have been written by another version, or by somebody else: what is not as expected is left out, never an
-error.
+Another version, or somebody else, may have written the text. What is not as expected is left out, and is no error.
 """
 
 import math
@@ -16,9 +15,9 @@ from taskmanager.model.report import InstanceReport, LaneReport, QueueReport, Ru
 
 
 def dumps_report(report: InstanceReport) -> str:
-    """Return the text that other processes read: what nobody can see in the file.
+    """Return the text that other processes read.
 
-    That is running tasks with their progress, memory-only work, limits, and how the store does.
+    It tells what is not in the file: the progress of running tasks, memory-only work, limits, and failures.
     """
     queues = dict(sorted(report.queues.items()))
     oldest = {name: each.oldest_waiting_since for name, each in queues.items() if each.oldest_waiting_since is not None}
@@ -65,7 +64,7 @@ def _task_document(task: RunningTask) -> dict[str, Any]:
 
 
 def loads_report(text: str | None, instance_id: str, started_at: int = 0, taken_at: int = 0) -> InstanceReport:
-    """Return the report of a text; one that says nothing where there is no text, or none that can be read."""
+    """Return the report in a text. If there is no text that can be read, return a report that says nothing."""
     try:
         top = _mapping(loads_flat(text) if text else None)
     except ArgumentError:
@@ -120,7 +119,7 @@ def _queue(found: Mapping[str, Any], oldest: object) -> QueueReport:
 
 
 def _task(found: Mapping[str, Any], instance_id: str) -> tuple[RunningTask, ...]:
-    """One task, or none."""
+    """Return the task, or nothing if its facts cannot be read."""
     task_id, name, started_at = found.get("task_id"), found.get("task_name"), _whole(found.get("started_at"))
     if not isinstance(task_id, str) or not isinstance(name, str) or started_at is None:
         return ()
@@ -156,7 +155,7 @@ def _whole(found: object) -> int | None:
 
 
 def number_or_none(found: object) -> float | None:
-    """Return a number that can be reckoned with, or None."""
+    """Return a finite number within 64 bits, or None."""
     if isinstance(found, float):
         return found if math.isfinite(found) else None
     return _whole(found)

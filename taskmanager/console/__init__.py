@@ -1,1 +1,1 @@
-"""What there is to see of one database: told in frozen values here, drawn for a terminal in `terminal/`."""
+"""Describes one database in frozen values, which `terminal/` draws and `--json` prints."""

@@ -1,7 +1,7 @@
-"""What `--json` prints, as plain data: instants as ISO 8601 in UTC, what is not known as null.
+"""Makes the documents that `--json` prints. Instants are ISO 8601 in UTC, and null is "not known".
 
-A record has the columns of the table by their names, and JSON as what it holds. Sealed arguments and results (of a
-manager with `codec=`) stay the text that is stored; nothing here can open them.
+The keys of a record are the columns of the table. JSON columns are parsed. If a manager has a `codec=`, its arguments
+and results are sealed, and the document shows the sealed text.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _INSTANT_ENDINGS: Final = ("_at", "since", "good_until", "scheduled_for")
 
 
 def overview_document(overview: Overview) -> dict[str, Any]:
-    """Return the object of `taskmanager status --json`. The command counts everything, so nothing is capped."""
+    """Return the object of `taskmanager status --json`. It has no `capped`: the command counts every row."""
     found: dict[str, Any] = _plain("", overview)
     del found["capped"]
     found["instances"] = [_plain("", _instance(each)) for each in overview.instances]
@@ -94,7 +94,7 @@ def _column(name: str, value: Any) -> Any:
 
 
 def parsed(text: str) -> Any:
-    """Return what a JSON column holds; its text where that is no JSON, or nested too deep to be written again."""
+    """Return the value of a JSON column, or its text if that is no JSON, or nested too deep to be written again."""
     try:
         return loads_flat(text)
     except ArgumentError:

@@ -1,4 +1,4 @@
-"""Numbers, durations, instants and errors as a person reads them: short, in the unit that matters."""
+"""Writes numbers, durations, instants and errors for people: short, and in the unit that matters."""
 
 from itertools import pairwise
 from typing import Final
@@ -37,7 +37,7 @@ def size(number: int) -> str:
 
 
 def rate(number: int, window_us: int) -> str:
-    """`120/s`, `1.5/s`, `8/min`, `3/h`: in the unit in which it is no fraction."""
+    """`120/s`, `1.5/s`, `8/min`, `3/h`: a rate in the unit that makes it at least one."""
     per_s = number * SECOND_US / max(1, window_us)
     if per_s >= 9.95:
         return f"{per_s:,.0f}/s"
@@ -47,7 +47,7 @@ def rate(number: int, window_us: int) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """`0%`, `<0.1%`, `0.4%`, `12%`: nothing that happened is rounded away."""
+    """`0%`, `<0.1%`, `0.4%`, `12%`: a share that is not zero never reads as zero."""
     if not part or not whole:
         return "0%"
     percent = 100 * part / whole
@@ -64,7 +64,7 @@ def amount(number: float) -> str:
 
 
 def done_of(done: float, total: float | None) -> str:
-    """`4 of 10`; `4` where nobody knows of how many."""
+    """`4 of 10`, or `4` if the total is not known."""
     return f"{amount(done)} of {amount(total)}" if total else amount(done)
 
 
@@ -142,29 +142,29 @@ def iso(instant_us: int) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """Return at most `limit` characters, and a sign where some are missing."""
+    """Return at most `limit` characters. A text that was cut ends with `…`."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def cause(code: str, message: str | None, room: int) -> str:
-    """Return code, type and message for a column of `room`; in a small one the code may give way to the type."""
+    """Return code, type and message for a column of `room` characters. A narrow column may leave out the code."""
     return why(code, message, max_chars=MAX_CHARS, is_short=room < ROOM_FOR_ALL)
 
 
 def kind(code: str, message: str | None) -> str:
-    """Return what failures of one kind share: `SMTP_DOWN`, or `ValueError`."""
+    """Return the name of a kind of failure: its code, or the type of an exception that has no code of its own."""
     if code != BuiltInTaskCode.UNHANDLED_EXCEPTION:
         return code
     return why(code, (message or "").partition(":")[0], is_short=True)
 
 
 def cause_of(row: TaskRow, message: str | None, room: int) -> str:
-    """Return why this task ended as it did, and nothing where it has no error. A sealed result shows its code only."""
+    """Return why this task failed, or an empty text if it did not. If its result is sealed, only the code is known."""
     return "" if row.error_code is None else cause(row.error_code, message, room)
 
 
 def message_of(row: TaskRow) -> str | None:
-    """Return the message in the stored result, of which anything may be left."""
+    """Return the message of the error in the stored result, or None if there is none that can be read."""
     try:
         found = loads_flat(row.result or "null")
     except ArgumentError:

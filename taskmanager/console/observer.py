@@ -1,7 +1,8 @@
-"""Looks at a database, once or again and again, and puts together what there is to see.
+"""Looks at a database, once or again and again, and makes the overview of it.
 
-Who lives is told by the lock files, never by the database, and who is frozen by a heartbeat that does not move: at the
-first look by its age, from then on by the observer's own clock, so that a clock that jumps makes nobody look frozen.
+The lock files tell which instances live; the database does not. An instance is frozen when its heartbeat stops moving.
+The first look judges by the age of the heartbeat. Later looks use the observer's own clock, because a wall clock that
+jumps would make living instances look frozen.
 """
 
 import contextlib
@@ -42,7 +43,7 @@ _Traces = tuple[tuple[int, ...], ...]
 
 
 class _Sign(NamedTuple):
-    """The newest sign of life of one instance, and since when it has been the newest."""
+    """The newest sign of life of one instance, and when this observer first saw it."""
 
     at: int
     since_s: float
@@ -50,7 +51,7 @@ class _Sign(NamedTuple):
 
 
 class Observer:
-    """Looks at one file, and remembers what it saw for the next look. Without a file, the instance is all there is."""
+    """Looks at one file, and remembers the signs of life. `database` is None for a store in memory."""
 
     def __init__(self, database: Path | None, clock: Clock) -> None:
         self._database = database
@@ -65,9 +66,10 @@ class Observer:
         own: InstanceReport | None = None,
         capped: frozenset[TaskStatus] = frozenset(),
     ) -> Overview:
-        """Put together what was found, and what the lock files, the disk and the instances say.
+        """Make the overview from what the store, the lock files, the disk and the reports of the instances say.
 
-        An instance that looks at itself gives its own report, which is newer than its row, and counts with its memory.
+        An instance that looks at itself passes its `own` report, which is newer than its row. Its `counts` then include
+        its memory, and there are more tasks than were counted of the statuses in `capped`.
         """
         reports = {row.instance_id: _as_in_file(said_by(row), found) for row in found.instances}
         if own is not None:
@@ -111,8 +113,9 @@ class Observer:
         return InstanceView(row, report, health, seen_at, silent_s, found.owned.get(row.instance_id, 0))
 
     def _is_dead(self, instance_id: str) -> bool:
-        """Whether its lock is free. One that was seen alive is not dead as soon as its lock file is missing: a living
-        instance puts it back within `PUT_BACK_S`.
+        """Return whether the lock of the instance is free.
+
+        If its lock file is missing, an instance that was seen alive gets `PUT_BACK_S` to put the file back.
         """
         if self._database is None:
             return False
@@ -161,12 +164,12 @@ def look(database: Path, connection: sqlite3.Connection, clock: Clock) -> Overvi
 
 
 class Watch:
-    """Keeps a file in view: looks when something was written to it, and otherwise does next to nothing.
+    """Looks at a file whenever something was written to it.
 
-    Whether something was written is told by the sizes and times of the file and its log, and only then is the file
-    opened, once a second at most, and less often where its queries are dear. It is not kept open: a connection that
-    outlives the application's own would leave the log beside the file after a stop, for whoever copies the file to
-    forget. `fault` says why it cannot be read now, `last` is the overview of the last look.
+    The sizes and times of the file and its log tell whether something was written. Only then the file is opened, at
+    most once a second, and less often if its queries are slow. The connection is closed after each look. If it stayed
+    open, the application could not remove the log when it stops, and people forget the log when they copy the file.
+    `fault` says why the file cannot be read now. `last` is the overview of the last look.
     """
 
     def __init__(self, database: Path, clock: Clock, opener: Opener) -> None:
@@ -183,7 +186,7 @@ class Watch:
         self.last: Overview | None = None
 
     def look(self) -> Overview | None:
-        """Return the overview when there is something new to draw, else None. Raises nothing: see `fault`."""
+        """Return the overview if there is something new to draw, else None. Raises no `StoreError`: see `fault`."""
         now_s = self._clock.elapsed_s()
         try:
             has_read = self._read_if_due(now_s)
@@ -219,7 +222,7 @@ class Watch:
 
 
 def _trace(path: Path) -> tuple[int, ...]:
-    """Return what a write changes. An empty log is none: SQLite makes and removes it also for those who only read."""
+    """Return what a write to the file changes. An empty log does not count: SQLite makes one for readers too."""
     try:
         found = path.stat()
     except OSError:
@@ -227,11 +230,11 @@ def _trace(path: Path) -> tuple[int, ...]:
     return (found.st_ino, found.st_size, found.st_mtime_ns) if found.st_size else ()
 
 
-# What the file knows better than the instances, whose reports may be a second old.
+# The file is newer than the reports of the instances, which may be a second old.
 
 
 def _as_in_file(report: InstanceReport, found: Statistics) -> InstanceReport:
-    """Return the report with the persisted tasks as the file has them. An instance that cannot write knows better."""
+    """Return the report with the persisted tasks as the file has them, unless the instance cannot write the file."""
     if found.held is None or report.degraded_since is not None:
         return report
     held = {each.queue_name: each for each in found.held if each.owner == report.instance_id}
@@ -260,7 +263,7 @@ def _queue_in_file(queue: QueueReport, held: Held | None) -> QueueReport:
 
 
 def _live_counts(counts: Mapping[TaskStatus, int], found: Statistics) -> Mapping[TaskStatus, int]:
-    """Return the counts with what has not ended as the tables have it. They may be older: to count all is dear."""
+    """Return the counts with newer numbers of unfinished tasks. `counts` may be old, because counting all is slow."""
     if found.held is None or any(each.count >= FREE_COUNT_CAP for each in found.free):
         return counts
     return {
@@ -271,11 +274,14 @@ def _live_counts(counts: Mapping[TaskStatus, int], found: Statistics) -> Mapping
     }
 
 
-# What the parts come to.
+# All instances together.
 
 
 def unknown_in(reports: Iterable[InstanceReport], free: Iterable[FreeQueue]) -> Mapping[str, int]:
-    """Return how many tasks wait for which function that no living instance has; none where one does not say."""
+    """Return how many tasks wait for each function that no living instance knows.
+
+    The answer is empty if an instance does not say which functions it knows.
+    """
     names = [report.task_names for report in reports]
     if not names or None in names:
         return {}

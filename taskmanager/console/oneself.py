@@ -1,7 +1,7 @@
-"""Lets an instance look at itself: at its own memory, which is newer than any file, and through its store at the rest.
+"""Makes the overview that an instance shows of itself: from its memory, which is newer than the file, and its store.
 
-Memory is looked at on the loop, the store in a thread where there is time for it: `console()` is a plain call and reads
-the file here and now, for some milliseconds; `live()` leaves the loop alone.
+Memory is read on the event loop. `console()` also reads the file there, which takes some milliseconds. `live()` reads
+the file in a thread.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ COST_FACTOR: Final = 50.0  # a look at the file that took so long is made again 
 
 
 class InstanceObserver:
-    """Makes overviews of one start; what the store said is kept for a while."""
+    """Makes overviews of one start. It keeps the answer of the store for a second, or longer if the store is slow."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._store, self._clock, self._identity = engine, engine.store, engine.clock, engine.identity
@@ -39,14 +39,14 @@ class InstanceObserver:
         self._next_look_s = 0.0
 
     def overview(self) -> Overview:
-        """Return what there is to see here and now."""
+        """Return the overview, with the file read at once."""
         report = report_of(self._engine, has_memory=True)
         if self._is_due() and self.look():
             self._marked = report
         return self._drawn(report)
 
     async def overview_aside(self) -> Overview:
-        """Return the same, with the file read in a thread."""
+        """Return the overview, with the file read in a thread."""
         if self._database is None:
             return self.overview()
         report = report_of(self._engine, has_memory=True)
@@ -57,7 +57,7 @@ class InstanceObserver:
         return self._drawn(report)
 
     def look(self, *, counts_all: bool = False) -> bool:
-        """Read the store; return whether it could be read. Who has time for it counts all rows."""
+        """Read the store, and return whether that was possible. `counts_all` counts every row, which may take long."""
         began_s = self._clock.elapsed_s()
         try:
             self._found, self._fault = self._store.overview(self._clock.now_us(), counts_all=counts_all), None
@@ -93,10 +93,10 @@ class InstanceObserver:
 
 
 def _add_memory(counts: Counter[TaskStatus], report: InstanceReport, marked: InstanceReport | None) -> None:
-    """Add to the counts of the store what it has not seen; they are as old as the marked report.
+    """Bring the counts of the store up to date with memory. They are as old as the marked report.
 
-    What was in memory then is taken away as the store had it, and added as it is now. What other instances do meanwhile
-    comes with the next look.
+    Tasks that were in memory then are subtracted under their stored status, and tasks of memory now are added. Changes
+    by other instances come with the next look at the store.
     """
     now = {} if report.memory is None else report.memory.tasks
     then = {} if marked is None or marked.memory is None else marked.memory.tasks
@@ -122,7 +122,7 @@ def _as_failure(row: AttemptRow, task_name: str) -> Failure:
 
 
 def _with_ended(found: Statistics, ended: Sequence[Failure], now: int) -> Statistics:
-    """Return the statistics with attempts that no store has seen."""
+    """Return the statistics with the attempts that are not in the store yet."""
     failed = [each for each in ended if each.outcome in (AttemptOutcome.FAILED, AttemptOutcome.WORKER_FAILURE)]
 
     def more(pace: Pace) -> Pace:

@@ -19,7 +19,7 @@ _SHORT_ID: Final = 8
 
 
 class Surroundings(NamedTuple):
-    """What a row alone does not say. `owner` is the instance that has the task; dead when its lock is free."""
+    """What the outlook of a task needs beside its row. `owner` is the instance that has the task."""
 
     now_us: int
     owner: InstanceRow | None = None
@@ -32,7 +32,7 @@ class Surroundings(NamedTuple):
 def surroundings(
     row: TaskRow, known: Sequence[InstanceRow], database: Path, now_us: int, *, is_paused: bool
 ) -> Surroundings:
-    """Return what the rows around it and the lock files say."""
+    """Return the surroundings of a task, from the rows of the instances and their lock files."""
     owner_id = row.claimed_by_worker_id
     alive = [said_by(each).task_names for each in known if not is_dead(database, each.instance_id)]
     return Surroundings(
@@ -46,7 +46,7 @@ def surroundings(
 
 
 class Outlook(NamedTuple):
-    """A sentence, and the instant it is about, if there is one."""
+    """A sentence about the next step, and the instant of that step, if it is known."""
 
     text: str
     at: int | None = None

@@ -1,4 +1,4 @@
-"""What there is to see of one database at one moment, in frozen values: the console draws it, `--json` prints it.
+"""The overview of one database at one moment, in frozen values. The console draws it, and `--json` prints it.
 
 Instants end in `_at` or `_since` and are microseconds since 1970 UTC; None is "never" or "not known".
 """
@@ -15,7 +15,7 @@ from taskmanager.store.statistics import Failure, NextRun, Pace, TaskFailures, T
 
 
 class Health(StrEnum):
-    """Of an instance. Dead: its lock is free. Frozen: its lock is held, but its heartbeat does not move."""
+    """The health of an instance. A dead one has lost its lock. A frozen one holds it, but sends no heartbeat."""
 
     ALIVE = "alive"
     FROZEN = "frozen"
@@ -25,8 +25,8 @@ class Health(StrEnum):
 class InstanceView(NamedTuple):
     """One instance: its row, what it says of itself, and what is seen of it from outside.
 
-    `held_count` are the unfinished rows it owns in the file, at most `statistics.OWNED_CAP`. `seen_at` is the newest
-    sign of life, and `silent_s` how long ago that was, by the observer's own clock where it has seen the sign come.
+    `held_count` is the number of unfinished rows that it owns, at most `statistics.OWNED_CAP`. `seen_at` is its newest
+    sign of life, and `silent_s` is the time since then.
     """
 
     row: InstanceRow
@@ -75,8 +75,10 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """Everything. `counts` has every status, memory-only tasks of living instances included; of the statuses in
-    `capped` there are more tasks than were counted.
+    """The whole overview.
+
+    `counts` has every status, and includes memory-only tasks of living instances. There are more tasks than were
+    counted of the statuses in `capped`.
     """
 
     taken_at: int
@@ -112,7 +114,7 @@ class Overview:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether there is no task yet, in the file or in memory, and none to come by itself."""
+        """Return whether there is no task in the file or in memory, and no schedule that would make one."""
         return not any(self.counts.values()) and not self.unwritten_count and not self.schedules
 
     def with_health(self, *wanted: Health) -> tuple[InstanceView, ...]:

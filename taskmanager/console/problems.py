@@ -1,4 +1,4 @@
-"""Decides what a person should know before anything else, and what to do about it, from what is seen alone."""
+"""Finds the problems in an overview, and says what to do about each."""
 
 from collections.abc import Iterator, Mapping
 from shlex import quote as shell_word
@@ -20,10 +20,10 @@ NO_TASKS: Final[Mapping[str, int]] = {}
 def problems_of(
     overview: Overview, owned: Mapping[str, int], unknown: Mapping[str, int] = NO_TASKS
 ) -> tuple[Problem, ...]:
-    """Return the worst first: what is at risk, then what stands still, then what may become a problem.
+    """Return the problems, worst first: what is at risk, then what stands still, then what may become a problem.
 
-    `owned` counts the unfinished tasks of each owner, `unknown` those that wait for each function which no living
-    instance has.
+    `owned` counts the unfinished tasks of each owner. `unknown` counts the tasks that wait for each function that no
+    living instance knows.
     """
     return (*_at_risk(overview, owned), *_standing_still(overview, unknown), *_to_come(overview))
 

@@ -1,4 +1,4 @@
-"""Makes the report of an engine. Nobody else has to know the parts of an engine to say how it does."""
+"""Makes the report of an engine. This is the only module that knows all parts of an engine."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -85,7 +85,7 @@ def status_report(engine: Engine | None) -> InstanceReport | None:
 def _fullest(
     queues: Mapping[str, QueueState], most: int | None = MAX_SHOWN_QUEUES
 ) -> tuple[dict[str, QueueState], list[QueueState]]:
-    """Return so many queues, those in which most waits and runs; and the others."""
+    """Return the `most` queues in which most tasks wait and run, and the other queues."""
     found = list(queues.items())  # other threads may add one at any time
     if most is None or len(found) <= most:
         return dict(found), []
@@ -113,7 +113,7 @@ def _queue(queue: QueueState, oldest: int | None, memory_only_running: int) -> Q
 
 
 def _oldest_waiting(engine: Engine) -> dict[str, int]:
-    """Return since when the oldest task of each queue waits. Tasks of memory stand in the order of their arrival."""
+    """Return since when the oldest task of each queue waits. Memory keeps tasks in the order of their arrival."""
     found: dict[str, int] = {}
     for live in islice(engine.live.values(), OLDEST_SEARCH):
         if live.phase is READY and live.enqueued_at < found.get(live.queue_name, live.enqueued_at + 1):
@@ -122,7 +122,7 @@ def _oldest_waiting(engine: Engine) -> dict[str, int]:
 
 
 def _failing(engine: Engine) -> dict[str, str]:
-    """Return what goes on beside the tasks and fails, and why; the log too, where nobody would read of it."""
+    """Return the failing duties with their reasons. A disabled log counts as one."""
     return dict(engine.failing_duties) if logger.trouble is None else {**engine.failing_duties, "log": logger.trouble}
 
 
@@ -145,7 +145,7 @@ def _task(attempt: Attempt, instance_id: str) -> RunningTask:
 
 
 def _memory(engine: Engine) -> MemoryReport | None:
-    """Return every task in memory, with those that have ended and are not written yet; None where they are many."""
+    """Return every task in memory, those with an unwritten end included, or None if there are too many."""
     unsaved = engine.writer.unsaved_ended
     if len(engine.live) + len(unsaved) > MAX_COUNTED:
         return None
@@ -156,6 +156,6 @@ def _memory(engine: Engine) -> MemoryReport | None:
 
 
 def _stored(live: LiveTask) -> str | None:
-    """Return the status that the store has of the task; None where it has no row."""
+    """Return the status that the task has in the store, or None if it has no row there."""
     committed = live.saving.committed
     return None if committed is None else committed.status

@@ -1,1 +1,1 @@
-"""Draws what there is to see on a terminal, with rich."""
+"""Draws the overview, one task, and tables on a terminal. This is the only part of the console that needs rich."""

@@ -1,7 +1,7 @@
-"""Lays out all tables of a screen on one grid: a name, some figures, a remark, so that figures stand below one another.
+"""Lays out all tables of a screen on one grid of a name, some figures and a remark, so that all figures line up.
 
-Lines are made here to the width and not by rich's tables: a screen has to know how many lines it takes, and a line that
-is printed to a file must end where its text ends.
+The lines are made here, not by rich's tables, for two reasons: a screen has to know how many lines it takes, and a line
+that is printed to a file must end where its text ends.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ NOT_KNOWN: Final = Cell("-", "dim")
 
 
 class Row(NamedTuple):
-    """One line of a table. `drawn` stands in the place of the first two figures, and may reach into the name's."""
+    """One line of a table. `drawn` replaces the first two figures, and may begin in the column of the name."""
 
     name: Cell
     figures: Sequence[Cell] = ()
@@ -45,10 +45,10 @@ class Row(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A table: its title, the heads of its figures, its rows the most important first.
+    """A table: its title, the heads of its figures, and its rows, the most important first.
 
-    With less room than for `least` rows it is left out. There are `unlisted` rows besides. `essential` figures are left
-    where it is narrow.
+    The table is left out if there is no room for `least` rows. `unlisted` is the number of further rows that are not
+    here. A narrow screen shows the `essential` figures only.
     """
 
     title: str
@@ -89,13 +89,13 @@ class Grid(NamedTuple):
         return self.figures < FIGURES
 
     def drawn_width(self, name_width: int) -> int:
-        """Return the columns for what is drawn between names of that width and the third figure."""
+        """Return how many columns are free between a name of that width and the third figure."""
         return self.name + 2 * self.figure - 1 - min(name_width, self.name)
 
     def head(self, section: Section, shown: int) -> Text:
-        """Return the line above a table. It says so when there are more rows than are shown.
+        """Return the line above a table, with `3 of 8` if not all rows are shown.
 
-        Where it is narrow, the title is whole and a head has to give way.
+        If the screen is narrow, heads are left out before the title is cut.
         """
         start = len(MARGIN) + self.name
         ends = ((start + self.figure * (place + 1), head) for place, head in enumerate(section.heads) if head)
@@ -113,7 +113,7 @@ class Grid(NamedTuple):
         return line
 
     def line(self, row: Row) -> Text:
-        """Return one row. Of a long name the end is kept, of a long remark the beginning."""
+        """Return the line of a row. A long name keeps its end, and a long remark keeps its beginning."""
         line = Text(MARGIN, no_wrap=True, overflow="ellipsis")
         name_width = self.name if row.drawn is None else self.name + 2 * self.figure - 1 - row.drawn.cell_len
         line.append(set_cell_size(cut_front(escaped(row.name.text), name_width), name_width), row.name.style)
@@ -131,7 +131,7 @@ class Grid(NamedTuple):
 
 
 def grid_of(width: int) -> Grid:
-    """Return the grid of a screen. What is left beyond the wide one's needs is shared by names and remarks."""
+    """Return the grid of a screen. Names and remarks share the columns that the figures leave."""
     if width < NARROW_BELOW:
         name, figure = min(18, max(_LEAST_NAME, width // 3)), 8
         remark = max(1, width - len(MARGIN) - name - ESSENTIAL_FIGURES * figure - GAP)
@@ -142,7 +142,7 @@ def grid_of(width: int) -> Grid:
 
 
 def cut_front(text: str, width: int) -> str:
-    """`…jobs:build_report`: of a long name the end says more than the beginning."""
+    """`…jobs:build_report`: cut a long name in front, because its end says more than its beginning."""
     if cell_len(text) <= width:
         return text
     while text and cell_len(text) > width - 1:
@@ -158,7 +158,7 @@ def cut_end(text: str, width: int) -> str:
 
 
 def wrapped(text: str, width: int, most: int) -> list[str]:
-    """Return a text in lines of so many columns; of more than `most` lines the last one says that it goes on."""
+    """Return a text in lines of `width` columns. If it has more than `most` lines, the last one ends with `…`."""
     lines: list[str] = []
     for word in text.split():
         if lines and cell_len(lines[-1]) + 1 + cell_len(word) <= width:
@@ -171,10 +171,10 @@ def wrapped(text: str, width: int, most: int) -> list[str]:
 
 
 def fit(sections: Sequence[Section], lines: int | None) -> list[tuple[Section, int]]:
-    """Return which tables are shown in so many lines, and how many rows of each; None is no limit.
+    """Return the tables that fit into so many lines, each with its number of rows. None is no limit.
 
-    Each takes a blank line, its head and its least number of rows while there is room, the first ones first; what is
-    left is given out row by row.
+    In their order, tables get a blank line, a head and their least number of rows, while there is room. The lines that
+    are left are then given out one by one, in turns.
     """
     filled = [section for section in sections if section.rows]
     if lines is None:

@@ -21,14 +21,14 @@ REFRESH_S: Final = 0.5
 
 
 def instance_view(engine: Engine | None, held_count: int) -> RenderableType:
-    """Return the manager as it is now."""
+    """Return the screen of a manager as it is now."""
     if engine is None:
         return Text(f"not running, {counted(held_count, 'task')} held for the start")
     return Screen(InstanceObserver(engine).overview())
 
 
 class Region(Live):
-    """The lines of a live view, found again after the terminal has become narrower and has wrapped them."""
+    """A live view that is drawn at the right place after the terminal has become narrower and has wrapped its lines."""
 
     _view: RenderableType = ""
     _drawn: RenderableType = ""
@@ -39,7 +39,7 @@ class Region(Live):
         self.update(view, refresh=True)
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """Return what is to be printed; rich goes up by as many lines as it has drawn, and by no more."""
+        """Return what is to be printed. It first goes up by the wrapped lines, of which rich does not know."""
         width = max(1, self.console.width)
         widths = self._drawn.widths if isinstance(self._drawn, Screen) else ()
         more = sum((each - 1) // width for each in widths if each > width)

@@ -1,4 +1,4 @@
-"""Draws one task with everything that is known of it: facts, what comes next, attempts with their tracebacks, log."""
+"""Draws all that is known of one task: its facts, its next step, its attempts with their tracebacks, and its log."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ _COUNTS: Final = (("start", "starts"), ("retry", "retries"), ("crash", "crashes"
 
 
 class Record(NamedTuple):
-    """What `record_view` draws."""
+    """One task, as `record_view` draws it."""
 
     row: TaskRow
     attempts: Sequence[AttemptRow]
@@ -39,7 +39,7 @@ class Record(NamedTuple):
 
 
 def record_view(record: Record) -> RenderableType:
-    """Draw all of it, one below the other."""
+    """Draw the parts of a record below one another."""
     parts: list[RenderableType] = [_headline(record.row), Text(""), _facts(record), Text(""), _next(record)]
     attempts = [*_attempts(record.attempts), *_current(record)]
     if attempts:
@@ -52,7 +52,7 @@ def record_view(record: Record) -> RenderableType:
 
 
 def _grid(*right: bool) -> Table:
-    """Make a table whose last column takes what is left. `right` says which of the others stand at the right."""
+    """Make a table whose last column takes the rest of the width. `right` says which others are aligned right."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for is_right in right:
         table.add_column(style="dim", no_wrap=True, justify="right" if is_right else "left")
@@ -87,7 +87,7 @@ def _facts(record: Record) -> Table:
 
 
 def _fact_lines(record: Record) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each fact; one without a value is not shown."""
+    """Yield the name and the value of each fact. A fact without a value is not shown."""
     row, now = record.row, record.now_us
     yield "arguments", _arguments(row)
     yield "result", _result(row) if row.status == TaskStatus.COMPLETED else ""
@@ -152,7 +152,7 @@ def _policy(row: TaskRow) -> str:
 
 
 def _instance(row: TaskRow, owner: InstanceRow | None) -> str:
-    """The process that has the task, or had it."""
+    """Return the process that has the task, or had it."""
     if row.claimed_by_worker_id is None:
         return ""
     if owner is not None:
@@ -198,7 +198,7 @@ def _below(text: str, style: str = "") -> Padding:
 def _traceback(text: str) -> Text:
     """Colour the places and the type of the error.
 
-    No lexer does it: that of Pygments never ends for some texts, such as what `faulthandler` writes of a crash.
+    The lexer of Pygments is not used: it never ends for some texts, such as the output of `faulthandler` at a crash.
     """
     drawn = Text(text, overflow="fold")
     drawn.highlight_regex(r'(?m)^ *File "[^"\n]*", line \d+', "cyan")
@@ -207,7 +207,7 @@ def _traceback(text: str) -> Text:
 
 
 def _current(record: Record) -> Iterator[RenderableType]:
-    """The attempt that has not ended."""
+    """Yield the attempt that has not ended, if there is one."""
     row = record.row
     if row.status == TaskStatus.RUNNING and row.started_at is not None:
         running = exact(record.now_us - row.started_at)

@@ -1,7 +1,7 @@
-"""The screen of `status`, `watch` and `live()`: the most important first, as many lines as there is room.
+"""Draws the screen of `status`, `watch` and `live()`: the most important first, and as much as there is room for.
 
-A screen is a list of lines that are as wide as the terminal at most. Its focus is the state of everything, or what runs
-now. Where the height is not known (a pipe, a file), everything is shown.
+A screen is a list of lines, none wider than the terminal. Its focus is either the state of everything, or the running
+tasks. If the height is not known, as in a pipe, everything is shown.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,7 +52,7 @@ Line = Text | str
 
 
 class Focus(Enum):
-    """What stands at the top of a screen: how everything is, or what runs now."""
+    """What a screen shows first: the state of everything, or the running tasks."""
 
     STATE = "state"
     RUNNING = "running"
@@ -61,7 +61,7 @@ class Focus(Enum):
 class Screen:
     """An overview as a rich renderable that fits the terminal it is printed to.
 
-    `widths` are those of the lines that were drawn last, in columns.
+    `widths` are the widths of the lines that were drawn last, in columns.
     """
 
     widths: Sequence[int] = ()
@@ -81,7 +81,7 @@ class Screen:
 def screen_lines(
     overview: Overview, width: int, height: int | None, focus: Focus = Focus.STATE, *, is_ascii: bool = False
 ) -> list[Text]:
-    """Return as many lines as there is something to say, and `height` at most where what runs is in focus."""
+    """Return the lines of a screen. With the focus on running tasks, there are `height` lines at most."""
     grid = grid_of(width)
     top = [*_head(overview, grid), *_problems(overview.problems, grid), *_figures(overview, grid)]
     bottom: list[Line] = ["", _storage(overview, grid)]
@@ -94,7 +94,7 @@ def screen_lines(
 
 
 def watch_lines(overview: Overview, width: int, height: int, *, is_ascii: bool = False) -> list[Text]:
-    """Return a whole screen with what runs in focus: as high as the terminal, the footer in its last line."""
+    """Return a full screen of `height` lines with the focus on running tasks. The footer is its last line."""
     grid = grid_of(width)
     tables = _tables(overview, grid, Focus.RUNNING, is_ascii)
     least = 2 + min(LEAST_RUNNING, len(overview.running)) if overview.running else 0
@@ -107,7 +107,7 @@ def watch_lines(overview: Overview, width: int, height: int, *, is_ascii: bool =
 
 
 def fault_lines(path: str, fault: str, width: int, height: int) -> list[Text]:
-    """Return a whole screen while there is nothing to show: why, and that it is tried again."""
+    """Return a full screen that says why the file cannot be read, and that it is tried again."""
     head = Text.assemble(MARGIN, (cut_front(escaped(path), width - 2), "bold"))
     said = (Text(MARGIN).append(line, SEVERITY_STYLES["error"]) for line in wrapped(escaped(fault), width - 2, height))
     return _whole(_joined([head, "", *said, f"{MARGIN}trying again twice a second"]), height, Text(), grid_of(width))
@@ -119,8 +119,10 @@ def _whole(lines: list[Text], height: int, beside_footer: Text, grid: Grid) -> l
 
 
 def _top_of(overview: Overview, grid: Grid, most: int) -> list[Line]:
-    """Return what stands above the tables, in `most` lines: where these are few, without the paces, then with one line
-    of the first problem alone, and at last with as many counts as there is room for.
+    """Return the lines above the tables, `most` at most.
+
+    If there is not enough room, first the paces are left out, then all but one line of the first problem, and then some
+    of the counts.
     """
     head, counts = list(_head(overview, grid)), list(_counts(overview, grid))
     problems = list(_problems(overview.problems, grid))
@@ -135,7 +137,7 @@ def _top_of(overview: Overview, grid: Grid, most: int) -> list[Line]:
 
 
 def _tables(overview: Overview, grid: Grid, focus: Focus, is_ascii: bool) -> tuple[Section, ...]:
-    """Return the tables with the number of rows without which each is left out, the most important first."""
+    """Return the tables, the most important first, each with the least number of rows that it is shown with."""
     running = sections.running(overview, grid, is_ascii=is_ascii)
     instances, queues = sections.instances(overview, grid), sections.queues(overview)
     troubles, schedules = sections.troubles(overview, grid), sections.schedules(overview)
@@ -157,7 +159,7 @@ def _drawn(tables: Sequence[Section], grid: Grid, room: int | None) -> list[Line
 
 
 def _joined(*parts: Iterable[Line]) -> list[Text]:
-    """Return all lines, none of which wraps: on a narrow terminal its end is cut."""
+    """Return all lines as text that never wraps. On a narrow terminal the end of a line is cut."""
     lines = [Text(line) if isinstance(line, str) else line for part in parts for line in part]
     for line in lines:
         line.rstrip()
@@ -190,7 +192,7 @@ def _head(overview: Overview, grid: Grid) -> Iterator[Line]:
 
 
 def _state(overview: Overview, grid: Grid) -> tuple[str, str]:
-    """Say how many instances are how, in the style of the worst."""
+    """Return how many instances have each health, and the style of the worst health."""
     number = len(overview.instances)
     counts = {health: len(overview.with_health(health)) for health in (Health.ALIVE, Health.FROZEN, Health.DEAD)}
     found = [health for health, count in counts.items() if count]
@@ -203,7 +205,7 @@ def _state(overview: Overview, grid: Grid) -> tuple[str, str]:
 
 
 def _sides(left: Text, right: Text, grid: Grid) -> Text:
-    """Put something at the left edge and something at the right one, if both have room."""
+    """Put one text at the left edge and another at the right edge, if there is room for both."""
     line = Text(MARGIN, no_wrap=True, overflow="ellipsis").append_text(left)
     gap = grid.width - line.cell_len - right.cell_len
     return line if gap < GAP else line.append(" " * gap).append_text(right)
@@ -236,7 +238,7 @@ def _figures(overview: Overview, grid: Grid) -> Iterator[Line]:
 
 
 def _counts(overview: Overview, grid: Grid) -> Iterator[Text]:
-    """Say how many tasks have each status, in as many lines as that needs."""
+    """Say how many tasks have each status. This may take several lines."""
     counts, capped = overview.counts, overview.capped
     is_waiting_capped = not capped.isdisjoint((TaskStatus.PENDING, TaskStatus.CLAIMED))
     shown = [

@@ -1,4 +1,4 @@
-"""The tables of a screen, each from an overview: instances, queues, tasks of the last hour, schedules, failures."""
+"""Makes the tables of a screen from an overview: instances, queues, troubles, schedules, failures, running tasks."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -33,12 +33,12 @@ def _ago(instant_us: int | None, now_us: int) -> Cell:
 
 
 def _one_task(name: str, task_id: str) -> Cell:
-    """Of a long name the end is kept, and with it that of the id."""
+    """Return the name of a task with the end of its id. A long name is cut in front, so the id stays."""
     return Cell(f"{name} {task_id[-ID_END:]}")
 
 
 def instances(overview: Overview, grid: Grid) -> Section:
-    """Draw who works on the file, or did until it died."""
+    """Return the table of instances, dead ones included."""
     rows = []
     for each in overview.instances:
         report = each.report
@@ -75,7 +75,7 @@ def _state(each: InstanceView, grid: Grid) -> Cell:
 
 
 def queues(overview: Overview) -> Section:
-    """Draw what waits where, for how long, and how much of it may run."""
+    """Return the table of queues: how much runs and waits in each, for how long, and how much may run."""
     rows = []
     for each in overview.queues:
         figures = (
@@ -91,7 +91,7 @@ def queues(overview: Overview) -> Section:
 
 
 def troubles(overview: Overview, grid: Grid) -> Section:
-    """Draw the tasks of the last hour that fail most, and those that take longest, in turns."""
+    """Return the table of the tasks of the last hour that fail most, and of those that take longest, in turns."""
     paces = {each.task_name: each for each in overview.slowest}
     failing = {each.task_name: each for each in overview.most_failing}
     is_sample = overview.hour.ended_count > SAMPLE
@@ -108,7 +108,7 @@ def troubles(overview: Overview, grid: Grid) -> Section:
 
 
 def _in_turns(one: list[str], other: list[str]) -> Iterator[str]:
-    """Yield both lists in their order, each name once."""
+    """Yield the names of both lists in turns, each name once."""
     seen = set()
     for number in range(max(len(one), len(other))):
         for name in (*one[number : number + 1], *other[number : number + 1]):
@@ -118,7 +118,7 @@ def _in_turns(one: list[str], other: list[str]) -> Iterator[str]:
 
 
 def schedules(overview: Overview) -> Section:
-    """Draw what runs by itself, the next first."""
+    """Return the table of schedules, the next one first."""
     is_anybody_there = bool(overview.with_health(Health.ALIVE))
     rows = []
     for each in overview.schedules:
@@ -137,7 +137,7 @@ def _timing(each: NextRun, is_anybody_there: bool) -> Cell:
 
 
 def failures(overview: Overview, grid: Grid) -> Section:
-    """Draw the last attempts that failed."""
+    """Return the table of the last attempts that failed."""
     rows = []
     for each in overview.failures:
         again, ago = Cell("yes") if each.will_retry else Cell("no", "dim"), _ago(each.finished_at, overview.taken_at)
@@ -149,7 +149,7 @@ def failures(overview: Overview, grid: Grid) -> Section:
 
 
 def running(overview: Overview, grid: Grid, *, is_ascii: bool) -> Section:
-    """Draw what runs now: those that report progress with a bar, then the ones that run longest."""
+    """Return the table of running tasks: first those that report progress, with a bar, then those that run longest."""
     unlisted = max(0, sum(each.report.running_count for each in overview.instances) - len(overview.running))
     longest = max((cell_len(escaped(each.task_name)) + 1 + ID_END for each in overview.running), default=0)
     width = min(MAX_BAR, grid.drawn_width(longest))
@@ -171,14 +171,14 @@ def running(overview: Overview, grid: Grid, *, is_ascii: bool) -> Section:
 
 
 def _done(each: RunningTask) -> Cell:
-    """What stands where a bar has no room."""
+    """Return the progress as a figure, for a screen that has no room for a bar."""
     if each.fraction is not None:
         return Cell(f"{int(each.fraction * 100)}%", RUNNING_STYLE)
     return NOTHING if each.done is None else Cell(amount(each.done))
 
 
 def _progress(each: RunningTask, width: int, is_ascii: bool) -> Text:
-    """A bar with its percentage, to half a column; only how much was done where nobody knows of how much."""
+    """Return a bar with its percentage, or only how much was done if the total is not known."""
     fraction = each.fraction
     if fraction is None:
         return Text("" if each.done is None else f"{done_of(each.done, each.total)} done".rjust(width))

@@ -1,7 +1,7 @@
-"""Tables of many things, one a line: tasks, schedules, findings. They take as much of each as the width allows.
+"""Draws tables of tasks, schedules and findings, one a line, with as much of each as the width allows.
 
-Every task has an id to be copied, at least the end of it. Why a task failed says more than the beginning of its id:
-where there is no room for both, the id is cut to its end.
+Every task shows an id to copy, or at least the end of it. If there is no room for whole ids and errors, ids are cut to
+their ends, because the error says more than the beginning of an id.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Sees locks on the file from outside: who keeps everybody else from writing, and who has it open without a lock.
+"""Finds processes that keep everybody else from writing, and processes that have the file open without a lock.
 
 An application commits within milliseconds, so either its lock or the log changes from look to look. Another program may
 leave a transaction open; then nothing can be saved, and the application cannot write that into the file.
@@ -24,7 +24,7 @@ PAUSE_S: Final = 0.05
 
 
 class WriterWatch:
-    """Looks at one file again and again. Call it only while this process has no connection to the file."""
+    """Watches the write lock of one file. Call it only while this process has no connection to the file."""
 
     def __init__(self, database: Path) -> None:
         self._database = database
@@ -41,7 +41,7 @@ class WriterWatch:
         return log.writer_pid if now_s - self._since_s >= LONG_S else None
 
     def judge(self) -> int | None:
-        """Return the same in one call. It waits only while the same writer holds the lock and commits nothing."""
+        """Return that process in one call, which waits only while one writer holds the lock and commits nothing."""
         found = self.look()
         first = self._seen
         while found is None and self._seen == first and first[0] is not None:
@@ -51,8 +51,9 @@ class WriterWatch:
 
 
 def without_lock(database: Path, pids: Collection[int]) -> set[int] | None:
-    """Return those of these processes that have the file or its log's index open and hold no lock on it, at two looks;
-    None where the system does not say. A connection to a file with a log holds one on both from its first read on.
+    """Return the processes that have the file or its log's index open without a lock on it, at two looks.
+
+    A connection to a file with a log holds a lock on both, from its first read on. None: the system does not say.
     """
     found = _without_lock(database, pids)
     if found:
@@ -87,7 +88,7 @@ def _has_open(pid: int, file: os.stat_result) -> bool:
 
 
 def process_name(pid: int) -> str:
-    """`process 123 (python report.py)`, as far as the system tells."""
+    """Return `process 123 (python report.py)`, or less if the system does not tell its command line."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
