@@ -15,6 +15,7 @@ import pytest
 from taskmanager import TaskManager
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.states import TaskStatus
+from taskmanager.store.sqlite import schema
 from taskmanager.store.sqlite.reading import open_read_only, snapshot
 from taskmanager.store.sqlite.search import Search, find, find_ids, ids_like
 from tests.unit.command_line import digest
@@ -163,7 +164,7 @@ def test_a_file_in_a_directory_that_cannot_be_written_is_read(open_folder: Path)
     assert "copy tasks.db and tasks.db-wal to a directory you can write" in run_python(READ, database)
 
 
-def test_a_newer_and_an_older_schema_are_refused(tmp_path: Path) -> None:
+def test_a_newer_and_an_older_schema_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who only looks migrates nothing, and does not guess."""
     database = tmp_path / "tasks.db"
     write_three(database)
@@ -172,11 +173,12 @@ def test_a_newer_and_an_older_schema_are_refused(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(StoreError, match="schema version 999"), open_read_only(database):
         pass
-    with sqlite3.connect(database) as connection:
-        connection.execute("DELETE FROM taskmanager_schema WHERE version > 1")
-        for (view,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'view'").fetchall():
-            connection.execute(f"DROP VIEW {view}")
-        connection.execute("DROP INDEX taskmanager_tasks_ready")
+    database.unlink()
+    with monkeypatch.context() as patched, sqlite3.connect(database, isolation_level=None) as connection:
+        first = schema.migrations()[:1]
+        patched.setattr(schema, "migrations", lambda: first)
+        schema.migrate(connection, str(database))
+        connection.execute("PRAGMA journal_mode = WAL")
     connection.close()
     before = digest(tmp_path)
     with pytest.raises(StoreError, match="start the application with this version once"), open_read_only(database):

@@ -12,7 +12,15 @@ import pytest
 from taskmanager import TaskManager
 from taskmanager.model.errors import StoreError
 from taskmanager.store.sqlite import schema
-from taskmanager.store.sqlite.schema import Migration, check_version, least_version, migrate, migrations
+from taskmanager.store.sqlite.schema import (
+    NEWEST,
+    Migration,
+    check_version,
+    least_version,
+    migrate,
+    migrations,
+    shape,
+)
 from tests.unit.cli.documents import DiagnosisDocument
 from tests.unit.command_line import taskmanager
 
@@ -76,6 +84,7 @@ def test_a_dropped_part_is_made_anew_and_the_rest_is_kept() -> None:
                 drop(connection, OURS[name], name)
             migrate(connection, "tasks.db")
             assert parts(connection) == WHOLE, names
+            assert shape(connection) == NEWEST, names
             check_version(connection, "tasks.db")
             assert connection.execute("PRAGMA foreign_key_check").fetchall() == [], names
             has_tasks = "taskmanager_tasks" not in names
@@ -84,6 +93,34 @@ def test_a_dropped_part_is_made_anew_and_the_rest_is_kept() -> None:
             assert connection.execute("SELECT count(*) FROM taskmanager_task_attempts").fetchone() == (has_attempts,)
             if not has_tasks:
                 fill(connection)
+
+
+def test_shape_of_newest_schema_is_stated() -> None:
+    """A start that finds it looks no further. So it is that of a file to which all steps were applied."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        assert shape(connection) == ""
+        for step in migrations():
+            assert shape(connection) != NEWEST
+            schema._apply(connection, step)
+        assert shape(connection) == NEWEST
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(f"DROP {kind} {name}" for name, kind in OURS.items()),
+        *(f"DELETE FROM taskmanager_schema WHERE version = {step.version}" for step in migrations()),
+        "ALTER TABLE taskmanager_queues RENAME COLUMN paused_at TO halted_at",
+        "ALTER TABLE taskmanager_queues ADD COLUMN more TEXT",
+        "CREATE TABLE taskmanager_more (id INTEGER)",
+    ],
+)
+def test_shape_tells_every_change_of_the_schema(change: str) -> None:
+    """Then a start compares part by part, and makes anew what is missing."""
+    with closing(whole()) as connection:
+        assert shape(connection) == NEWEST
+        connection.execute(change)
+        assert shape(connection) != NEWEST
 
 
 def test_lost_rows_of_the_versions_are_found_out_from_what_is_there() -> None:
@@ -137,6 +174,7 @@ def test_a_step_that_takes_away_is_refused_while_an_instance_lives(
     known = migrations()
     with closing(in_use(monkeypatch, known[-1].version)) as connection:
         monkeypatch.setattr(schema, "migrations", lambda: [*known, *steps])
+        monkeypatch.setattr(schema, "NEWEST", "that of the last step")
         before = parts(connection)
         for _ in range(2):
             with pytest.raises(StoreError, match=r"in use by instance lives \(process 11 on web-1\); stop these first"):
