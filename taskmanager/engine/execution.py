@@ -263,11 +263,8 @@ class Runner:
             return _failed(attempt, exc)
         if reason is StopReason.TIMEOUT:
             return timed_out(attempt.live.timeout_s)
-        return self._stopped(attempt)
-
-    def _stopped(self, attempt: Attempt) -> Outcome:
-        """Return the outcome of an interruption. An attempt that still waited for its child has not begun."""
-        was_waiting = self.is_stopping and attempt.stop_reason is StopReason.SHUTDOWN and not attempt.has_reached_code
+        # An attempt that still waited for its child has not begun, and was not interrupted.
+        was_waiting = self.is_stopping and reason is StopReason.SHUTDOWN and not attempt.has_reached_code
         return Outcome("unstarted" if was_waiting and attempt.live.is_persisted else "stopped")
 
     def _is_torn_down(self, attempt: Attempt, exc: BaseException) -> bool:
@@ -414,15 +411,6 @@ def _child_call(attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any])
     live = attempt.live
     definition = live.definition
     return ChildCall(
-        definition.module,
-        definition.qualname,
-        args,
-        kwargs,
-        live.task_id,
-        definition.name,
-        attempt.number,
-        attempt.tags,
-        attempt.started_at,
-        live.timeout_s,
-        live.scheduled_for,
-    )
+        definition.module, definition.qualname, args, kwargs, live.task_id, definition.name,
+        attempt.number, attempt.tags, attempt.started_at, live.timeout_s, live.scheduled_for,
+    )  # fmt: skip
