@@ -10,7 +10,7 @@ from taskmanager.duties.schedules.actions import ScheduleActions
 from taskmanager.duties.stale import StaleTasks
 from taskmanager.duties.supervisor import Supervisor
 from taskmanager.engine.definition import Definition
-from taskmanager.engine.engine import Engine
+from taskmanager.engine.engine import wire
 from taskmanager.engine.instance import is_dead, new_identity
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
@@ -83,7 +83,7 @@ def composed(
     """
     _check_loop()
     identity = new_identity(settings.instance_name, clock.now_us())
-    engine = Engine(settings, definitions, store, clock, identity, intake)
+    engine = wire(settings, definitions, store, clock, identity, intake)
     crash_budget = settings.recovery.crash_budget
     recovery = Recovery(store, clock, identity, settings.database, crash_budget=crash_budget)
     supervisor = Supervisor(engine, recovery, schedules, is_alone=is_alone)
@@ -92,5 +92,5 @@ def composed(
         Records(engine),
         ScheduleActions(engine, supervisor.schedules),
         Queues(engine),
-        StaleTasks(store, clock, recovery, identity.instance_id, engine.wants_claim.set),
+        StaleTasks(store, clock, recovery, identity.instance_id, engine.life.wants_claim.set),
     )

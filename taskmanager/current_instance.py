@@ -45,7 +45,7 @@ def _is_here(lifecycle: Lifecycle) -> bool:
     """Whether the manager runs in the calling loop. Raises if it will never run again in this process."""
     engine = lifecycle.engine
     _check_process(lifecycle)
-    if _running_loop() is engine.loop:
+    if _running_loop() is engine.life.loop:
         return True
     if engine.inbox.is_loop_closed():
         raise ManagerStopped(
@@ -185,7 +185,7 @@ class CurrentInstance:
         """Let `work` run in the loop of the manager, and wait for it here."""
         running = self._running()
         assert running is not None, "asked without a look at is_of_another_loop()"
-        loop = running.lifecycle.engine.loop
+        loop = running.lifecycle.engine.life.loop
         hint = None if loop.is_running() else Hint(partial(_say_no_loop, loop))
         try:
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
@@ -266,11 +266,11 @@ class CurrentInstance:
             return live is not None and self._intake().cancel_held(live)
         lifecycle = running.lifecycle
         _check_process(lifecycle)
-        if _running_loop() is lifecycle.engine.loop:
+        if _running_loop() is lifecycle.engine.life.loop:
             return running.records.cancel_now(task_id, live)
         # From another thread, such as that of a route that is no coroutine. The end of the task will be the answer.
         try:
-            lifecycle.engine.loop.call_soon_threadsafe(self.cancel_now, task_id, live)
+            lifecycle.engine.life.loop.call_soon_threadsafe(self.cancel_now, task_id, live)
         except RuntimeError:  # the loop was closed without a stop: there is nobody to ask
             return False
         return True

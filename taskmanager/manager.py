@@ -386,7 +386,7 @@ class TaskManager:
 
     async def flush(self) -> None:
         """Wait until all that was accepted or has ended so far is committed, records of memory-only tasks included."""
-        await self._instance.needed().lifecycle.engine.flush()
+        await self._instance.needed().lifecycle.engine.life.flush()
 
     def _engine(self) -> Engine | None:
         return None if self._lifecycle is None else self._lifecycle.engine

@@ -19,23 +19,24 @@ class Expiry:
     """One look at the start, then every five seconds."""
 
     def __init__(self, engine: Engine, recovery: Recovery) -> None:
-        self._engine = engine
+        self._store, self._wall_clock, self._writer = engine.store, engine.wall_clock, engine.writer
+        self._life = engine.life
         self._recovery = recovery
 
     async def run_once(self) -> int:
         """End them, each only if it still waits there; how many ended. For a while after a step of the wall clock
         nothing is ended.
         """
-        engine, ended = self._engine, 0
-        now_us = engine.wall_clock.now_us()
-        if engine.wall_clock.holds_expiry or engine.writer.degraded_since is not None:
+        ended = 0
+        now_us = self._wall_clock.now_us()
+        if self._wall_clock.holds_expiry or self._writer.degraded_since is not None:
             return 0
-        while rows := await engine.store.fetch_expired(now_us, limit=PAGE):
+        while rows := await self._store.fetch_expired(now_us, limit=PAGE):
             count = await self._recovery.recover(rows)
             ended += count
             if not count or len(rows) < PAGE:
                 break
         if ended:
             logger.info("%s expired in the store", counted(ended, "task"))
-            engine.wants_claim.set()  # our own writes do not change the version by which the store tells of others'
+            self._life.wants_claim.set()  # our own writes do not change the version by which the store tells of others'
         return ended

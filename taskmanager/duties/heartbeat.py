@@ -81,14 +81,16 @@ class Heartbeat:
     """The heartbeat of one instance. Started after the instance is registered, stopped last."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._store, self._clock, self._identity = engine.store, engine.clock, engine.identity
+        self._inbox, self._stall, self._runner = engine.inbox, engine.stall, engine.runner
+        self._settings, self._failing_duties, self._life = engine.settings, engine.failing_duties, engine.life
         self._stop = threading.Event()
         self._rest: Rest | None = None
         self._thread: threading.Thread | None = None
         self._on_loop_closed: Callable[[], bool] = _nothing
         self._loop_thread = threading.current_thread()
-        self._answered_s = self._rested_s = engine.clock.elapsed_s()
-        config = engine.settings.recovery
+        self._answered_s = self._rested_s = self._clock.elapsed_s()
+        config = self._settings.recovery
         self._intervals_s = {
             "claimer": config.claimer_heartbeat_interval_ms / 1000,
             "runner": config.runner_heartbeat_interval_ms / 1000,
@@ -112,7 +114,7 @@ class Heartbeat:
         heartbeat until it returns True, and may ask it to outlive the loop.
         """
         self._on_loop_closed = on_loop_closed
-        self._answered_s = self._rested_s = self._engine.clock.elapsed_s()  # a start may have waited for the file
+        self._answered_s = self._rested_s = self._clock.elapsed_s()  # a start may have waited for the file
         thread = threading.Thread(target=self._run, name="taskmanager-heartbeat", daemon=True)
         try:
             thread.start()
@@ -129,7 +131,7 @@ class Heartbeat:
             self._thread.join(patience_s)
 
     def _run(self) -> None:
-        beater = self._engine.store.open_beater()
+        beater = self._store.open_beater()
         if beater is None:
             return
         self._rest = rest = Rest(self._stop)
@@ -145,7 +147,7 @@ class Heartbeat:
                 return
             if rest.wait(LOOP_PROBE_S):
                 return
-            if not (self._loop_thread.is_alive() or self.outlives_loop or self._engine.inbox.is_loop_closed()):
+            if not (self._loop_thread.is_alive() or self.outlives_loop or self._inbox.is_loop_closed()):
                 return
 
     def _leave_loop(self) -> bool:
@@ -161,34 +163,34 @@ class Heartbeat:
         try:
             is_open = self.pulse(beater)
         except Exception as exc:
-            if NAME not in self._engine.failing_duties:
+            if NAME not in self._failing_duties:
                 logger.critical("the %s failed unexpectedly, and tries again", NAME, exc_info=True)
-            self._engine.failing_duties[NAME] = f"{type(exc).__name__}: {exc}"
+            self._failing_duties[NAME] = f"{type(exc).__name__}: {exc}"
             self.failed_count += 1
             self.trouble_count += 1
             return True
-        self._engine.failing_duties.pop(NAME, None)
+        self._failing_duties.pop(NAME, None)
         return is_open
 
     def pulse(self, beater: Beater) -> bool:
         """One round, every `LOOP_PROBE_S`: beat what is due, and ask the loop; False when that is closed for good."""
-        now_s = self._engine.clock.elapsed_s()
+        now_s = self._clock.elapsed_s()
         self._excuse(now_s - self._rested_s - LOOP_PROBE_S, now_s)
         self._keep_lock()
         beater.let_go()
         roles = [role for role, at in self._due_s.items() if at <= now_s]
         if roles and self._beat(beater, self._allowed(roles, now_s)):
             self._due_s.update((role, now_s + self._intervals_s[role]) for role in roles)
-        written_s = self._engine.clock.elapsed_s()
+        written_s = self._clock.elapsed_s()
         self._excuse(written_s - now_s, written_s)
         is_open = self._probe_loop() or self.outlives_loop
-        self._rested_s = self._engine.clock.elapsed_s()
+        self._rested_s = self._clock.elapsed_s()
         return is_open
 
     def _keep_lock(self) -> None:
         """Without its lock file this instance looks dead to all others, which would run its tasks again."""
         try:
-            if put_back_lock(self._engine.identity.instance_id):
+            if put_back_lock(self._identity.instance_id):
                 logger.warning("the lock file of this instance was removed and is put back; it belongs to the database")
         except OSError as exc:
             logger.debug("the lock file of this instance could not be put back: %s", exc)
@@ -204,10 +206,10 @@ class Heartbeat:
     def is_well(self) -> bool:
         """Whether its beats get through: the reaper trusts no observation made while they do not, or take long."""
         began_s = self._writing_since_s
-        return not self.failed_count and (began_s is None or self._engine.clock.elapsed_s() - began_s < SLOW_WRITE_S)
+        return not self.failed_count and (began_s is None or self._clock.elapsed_s() - began_s < SLOW_WRITE_S)
 
     def _allowed(self, roles: list[str], now_s: float) -> list[str]:
-        limit_s = self._engine.settings.recovery.running_stale_threshold_ms / 1000
+        limit_s = self._settings.recovery.running_stale_threshold_ms / 1000
         if now_s - self._answered_s > limit_s:
             return [role for role in roles if role != "claimer"]
         return roles
@@ -218,9 +220,9 @@ class Heartbeat:
         The lock file is shown to be in living hands before it. What runs here goes on while others keep this instance
         from the database for too long, and must not run a second time; what waits here may well be taken over then.
         """
-        who = self._engine.identity
-        now = self._engine.clock.now_us()
-        self._writing_since_s = self._engine.clock.elapsed_s()
+        who = self._identity
+        now = self._clock.now_us()
+        self._writing_since_s = self._clock.elapsed_s()
         try:
             if "runner" in roles:
                 with suppress(OSError):
@@ -240,16 +242,16 @@ class Heartbeat:
 
     def _probe_loop(self) -> bool:
         """Ask a loop that was not heard of lately for an answer. False: it is closed for good."""
-        if self._engine.inbox.is_loop_closed():
+        if self._inbox.is_loop_closed():
             return False
-        now_s = self._engine.clock.elapsed_s()
-        beats = self._engine.stall.beat_count
+        now_s = self._clock.elapsed_s()
+        beats = self._stall.beat_count
         if beats != self._beats_seen and not self._is_probing:
             self._beats_seen, self._answered_s = beats, now_s
         if not self._is_probing and now_s - self._answered_s > ASK_AFTER_S:
             self._is_probing = True
             try:
-                self._engine.loop.call_soon_threadsafe(self._answer)
+                self._life.loop.call_soon_threadsafe(self._answer)
             except RuntimeError:
                 return False
         silent_s = now_s - self._answered_s
@@ -261,12 +263,12 @@ class Heartbeat:
         return True
 
     def _answer(self) -> None:
-        now_s = self._engine.clock.elapsed_s()
+        now_s = self._clock.elapsed_s()
         self._answered_s, self._is_probing = now_s, False
         if self._blocked_since_s is not None:
             blocked_s, self._blocked_since_s = now_s - self._blocked_since_s, None
             logger.warning("the event loop goes on after being blocked for %.1f s", blocked_s)
 
     def _running_names(self) -> str:
-        running = list(self._engine.runner.running.values())
+        running = list(self._runner.running.values())
         return ", ".join(sorted({attempt.live.definition.name for attempt in running})[:5])

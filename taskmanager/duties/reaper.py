@@ -44,7 +44,8 @@ class Reaper:
     """The observer of one instance."""
 
     def __init__(self, engine: Engine, recovery: Recovery, strays: Strays, heartbeat: Heartbeat) -> None:
-        self._engine = engine
+        self._store, self._identity, self._stall = engine.store, engine.identity, engine.stall
+        self._writer, self._settings, self._life = engine.writer, engine.settings, engine.life
         self._recovery = recovery
         self._strays = strays
         self._heartbeat = heartbeat
@@ -54,7 +55,7 @@ class Reaper:
 
     async def run_once(self) -> int:
         """Sweep once: dead instances, then strays of this one, then silent instances. Return how many tasks moved."""
-        config = self._engine.settings.recovery
+        config = self._settings.recovery
         moved = await self.recover_dead() + await self._strays.recover()
         silent_claimers, silent_runners = await self._silent()
         if silent_claimers and config.auto_requeue_stale_claimed:
@@ -63,12 +64,12 @@ class Reaper:
         if silent_runners and config.auto_fail_stale_running:
             moved += await self._take_over(silent_runners, lambda row: self._is_stuck(row, silent_runners))
         if moved:
-            self._engine.wants_claim.set()
+            self._life.wants_claim.set()
         return moved
 
     async def recover_dead(self) -> int:
         """What dead instances left, as far as the two switches of the configuration let it be touched."""
-        config = self._engine.settings.recovery
+        config = self._settings.recovery
         if not (config.auto_requeue_stale_claimed or config.auto_fail_stale_running):
             return 0
         return await self._recovery.run_once(
@@ -79,27 +80,27 @@ class Reaper:
         """A row whose outcome was on its way (finalizing) has the longer of two thresholds to be patient for."""
         if row.status != TaskStatus.RUNNING:
             return False
-        limit_s = self._engine.settings.recovery.finalizing_stale_threshold_ms / 1000
+        limit_s = self._settings.recovery.finalizing_stale_threshold_ms / 1000
         return row.finalizing_at is None or silent_s.get(row.claimed_by_worker_id or "", 0.0) > limit_s
 
     async def _silent(self) -> tuple[dict[str, float], dict[str, float]]:
         """The instances whose claimer, and whose runner, has been silent for its threshold, and for how many
         seconds.
         """
-        engine, config = self._engine, self._engine.settings.recovery
+        config = self._settings.recovery
         # Time in which this observer was stopped too says nothing: whoever stopped it has stopped the others as well.
-        now_s = engine.stall.running_s()
-        beats = await engine.store.heartbeats()
-        self._count_time(now_s, is_well=not self._had_trouble() and engine.writer.degraded_since is None)
+        now_s = self._stall.running_s()
+        beats = await self._store.heartbeats()
+        self._count_time(now_s, is_well=not self._had_trouble() and self._writer.degraded_since is None)
         thresholds_s = {
             "claimer": config.claimed_stale_threshold_ms / 1000,
             "runner": config.running_stale_threshold_ms / 1000,
         }
         silent: dict[str, dict[str, float]] = {"claimer": {}, "runner": {}}
         for sender, role, sent_at in beats:
-            if sender == engine.identity.instance_id or role not in thresholds_s:
+            if sender == self._identity.instance_id or role not in thresholds_s:
                 continue
-            sign = sign_of_life(engine.settings.database, sender) if role == "runner" else None
+            sign = sign_of_life(self._settings.database, sender) if role == "runner" else None
             value = sent_at, sign
             seen = self._seen.get((sender, role))
             if seen is None or seen.value != value:
@@ -130,7 +131,7 @@ class Reaper:
             del self._seen[key]
 
     async def _take_over(self, owners: Iterable[str], is_wanted: Callable[[TaskRow], bool], moved: int = 0) -> int:
-        store, owners, after = self._engine.store, list(owners), ""
+        store, owners, after = self._store, list(owners), ""
         while rows := await store.fetch_owned(owners, limit=PAGE, after=after):
             after = rows[-1].task_id
             moved += await self._recovery.recover([row for row in rows if is_wanted(row)])

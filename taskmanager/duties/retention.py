@@ -26,14 +26,15 @@ class Retention:
     """One sweep at the start, then every `retention_sweep_interval_s`."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._store, self._wall_clock, self._intake = engine.store, engine.wall_clock, engine.intake
+        self._settings, self._life = engine.settings, engine.life
         self._steps_seen = 0
 
     async def run_once(self) -> dict[str, int]:
         """Delete what is too old, and give free space back; how many rows of each category went."""
         gone = await self._delete_old()
         try:
-            await self._sweep(self._engine.store.shrink)
+            await self._sweep(self._store.shrink)
         except StoreError as exc:
             logger.warning("the free space of the file could not be given back now: %s", exc)
         return gone
@@ -44,10 +45,10 @@ class Retention:
         Nothing goes in the first sweep after a step of the wall clock: what a jump made old is young again when
         somebody corrects the clock. So is what a start finds old whose clock was ahead already, for a day.
         """
-        config, store = self._engine.settings.recovery, self._engine.store
-        now_us = self._engine.wall_clock.now_for_ages_us()
+        config, store = self._settings.recovery, self._store
+        now_us = self._wall_clock.now_for_ages_us()
         if self._was_stepped():
-            self._steps_seen = self._engine.wall_clock.step_count
+            self._steps_seen = self._wall_clock.step_count
             return {}
         categories: list[tuple[str, int | None, Callable[[int, int], Awaitable[int]]]] = [
             ("heartbeats", config.heartbeat_retention_hours, store.prune_heartbeats),
@@ -68,28 +69,27 @@ class Retention:
         return gone
 
     async def _prune_tasks(self, cutoff: int, limit: int) -> int:
-        count = await self._engine.store.purge(None, cutoff, limit)
+        count = await self._store.purge(None, cutoff, limit)
         if not count:
-            keys = self._engine.intake.keys
+            keys = self._intake.keys
             keys.purged(keys.purgeable(None, cutoff))
         return count
 
     def _was_stepped(self) -> bool:
         """Whether the clock by which this sweep judges is not the one that stamps records now."""
-        clock = self._engine.wall_clock
+        clock = self._wall_clock
         clock.now_us()  # it looks
         return clock.step_count != self._steps_seen
 
     async def _sweep(self, step: Callable[[], Awaitable[int]]) -> int:
         """Repeat a step until it finds nothing more to do; the sum of what it did."""
-        engine = self._engine
         total, spent_s = 0, 0.0
-        while spent_s < BUDGET_S and not engine.is_stopping and not self._was_stepped():
-            began_s = engine.loop.time()
+        while spent_s < BUDGET_S and not self._life.is_stopping and not self._was_stepped():
+            began_s = self._life.loop.time()
             count = await step()
             if not count:
                 break
             total += count
-            spent_s += engine.loop.time() - began_s
+            spent_s += self._life.loop.time() - began_s
             await asyncio.sleep(DELETE_PAUSE_S)
         return total

@@ -23,7 +23,9 @@ class Strays:
     """Finds and recovers the strays of one instance."""
 
     def __init__(self, engine: Engine, recovery: Recovery) -> None:
-        self._engine = engine
+        self._store, self._identity, self._live = engine.store, engine.identity, engine.live
+        self._runner, self._writer, self._life = engine.runner, engine.writer, engine.life
+        self._claiming = engine.claiming
         self._recovery = recovery
 
     async def recover(self) -> int:
@@ -31,33 +33,32 @@ class Strays:
 
         At first only ids are read, without holding up claims: nearly always every id is known.
         """
-        engine, moved, after = self._engine, 0, ""
-        me = engine.identity.instance_id
-        while task_ids := await engine.store.fetch_owned_ids(me, limit=PAGE, after=after):
+        moved, after = 0, ""
+        me = self._identity.instance_id
+        while task_ids := await self._store.fetch_owned_ids(me, limit=PAGE, after=after):
             after = task_ids[-1]
             if unknown := self._unknown(task_ids):
                 moved += await self._recover(unknown)
         if moved:
-            engine.has_freed = True
-            engine.wants_claim.set()
+            self._life.has_freed = True
+            self._life.wants_claim.set()
             text = "%s given back that named this instance in the file only, as after a lost answer or a restored copy"
             logger.warning(text, counted(moved, "task"))
         return moved
 
     async def _recover(self, task_ids: Sequence[str]) -> int:
         """Look again while no claim is under way. A row that a commit changes meanwhile fails its precondition."""
-        engine = self._engine
-        async with engine.claiming:
-            rows = (await engine.store.fetch_ids(task_ids)).values()
-            mine = [row for row in rows if row.claimed_by_worker_id == engine.identity.instance_id]
-            if engine.unanswered_claim_at is not None:  # the claimer asks for its rows again: none of them has run
-                mine = [row for row in mine if row.claimed_at != engine.unanswered_claim_at]
+        async with self._claiming:
+            rows = (await self._store.fetch_ids(task_ids)).values()
+            mine = [row for row in rows if row.claimed_by_worker_id == self._identity.instance_id]
+            if self._life.unanswered_claim_at is not None:  # the claimer asks for its rows again: none of them has run
+                mine = [row for row in mine if row.claimed_at != self._life.unanswered_claim_at]
             unknown = set(self._unknown([row.task_id for row in mine if row.status in LIVE]))
             strays = [row for row in mine if row.task_id in unknown]
             return await self._recovery.recover(strays, lambda row: Crash(True, row.task_id, LOST))
 
     def _unknown(self, task_ids: Sequence[str]) -> list[str]:
-        engine, runner = self._engine, self._engine.runner
+        runner = self._runner
         executing = {*runner.running, *(attempt.live.task_id for attempt in runner.abandoned)}
-        unsaved = engine.writer.unsaved_ended
-        return [each for each in task_ids if not (each in engine.live or each in unsaved or each in executing)]
+        unsaved = self._writer.unsaved_ended
+        return [each for each in task_ids if not (each in self._live or each in unsaved or each in executing)]

@@ -42,7 +42,8 @@ class Supervisor:
     def __init__(
         self, engine: Engine, recovery: Recovery, schedules: Mapping[str, Schedule], *, is_alone: bool
     ) -> None:
-        self._engine = engine
+        self._store, self._wall_clock, self._writer = engine.store, engine.wall_clock, engine.writer
+        self._host, self._settings, self._failing_duties = engine.host, engine.settings, engine.failing_duties
         self._is_alone = is_alone
         self._heartbeat = Heartbeat(engine)
         self._strays = Strays(engine, recovery)
@@ -57,8 +58,8 @@ class Supervisor:
         """What a start does before it claims: give back what dead instances left, and declare its schedules."""
         # Before the dead are forgotten: their stamps may be all that tells of a clock that was set back since.
         # The clock is read after the stamp, which others may have written while this waited for the file.
-        if await self._engine.store.latest_stamp() > (now_us := self._engine.wall_clock.now_us()):
-            await make_due(self._engine.store, now_us)
+        if await self._store.latest_stamp() > (now_us := self._wall_clock.now_us()):
+            await make_due(self._store, now_us)
         moved = await self._reaper.recover_dead()
         await self.schedules.open()
         return moved
@@ -73,11 +74,11 @@ class Supervisor:
         `on_loop_closed` is called in the thread of the heartbeat, again and again until it returns True.
         """
         logger.look()
-        self._engine.host.start(SCHEDULES, self.schedules.run)
+        self._host.start(SCHEDULES, self.schedules.run)
         self._begin("expiry", EXPIRY_INTERVAL_S, self._expiry.run_once, at_once=True)
         if self._is_alone:
             return
-        config = self._engine.settings.recovery
+        config = self._settings.recovery
         self._heartbeat.start(on_loop_closed)
         self._begin("reaper", config.check_interval_ms / 1000, self._reaper.run_once)
         self._begin("retention", config.retention_sweep_interval_s, self._retention.run_once, at_once=True)
@@ -99,15 +100,15 @@ class Supervisor:
         await self.schedules.refresh()
 
     async def _upkeep(self) -> None:
-        writer = self._engine.writer
+        writer = self._writer
         # A disk may be full of the log itself, and what is moved into the file need not be appended for.
-        await self._engine.store.upkeep(is_idle=not writer.unsaved_count or writer.degraded_since is not None)
+        await self._store.upkeep(is_idle=not writer.unsaved_count or writer.degraded_since is not None)
 
     def _begin(
         self, name: str, interval_s: float, work: Callable[[], Awaitable[Any]], *, at_once: bool = False
     ) -> None:
-        run = partial(_repeat, name, interval_s, work, at_once, self._engine.failing_duties)
-        self._engine.host.start(name, run)
+        run = partial(_repeat, name, interval_s, work, at_once, self._failing_duties)
+        self._host.start(name, run)
 
 
 def pause_s(interval_s: float, surprised: int) -> float:

@@ -10,12 +10,12 @@ The modules by what they are about. Each knows only modules that stand before it
     Children:               child child_program child_link
     What runs:              lanes settle execution
     What is written:        writes outbox writer
-    The way in:             keys inbox intake plain
-    One start of it all:    engine
+    The way in:             keys inbox intake
+    One start of it all:    life engine
     What becomes of writes: after_write
     The store, and others:  neighbours fairness claiming sharing polling
     What people ask for:    stored_tasks records queues report joiner
-    From start to stop:     file_watch takeover leftover releasing unstopped lifecycle
+    From start to stop:     file_watch takeover stop unstopped lifecycle
 
 Modules before `engine` do not know it. They tell it what has happened through the callables that they were given: the
 runner reports outcomes, the writer reports what became of its writes (to `WriterListener`, which is `after_write`), the

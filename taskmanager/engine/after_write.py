@@ -25,7 +25,8 @@ class AfterWrite:
     """Listens to the writer of one engine (`WriterListener`)."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._life, self._live, self._store = engine.life, engine.live, engine.store
+        self._instance_id = engine.identity.instance_id
         self._dispatcher, self._alarm, self._runner = engine.dispatcher, engine.alarm, engine.runner
         self._settlement, self._writer, self._follower = engine.settlement, engine.writer, engine.follower
         self._keys, self._clock, self._row_codec = engine.keys, engine.clock, engine.row_codec
@@ -62,30 +63,29 @@ class AfterWrite:
 
     def _go_on_waiting(self, live: LiveTask) -> None:
         """The key stands for this task, which may have been waiting for its time or for a slot meanwhile."""
-        engine = self._engine
         if live.cancel_requested_at is not None:
-            engine.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
+            self._life.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
         elif live.phase is ACCEPTED:
-            engine.enter(live)
-        elif engine.is_stopping:
-            engine.release_late(live)
+            self._life.enter(live)
+        elif self._life.is_stopping:
+            self._life.release_late(live)
         elif live.good_until is not None:
             self._alarm.watch_expiry(live)  # it could not expire until now
 
     def _end_is_saved(self, live: LiveTask) -> None:
         self._dispatcher.move(live, DONE)
-        if live.goes_on and not self._engine.is_stopping:
+        if live.goes_on and not self._life.is_stopping:
             # Interrupted without a stop: its row is free, and nobody else may be there to take it.
-            self._engine.has_freed = True
-            self._engine.wants_claim.set()
+            self._life.has_freed = True
+            self._life.wants_claim.set()
         if not live.is_published:
-            self._engine.publish(live)
+            self._life.publish(live)
 
     def _gone_to_store(self, live: LiveTask) -> None:
         self._dispatcher.move(live, LEFT)
-        self._engine.has_freed = True
-        if self._engine.live.get(live.task_id) is live:
-            del self._engine.live[live.task_id]
+        self._life.has_freed = True
+        if self._live.get(live.task_id) is live:
+            del self._live[live.task_id]
         if live.waiters:
             self._follower.take_over(live)
         self._keys.left(live)
@@ -93,19 +93,19 @@ class AfterWrite:
         queue.leave(live.priority)  # a claim under way may not have seen it
         if queue.shared_limit is not None:
             queue.shared_limit.is_owed = True
-        self._engine.wants_more()
+        self._life.wants_more()
 
     def _start(self, live: LiveTask) -> None:
         """User code runs, unless somebody has asked meanwhile that it should not."""
-        if live.cancel_requested_at is None and not self._engine.is_stopping:
-            self._engine.run(live)
+        if live.cancel_requested_at is None and not self._life.is_stopping:
+            self._life.run(live)
             return
         if live.cancel_requested_at is None:
             self._settlement.release(live)
         else:
             error = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled before user code ran")
             self._settlement.end_with_error(live, TaskStatus.CANCELLED, error, None)
-        self._engine.finish(live)
+        self._life.finish(live)
 
     def lost(self, live: LiveTask, row: TaskRow | None) -> None:
         """The store holds another truth than the one we wrote on."""
@@ -136,7 +136,7 @@ class AfterWrite:
         self._dispatcher.move(live, LEFT)
         live.attempts_due, live.is_unconfirmed = (), False
         self._keys.left(live)
-        self._engine.drop(live)
+        self._life.drop(live)
         self._follower.take_over(live)
 
     def give_up_disordered(self, live: LiveTask) -> None:
@@ -144,7 +144,7 @@ class AfterWrite:
         if not live.is_persisted and live.ending is None:
             error = TaskError(BuiltInTaskCode.TASK_INTERRUPTED, "given up, because of a mistake of the task manager")
             live.ending = Ending(TaskStatus.INTERRUPTED, TaskResult(err=error))
-            self._engine.publish(live)
+            self._life.publish(live)
         self.give_up(live)
 
     def _resolve_key(self, live: LiveTask, row: TaskRow | None) -> None:
@@ -168,13 +168,13 @@ class AfterWrite:
         if status.is_terminal:
             live.ending = Ending(status, self._row_codec.decode_result(row))
         self._keys.left(live)
-        self._engine.drop(live)
+        self._life.drop(live)
         self._tell_savers(live, None)
         self._follower.take_over(live)
 
     def _pass_on_cancel(self, task_id: str) -> None:
         """The call was cancelled before it was known that its key has a task: that one is meant."""
-        store, now = self._engine.store, self._clock.now_us()
+        store, now = self._store, self._clock.now_us()
 
         async def ask() -> None:
             try:
@@ -184,7 +184,7 @@ class AfterWrite:
                     "the cancel request for task %s could not be recorded: %s", task_id, exc, extra={"task_id": task_id}
                 )
 
-        task = self._engine.loop.create_task(ask())
+        task = asyncio.get_running_loop().create_task(ask())
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
 
@@ -221,11 +221,11 @@ class AfterWrite:
             self._start(live)
         elif was_awaiting and self._dispatcher.needs_place(live):
             words = "its record cannot be stored, and its queue runs only what stands in the file"
-            self._engine.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, words)
+            self._life.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, words)
         elif was_awaiting:
             if live.is_freeing:
-                live.owner = self._engine.identity.instance_id
-                self._engine.freed.pop(live.task_id, None)
+                live.owner = self._instance_id
+                self._life.freed.pop(live.task_id, None)
                 self._dispatcher.move(live, ACCEPTED)
             self._go_on_waiting(live)
 
@@ -236,7 +236,7 @@ class AfterWrite:
             words = "the manager stopped, and the record of the task could not be stored"
             error = TaskError(BuiltInTaskCode.MANAGER_STOPPED, words)
             self._settlement.end_with_error(live, TaskStatus.CANCELLED, error, None)
-        self._engine.publish(live)
+        self._life.publish(live)
         self._dispatcher.move(live, DONE)
 
     def degraded(self, exc: StoreError) -> None:
@@ -244,23 +244,22 @@ class AfterWrite:
         if self._dispatcher.is_store_degraded:
             return
         self._dispatcher.is_store_degraded = True
-        for live in list(self._engine.live.values()):
+        for live in list(self._live.values()):
             live.leave_shortcut()  # whoever waits for its end is told before that is written
             if live.phase is STARTING:
-                may_go_on = live.definition.requeue_on_interrupt or self._engine.is_stopping or live.cancel_requested_at
+                may_go_on = live.definition.requeue_on_interrupt or self._life.is_stopping or live.cancel_requested_at
                 if may_go_on and not live.is_unconfirmed:
                     self._start(live)
                 else:
                     self._take_start_back(live)
             elif live.phase is ENDED and not live.is_published:
-                self._engine.publish(live)
+                self._life.publish(live)
 
     def _take_start_back(self, live: LiveTask) -> None:
         """It waits again, as if nothing had happened; for a place anew where the file counts them, as its row will."""
-        engine = self._engine
         self._settlement.unbegin(live)
         if self._dispatcher.needs_place(live):
-            engine.free_row(live)
+            self._life.free_row(live)
         else:
             self._dispatcher.add_ready(live)
 
@@ -268,12 +267,12 @@ class AfterWrite:
         """A batch is done: there may be room."""
         self._dispatcher.wake_room_waiters()
         if self._dispatcher.has_shared_limits:
-            self._engine.wants_more()
+            self._life.wants_more()
 
     def restored(self) -> None:
         """The store is back."""
         self._dispatcher.is_store_degraded = False
-        self._engine.kick()
+        self._life.kick()
 
 
 def _is_taken_over(live: LiveTask, row: TaskRow) -> bool:

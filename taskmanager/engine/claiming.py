@@ -38,9 +38,11 @@ class Claimer:
     """Keeps the memory of one engine filled from the store."""
 
     def __init__(self, engine: Engine, neighbours: Neighbours, give_up: Callable[[LiveTask], None]) -> None:
-        self._engine = engine
-        self._store, self._writer = engine.store, engine.writer
-        self._dispatcher, self._runner = engine.dispatcher, engine.runner
+        self._store, self._clock, self._identity = engine.store, engine.clock, engine.identity
+        self._intake, self._live, self._dispatcher = engine.intake, engine.live, engine.dispatcher
+        self._window, self._settlement, self._runner = engine.window, engine.settlement, engine.runner
+        self._writer, self._follower, self._row_codec = engine.writer, engine.follower, engine.row_codec
+        self._definitions, self._life, self._claiming = engine.definitions, engine.life, engine.claiming
         self._neighbours = neighbours
         self._give_up = give_up
         self._fairness = Fairness(engine)
@@ -52,7 +54,7 @@ class Claimer:
         """Whether the claim of this turn may start rows: no better ones can wait in another queue."""
 
     def __repr__(self) -> str:
-        work = "at work" if self._engine.claiming.locked() else "idle"
+        work = "at work" if self._claiming.locked() else "idle"
         return f"<Claimer {work}, next row due at {self._next_due_at}>"
 
     def is_due(self, now_us: int) -> bool:
@@ -61,9 +63,9 @@ class Claimer:
 
     def share(self) -> None:
         """Free what was claimed for later, because another instance works on the file now and may start it first."""
-        for live in self._engine.window.surplus():
+        for live in self._window.surplus():
             live.status, live.claimed_at = TaskStatus.PENDING, None
-            self._engine.free_row(live)
+            self._life.free_row(live)
 
     async def claim(self, *, is_first: bool = False) -> None:
         """Fill memory from the store, as far as there is room now, for the first time with the best tasks only.
@@ -71,25 +73,24 @@ class Claimer:
         What starts meanwhile makes room for the next look: a backlog must not keep that from hearing of pauses, cancels
         and deaths.
         """
-        async with self._engine.claiming:
+        async with self._claiming:
             if await self._claim_due(is_first=is_first) and not is_first:
                 self._expect(await self._store.free_queues(NO_COUNT))  # behind the rows that were due may be others
 
     def _expect(self, free: list[FreeQueue]) -> None:
         """Note when the next of these rows is due. What was left for want of room is asked for when there is some."""
-        engine, now = self._engine, self._engine.clock.now_us()
+        now = self._clock.now_us()
         coming = [
             each.next_due_at
             for each in free
             if each.is_readable
-            and each.task_name in engine.definitions
+            and each.task_name in self._definitions
             and (each.next_due_at > now or not self._dispatcher.queue(each.queue_name).has_backlog)
         ]
         self._next_due_at = min(coming, default=None)
 
     async def _claim_due(self, *, is_first: bool) -> bool:
         """Do one round over the queues. Return whether anything was claimed."""
-        engine = self._engine
         for queue in list(self._dispatcher.backlogs):
             queue.leave_nothing()  # set again below, or by what is freed from here on
         free = await self._store.free_queues(NO_COUNT)
@@ -97,11 +98,11 @@ class Claimer:
             await self._end_unreadable(odd)
             free = [each for each in free if each.is_readable]
         await self._report_unknown(free)
-        known = [each for each in free if each.task_name in engine.definitions]
-        now = engine.clock.now_us()
+        known = [each for each in free if each.task_name in self._definitions]
+        now = self._clock.now_us()
         self._next_due_at = min((each.next_due_at for each in known if each.next_due_at > now), default=None)
         self._fairness.unknown_here = [
-            each for each in free if each.task_name not in engine.definitions and each.next_due_at <= now
+            each for each in free if each.task_name not in self._definitions and each.next_due_at <= now
         ]
         claimed = 0
         for queue, names, may_start in self._in_turn(each for each in known if each.next_due_at <= now):
@@ -131,7 +132,7 @@ class Claimer:
 
     async def _fill_first(self, queue: QueueState, names: list[str]) -> int:
         """Claim the best rows of one queue, so that they may start. Return how many."""
-        room = min(self._engine.window.claimable - queue.stored_waiting, FIRST_PAGE)
+        room = min(self._window.claimable - queue.stored_waiting, FIRST_PAGE)
         claimed, best_left = await self._claim_up_to(room, queue.config.name, names, None)
         if claimed >= room:
             queue.leave(best_left)
@@ -139,7 +140,7 @@ class Claimer:
 
     async def _fill(self, queue: QueueState, names: list[str]) -> int:
         """Claim for one queue, and note if rows are left because there is no room. Return how many were claimed."""
-        most, name = self._engine.window.claimable, queue.config.name
+        most, name = self._window.claimable, queue.config.name
         room = most - queue.stored_waiting
         claimed, best_left = await self._claim_up_to(room, name, names, None)
         if claimed < room:
@@ -160,8 +161,8 @@ class Claimer:
 
         Fewer than `room` means that no more are left. No row that is left is better than the last one.
         """
-        engine, claimed, last = self._engine, 0, BEST_PRIORITY
-        while claimed < room and not engine.is_stopping:
+        claimed, last = 0, BEST_PRIORITY
+        while claimed < room and not self._life.is_stopping:
             limit = min(room - claimed, CLAIM_PAGE)
             rows = await self._claim(self._request(names, queue_name, limit)._replace(better_than=better_than))
             claimed += len(rows)
@@ -175,9 +176,8 @@ class Claimer:
 
         Such a claim does not tell whether rows are left, so there may be some until a look finds none.
         """
-        engine = self._engine
         queue.leave_some()
-        is_closed = queue.is_paused or engine.is_stopping or shared.is_left_to_others
+        is_closed = queue.is_paused or self._life.is_stopping or shared.is_left_to_others
         if is_closed or await self._fairness.yields(queue, names, self._neighbours.living):
             shared.is_owed = True
             return 0
@@ -185,8 +185,8 @@ class Claimer:
         shared.short_lanes.clear()
         claimed = 0
         for lane, slots in self._dispatcher.lanes.items():
-            known = [name for name in names if engine.definitions[name].lane == lane]
-            room = slots.free - shared.waiting_in(lane, engine.live)
+            known = [name for name in names if self._definitions[name].lane == lane]
+            room = slots.free - shared.waiting_in(lane, self._live)
             if known and room <= 0:
                 shared.short_lanes.add(lane)
             elif known:
@@ -197,19 +197,17 @@ class Claimer:
         return claimed
 
     async def _claim_shared(self, queue: QueueState, shared: SharedLimit, names: list[str], limit: int) -> int:
-        engine = self._engine
-        stuck = shared.count(engine.live, self._runner.abandoned_in(queue.config.name))
+        stuck = shared.count(self._live, self._runner.abandoned_in(queue.config.name))
         request = self._request(names, queue.config.name, limit)._replace(
-            file_limit=max(0, shared.limit - stuck), lenders=shared.lenders(engine.live), borrowed=shared.borrowed
+            file_limit=max(0, shared.limit - stuck), lenders=shared.lenders(self._live), borrowed=shared.borrowed
         )
         return len(await self._claim(request))
 
     async def take_over(self, queue_name: str, due_at: int) -> list[TaskRow]:
         """Start tasks that wait at other instances and were due at that instant, as many as there are slots for."""
-        engine = self._engine
-        async with engine.claiming:
+        async with self._claiming:
             self._may_start = True
-            request = self._request(list(engine.definitions), queue_name, CLAIM_PAGE)
+            request = self._request(list(self._definitions), queue_name, CLAIM_PAGE)
             if request.starting is None:
                 return []
             limit = min(request.starting.limit, sum(room.slot_count for room in request.starting.rooms))
@@ -219,80 +217,76 @@ class Claimer:
 
     def _request(self, names: list[str], queue_name: str, limit: int) -> ClaimRequest:
         """A claim with a token of its own, which starts what it takes as far as there are slots."""
-        engine = self._engine
-        now = engine.clock.now_us()
+        now = self._clock.now_us()
         if self._last_claim_at - SECOND_US < now <= self._last_claim_at:  # by a clock that was set back, another second
             now = self._last_claim_at + 1
         self._last_claim_at = now
         starting = self._starting(names, queue_name, limit) if self._may_start else None
-        return ClaimRequest(engine.identity.instance_id, names, queue_name, limit, now, starting=starting)
+        return ClaimRequest(self._identity.instance_id, names, queue_name, limit, now, starting=starting)
 
     def _starting(self, names: list[str], queue_name: str, limit: int) -> Starting | None:
         """The slots in which a claim may start rows: those that no task here waits for."""
-        engine, dispatcher, queue = self._engine, self._dispatcher, self._dispatcher.queue(queue_name)
-        if not engine.is_up or engine.is_stopping or queue.is_paused or self._writer.degraded_since is not None:
+        dispatcher, queue = self._dispatcher, self._dispatcher.queue(queue_name)
+        if not self._life.is_up or self._life.is_stopping or queue.is_paused or self._writer.degraded_since is not None:
             return None
         by_lane: dict[Lane, set[str]] = {}
-        for each in map(engine.definitions.__getitem__, names):
+        for each in map(self._definitions.__getitem__, names):
             if each.requeue_on_interrupt or not dispatcher.holds_unsafe:
                 by_lane.setdefault(each.lane, set()).add(each.name)
         rooms = tuple(Room(frozenset(found), dispatcher.spare_slots(lane)) for lane, found in by_lane.items())
         # The file grants the places of a shared limit: what is claimed there has one.
         most = limit if queue.shared_limit is not None else min(limit, queue.slots.free)
-        who = engine.identity
+        who = self._identity
         return Starting(most, rooms, who.pid, who.hostname, who.process_name)
 
     def _run(self, live: LiveTask) -> None:
         """Run a task that its claim has started. If it cannot run now, it waits like any other: that start counts."""
-        engine = self._engine
-        may_run = engine.is_up and not engine.is_stopping and not engine.intake.is_forked
+        may_run = self._life.is_up and not self._life.is_stopping and not self._intake.is_forked
         if may_run and not self._runner.is_executing(live.task_id) and self._dispatcher.start_claimed(live):
-            engine.settlement.begin_claimed(live)
-            engine.run(live)
+            self._settlement.begin_claimed(live)
+            self._life.run(live)
             return
-        engine.settlement.wait_unstarted(live)
+        self._settlement.wait_unstarted(live)
         self._writer.mark(live)
-        engine.enter(live)
+        self._life.enter(live)
 
     async def _claim(self, request: ClaimRequest) -> list[TaskRow]:
         """Claim, and take in the rows. If the answer is lost, the claim is remembered."""
-        self._unanswered, self._engine.unanswered_claim_at = request, request.now
+        self._unanswered, self._life.unanswered_claim_at = request, request.now
         rows = await self._store.claim(request)
-        self._unanswered = self._engine.unanswered_claim_at = None
+        self._unanswered = self._life.unanswered_claim_at = None
         self._take_in(request, rows)
         return rows
 
     async def ask_again(self) -> None:
         """Take in what a claim has taken whose answer was lost. What it has started runs under its count."""
-        engine = self._engine
         if self._unanswered is None:
             return
-        async with engine.claiming:
+        async with self._claiming:
             if (request := self._unanswered) is None:
                 return
             rows = await self._store.fetch_claim(request.owner, request.now)
-            self._unanswered = engine.unanswered_claim_at = None
+            self._unanswered = self._life.unanswered_claim_at = None
             self._take_in(request, [row for row in rows if not self._is_taken_in(row)])
 
     def _is_taken_in(self, row: TaskRow) -> bool:
-        here = self._engine.live.get(row.task_id) or self._writer.unsaved_ended.get(row.task_id)
+        here = self._live.get(row.task_id) or self._writer.unsaved_ended.get(row.task_id)
         return here is not None and (here.owner, here.claimed_at) == (row.claimed_by_worker_id, row.claimed_at)
 
     def _take_in(self, request: ClaimRequest, rows: Sequence[TaskRow]) -> None:
-        engine, lent = self._engine, 0
+        lent = 0
         shared = self._dispatcher.queue(request.queue_name).shared_limit
         if shared is not None:
             # What was committed before the claim is known here by now: memory says what the claim has seen.
-            shared.count(engine.live, self._runner.abandoned_in(request.queue_name))
+            shared.count(self._live, self._runner.abandoned_in(request.queue_name))
             lent = max(0, shared.held_of(request.lenders) - shared.borrowed)
         for number, row in enumerate(self._readable(rows)):
             self._take(row, is_granted=number >= lent)
 
     async def _end_unreadable(self, odd: list[FreeQueue]) -> None:
         """End the rows of which not even the function or the queue can be read. No instance could ever run them."""
-        engine = self._engine
         for each in odd:
-            me, now_us = engine.identity.instance_id, engine.clock.now_us()
+            me, now_us = self._identity.instance_id, self._clock.now_us()
             request = ClaimRequest(me, [each.task_name], each.queue_name, CLAIM_PAGE, now_us)
             self._readable(await self._store.claim(request))
 
@@ -301,27 +295,26 @@ class Claimer:
         ended = [row for row in rows if isinstance(row, UnreadableRow)]
         for row in ended:
             log_failed(row)
-            self._engine.freed.pop(row.task_id, None)
-            result = self._engine.row_codec.decode_result(row)
-            self._engine.follower.notice(row.task_id, Ending(TaskStatus.FAILED, result))
+            self._life.freed.pop(row.task_id, None)
+            result = self._row_codec.decode_result(row)
+            self._follower.notice(row.task_id, Ending(TaskStatus.FAILED, result))
         return [row for row in rows if not isinstance(row, UnreadableRow)] if ended else rows
 
     def _take(self, row: TaskRow, *, is_granted: bool = True) -> None:
-        engine = self._engine
         if self._is_overtaken(row):
             return
         shared = self._dispatcher.queue(row.queue_name).shared_limit
         if shared is not None:
             shared.hold(row.task_id, is_granted=is_granted)
-        here = engine.live.get(row.task_id)
+        here = self._live.get(row.task_id)
         if here is not None and not here.is_awaiting_store:
             # It was taken from us as if we were dead, and is free again.
             self._give_up(here)
             here = None
-        freed = engine.freed.pop(row.task_id, None)
+        freed = self._life.freed.pop(row.task_id, None)
         live = freed if here is None else here
         if live is None:
-            definition = engine.definitions[row.task_name].as_persisted()
+            definition = self._definitions[row.task_name].as_persisted()
             live = LiveTask.from_row(row, definition, timeout_of(row.task_options))
             live.context = Context()
         else:
@@ -333,24 +326,24 @@ class Claimer:
             live.adopt(row)
             # Its row may have been claimed before the request came to it.
             live.cancel_requested_at = live.cancel_requested_at or asked_at
-        engine.live[live.task_id] = live
+        self._live[live.task_id] = live
         self._dispatcher.move(live, ACCEPTED)
         live.due = 0.0
-        engine.intake.keys.claimed(live)
-        engine.follower.came_here(live)
-        if live.cancel_requested_at is not None and not engine.is_stopping:
-            engine.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
+        self._intake.keys.claimed(live)
+        self._follower.came_here(live)
+        if live.cancel_requested_at is not None and not self._life.is_stopping:
+            self._life.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
         elif live.status is TaskStatus.RUNNING:
             self._run(live)
         else:
-            engine.enter(live)
+            self._life.enter(live)
 
     def _is_overtaken(self, row: TaskRow) -> bool:
         """Whether the row comes from an older copy of the file while its task is here.
 
         Then the task here goes on, and is written over the row. Else it would be started a second time.
         """
-        live = self._engine.live.get(row.task_id) or self._writer.unsaved_ended.get(row.task_id)
+        live = self._live.get(row.task_id) or self._writer.unsaved_ended.get(row.task_id)
         if live is None or live.is_awaiting_store or not live.has_overtaken(row):
             return False
         live.saving.committed = expected_of(row)
@@ -360,10 +353,10 @@ class Claimer:
 
     async def _report_unknown(self, free: list[FreeQueue]) -> None:
         """Log how many tasks wait of functions that nobody has registered here, once for each function."""
-        if all(each.task_name in self._engine.definitions or each.task_name in self._reported_unknown for each in free):
+        if all(each.task_name in self._definitions or each.task_name in self._reported_unknown for each in free):
             return
         for each in await self._store.free_queues():
-            if each.task_name not in self._engine.definitions and each.task_name not in self._reported_unknown:
+            if each.task_name not in self._definitions and each.task_name not in self._reported_unknown:
                 self._reported_unknown.add(each.task_name)
                 logger.warning(
                     "%s of the unknown function %r in the store, where that stays until the function is registered",

@@ -24,7 +24,8 @@ class Fairness:
     """Decides, for one instance, when a place is left to the others."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._store, self._clock, self._live = engine.store, engine.clock, engine.live
+        self._settings, self._life = engine.settings, engine.life
         self._keeps_until_s: dict[str, float] = {}
         self.unknown_here: Sequence[FreeQueue] = ()
         """Free rows that are due, of functions that this instance does not know."""
@@ -34,30 +35,30 @@ class Fairness:
 
     async def yields(self, queue: QueueState, names: Collection[str], others: Collection[str]) -> bool:
         """Whether a place that was given back here is left to `others`, because the best task is one of theirs."""
-        engine, shared, name = self._engine, queue.shared_limit, queue.config.name
+        shared, name = queue.shared_limit, queue.config.name
         assert shared is not None
         unknown = {each.task_name for each in self.unknown_here if each.queue_name == name}
-        if not (unknown and others and shared.has_given_back(engine.live)):
+        if not (unknown and others and shared.has_given_back(self._live)):
             return False
-        if engine.loop.time() < self._keeps_until_s.get(name, 0.0):
+        if self._life.loop.time() < self._keeps_until_s.get(name, 0.0):
             return False
-        instances = [each for each in await engine.store.instances() if each.instance_id in others]
+        instances = [each for each in await self._store.instances() if each.instance_id in others]
         theirs = {each for each in unknown if any(_can_run(instance, each) for instance in instances)}
         if not theirs:
             return False
-        best = await engine.store.best_waiting({*names, *theirs}, name, engine.clock.now_us())
+        best = await self._store.best_waiting({*names, *theirs}, name, self._clock.now_us())
         if best not in theirs:
             return False
-        poll_s = 1.2 * max(MIN_POLL_S, engine.settings.store_poll_s)
-        self._keeps_until_s[name] = engine.loop.time() + poll_s + KEEP_S
+        poll_s = 1.2 * max(MIN_POLL_S, self._settings.store_poll_s)
+        self._keeps_until_s[name] = self._life.loop.time() + poll_s + KEEP_S
         shared.is_left_to_others = True
-        engine.loop.call_later(poll_s, self._take_part_again, queue)
+        self._life.loop.call_later(poll_s, self._take_part_again, queue)
         return True
 
     def _take_part_again(self, queue: QueueState) -> None:
         assert queue.shared_limit is not None
         queue.shared_limit.is_left_to_others = False
-        self._engine.wants_claim.set()
+        self._life.wants_claim.set()
 
 
 def _can_run(instance: InstanceRow, task_name: str) -> bool:

@@ -24,6 +24,9 @@ class FileWatch:
     """Checks the files of one start, and repairs what it finds."""
 
     def __init__(self, engine: Engine, on_made_anew: Callable[[], Awaitable[None]]) -> None:
+        self._store, self._clock, self._identity = engine.store, engine.clock, engine.identity
+        self._live, self._dispatcher, self._writer = engine.live, engine.dispatcher, engine.writer
+        self._settings, self._life = engine.settings, engine.life
         self._engine = engine
         self._on_made_anew = on_made_anew
         self._looking: asyncio.Task[None] | None = None
@@ -36,7 +39,7 @@ class FileWatch:
         if await self._is_well():
             return
         if self._looking is None or self._looking.done():
-            self._looking = self._engine.loop.create_task(self._look(), name="taskmanager-file-watch")
+            self._looking = self._life.loop.create_task(self._look(), name="taskmanager-file-watch")
             self._looking.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.shield(self._looking)
 
@@ -46,7 +49,7 @@ class FileWatch:
         if is_mending:
             return False
         try:
-            return await self._engine.store.is_same_file() and await self._engine.store.has_its_log()
+            return await self._store.is_same_file() and await self._store.has_its_log()
         except StoreError:
             return False
 
@@ -66,7 +69,7 @@ class FileWatch:
             await asyncio.wait([self._looking], timeout=LET_GO_S)
 
     async def _look(self) -> None:
-        store = self._engine.store
+        store = self._store
         try:
             if not await store.is_same_file():
                 await self._reopen()
@@ -87,9 +90,9 @@ class FileWatch:
         """What memory knows besides the tasks: this instance, paused queues, schedules."""
         engine = self._engine
         text = dumps_report(report_of(engine).for_others())
-        await engine.store.save_instance(engine.identity.row(engine.clock.now_us(), live_tasks=text))
+        await self._store.save_instance(self._identity.row(self._clock.now_us(), live_tasks=text))
         for name in self._paused:
-            await engine.store.set_paused(name, True, engine.clock.now_us())
+            await self._store.set_paused(name, True, self._clock.now_us())
         await self._on_made_anew()
 
     def _say(self, text: str, *args: object) -> None:
@@ -99,33 +102,31 @@ class FileWatch:
 
     async def _reopen(self) -> None:
         """The file was deleted or replaced: open the one of that name, or a new one, and write what lives in memory."""
-        engine = self._engine
         self._say(
             "the database %s was deleted or replaced while in use; the file of that name now, made anew if there is "
             "none, gets %s from memory, but what only the old file held is gone",
-            engine.settings.database,
-            counted(len(engine.live), "task"),
+            self._settings.database,
+            counted(len(self._live), "task"),
         )
         if not self._owes_rest:
-            self._paused = [name for name, queue in engine.dispatcher.queues.items() if queue.is_paused]
+            self._paused = [name for name, queue in self._dispatcher.queues.items() if queue.is_paused]
         # The list is made first, because what ends meanwhile has been written to the old file only. The writer is kept
         # waiting, or it would look in the new file for rows that it committed to the old one.
-        async with engine.writer.quiet:
-            lives = {**engine.writer.unsaved_ended, **engine.live}.values()
-            await engine.store.close()
-            await engine.store.open()
+        async with self._writer.quiet:
+            lives = {**self._writer.unsaved_ended, **self._live}.values()
+            await self._store.close()
+            await self._store.open()
             # Before anything else can fail: the new file may hold another row where one is believed to be committed.
-            engine.writer.lose_everything_committed([live for live in lives if live.is_persisted])
+            self._writer.lose_everything_committed([live for live in lives if live.is_persisted])
             self._owes_rest = True
 
     async def _renew_log(self) -> None:
         """The log was deleted, and the file was not: nothing is lost yet."""
-        engine = self._engine
         self._say(
             "the log beside the database %s was deleted while in use; what it held is moved into the file, and it is "
             "made anew, but what others wrote in between may be gone",
-            engine.settings.database,
+            self._settings.database,
         )
-        async with engine.writer.quiet:
-            await engine.store.renew_log()
+        async with self._writer.quiet:
+            await self._store.renew_log()
         self._paused, self._owes_rest = [], True  # the same file, but what was read of it may not be its newest state

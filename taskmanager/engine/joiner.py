@@ -23,7 +23,9 @@ class Joiner:
     """For one start; `stopped` is set when that has ended."""
 
     def __init__(self, engine: Engine, poller: Poller, stopped: asyncio.Event) -> None:
-        self._engine, self._follower = engine, engine.follower
+        self._store, self._inbox, self._live = engine.store, engine.inbox, engine.live
+        self._writer, self._settings, self._definitions = engine.writer, engine.settings, engine.definitions
+        self._life, self._follower = engine.life, engine.follower
         self._poller = poller
         self._stopped = stopped
 
@@ -38,33 +40,31 @@ class Joiner:
             await self._join_all()
 
     async def _join_tagged(self, tags: dict[str, str]) -> None:
-        engine = self._engine
         while True:
-            await engine.inbox.caught_up()
+            await self._inbox.caught_up()
             if unfinished := self._unfinished(tags):
                 for live in unfinished:
-                    if (await engine.ended(live)).requeued and engine.is_stopping:
+                    if (await self._life.ended(live)).requeued and self._life.is_stopping:
                         raise _stopped_too_soon()
             elif await self._may_have_freed(tags):
-                await self._pause(engine.settings.store_poll_s)
+                await self._pause(self._settings.store_poll_s)
             elif not self._unfinished(tags):  # one may have been claimed while the store was read
                 return
 
     def _unfinished(self, tags: dict[str, str]) -> list[LiveTask]:
-        return [live for live in self._engine.live.values() if carries(live.tags_text, tags)]
+        return [live for live in self._live.values() if carries(live.tags_text, tags)]
 
     async def _join_all(self) -> None:
-        engine = self._engine
         while True:
-            await engine.idle()
-            if engine.goes_on_count:
+            await self._life.idle()
+            if self._life.goes_on_count:
                 raise _stopped_too_soon()
-            if engine.has_backlog:
-                engine.wants_claim.set()
-                await self._pause(engine.settings.store_poll_s / 10)
+            if self._life.has_backlog:
+                self._life.wants_claim.set()
+                await self._pause(self._settings.store_poll_s / 10)
             elif await self._may_have_freed({}):
-                await self._pause(engine.settings.store_poll_s)
-            elif not engine.live:
+                await self._pause(self._settings.store_poll_s)
+            elif not self._live:
                 return
 
     async def _may_have_freed(self, tags: dict[str, str]) -> bool:
@@ -77,23 +77,23 @@ class Joiner:
             if await self._follower.has_unfinished(tags):
                 return True
             # In this order: what is claimed while the store is read is in memory when there are no strays.
-            is_free = self._engine.has_freed and await self._has_free_rows(tags)
+            is_free = self._life.has_freed and await self._has_free_rows(tags)
             is_there = is_free or await self._poller.has_strays()
         except StoreError:
             return True
-        if not tags and self._engine.has_freed:
-            self._engine.has_freed = is_there
+        if not tags and self._life.has_freed:
+            self._life.has_freed = is_there
         return is_there
 
     def _is_going_back(self) -> bool:
         """Whether tasks that were interrupted without a stop are still on their way to the store, which is degraded:
         their waiters were told, and memory holds them no more.
         """
-        return any(live.goes_on for live in self._engine.writer.unsaved_ended.values())
+        return any(live.goes_on for live in self._writer.unsaved_ended.values())
 
     async def _has_free_rows(self, tags: dict[str, str]) -> bool:
         """Whether rows (with these tags) wait in the store, due or not, that this instance could run."""
-        store, known = self._engine.store, self._engine.definitions
+        store, known = self._store, self._definitions
         if not any(each.task_name in known for each in await store.free_queues()):
             return False
         if not tags:

@@ -19,14 +19,13 @@ from taskmanager.engine.engine import Engine
 from taskmanager.engine.file_watch import FileWatch
 from taskmanager.engine.instance import InstanceLock
 from taskmanager.engine.joiner import Joiner
-from taskmanager.engine.leftover import Leftover
 from taskmanager.engine.loops import cancelled_once, shielded
 from taskmanager.engine.neighbours import Neighbours
 from taskmanager.engine.phases import STARTING
 from taskmanager.engine.polling import NAME as CLAIMER
 from taskmanager.engine.polling import Poller
-from taskmanager.engine.releasing import cancel_memory_only, release_waiting, tell_everybody
 from taskmanager.engine.sharing import Sharing
+from taskmanager.engine.stop import Abandoned, Release
 from taskmanager.engine.takeover import Takeover
 from taskmanager.engine.unstopped import Unstopped
 from taskmanager.engine.writer import NAME as WRITER
@@ -68,13 +67,17 @@ class Lifecycle:
     """The start and the stop of one engine, and the loops it has in between."""
 
     def __init__(self, engine: Engine, duties: Duties) -> None:
+        self._store, self._clock, self._wall_clock = engine.store, engine.clock, engine.wall_clock
+        self._identity, self._intake, self._inbox = engine.identity, engine.intake, engine.inbox
+        self._live, self._stall, self._runner = engine.live, engine.stall, engine.runner
+        self._writer, self._host, self._settings = engine.writer, engine.host, engine.settings
+        self._life = engine.life
         self.engine = engine
-        self._store = engine.store
         self._duties = duties
         self._after_write = AfterWrite(engine)
         self._file_watch = FileWatch(engine, self._made_anew)
         self._takeover = Takeover(engine, duties.recover)
-        neighbours = Neighbours(engine.settings.database, engine.identity.instance_id)
+        neighbours = Neighbours(self._settings.database, self._identity.instance_id)
         self._claimer = Claimer(engine, neighbours, self._after_write.give_up)
         self._poller = Poller(
             engine,
@@ -95,12 +98,12 @@ class Lifecycle:
         self._has_failed = self._has_closed = False
         self.is_stopping = False
         """True from the moment a stop was asked for."""
-        self._abandoned = Leftover(engine, self._let_go)
+        self._release = Release(engine)
+        self._abandoned = Abandoned(engine, self._let_go)
         self._unstopped = Unstopped(engine, self._after_write, self)
 
     async def start(self) -> None:
         """Bring the engine up; on an error everything that was opened is closed again."""
-        engine = self.engine
         # Also held by this frame: a start that is collected must not drop the last reference to itself while it ends.
         self._starting = starting = asyncio.current_task()  # noqa: F841  # see above
         has_heartbeat = False
@@ -109,8 +112,8 @@ class Lifecycle:
             await self._patiently(self._duties.recover)
             self._duties.start(self._unstopped.leave_soon)
             has_heartbeat = True
-            engine.stall.start()
-            engine.host.start_task(WRITER, partial(engine.writer.start, self._after_write))
+            self._stall.start()
+            self._host.start_task(WRITER, partial(self._writer.start, self._after_write))
             with contextlib.suppress(StoreUnavailable):  # registered and recovered is up; this look is owed then
                 await self._patiently(self._poller.look_first)
         except GeneratorExit:  # collected with its loop: there is nothing to be awaited any more
@@ -126,12 +129,12 @@ class Lifecycle:
             self._starting = None
             self._came_up.set()
         # Nothing awaits from here on: what was held for the start is either still held, or in good hands.
-        engine.intake.open(engine.inbox)
-        engine.is_up = True
+        self._intake.open(self._inbox)
+        self._life.is_up = True
         self._unstopped.begin()
-        engine.kick()
-        engine.host.start("takeover", self._takeover.run)
-        engine.host.start(CLAIMER, self._poller.run)
+        self._life.kick()
+        self._host.start("takeover", self._takeover.run)
+        self._host.start(CLAIMER, self._poller.run)
 
     def _leave_closed_loop(self) -> None:
         """Close the file and the lock. This instance is dead then, and the next start clears it away."""
@@ -141,22 +144,21 @@ class Lifecycle:
 
     async def _patiently(self, step: Callable[[], Awaitable[object]]) -> None:
         """A file that somebody else has locked for some seconds does not stop an application from starting."""
-        deadline = self.engine.loop.time() + START_PATIENCE_S
+        deadline = self._life.loop.time() + START_PATIENCE_S
         while True:
             try:
                 await step()
                 return
             except StoreUnavailable:
-                if self.engine.loop.time() >= deadline:
+                if self._life.loop.time() >= deadline:
                     raise
                 await asyncio.sleep(START_PAUSE_S)
 
     async def _open(self) -> None:
-        engine = self.engine
         await cancelled_once(self._store.open())  # or what it closes then stays open behind the start
-        database = engine.settings.database
+        database = self._settings.database
         if database is not None:
-            self._lock = InstanceLock(database, engine.identity.instance_id)
+            self._lock = InstanceLock(database, self._identity.instance_id)
             try:
                 self._lock.take()
             except OSError as exc:
@@ -167,21 +169,20 @@ class Lifecycle:
         await self._patiently(self._register)
 
     async def _register(self) -> None:
-        engine = self.engine
-        engine.wall_clock.note_last_use(await self._store.latest_stamp(engine.clock.now_us()))
-        await self._store.save_instance(engine.identity.row(engine.clock.now_us()))
+        self._wall_clock.note_last_use(await self._store.latest_stamp(self._clock.now_us()))
+        await self._store.save_instance(self._identity.row(self._clock.now_us()))
 
     async def _abort(self) -> None:
         """Let go of everything: this instance is dead, and what is in the file is recovered by the next start."""
         engine = self.engine
-        engine.is_stopping = True
-        engine.host.leave(WRITER)
-        await engine.host.stop()
+        self._life.is_stopping = True
+        self._host.leave(WRITER)
+        await self._host.stop()
         self._duties.stop_heartbeat()
         engine.close_timers()
-        await engine.writer.close(0.0)
-        await engine.runner.processes.close(0.0)
-        await engine.host.close()
+        await self._writer.close(0.0)
+        await self._runner.processes.close(0.0)
+        await self._host.close()
         if self._lock is not None:
             self._lock.close_descriptor()  # the file stays beside the row: it proves the death
         await self._store.close()
@@ -219,13 +220,13 @@ class Lifecycle:
 
     async def _stop_once(self, drain_timeout_s: float) -> None:
         self.is_stopping = True
-        if self.engine.intake.is_forked:
+        if self._intake.is_forked:
             # All of it is the parent's, and the parent goes on. Kept, because collecting it would close and cancel.
             _left_to_parents.append(self)
-            self.engine.intake.close()
+            self._intake.close()
             self._unstopped.end()
             return
-        if self.engine.inbox.is_loop_closed():
+        if self._inbox.is_loop_closed():
             await self._unstopped.write()
             return
         try:
@@ -233,7 +234,7 @@ class Lifecycle:
             if not self._has_failed:
                 await self._stop_or_abort(drain_timeout_s)
         finally:
-            if not self.engine.inbox.is_loop_closed():  # else the stop was cut off, and `Unstopped` writes the rest
+            if not self._inbox.is_loop_closed():  # else the stop was cut off, and `Unstopped` writes the rest
                 self._unstopped.end()
             self._stopped.set()
             self._abandoned.may_let_go = True  # a stop that still writes lets go by itself
@@ -246,11 +247,11 @@ class Lifecycle:
             raise
         except BaseException:
             if not self._has_closed:
-                self.engine.intake.close()
-                self.engine.inbox.take_all()
-                for attempt in list(self.engine.runner.running.values()):
-                    self.engine.runner.stop(attempt, StopReason.SHUTDOWN)
-                tell_everybody(self.engine)
+                self._intake.close()
+                self._inbox.take_all()
+                for attempt in list(self._runner.running.values()):
+                    self._runner.stop(attempt, StopReason.SHUTDOWN)
+                self._release.tell_everybody()
                 await self._abort()
             raise
 
@@ -273,39 +274,37 @@ class Lifecycle:
         await (self.wait_stopped() if self.is_stopping else self.stop(0.0))
 
     async def _stop(self, drain_timeout_s: float) -> None:
-        engine = self.engine
-        engine.intake.drain()
-        drained_s = engine.loop.time() + drain_timeout_s
+        self._intake.drain()
+        drained_s = self._life.loop.time() + drain_timeout_s
         # Time that the drain does not need is left for the last batches.
         self._commit_deadline = drained_s + CANCEL_GRACE_S + FINAL_COMMIT_S
-        engine.is_stopping = engine.runner.is_stopping = True
+        self._life.is_stopping = self._runner.is_stopping = True
         # Threads may fill memory faster than it is emptied. What there is no time for waits until the door is closed.
         async with _until(drained_s):
-            await cancel_memory_only(engine)
+            await self._release.cancel_memory_only()
         await self._drain(drained_s)
         await self._file_watch.look_for_good(self._commit_deadline - CANCEL_GRACE_S)
         await self._stop_what_runs()
-        await engine.host.stop(but=WRITER)
+        await self._host.stop(but=WRITER)
         await self._take_in_lost_claim()
         self.note_abandoned(is_loop_gone=False)
         unsaved = await self._final_batches()
-        tell_everybody(engine)
+        self._release.tell_everybody()
         await self._close_store(unsaved)
         if unsaved:
             raise StoreUnavailable(
-                f"{unsaved} records could not be written at the stop ({engine.settings.database}); "
+                f"{unsaved} records could not be written at the stop ({self._settings.database}); "
                 "their last committed state is recovered at the next start"
             )
 
     async def _drain(self, deadline: float) -> None:
         """Wait for running tasks and for starts in flight; a second signal ends the wait."""
-        engine = self.engine
-        cut = engine.loop.create_task(self._cut_short.wait())
+        cut = self._life.loop.create_task(self._cut_short.wait())
         try:
             while not self._cut_short.is_set():
-                tasks = [each.task for each in engine.runner.running.values() if each.task is not None]
-                starting = any(live.phase is STARTING for live in engine.live.values())
-                left_s = deadline - engine.loop.time()
+                tasks = [each.task for each in self._runner.running.values() if each.task is not None]
+                starting = any(live.phase is STARTING for live in self._live.values())
+                left_s = deadline - self._life.loop.time()
                 if not (tasks or starting) or left_s <= 0:
                     return
                 step_s = min(left_s, DRAIN_STEP_S)
@@ -314,10 +313,9 @@ class Lifecycle:
             cut.cancel()
 
     async def _stop_what_runs(self) -> None:
-        engine = self.engine
-        for attempt in list(engine.runner.running.values()):
-            engine.runner.stop(attempt, StopReason.SHUTDOWN)
-        tasks = [each.task for each in engine.runner.running.values() if each.task is not None]
+        for attempt in list(self._runner.running.values()):
+            self._runner.stop(attempt, StopReason.SHUTDOWN)
+        tasks = [each.task for each in self._runner.running.values() if each.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=CANCEL_GRACE_S)
 
@@ -335,31 +333,30 @@ class Lifecycle:
 
     async def _final_batches(self) -> int:
         """Free the waiting rows and write everything. The door is closed before the last batch is filled."""
-        engine = self.engine
-        deadline = max(self._commit_deadline, engine.loop.time() + FINAL_COMMIT_S / 2)
+        deadline = max(self._commit_deadline, self._life.loop.time() + FINAL_COMMIT_S / 2)
         await self._file_watch.look_for_good(deadline)
         # The door does not stay open until a large backlog is written, which would only grow meanwhile.
-        async with _until(min(deadline, engine.loop.time() + FINAL_COMMIT_S / 2)):
-            await release_waiting(engine)
-            await engine.writer.flush()
-        engine.intake.close()
+        async with _until(min(deadline, self._life.loop.time() + FINAL_COMMIT_S / 2)):
+            await self._release.release_waiting()
+            await self._writer.flush()
+        self._intake.close()
         self._unstopped.note_unfinished()
-        await engine.inbox.caught_up()
-        await cancel_memory_only(engine)
-        if count := engine.refused_count:
-            engine.refused_count = 0
+        await self._inbox.caught_up()
+        await self._release.cancel_memory_only()
+        if count := self._life.refused_count:
+            self._life.refused_count = 0
             logger.error("%s waiting at the stop, recorded as cancelled", counted(count, "memory-only task"))
-        await release_waiting(engine)
-        engine.host.leave(WRITER)  # until here the host begins it again when it is cancelled
-        return await engine.writer.close(max(0.1, deadline - engine.loop.time()))
+        await self._release.release_waiting()
+        self._host.leave(WRITER)  # until here the host begins it again when it is cancelled
+        return await self._writer.close(max(0.1, deadline - self._life.loop.time()))
 
     async def _close_store(self, unsaved: int) -> None:
         engine = self.engine
         engine.close_timers()
         await self._file_watch.close()
-        engine.runner.threads.close()
-        await engine.runner.processes.close(max(0.0, self._commit_deadline - engine.loop.time()))
-        await engine.host.close()
+        self._runner.threads.close()
+        await self._runner.processes.close(max(0.0, self._commit_deadline - self._life.loop.time()))
+        await self._host.close()
         await self.unregister(unsaved)
         self._has_closed = True
         try:
@@ -382,14 +379,13 @@ class Lifecycle:
 
     async def unregister(self, unsaved: int) -> None:
         """Remove this instance from the store, if no row there needs it any more."""
-        engine = self.engine
         if not self._abandoned:
             self._duties.stop_heartbeat()
         try:
             if not unsaved and not self._abandoned:
                 # Rows that still name it come from a claim whose answer nobody waited for.
-                me, now_us = engine.identity.instance_id, engine.clock.now_us()
-                await self._store.release(me, now_us, engine.unanswered_claim_at)
+                me, now_us = self._identity.instance_id, self._clock.now_us()
+                await self._store.release(me, now_us, self._life.unanswered_claim_at)
                 await self._store.forget_instances([me])
                 if self._lock is not None:
                     self._lock.drop()  # the row first: a row without its lock file leaves a doubt
@@ -400,14 +396,14 @@ class Lifecycle:
 
     def look_again(self) -> None:
         """Claim soon, because a new function is known and rows may wait for it. From any thread."""
-        self.engine.inbox.tell(self.engine.wants_claim.set)
+        self._inbox.tell(self._life.wants_claim.set)
 
     def expect_submission(self, task_id: str) -> None:
         """Look often, until a task has come that the application writes in its own transaction. From any thread."""
-        self.engine.inbox.tell(self._poller.watch_closely, task_id)
+        self._inbox.tell(self._poller.watch_closely, task_id)
 
     async def _made_anew(self) -> None:
         """Read everything again, because the file is another one now."""
         self._poller.is_owed = True
-        self.engine.wants_claim.set()
+        self._life.wants_claim.set()
         await self._duties.made_anew()

@@ -53,7 +53,11 @@ class Poller:
         on_death: Callable[[], None],
         recover_strays: Callable[[], Awaitable[int]],
     ) -> None:
-        self._engine = engine
+        self._store, self._clock, self._wall_clock = engine.store, engine.clock, engine.wall_clock
+        self._identity, self._intake, self._live = engine.identity, engine.intake, engine.live
+        self._dispatcher, self._window, self._writer = engine.dispatcher, engine.window, engine.writer
+        self._follower, self._settings, self._failing_duties = engine.follower, engine.settings, engine.failing_duties
+        self._life, self._claiming = engine.life, engine.claiming
         self._claimer = claimer
         self.neighbours = neighbours
         self._sharing = sharing
@@ -77,15 +81,14 @@ class Poller:
         """Look at the store every `store_poll` seconds, and at once when asked; at the file itself, and at whether
         the others live, whatever that says: whoever makes a lost log anew counts on it.
         """
-        engine = self._engine
-        self._file_checked_s = engine.loop.time()
-        self._next_look_s = self._file_checked_s + engine.settings.store_poll_s
+        self._file_checked_s = self._life.loop.time()
+        self._next_look_s = self._file_checked_s + self._settings.store_poll_s
         while True:
             is_close = self._is_close()
             pause_s = CLOSE_POLL_S if is_close else self._pause_s()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
-                    await engine.wants_claim.wait()
+                    await self._life.wants_claim.wait()
             try:
                 await self._wake(is_close=is_close)
             except StoreUnavailable as exc:
@@ -97,30 +100,31 @@ class Poller:
 
     def _pause_s(self) -> float:
         """Until the file or the store is to be looked at: a poll may be more seldom than the former."""
-        now_s = self._engine.loop.time()
-        return next_beat(now_s, min(self._engine.settings.store_poll_s, FILE_CHECK_S)) - now_s
+        now_s = self._life.loop.time()
+        return next_beat(now_s, min(self._settings.store_poll_s, FILE_CHECK_S)) - now_s
 
     async def _wake(self, *, is_close: bool) -> None:
         """One round: whatever it is time for."""
-        engine, time = self._engine, self._engine.loop.time
+        time = self._life.loop.time
         if time() - self._file_checked_s >= FILE_CHECK_S - EARLY_S:
             self._file_checked_s = time()
             await self.check_file()
-        if not engine.is_stopping and self.neighbours.find_dead(time()):
+        if not self._life.is_stopping and self.neighbours.find_dead(time()):
             self._on_death()
-        poll_s = engine.settings.store_poll_s
-        if is_close or poll_s <= FILE_CHECK_S or engine.wants_claim.is_set() or time() >= self._next_look_s - EARLY_S:
+        poll_s = self._settings.store_poll_s
+        is_asked = is_close or self._life.wants_claim.is_set()
+        if is_asked or poll_s <= FILE_CHECK_S or time() >= self._next_look_s - EARLY_S:
             self._next_look_s = time() + poll_s
             await self.look()
             self._has_failed = False
-            engine.failing_duties.pop(NAME, None)
+            self._failing_duties.pop(NAME, None)
 
     async def _survive(self, exc: Exception) -> None:
         """A bug of ours, or what the store refuses for good: logged once in a row."""
         if not self._has_failed:
             logger.critical("the claimer failed unexpectedly, and tries again", exc_info=exc)
         self._has_failed = True
-        self._engine.failing_duties[NAME] = f"{type(exc).__name__}: {exc}"
+        self._failing_duties[NAME] = f"{type(exc).__name__}: {exc}"
         await asyncio.sleep(FAILED_PAUSE_S)
 
     # A transaction of the application itself.
@@ -130,19 +134,19 @@ class Poller:
         come, or has not for a while.
         """
         self._submitted.add(task_id)
-        self._close_until_s = self._engine.loop.time() + CLOSE_WATCH_S
-        self._engine.wants_claim.set()
+        self._close_until_s = self._life.loop.time() + CLOSE_WATCH_S
+        self._life.wants_claim.set()
 
     def _is_close(self) -> bool:
-        if self._submitted and self._engine.loop.time() >= self._close_until_s:
+        if self._submitted and self._life.loop.time() >= self._close_until_s:
             self._submitted.clear()
         return bool(self._submitted)
 
     async def _claim_submitted(self) -> None:
         """Before all else: somebody waits for it."""
-        if self._submitted and not self._engine.is_stopping:
+        if self._submitted and not self._life.is_stopping:
             await self._claimer.claim()
-            self._submitted.difference_update(await self._engine.store.fetch_ids(list(self._submitted)))
+            self._submitted.difference_update(await self._store.fetch_ids(list(self._submitted)))
 
     # One look.
 
@@ -151,27 +155,27 @@ class Poller:
         try:
             await self.look(is_first=True)
         finally:
-            self._engine.wants_claim.set()
+            self._life.wants_claim.set()
 
     async def look(self, *, is_first: bool = False) -> None:
         """Has anybody written, is anything due, was a claim asked for?"""
-        engine, claimer = self._engine, self._claimer
-        engine.intake.forget_idle_queues(engine.dispatcher)  # no claim is under way that holds one
-        asked = engine.wants_claim.is_set()
-        engine.wants_claim.clear()
+        claimer = self._claimer
+        self._intake.forget_idle_queues(self._dispatcher)  # no claim is under way that holds one
+        asked = self._life.wants_claim.is_set()
+        self._life.wants_claim.clear()
         # A look that fails half-way is owed: what it had noticed would not be noticed again.
         was_owed, self.is_owed = self.is_owed, True
         await claimer.ask_again()
-        version = await engine.store.data_version()
+        version = await self._store.data_version()
         changed = was_owed or version != self._version
-        now_us = engine.wall_clock.now_us()
+        now_us = self._wall_clock.now_us()
         is_due = await self._mend_due(now_us) or claimer.is_due(now_us)
         if changed:
             await self._claim_submitted()
             await self._hear_others()
-        elif (asked or engine.follower.needs_look) and len(engine.follower):
-            await engine.follower.look_at_all()  # our own recovery may have ended what is followed here
-        if (changed or asked or is_due) and not engine.is_stopping:
+        elif (asked or self._follower.needs_look) and len(self._follower):
+            await self._follower.look_at_all()  # our own recovery may have ended what is followed here
+        if (changed or asked or is_due) and not self._life.is_stopping:
             if was_owed:
                 await self._recover_strays()
             await claimer.claim(is_first=is_first)
@@ -180,44 +184,42 @@ class Poller:
 
     async def has_strays(self) -> bool:
         """Whether rows that a claim has taken may be in nobody's memory. A claim under way is waited for."""
-        async with self._engine.claiming:
+        async with self._claiming:
             return self.is_owed
 
     async def _mend_due(self, now_us: int) -> bool:
         """After a step back of the wall clock: what was due stays due. Whether any was."""
-        count = self._engine.wall_clock.step_count
+        count = self._wall_clock.step_count
         if self._steps_seen == count:
             return False
-        for live in self._engine.freed.values():
+        for live in self._life.freed.values():
             if live.is_freeing:  # else its row would come after this look, as the clock said it that was ahead
-                live.renew_due(now_us, self._engine.clock.elapsed_s())
-        mended = await make_due(self._engine.store, now_us)
+                live.renew_due(now_us, self._clock.elapsed_s())
+        mended = await make_due(self._store, now_us)
         self._steps_seen = count
         return mended > 0
 
     async def _hear_others(self) -> None:
-        engine = self._engine
-        self.neighbours.registered({each.instance_id for each in await engine.store.instances()})
-        was_shared, is_shared = engine.window.is_shared, bool(self.neighbours.living)
-        engine.window.is_shared = engine.writer.is_shared = is_shared
-        if is_shared and not was_shared and not engine.is_stopping:
+        self.neighbours.registered({each.instance_id for each in await self._store.instances()})
+        was_shared, is_shared = self._window.is_shared, bool(self.neighbours.living)
+        self._window.is_shared = self._writer.is_shared = is_shared
+        if is_shared and not was_shared and not self._life.is_stopping:
             self._claimer.share()
         await self._hear_pauses()
-        for task_id in await engine.store.fetch_cancel_requests(engine.identity.instance_id):
-            live = engine.live.get(task_id)
+        for task_id in await self._store.fetch_cancel_requests(self._identity.instance_id):
+            live = self._live.get(task_id)
             if live is not None:
-                engine.cancel(live)
-        if len(engine.follower):
-            await engine.follower.look_at_all()
-        engine.kick()
+                self._life.cancel(live)
+        if len(self._follower):
+            await self._follower.look_at_all()
+        self._life.kick()
 
     async def _hear_pauses(self) -> None:
-        engine = self._engine
         count, paused = -1, frozenset[str]()
-        while count != engine.dispatcher.pause_count:  # else somebody here has paused or resumed one meanwhile
-            count = engine.dispatcher.pause_count
-            paused = await engine.store.paused_queues()
+        while count != self._dispatcher.pause_count:  # else somebody here has paused or resumed one meanwhile
+            count = self._dispatcher.pause_count
+            paused = await self._store.paused_queues()
         for name in paused:
-            engine.dispatcher.queue(name)
-        for name, queue in list(engine.dispatcher.queues.items()):
+            self._dispatcher.queue(name)
+        for name, queue in list(self._dispatcher.queues.items()):
             queue.is_paused = name in paused

@@ -23,21 +23,21 @@ class Queues:
     """The queues of one start."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._store, self._clock, self._intake = engine.store, engine.clock, engine.intake
+        self._dispatcher, self._definitions, self._life = engine.dispatcher, engine.definitions, engine.life
         self._has_told = False
 
     async def set_paused(self, name: str, paused: bool) -> None:
         """Pause or resume a queue here at once, and elsewhere by their next look at the store."""
-        engine = self._engine
         known = self._named_here()
         fault = queue_name_fault(name)
         if fault or name not in known:
             known |= await self._named_elsewhere()
         if fault and not (isinstance(name, str) and name in known):  # what is there may be of another version
             raise ConfigurationError(fault)
-        await engine.store.set_paused(name, paused, engine.clock.now_us())
-        engine.dispatcher.set_paused(name, paused)
-        engine.kick()
+        await self._store.set_paused(name, paused, self._clock.now_us())
+        self._dispatcher.set_paused(name, paused)
+        self._life.kick()
         if name not in known:
             what = "is paused" if paused else "was not paused"
             text = "queue %r %s, and no function, task or instance has named it yet%s"
@@ -53,18 +53,18 @@ class Queues:
             self._has_told = True
             text = "there is always room in queue %r, which no function or task has named yet%s"
             logger.warning(text, name, did_you_mean(name, known))
-        while self._engine.intake.is_full(name):
+        while self._intake.is_full(name):
             async with lent_slot(None, {}, is_bounded=False):  # what waits may need this very slot
-                await self._engine.dispatcher.room_changed()
+                await self._dispatcher.room_changed()
 
     def _named_here(self) -> set[str]:
         """By functions, by the configuration, and by whatever came in since the start."""
-        by_functions = {each.queue_name for each in list(self._engine.definitions.values())}
-        return {_OF_EVERYBODY, *by_functions, *self._engine.dispatcher.queues}
+        by_functions = {each.queue_name for each in list(self._definitions.values())}
+        return {_OF_EVERYBODY, *by_functions, *self._dispatcher.queues}
 
     async def _named_elsewhere(self) -> set[str]:
         """By tasks that wait in the store, by pauses, and by other instances."""
-        store = self._engine.store
+        store = self._store
         found = {row.queue_name for row in await store.free_queues()} | await store.paused_queues()
         for instance in await store.instances():
             found |= said_by(instance).queues.keys()

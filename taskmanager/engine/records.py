@@ -31,23 +31,27 @@ class Records:
     """The records of one engine: its memory first, then the store."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._store, self._clock, self._identity = engine.store, engine.clock, engine.identity
+        self._intake, self._inbox, self._live = engine.intake, engine.inbox, engine.live
+        self._dispatcher, self._runner, self._writer = engine.dispatcher, engine.runner, engine.writer
+        self._follower, self._row_codec, self._life = engine.follower, engine.row_codec, engine.life
+        self._claiming = engine.claiming
         self._cancelling: set[asyncio.Task[bool]] = set()
 
     # Reading.
 
     def find_live(self, task_id: str) -> LiveTask | None:
         """The task in memory: running, waiting, or ended and not yet in the store."""
-        return self._engine.live.get(task_id) or self._engine.writer.unsaved_ended.get(task_id)
+        return self._live.get(task_id) or self._writer.unsaved_ended.get(task_id)
 
     async def get(self, task_id: str, *, include_attempts: bool) -> TaskInfo | None:
         """The newest state of one task, or None."""
         check_task_id(task_id)
-        await self._engine.inbox.caught_up()
+        await self._inbox.caught_up()
         row: TaskRow | None = None
         live = self.find_live(task_id)
         if live is None:
-            row = await self._engine.store.fetch(task_id)
+            row = await self._store.fetch(task_id)
             live = self.find_live(task_id)
             if live is None and row is None:
                 return None
@@ -60,12 +64,12 @@ class Records:
     async def _attempts(self, task_id: str, live: LiveTask | None) -> tuple[AttemptInfo, ...]:
         # What leaves memory while the store is read may have come there too late to be read.
         memory = self._attempts_in_memory(task_id, live)
-        stored = await self._engine.store.fetch_attempts(task_id)
+        stored = await self._store.fetch_attempts(task_id)
         rows = {row.attempt: row for row in (*stored, *memory, *self._attempts_in_memory(task_id, live))}
         return tuple(attempt_info(rows[number]) for number in sorted(rows))
 
     def _attempts_in_memory(self, task_id: str, live: LiveTask | None) -> tuple[AttemptRow, ...]:
-        outbox = self._engine.writer.outbox
+        outbox = self._writer.outbox
         due = () if live is None else live.attempts_due
         if live is not None and live.idempotency_key is not None:  # earlier runs of a memory-only key may wait
             due = (*outbox.attempts_in_history(task_id), *due)
@@ -77,7 +81,7 @@ class Records:
         wanted = _checked(wanted)
         if before is not None:
             wanted = wanted._replace(before=await self._place_of(before))
-        await self._engine.inbox.caught_up()
+        await self._inbox.caught_up()
         stored, memory = await self._fetch_and_see(wanted)
         rows = [(row, True) for row in stored]
         for live in memory.values():
@@ -97,7 +101,7 @@ class Records:
         page = wanted
         while True:
             seen |= self._in_memory()
-            rows = await self._engine.store.fetch_many(page)
+            rows = await self._store.fetch_many(page)
             seen |= self._in_memory()
             stored |= {row.task_id: row for row in rows}
             # Of those that have left it for the store the row is newer, if it was there already.
@@ -111,21 +115,20 @@ class Records:
         live = self.find_live(task_id)
         if live is not None:
             return live.sent_at, task_id
-        found = await self._engine.store.fetch_many(TaskFilter(task_id=task_id))
+        found = await self._store.fetch_many(TaskFilter(task_id=task_id))
         if not found:
             raise UnknownTask(f"there is no task {task_id} to list before; take an id from an earlier page")
         return found[0].sent_at, task_id
 
     def _in_memory(self) -> dict[str, LiveTask]:
-        return {**self._engine.writer.unsaved_ended, **self._engine.live}
+        return {**self._writer.unsaved_ended, **self._live}
 
     async def counts(self) -> dict[TaskStatus, int]:
         """Tasks by status, zeros included. Taken while no commit is under way, so that each task counts once."""
-        engine = self._engine
-        await engine.inbox.caught_up()
-        async with engine.writer.quiet:
+        await self._inbox.caught_up()
+        async with self._writer.quiet:
             committed = {live.task_id: live.saving.committed for live in self._in_memory().values()}
-            found = await engine.store.counts()
+            found = await self._store.counts()
             for live in self._in_memory().values():
                 base = committed.get(live.task_id)
                 if base is None and live.saving.committed is not None:
@@ -145,7 +148,7 @@ class Records:
     ) -> TaskInfo:
         status = TaskStatus(row.status)
         if result is None and status.is_terminal and row.result is not None:
-            result = self._engine.row_codec.decode_result(row)
+            result = self._row_codec.decode_result(row)
         return task_info(row, is_saved=is_saved, result=result, attempts=attempts)
 
     # Acting.
@@ -153,61 +156,58 @@ class Records:
     async def cancel(self, task_id: str) -> bool:
         """Returns when the request is recorded; False when the task is in no state for it."""
         check_task_id(task_id)
-        engine = self._engine
-        await engine.inbox.caught_up()
+        await self._inbox.caught_up()
         for _ in range(MAX_TRIES):
-            live = engine.live.get(task_id)
+            live = self._live.get(task_id)
             if live is not None and live.is_freeing:
-                await engine.writer.flush()  # then its row can be cancelled like any other
-                live = engine.live.get(task_id)
+                await self._writer.flush()  # then its row can be cancelled like any other
+                live = self._live.get(task_id)
             if live is not None and not live.is_freeing:
-                accepted = engine.cancel(live)
+                accepted = self._life.cancel(live)
                 if accepted and live.is_persisted:
-                    await engine.writer.flush()
+                    await self._writer.flush()
                     if live.has_left:
                         continue  # the call of a key that another instance has: that task is meant
                 return accepted
-            row = await engine.store.fetch(task_id)
+            row = await self._store.fetch(task_id)
             if row is None:
-                if task_id in engine.writer.unsaved_ended:
+                if task_id in self._writer.unsaved_ended:
                     return False
                 raise unknown_task(task_id)
             if TaskStatus(row.status).is_terminal:
                 return False
-            if await cancel_stored(engine.store, engine.row_codec, [row], engine.clock.now_us()):
+            if await cancel_stored(self._store, self._row_codec, [row], self._clock.now_us()):
                 if is_free(row):
                     # Our own writes do not change the version by which the store tells of others'.
                     result: TaskResult[Any] = TaskResult(err=CANCELLED_BEFORE_START)
-                    engine.follower.notice(task_id, Ending(TaskStatus.CANCELLED, result))
-                elif row.claimed_by_worker_id == engine.identity.instance_id:
+                    self._follower.notice(task_id, Ending(TaskStatus.CANCELLED, result))
+                elif row.claimed_by_worker_id == self._identity.instance_id:
                     await self._cancel_claimed(task_id)
                 return True
         return False
 
     async def _cancel_claimed(self, task_id: str) -> None:
         """Ask a task of which a claim has not been answered yet: that answer was made before the request."""
-        engine = self._engine
-        async with engine.claiming:
-            live = engine.live.get(task_id)
+        async with self._claiming:
+            live = self._live.get(task_id)
         if live is not None:
-            engine.cancel(live)
+            self._life.cancel(live)
 
     def cancel_now(self, task_id: str, live: LiveTask | None) -> bool:
         """Cancel in memory at once, or ask the store in the background for a task that is elsewhere. False when the
         task is known here to have ended; a record that somebody else has put back since is asked all the same.
         """
-        engine = self._engine
-        live = engine.inbox.find(task_id) if live is None else live
+        live = self._inbox.find(task_id) if live is None else live
         if live is not None and not live.is_published:
-            engine.accept(live)  # it may be in the inbox still
-        live = engine.live.get(task_id, live)
+            self._life.accept(live)  # it may be in the inbox still
+        live = self._live.get(task_id, live)
         if live is not None and not live.has_left and not live.is_freeing:
-            return engine.cancel(live)
-        task = engine.loop.create_task(self.cancel(task_id))
+            return self._life.cancel(live)
+        task = self._life.loop.create_task(self.cancel(task_id))
         self._cancelling.add(task)
         task.add_done_callback(partial(self._has_cancelled, task_id))
-        ended = engine.writer.unsaved_ended.get(task_id)
-        status = engine.follower.last_status.get(task_id) if ended is None else ended.status
+        ended = self._writer.unsaved_ended.get(task_id)
+        status = self._follower.last_status.get(task_id) if ended is None else ended.status
         return status is None or not status.is_terminal
 
     def _has_cancelled(self, task_id: str, task: "asyncio.Task[bool]") -> None:
@@ -221,37 +221,35 @@ class Records:
         check_task_id(task_id)
         if not isinstance(force, bool):  # "no" would mean yes
             raise ConfigurationError(f"retry: force must be True or False, not {force!r}")
-        engine = self._engine
-        await engine.inbox.caught_up()
-        if task_id in engine.live and not engine.live[task_id].status.is_terminal:
+        await self._inbox.caught_up()
+        if task_id in self._live and not self._live[task_id].status.is_terminal:
             return False
         if self.find_live(task_id) is not None:
-            await engine.writer.flush()
-        row = await engine.store.fetch(task_id)
+            await self._writer.flush()
+        row = await self._store.fetch(task_id)
         if row is None:
             raise unknown_task(task_id)
-        if why_not_again(row, force=force) or engine.runner.is_still_executing(task_id):
+        if why_not_again(row, force=force) or self._runner.is_still_executing(task_id):
             return False
-        if not await retry_stored(engine.store, [row], engine.clock.now_us()):
+        if not await retry_stored(self._store, [row], self._clock.now_us()):
             return False
-        engine.follower.saw(task_id, TaskStatus.PENDING)
-        engine.intake.keys.put_back(task_id, row.start_count)
-        engine.dispatcher.queue(row.queue_name).leave(row.priority)
-        engine.wants_claim.set()
+        self._follower.saw(task_id, TaskStatus.PENDING)
+        self._intake.keys.put_back(task_id, row.start_count)
+        self._dispatcher.queue(row.queue_name).leave(row.priority)
+        self._life.wants_claim.set()
         return True
 
     async def purge(self, status: TaskStatus | None, older_than: timedelta | None) -> int:
         """Delete ended records, in pages; live ones are never touched."""
-        engine = self._engine
         check_age(older_than)
         status = check_status(status, "purge")
         if status is not None and not status.is_terminal:
             raise ConfigurationError(f"purge deletes ended tasks only; {status} is not an end. Cancel such tasks first")
-        await engine.flush()
-        cutoff = None if older_than is None else max(0, engine.clock.now_us() - older_than // timedelta(microseconds=1))
-        keys = engine.intake.keys
+        await self._life.flush()
+        cutoff = None if older_than is None else max(0, self._clock.now_us() - older_than // timedelta(microseconds=1))
+        keys = self._intake.keys
         gone_keys = keys.purgeable(status, cutoff)
-        gone = await repeated(lambda: engine.store.purge(status, cutoff, PURGE_PAGE))
+        gone = await repeated(lambda: self._store.purge(status, cutoff, PURGE_PAGE))
         keys.purged(gone_keys)
         return gone
 

@@ -55,7 +55,7 @@ def report_of(
         started_at=engine.identity.started_at,
         taken_at=now,
         heartbeat_s=engine.settings.recovery.runner_heartbeat_interval_ms / 1000,
-        is_stopping=engine.is_stopping,
+        is_stopping=engine.life.is_stopping,
         running_count=len(running),
         waiting_count=engine.inbox.waiting_count,
         abandoned_count=len(engine.runner.abandoned),

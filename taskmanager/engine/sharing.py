@@ -34,9 +34,9 @@ class Sharing:
         neighbours: Neighbours,
         lost: Callable[[LiveTask, TaskRow], None],
     ) -> None:
-        self._engine = engine
-        self._store, self._window = engine.store, engine.window
-        self._dispatcher, self._follower, self._clock = engine.dispatcher, engine.follower, engine.clock
+        self._store, self._clock, self._identity = engine.store, engine.clock, engine.identity
+        self._live, self._dispatcher, self._window = engine.live, engine.dispatcher, engine.window
+        self._follower, self._settings, self._life = engine.follower, engine.settings, engine.life
         self._claimer = claimer
         self._neighbours = neighbours
         self._lost = lost
@@ -54,7 +54,7 @@ class Sharing:
 
     async def look(self, *, changed: bool) -> None:
         """Look once, in both directions. `changed`: others have written to the store."""
-        if not self._neighbours.living or self._engine.is_stopping:
+        if not self._neighbours.living or self._life.is_stopping:
             return
         self._is_news = self._is_news or changed
         await self._drop_lost()
@@ -70,15 +70,15 @@ class Sharing:
         if self._unchecked is None:
             if not self._is_news:
                 return
-            self._is_news, self._unchecked = False, iter(list(self._engine.live.values()))
+            self._is_news, self._unchecked = False, iter(list(self._live.values()))
         for _ in range(PAGES_PER_LOOK):
             page = self._next_page(self._unchecked)
             if not page:
                 self._unchecked = None
                 break
-            rows = await self._store.fetch_taken(list(page), self._engine.identity.instance_id)
+            rows = await self._store.fetch_taken(list(page), self._identity.instance_id)
             for task_id, row in rows.items():
-                if page[task_id] is self._engine.live.get(task_id) and _waits_in_the_file(page[task_id]):
+                if page[task_id] is self._live.get(task_id) and _waits_in_the_file(page[task_id]):
                     self._lost(page[task_id], row)
         await self._follower.forget_ended()
 
@@ -96,19 +96,18 @@ class Sharing:
 
     def _is_idle(self) -> bool:
         """Whether there are slots that nothing here waits for. Beside a suspect nothing is taken over."""
-        engine = self._engine
-        if not engine.is_up or self._dispatcher.suspect is not None or self._dispatcher.is_store_degraded:
+        if not self._life.is_up or self._dispatcher.suspect is not None or self._dispatcher.is_store_degraded:
             return False
         is_batch_over = self._is_at_work and not self._window.taken_over
-        if not is_batch_over and engine.loop.time() < self._next_look_s - EARLY_S:
+        if not is_batch_over and self._life.loop.time() < self._next_look_s - EARLY_S:
             return False
         return any(self._dispatcher.spare_slots(lane) for lane in self._dispatcher.lanes)
 
     async def _take_over(self) -> bool:
         """Take over what has waited long enough, as far as there are slots. Return whether there was anything."""
-        engine, poll_s = self._engine, self._engine.settings.store_poll_s
+        poll_s = self._settings.store_poll_s
         self._is_at_work = False
-        self._next_look_s = engine.loop.time() + poll_s
+        self._next_look_s = self._life.loop.time() + poll_s
         due_at = self._clock.now_us() - round(poll_s * SECOND_US)
         if self._next_due_at > due_at:
             return False
@@ -116,7 +115,7 @@ class Sharing:
         self._next_due_at = min((each.next_due_at for each in levels), default=float("inf"))
         for queue_name in self._in_turn(levels, due_at):
             rows = await self._claimer.take_over(queue_name, due_at)
-            found = (engine.live.get(row.task_id) for row in rows)
+            found = (self._live.get(row.task_id) for row in rows)
             self._window.taken_over += [live for live in found if live is not None]
         return bool(self._window.taken_over)
 

@@ -19,7 +19,7 @@ class Takeover:
     """Waits for `death`, and recovers; what could not be recovered is tried again."""
 
     def __init__(self, engine: Engine, recover: Callable[[], Awaitable[int]]) -> None:
-        self._engine = engine
+        self._life = engine.life
         self._recover = recover
         self.death = asyncio.Event()
 
@@ -41,4 +41,4 @@ class Takeover:
                 self.death.set()
                 raise
             else:
-                self._engine.wants_claim.set()
+                self._life.wants_claim.set()

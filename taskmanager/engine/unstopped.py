@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.releasing import cancel_memory_only, release_waiting, tell_everybody
+from taskmanager.engine.stop import Release
 from taskmanager.engine.writer import WriterListener
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
@@ -49,11 +49,15 @@ class Unstopped:
     """Watches over one start, from the moment it is up until its stop has ended."""
 
     def __init__(self, engine: Engine, listener: WriterListener, start: Start) -> None:
+        self._store, self._intake, self._inbox = engine.store, engine.intake, engine.inbox
+        self._live, self._runner, self._writer = engine.live, engine.runner, engine.writer
+        self._settings, self._life = engine.settings, engine.life
         self._engine = engine
         self._listener = listener
         self._start = start
         self._pid = os.getpid()
-        self._loop = engine.loop
+        self._loop = self._life.loop
+        self._release = Release(engine)
         self._is_over = self._has_left = False
         self._noted: list[LiveTask] | None = None
         """What was unfinished when the loop of another thread was asked to stop, and again when its door was closed."""
@@ -122,11 +126,11 @@ class Unstopped:
     def _wait_while_it_writes(self, stopping: "Future[None]") -> None:
         """Wait for the stop as long as it writes: threads may have handed over more than one wait is enough for."""
         while True:
-            written_s = self._engine.writer.written_s
+            written_s = self._writer.written_s
             try:
                 return stopping.result(STOP_PATIENCE_S)
             except TimeoutError:
-                if self._engine.writer.written_s == written_s:
+                if self._writer.written_s == written_s:
                     raise
 
     def note_unfinished(self) -> None:
@@ -158,45 +162,44 @@ class Unstopped:
     async def _write(self, *, is_last: bool) -> bool:
         engine, reason = self._engine, None
         engine.leave_loop()
-        engine.intake.close()
-        engine.inbox.take_all()
+        self._intake.close()
+        self._inbox.take_all()
         self._noted = lives = [*(self._noted or ()), *self._unfinished()]
         if not self._has_left:
             try:
-                engine.store.work_inline()
+                self._store.work_inline()
             except StoreError as exc:
                 reason = str(exc)
                 await self._forget_lost_file(lives)
             self._start.note_abandoned(is_loop_gone=True)
             self._has_left = True
         if reason is None:
-            engine.writer.start(self._listener)
-        await cancel_memory_only(engine)
-        await release_waiting(engine)
+            self._writer.start(self._listener)
+        await self._release.cancel_memory_only()
+        await self._release.release_waiting()
         if reason is None:
-            unsaved = await engine.writer.close(WRITE_PATIENCE_S)
+            unsaved = await self._writer.close(WRITE_PATIENCE_S)
             if unsaved and not is_last:
                 return False
-            reason = engine.writer.degraded_reason if unsaved else None
+            reason = self._writer.degraded_reason if unsaved else None
             await self._start.unregister(unsaved)
-        tell_everybody(engine)
-        await engine.store.close()
-        engine.runner.threads.close()
+        self._release.tell_everybody()
+        await self._store.close()
+        self._runner.threads.close()
         self._say(lives, reason)
         return True
 
     async def _forget_lost_file(self, lives: Iterable[LiveTask]) -> None:
         """Count nothing as committed if the file in which it stood is not there any more."""
         with contextlib.suppress(StoreError):
-            if not await self._engine.store.is_same_file():
+            if not await self._store.is_same_file():
                 for live in lives:
                     if live.is_persisted:
                         live.saving.committed = None
 
     def _unfinished(self) -> list[LiveTask]:
         """Return what may be lost: tasks in memory, and ended ones that are not written. Some come twice."""
-        engine = self._engine
-        found = [*engine.live.values(), *engine.writer.outbox.unsaved(), *engine.inbox]
+        found = [*self._live.values(), *self._writer.outbox.unsaved(), *self._inbox]
         return [live for live in found if not live.status.is_terminal or not live.is_saved]
 
     def _say(self, lives: Iterable[LiveTask], reason: str | None) -> None:
@@ -214,7 +217,7 @@ class Unstopped:
         text += f", {count['lost']:,} lost"
         (logger.error if count["lost"] or reason else logger.warning)(
             "a manager on %s was started and never stopped: %s%s; use `async with manager:` or manager.run(main)",
-            self._engine.settings.database or "no file",
+            self._settings.database or "no file",
             text,
             f" ({reason})" if reason else "",
         )

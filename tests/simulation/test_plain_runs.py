@@ -7,9 +7,9 @@ equal stories have the same rows and told the same.
 from typing import Any, ClassVar
 
 import pytest
+from taskmanager.engine.plain import PlainSuccess
 
 from taskmanager.engine.attempt import Attempt
-from taskmanager.engine.plain import PlainSuccess
 from tests.simulation.scenario import play
 
 SEEDS = range(101, 117)

@@ -237,7 +237,7 @@ async def test_a_start_that_has_ended_takes_nothing_from_the_next_one() -> None:
         ended = engine_of(manager)
     async with manager:
         await turns_until(lambda: not engine_of(manager).inbox._is_due)
-        ended.kick()
+        ended.life.kick()
         assert await work.enqueue().result(timeout=20) == TaskResult(ok="done")
 
 

@@ -26,7 +26,7 @@ async def put_free(manager: TaskManager, store: Store, work: Any, *labels: str, 
 def look(manager: TaskManager, store: Store) -> None:
     """Let the poller hear of it now."""
     store.memory.others_wrote()
-    engine_of(manager).wants_claim.set()
+    engine_of(manager).life.wants_claim.set()
 
 
 async def test_a_claimed_row_that_has_a_slot_is_started_by_its_claim() -> None:

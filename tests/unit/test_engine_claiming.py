@@ -108,7 +108,7 @@ async def test_a_claimer_that_the_store_refuses_says_so(
             patched.setattr(SqliteStore, "free_queues", refuse)
             engine = manager._engine()
             assert engine is not None
-            engine.wants_claim.set()
+            engine.life.wants_claim.set()
             await asyncio.wait_for(failed.wait(), 5)
             await asyncio.sleep(0)
             assert manager.status().failing_duties == {"claimer": "StoreError: refused for good"}

@@ -14,6 +14,7 @@ import pytest
 from taskmanager import ManagerStopped, QueueFull, TaskCancelled, TaskInterrupted, TaskManager, TaskStatus
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.inbox import HELPING
+from taskmanager.engine.life import Life
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.store.protocol import TaskFilter
 from tests.unit.engine_worlds import assert_counters, engine_of, happens, manager_of, persisted, turns_until, world_of
@@ -39,13 +40,13 @@ class Refill:
 
 @pytest.fixture
 def refill(monkeypatch: pytest.MonkeyPatch) -> Iterator[Refill]:
-    made, accept = Refill(), Engine.accept
+    made, accept = Refill(), Life.accept
 
-    def accept_and_refill(engine: Engine, live: LiveTask) -> None:
-        accept(engine, live)
+    def accept_and_refill(life: Life, live: LiveTask) -> None:
+        accept(life, live)
         made.accepted()
 
-    monkeypatch.setattr(Engine, "accept", accept_and_refill)
+    monkeypatch.setattr(Life, "accept", accept_and_refill)
     yield made
     made.call = None
 
@@ -115,7 +116,7 @@ async def test_inbox_accepts_nothing_twice() -> None:
             with pytest.raises(TaskCancelled):
                 await handle
         for live in list(engine.live.values()):
-            engine.accept(live)
+            engine.life.accept(live)
         assert_counters(engine)
         await manager.join()
         assert_counters(engine)

@@ -197,7 +197,7 @@ async def test_a_look_that_fails_is_not_repeated_before_its_time(failing: str) -
             nonlocal looks
             looks += 1
             if failing == "free_queues":
-                engine.wants_claim.set()  # as a queue does that runs low
+                engine.life.wants_claim.set()  # as a queue does that runs low
             raise StoreUnavailable("closed")
 
         target = store if failing == "free_queues" else poller
@@ -206,7 +206,7 @@ async def test_a_look_that_fails_is_not_repeated_before_its_time(failing: str) -
         call = work.bound()
         row = manager._intake.make(call[0], call[1], ("a",), {}).row()
         await store.memory.commit([TaskWrite(row, None)])
-        engine.wants_claim.set()
+        engine.life.wants_claim.set()
         for _ in range(4):
             await world.advance(0.5)
         assert 2 <= looks <= 2 / engine.settings.store_poll_s + 1
@@ -274,7 +274,7 @@ async def test_a_forked_child_that_goes_on_in_the_loop_of_its_parent_starts_noth
         await world.advance(10)
         assert log == []
         engine.intake.is_forked = False  # the parent again
-        engine.kick()
+        engine.life.kick()
         await world.advance(1)
         assert sorted(log) == ["delayed", "waiting"]
 

@@ -120,7 +120,7 @@ async def test_a_cancel_between_assignment_and_first_step_leaks_no_slot(executor
 
         def start_and_cancel(attempt: Any) -> None:
             start(attempt)
-            assert engine.cancel(attempt.live)
+            assert engine.life.cancel(attempt.live)
 
         engine.runner.start = start_and_cancel  # type: ignore[method-assign]
         with pytest.raises(TaskCancelled):

@@ -42,7 +42,7 @@ async def test_a_task_that_spills_during_a_claim_is_claimed_later() -> None:
 
     async with world_of(manager) as (_world, store):
         store.hold("free_queues", after=True)
-        engine_of(manager).wants_claim.set()
+        engine_of(manager).life.wants_claim.set()
         await store.until_held("free_queues")
         for label in "abcd":
             work.enqueue(label)
@@ -221,7 +221,7 @@ async def test_counts_do_not_count_a_task_twice_that_is_claimed_meanwhile() -> N
         await store.until_held("counts")
         await store.memory.commit([TaskWrite(row, None)])
         store.memory.others_wrote()
-        engine_of(manager).wants_claim.set()
+        engine_of(manager).life.wants_claim.set()
         await turns_until(lambda: row.task_id in engine_of(manager).live)
         await turns_until(lambda: engine_of(manager).live[row.task_id].status is TaskStatus.RUNNING)
         store.let_go()
@@ -275,7 +275,7 @@ async def test_a_row_that_is_free_again_after_its_end_is_another_run() -> None:
         store.hold("commit", after=True)
         handle = work.enqueue("a")
         await store.until_held("commit")
-        engine.wants_claim.set()
+        engine.life.wants_claim.set()
         await turns_until(lambda: any(row.status == "RUNNING" for row in store.memory._live.values()))
         copy = next(iter(store.memory._live.values()))._replace(start_count=0, started_at=None)
         store.let_go()
@@ -283,7 +283,7 @@ async def test_a_row_that_is_free_again_after_its_end_is_another_run() -> None:
         store.memory._ended.clear()
         store.memory._live[handle.task_id] = copy._replace(status="PENDING", claimed_by_worker_id=None)
         engine.dispatcher.queue("narrow").leave(copy.priority)
-        engine.wants_claim.set()
+        engine.life.wants_claim.set()
         await turns_until(lambda: len(log) == 2)
         await manager.join()
         assert_counters(engine)
@@ -300,7 +300,7 @@ async def test_a_task_can_be_cancelled_in_the_moment_it_spills() -> None:
 
     async with world_of(manager) as (_, _store):
         handles = [work.enqueue(label) for label in "abcdef"]
-        spilled = [each for each in handles if each.task_id in engine_of(manager).freed]
+        spilled = [each for each in handles if each.task_id in engine_of(manager).life.freed]
         assert spilled
         assert await manager.cancel(spilled[-1].task_id)
         gate.set()
@@ -454,7 +454,7 @@ async def test_a_cancel_is_kept_when_the_row_of_its_key_is_claimed_in_the_same_m
         live = engine.live[first.task_id]
         for phase in (Phase.LEFT, Phase.ACCEPTED):
             engine.dispatcher.move(live, phase)
-        engine.free_row(live)
+        engine.life.free_row(live)
         await manager.flush()
         row = await store.memory.fetch(first.task_id)
         assert row is not None
@@ -610,7 +610,7 @@ async def test_a_stop_that_comes_while_the_file_is_made_anew_waits_for_it() -> N
         await world.advance(1)
         await store.until_held("open")
         stopping = asyncio.ensure_future(manager.stop())
-        await turns_until(lambda: engine_of(manager).is_stopping)
+        await turns_until(lambda: engine_of(manager).life.is_stopping)
         for _ in range(100):
             await asyncio.sleep(0)
         store.let_go()

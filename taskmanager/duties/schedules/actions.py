@@ -49,7 +49,7 @@ class ScheduleActions:
     """The same in an application that runs: at once here, elsewhere within seconds."""
 
     def __init__(self, engine: Engine, schedules: Schedules) -> None:
-        self._engine = engine
+        self._store, self._wall_clock, self._life = engine.store, engine.wall_clock, engine.life
         self._schedules = schedules
 
     def add(self, schedule: Schedule) -> None:
@@ -63,7 +63,7 @@ class ScheduleActions:
     async def list(self) -> tuple[ScheduleInfo, ...]:
         """All that the store knows, by their next fire."""
         await self._schedules.declare()
-        return tuple(schedule_info(row) for row in await self._engine.store.schedules())
+        return tuple(schedule_info(row) for row in await self._store.schedules())
 
     def upcoming(self) -> tuple[ScheduleInfo, ...]:
         """What this instance would fire next, without a look at the store."""
@@ -80,7 +80,7 @@ class ScheduleActions:
     async def _set_paused(self, name: str, paused: bool) -> None:
         check_schedule_name(name)
         await self._schedules.declare()
-        await set_paused(self._engine.store, name, paused, self._engine.wall_clock.now_us())
+        await set_paused(self._store, name, paused, self._wall_clock.now_us())
         await self._schedules.refresh([name])
 
     async def run(self, name: str) -> str:
@@ -88,7 +88,7 @@ class ScheduleActions:
         check_schedule_name(name)
         await self._schedules.declare()
         task_id = new_task_id()
-        await run_by_hand(self._engine.store, name, task_id, self._engine.wall_clock.now_us())
+        await run_by_hand(self._store, name, task_id, self._wall_clock.now_us())
         await self._schedules.refresh([name])
-        self._engine.wants_claim.set()
+        self._life.wants_claim.set()
         return task_id

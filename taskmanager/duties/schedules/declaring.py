@@ -20,7 +20,7 @@ class Declaring:
     """Of one start; `schedules` are those of the manager, which may grow at any time."""
 
     def __init__(self, engine: Engine, book: ScheduleBook, schedules: Mapping[str, Schedule]) -> None:
-        self._engine = engine
+        self._store, self._wall_clock, self._identity = engine.store, engine.wall_clock, engine.identity
         self._book = book
         self._schedules = schedules
         self._new: deque[Schedule] = deque(schedules.values())
@@ -57,7 +57,7 @@ class Declaring:
             self._new.extend(each for name, each in every if name not in declared)
 
     async def _declare_page(self, fresh: list[Schedule], orphans: set[str]) -> None:
-        store, book, me = self._engine.store, self._book, self._engine.identity.instance_id
+        store, book, me = self._store, self._book, self._identity.instance_id
         book.declared.update((each.name, each) for each in fresh)
         names = [*orphans, *(each.name for each in fresh)]
         try:
@@ -77,15 +77,15 @@ class Declaring:
 
     async def _write(self, names: Sequence[str], before: Mapping[str, ScheduleRow]) -> None:
         """Declare these, `before` being what the store says of them now."""
-        engine, book = self._engine, self._book
-        now = engine.wall_clock.now_us()
+        book = self._book
+        now = self._wall_clock.now_us()
         declared = [book.declared[name].declaration(before.get(name), now) for name in dict.fromkeys(names)]
         gone = {name: book.rows[name] for name in names if name in book.rows and name not in before}
         declared = [_as_it_was(each, gone.get(each.schedule_name)) for each in declared]
-        await engine.store.declare_schedules(declared, engine.identity.instance_id, now)
+        await self._store.declare_schedules(declared, self._identity.instance_id, now)
         for name, row in gone.items():
             if row.paused_at is not None:
-                await engine.store.set_schedule_paused(name, True, now)
+                await self._store.set_schedule_paused(name, True, now)
 
 
 def _as_it_was(declaration: ScheduleDeclaration, row: ScheduleRow | None) -> ScheduleDeclaration:

@@ -29,7 +29,7 @@ class Watch:
     """Since when the wall clock has been looked at without a gap. What came due before that was missed."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._clock, self._wall_clock = engine.clock, engine.wall_clock
         self.since_us = 0
         self._looked_s: float | None = None
         self._step_count = 0
@@ -37,13 +37,12 @@ class Watch:
     @property
     def is_owed(self) -> bool:
         """Whether the wall clock was stepped since the last look. Then a planned run may be due by now, or far away."""
-        return self._engine.wall_clock.step_count != self._step_count
+        return self._wall_clock.step_count != self._step_count
 
     def look(self) -> int:
         """The wall time; and notice that nobody looked for a while, or that the wall clock was stepped."""
-        engine = self._engine
-        now, now_s = engine.wall_clock.now_us(), engine.clock.elapsed_s()
-        step_count = engine.wall_clock.step_count
+        now, now_s = self._wall_clock.now_us(), self._clock.elapsed_s()
+        step_count = self._wall_clock.step_count
         if self._looked_s is None or now_s - self._looked_s > UNWATCHED_S or step_count != self._step_count:
             self.since_us = now
         self._looked_s, self._step_count = now_s, step_count
@@ -54,7 +53,8 @@ class Firing:
     """Of one start; `refresh` reads schedules anew whose step was refused, because others have moved them."""
 
     def __init__(self, engine: Engine, book: ScheduleBook, refresh: Callable[[Sequence[str]], Awaitable[None]]) -> None:
-        self._engine = engine
+        self._store, self._identity, self._intake = engine.store, engine.identity, engine.intake
+        self._settings, self._life = engine.settings, engine.life
         self._book = book
         self._refresh = refresh
         self.watch = Watch(engine)
@@ -84,7 +84,7 @@ class Firing:
         """One transaction for all of them, or as many as must be told apart."""
         declared, busy = self._book.declared, frozenset[str]()
         if alone := [name for name in names if _runs_alone(declared[name])]:
-            busy = await self._engine.store.busy_schedules(alone)
+            busy = await self._store.busy_schedules(alone)
         fires = []
         for name in names:
             try:
@@ -117,7 +117,7 @@ class Firing:
                 book.unjudged.add(row.schedule_name)  # until the news say that the new plan was written
 
     def _anew(self, row: ScheduleRow, now: int) -> int | None:
-        if row.next_run_at is None or row.owner_id != self._engine.identity.instance_id:
+        if row.next_run_at is None or row.owner_id != self._identity.instance_id:
             return None
         return self._book.declared[row.schedule_name].plan.timing.anew(row.next_run_at, now)
 
@@ -165,18 +165,18 @@ class Firing:
 
         Written again when nobody knows whether it was, so its id is that of the start.
         """
-        task = task_of(schedule.template, schedule.startup_id(self._engine.identity.instance_id), now, now)
+        task = task_of(schedule.template, schedule.startup_id(self._identity.instance_id), now, now)
         at, is_alone = row.next_run_at, _runs_alone(schedule)
         return ScheduleFire(schedule.name, schedule.config_hash, at, at, task, now, is_alone=is_alone)
 
     def _soon(self, name: str, now: int) -> int:
         """When to look again whether an earlier run has ended: at once after it began, and ever more patiently."""
         holds = self._hold_counts[name] = self._hold_counts.get(name, 0) + 1
-        return now + min(FIRST_LOOK_US << min(holds, 20), int(self._engine.settings.store_poll_s * SECOND_US))
+        return now + min(FIRST_LOOK_US << min(holds, 20), int(self._settings.store_poll_s * SECOND_US))
 
     def _is_full(self, schedule: Schedule) -> bool:
         queue = schedule.queue_name
-        if not self._engine.intake.is_full(queue):
+        if not self._intake.is_full(queue):
             self._full_queues.discard(queue)
             return False
         if queue not in self._full_queues:
@@ -187,13 +187,12 @@ class Firing:
     # Writing it.
 
     async def _write(self, fires: Sequence[ScheduleFire]) -> None:
-        engine = self._engine
-        if engine.is_stopping:
+        if self._life.is_stopping:
             for each in fires:
                 self._book.plan(each.schedule_name, each.now)
             return
         try:
-            lost = await engine.store.fire_schedules(fires)
+            lost = await self._store.fire_schedules(fires)
         except StoreUnavailable:
             raise
         except StoreError as exc:
@@ -201,7 +200,7 @@ class Firing:
             return
         finally:
             if any(each.task is not None for each in fires):
-                engine.wants_claim.set()  # also when only the answer was lost: the task stands there, free
+                self._life.wants_claim.set()  # also when only the answer was lost: the task stands there, free
         for each in fires:
             if each.schedule_name not in lost:
                 self._book.fired(each)

@@ -29,7 +29,8 @@ class Schedules:
     """One per start of a manager."""
 
     def __init__(self, engine: Engine, schedules: Mapping[str, Schedule]) -> None:
-        self._engine = engine
+        self._wall_clock, self._inbox, self._failing_duties = engine.wall_clock, engine.inbox, engine.failing_duties
+        self._life = engine.life
         self.book = ScheduleBook()
         self._changed = asyncio.Event()
         self._declaring = Declaring(engine, self.book, schedules)
@@ -43,13 +44,13 @@ class Schedules:
     def add(self, schedule: Schedule) -> None:
         """A schedule was declared while the manager runs. From any thread."""
         self._declaring.add(schedule)
-        self._engine.inbox.tell(self._changed.set)
+        self._inbox.tell(self._changed.set)
 
     def next_due_in_s(self) -> float | None:
         """Seconds until something happens here by itself, None when nothing will."""
-        if self._engine.is_stopping:
+        if self._life.is_stopping:
             return None
-        now_us = self._engine.wall_clock.now_us()
+        now_us = self._wall_clock.now_us()
         if self._declaring.has_new or self._firing.watch.is_owed:
             return 0.0
         at_us = self.book.next_look()
@@ -69,7 +70,7 @@ class Schedules:
             pause_s = RETRY_S
             try:
                 await self.run_once()
-                self._engine.failing_duties.pop(NAME, None)
+                self._failing_duties.pop(NAME, None)
                 due_in_s = self.next_due_in_s()
                 pause_s = RECHECK_S if due_in_s is None else min(RECHECK_S, due_in_s)
             except StoreError as exc:
@@ -77,7 +78,7 @@ class Schedules:
                     logger.warning("the schedules wait for the store, and try again: %s", exc)
                 self._is_store_silent = True
             except Exception as exc:  # a mistake of ours in one round must not end all schedules for ever
-                self._engine.failing_duties[NAME] = f"{type(exc).__name__}: {exc}"
+                self._failing_duties[NAME] = f"{type(exc).__name__}: {exc}"
                 logger.exception("a round of the schedules failed, and is tried again")
             await self._rest(pause_s)
 
@@ -85,7 +86,7 @@ class Schedules:
         """Declare what is new, hear what others did, and fire what is due."""
         await self.declare()
         await self._reading.read_news()
-        while not self._engine.is_stopping and await self._firing.fire_due():
+        while not self._life.is_stopping and await self._firing.fire_due():
             self._is_store_silent = False
 
     async def _rest(self, pause_s: float) -> None:

@@ -21,7 +21,7 @@ class Reading:
     """Of one start; `changed` is called when the loop should look again."""
 
     def __init__(self, engine: Engine, book: ScheduleBook, changed: Callable[[], None]) -> None:
-        self._engine = engine
+        self._store, self._clock, self._wall_clock = engine.store, engine.clock, engine.wall_clock
         self._book = book
         self._changed = changed
         self._version: int | None = None
@@ -34,12 +34,12 @@ class Reading:
 
     async def begin(self, now: int) -> None:
         """What is written from here on is news."""
-        self._read_at, self._read_s = now, self._engine.clock.elapsed_s()
-        self._version = await self._engine.store.data_version()
+        self._read_at, self._read_s = now, self._clock.elapsed_s()
+        self._version = await self._store.data_version()
 
     async def read_all(self) -> None:
         """Everything, and say which schedules of the file nobody fires."""
-        rows = await self._engine.store.schedules()
+        rows = await self._store.schedules()
         self._book.take_in(rows)
         self._changed()
         names = [row.schedule_name for row in rows if not row.is_declared]
@@ -52,22 +52,22 @@ class Reading:
 
     async def read_news(self) -> None:
         """What others wrote since the last look, if it is time to look again."""
-        engine, now_s = self._engine, self._engine.clock.elapsed_s()
+        now_s = self._clock.elapsed_s()
         if not self._book.declared or now_s - self._read_s < RECHECK_S:
             return
         self._read_s = now_s
-        version = await engine.store.data_version()
+        version = await self._store.data_version()
         if version == self._version:
             return
-        now = engine.wall_clock.now_us()
-        if self._read_at is None or engine.wall_clock.step_count != self._step_count:
+        now = self._wall_clock.now_us()
+        if self._read_at is None or self._wall_clock.step_count != self._step_count:
             await self.refresh()  # the instants by which changes are found mean nothing now
         else:
             await self._read_changed(self._read_at - LATE_WRITE_US)
-        self._read_at, self._step_count, self._version = now, engine.wall_clock.step_count, version
+        self._read_at, self._step_count, self._version = now, self._wall_clock.step_count, version
 
     async def _read_changed(self, since_us: int) -> None:
-        store, book = self._engine.store, self._book
+        store, book = self._store, self._book
         book.take_in(await store.schedules(changed_since=since_us))
         # Whoever resumes one may have another clock. What is fired here, the store refuses when it was changed.
         book.take_in(await store.schedules(book.parked(PARKED_PAGE)))
@@ -78,7 +78,7 @@ class Reading:
         """Read what the store says of these schedules, or of all; one that is not there any more is declared again."""
         book = self._book
         wanted = list(book.declared) if names is None else names
-        rows = await self._engine.store.schedules(wanted)
+        rows = await self._store.schedules(wanted)
         book.take_in(rows)
         book.orphans |= {name for name in wanted if name in book.declared} - {row.schedule_name for row in rows}
         self._changed()

@@ -166,7 +166,7 @@ async def test_a_loop_that_is_heard_of_is_not_woken_to_be_asked(stage: Any, monk
     await until(lambda: not heart._is_probing)
     asked: list[object] = []
     monkeypatch.setattr(
-        scene.engine, "loop", SimpleNamespace(call_soon_threadsafe=asked.append, is_closed=lambda: False)
+        scene.engine.life, "loop", SimpleNamespace(call_soon_threadsafe=asked.append, is_closed=lambda: False)
     )
     for _ in range(10):
         scene.clock.pass_s(LOOP_PROBE_S)

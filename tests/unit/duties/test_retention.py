@@ -37,7 +37,9 @@ async def test_old_records_are_deleted_in_batches_and_the_file_shrinks(stage: An
         heartbeat_retention_hours=None, worker_state_retention_hours=None, terminal_record_retention_hours=None
     )
     scene = await stage(recovery=never)  # or the sweep of the start would come between
-    scene.engine.settings = replace(scene.engine.settings, recovery=RecoveryConfig(retention_delete_batch_size=50))
+    scene.duties._retention._settings = replace(
+        scene.engine.settings, recovery=RecoveryConfig(retention_delete_batch_size=50)
+    )
     old, young = NOW_US - 721 * HOUR_US, NOW_US - 719 * HOUR_US
     big = "x" * 20_000
     rows = [ended(f"old {status} {number}", status, old)._replace(args=big) for status in ENDED for number in range(30)]
@@ -96,7 +98,9 @@ async def test_none_keeps_one_kind_for_ever_and_trouble_with_one_stops_no_other(
 async def test_a_sweep_ends_when_the_clock_is_stepped_under_it(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its limit is of a clock that was ahead: what ends now, by one that was corrected, would be old by it at once."""
     scene = await stage(recovery=RecoveryConfig(terminal_record_retention_hours=None))
-    scene.engine.settings = replace(scene.engine.settings, recovery=RecoveryConfig(retention_delete_batch_size=50))
+    scene.duties._retention._settings = replace(
+        scene.engine.settings, recovery=RecoveryConfig(retention_delete_batch_size=50)
+    )
     old = NOW_US - 721 * HOUR_US
     await scene.put(*(ended(f"old {number}", "COMPLETED", old) for number in range(51)))
     purge = scene.engine.store.purge
