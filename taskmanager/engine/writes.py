@@ -34,7 +34,8 @@ from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 SHORT_CHARS: Final = 500
 """Of each text that is kept."""
 PROGRESS_US: Final = SECOND_US
-_PENDING, _RUNNING = STATUS_TEXT[TaskStatus.PENDING], STATUS_TEXT[TaskStatus.RUNNING]
+_RUNNING: Final = STATUS_TEXT[TaskStatus.RUNNING]
+_WAITING: Final = (STATUS_TEXT[TaskStatus.PENDING], STATUS_TEXT[TaskStatus.CLAIMED])
 _new_tuple = tuple.__new__
 
 
@@ -46,7 +47,7 @@ def write_of(live: LiveTask, base: Expected | None, attempts: tuple[AttemptRow, 
             if base[0] == _RUNNING and base[2] == 1:
                 change = (live.task_id, live.definition.name, base, live.completed_at, live.result_text, attempts)
                 return _new_tuple(SuccessWrite, change)
-        elif status is TaskStatus.RUNNING and base[0] == _PENDING and base[2] == 0:
+        elif status is TaskStatus.RUNNING and base[2] == 0 and base[0] in _WAITING:
             return _new_tuple(StartWrite, (live.task_id, live.definition.name, base, live.started_at, *live.worker))
     return _new_tuple(TaskWrite, (live.row(), base, attempts))
 

@@ -176,9 +176,9 @@ class TaskWrite(NamedTuple):
 
 
 class StartWrite(NamedTuple):
-    """The first start of a task whose owner stays: PENDING → RUNNING. `started_at` is the time of the update too.
+    """The first start of a task whose owner stays: PENDING or CLAIMED → RUNNING.
 
-    Nothing else in the row changes, so nothing else is written. Expected is PENDING, never CLAIMED.
+    `started_at` is the time of the update too. Nothing else in the row changes, so nothing else is written.
     """
 
     task_id: str

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from taskmanager.model.record import Expected, StartWrite, SuccessWrite, TaskRow, TaskWrite
-from taskmanager.model.states import TaskStatus
+from taskmanager.model.states import WAITING, TaskStatus
 from taskmanager.store.protocol import Store, TaskFilter
 from tests.contract.rows import ME, OTHER, attempt, expected, put, task
 
@@ -55,9 +55,20 @@ async def test_a_state_change_that_wins_is_stored_with_its_attempts(store: Store
     assert await store.fetch_attempts("t1") == [attempt()]
 
 
-async def test_a_lean_write_leaves_the_row_that_the_full_one_would(store: Store) -> None:
+@pytest.mark.parametrize("status", sorted(WAITING))
+async def test_a_lean_write_leaves_the_row_that_the_full_one_would(store: Store, status: TaskStatus) -> None:
     """A first start and a success say only what they change; everything else stays as it was."""
-    waiting = [task(each, claimed_by_worker_id=ME, tags="{}", good_until=500) for each in ("lean", "full")]
+    kept = {
+        "tags": "{}",
+        "good_until": 500,
+        "idempotency_key": "k",
+        "enqueue_sha": "s",
+        "scheduled_for": 90,
+        "log": "[]",
+    }
+    counts = {"retry_count": 1, "max_retries": 2, "crash_count": 3, "snooze_count": 4, "priority": 7}
+    row = {"status": status.value, "claimed_by_worker_id": ME, **kept, **counts}
+    waiting = [task(each, **row) for each in ("lean", "full")]
     await put(store, *waiting)
     for number, at, lean in (
         (0, 120, StartWrite("lean", "app:job", expected(waiting[0]), 120, 7, "host", "main")),

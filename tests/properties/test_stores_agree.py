@@ -152,7 +152,7 @@ def change(draw: st.DrawFn, current: TaskRow) -> Write:
         expected = draw(st.sampled_from([wrong, expected._replace(owner=wrong.owner)]))
     name, kind = current.task_name, draw(st.sampled_from([TaskWrite, TaskWrite, StartWrite, SuccessWrite]))
     if kind is StartWrite:
-        waiting = expected._replace(status="PENDING")
+        waiting = expected._replace(status=draw(st.sampled_from(sorted(WAITING))).value)
         return StartWrite(current.task_id, name, waiting, draw(INSTANTS), draw(CHANGING["worker_pid"]), "host", None)
     if kind is SuccessWrite:
         running = expected._replace(status="RUNNING")

@@ -155,6 +155,7 @@ def start_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> S
     at = _names(shared, bound, "v.")
     changed = {name: at[name] for name in START.columns[1:] if name not in EXPECTED}
     changed |= {"status": "'RUNNING'", "start_count": "t.start_count + 1", "updated_at": at["started_at"]}
+    changed["claimed"] = "0"
     return _conditional(changed, at, bound, rows)
 
 
