@@ -168,8 +168,6 @@ BANNED_WORDS: Final[Mapping[str, tuple[str, str, int]]] = {
 MAX_TEST_NAME: Final = 72
 # Files with names that are longer, and how many.
 LONG_TEST_NAMES: Final[Mapping[str, int]] = {
-    "tests/unit/cli/test_refusals.py": 1,
-    "tests/unit/test_console_instance.py": 1,
     "tests/unit/test_engine_between.py": 1,
     "tests/unit/test_engine_calls.py": 1,
     "tests/unit/test_engine_dispatch.py": 2,
@@ -186,11 +184,6 @@ LONG_TEST_NAMES: Final[Mapping[str, int]] = {
 # A name that begins like a riddle names its subject last; say the subject first.
 RIDDLE: Final = re.compile(r"test_(?:who|whoever|what|whatever)_")
 RIDDLES: Final[Mapping[str, int]] = {
-    "tests/unit/cli/test_refusals.py": 1,
-    "tests/unit/cli/test_schedules.py": 1,
-    "tests/unit/test_console_observer.py": 2,
-    "tests/unit/test_console_records.py": 1,
-    "tests/unit/test_console_screens.py": 1,
     "tests/unit/test_engine_calls.py": 2,
     "tests/unit/test_engine_claiming.py": 1,
     "tests/unit/test_engine_dispatch.py": 1,

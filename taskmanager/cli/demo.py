@@ -214,7 +214,7 @@ class Story:
             self._console.print(f"   {name.replace('_', ' '):<20}{found[name] or 0:>10,}")
         for code, key in failures[:5]:
             self._console.print(Text.assemble("   ", (code, "red"), f"  {escaped(key)}"), soft_wrap=True)
-        verdict = f"Every one of {len(self._names):,} has exactly one task, and it is completed or failed."
+        verdict = f"Every one of {len(self._names):,} files has exactly one task, and it is completed or failed."
         self._console.print()
         self.say(f"NOT every file is accounted for: {', '.join(missing[:5])}" if missing else verdict)
         if self._as_json:

@@ -237,7 +237,7 @@ async def test_dead_alive_and_frozen_are_told_apart(tmp_path: Path) -> None:
     assert health() is Health.DEAD
 
 
-async def test_what_the_dead_hold_is_a_problem(tmp_path: Path) -> None:
+async def test_tasks_that_the_dead_hold_are_a_problem(tmp_path: Path) -> None:
     """Of an instance that is registered, and of one that nobody knows any more."""
     path, clock = await make_file(tmp_path / "tasks.db"), SetClock()
     register(path, clock)
@@ -384,7 +384,7 @@ async def test_a_file_that_is_watched_is_closed_as_if_nobody_did(tmp_path: Path)
     assert names_in(tmp_path) == ["tasks.db"]
 
 
-async def test_what_runs_is_drawn_anew_every_second(tmp_path: Path) -> None:
+async def test_running_tasks_are_drawn_anew_every_second(tmp_path: Path) -> None:
     """Its elapsed time moves although nobody writes."""
     path, clock = await make_file(tmp_path / "tasks.db"), SetClock()
     register(path, clock, {"tasks": [{"task_id": "a", "task_name": "n", "started_at": clock.wall}]})

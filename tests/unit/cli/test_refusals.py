@@ -113,7 +113,7 @@ def test_a_file_that_cannot_be_used_is_refused_by_every_command(
 HOSTILE: Final = "\x1b[2J\x1b]0;owned\x07\u202e[red]日本\u0301[/] [bold\r\n\t\x9b31m"
 
 
-def test_what_somebody_else_has_written_into_the_file_is_shown_and_not_obeyed(
+def test_foreign_text_in_the_file_is_shown_and_not_obeyed(
     copied: tuple[Path, dict[str, str]],
 ) -> None:
     """Names, tags, arguments, errors and logs are foreign: nothing in them steers the terminal or counts as markup."""

@@ -261,7 +261,7 @@ async def test_counts_are_right_also_between_two_looks_at_the_file(tmp_path: Pat
             assert (await manager.counts()) == counts
 
 
-def test_a_live_view_leaves_nothing_behind_when_the_terminal_becomes_narrower() -> None:
+def test_live_view_leaves_no_line_behind_on_a_narrower_terminal() -> None:
     """The terminal wraps the lines that stand there, so the view begins further up than it has lines."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, force_interactive=True, width=100, height=50, color_system=None)

@@ -1,6 +1,6 @@
 """What a person sees, compared with stored screens: at 80 and 120 columns, on a terminal and in a file.
 
-After a change that is meant: `UPDATE_SCREENS=1 pytest tests/unit/test_console_screens.py`, then look at what differs.
+After a change that is meant: `UPDATE_SCREENS=1 pytest tests/unit/test_console_screen.py`, then look at what differs.
 """
 
 import html
@@ -151,7 +151,7 @@ FOREIGN: Final = {
 
 @pytest.mark.parametrize("text", FOREIGN.values(), ids=FOREIGN)
 @pytest.mark.parametrize("width", [40, 59, 60, 80, 120, 200])
-def test_whatever_a_name_or_a_message_holds_the_screen_stands(text: str, width: int) -> None:
+def test_screen_stands_with_any_text_in_names_and_messages(text: str, width: int) -> None:
     """Names, codes, messages and paths are shown and not obeyed; figures stay below one another."""
     overview = replace(
         BUSY,

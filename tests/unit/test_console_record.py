@@ -225,7 +225,7 @@ def test_a_running_task_shows_its_progress_its_process_and_its_attempt() -> None
     assert_screen("show_running_80", drawn(view, 80))
 
 
-def test_what_cannot_be_read_is_said_and_breaks_nothing() -> None:
+def test_record_says_what_cannot_be_read_and_shows_the_rest() -> None:
     """Sealed arguments, arguments that were not stored, a result that is no JSON, a log of another shape."""
     sealed = task(1, args="c2VhbGVk", kwargs="c2VhbGVk", status="COMPLETED", result="c2VhbGVk", completed_at=NOW)
     bare = task(2, args=None, kwargs=None, tags="[]", progress='{"done":"x"}', log='[1,{"text":"line"}]', result="{}")

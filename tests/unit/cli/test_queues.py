@@ -1,18 +1,22 @@
-"""`taskmanager schedules` on the file of an application that has stopped, and beside one that runs."""
+"""`pause`, `resume` and `schedules`: on the file of an application that has stopped, and beside one that runs."""
 
 import asyncio
+import sqlite3
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pytest
 
 from taskmanager import TaskManager
 from taskmanager.cli import queues
+from tests.unit.cli.documents import ShownDocument
 from tests.unit.command_line import digest, taskmanager
 
 FAR: Final = f"30 2 1 {(datetime.now(UTC).month + 5) % 12 + 1} *"
+
+
 """Months away, whenever the tests run: after whatever fires in an hour, and never while they run."""
 
 
@@ -126,7 +130,7 @@ def test_a_schedule_is_run_by_hand_without_its_application(database: Path) -> No
         (["stop", "nightly"], 2, "'stop' is not one of"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(database: Path, arguments: list[str], code: int, words: str) -> None:
+def test_schedule_that_cannot_be_acted_on_is_one_line(database: Path, arguments: list[str], code: int, words: str) -> None:
     """On stderr, with the exit code that tells a wrong command from a wrong name."""
     ran = taskmanager("schedules", *arguments, "--db", database)
     assert (ran.code, ran.out, ran.err.count("\n")) == (code, "", 1)
@@ -154,3 +158,33 @@ def test_of_very_many_the_next_ones_are_shown(database: Path, monkeypatch: pytes
     assert ("hourly" in shown) + ("nightly" in shown) == 1
     assert "and 1 more; --json has all of them" in shown
     assert len(documents(database)) == 2
+
+
+def test_a_queue_is_paused_and_resumed(copied: tuple[Path, dict[str, str]]) -> None:
+    """Twice is as good as once."""
+    database, ids = copied
+    for paused, word in ((True, "pause"), (True, "pause"), (False, "resume"), (False, "resume")):
+        ran = taskmanager(word, "default", "--db", database, "--json")
+        assert ran.document(dict[str, Any]) == {"queue_name": "default", "is_paused": paused, "is_known": True}
+        sentence = taskmanager("show", ids["later"], "--db", database, "--json").document(ShownDocument).next.text
+        assert ("queue default is paused" in sentence) == paused
+
+
+def test_a_queue_that_nobody_has_named_is_refused_unless_it_is_meant(copied: tuple[Path, dict[str, str]]) -> None:
+    """A slip of the finger must not look like success while the queue that was meant goes on; a deploy may pause what
+    it brings. The queue of everybody needs no task to be known."""
+    database, _ = copied
+    before = digest(database.parent)
+    for word in ("pause", "resume"):
+        ran = taskmanager(word, "defualt", "--db", database)
+        assert (ran.code, ran.out) == (1, "")
+        assert "there is no queue 'defualt'" in ran.err
+        assert "did you mean 'default'? Nothing was changed; there are: default, mail" in ran.err
+        assert ("--force" in ran.err) == (word == "pause")
+    assert digest(database.parent) == before
+    forced = taskmanager("pause", "defualt", "--db", database, "--force", "--json")
+    assert forced.document(dict[str, Any]) == {"queue_name": "defualt", "is_paused": True, "is_known": False}
+    assert taskmanager("resume", "defualt", "--db", database).code == 0
+    with sqlite3.connect(database) as connection:
+        connection.execute("DELETE FROM taskmanager_tasks")
+    assert taskmanager("pause", "default", "--db", database).code == 0
