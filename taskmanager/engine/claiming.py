@@ -225,7 +225,10 @@ class Claimer:
         return ClaimRequest(self._identity.instance_id, names, queue_name, limit, now, starting=starting)
 
     def _starting(self, names: list[str], queue_name: str, limit: int) -> Starting | None:
-        """The slots in which a claim may start rows: those that no task here waits for."""
+        """The slots in which a claim may start rows: those that no task here waits for. None where there are none.
+
+        A claim that starts nothing need not wait for the disk.
+        """
         dispatcher, queue = self._dispatcher, self._dispatcher.queue(queue_name)
         if not self._life.is_up or self._life.is_stopping or queue.is_paused or self._writer.degraded_since is not None:
             return None
@@ -233,11 +236,12 @@ class Claimer:
         for each in map(self._definitions.__getitem__, names):
             if each.requeue_on_interrupt or not dispatcher.holds_unsafe:
                 by_lane.setdefault(each.lane, set()).add(each.name)
-        rooms = tuple(Room(frozenset(found), dispatcher.spare_slots(lane)) for lane, found in by_lane.items())
+        found = ((names_of, dispatcher.spare_slots(lane)) for lane, names_of in by_lane.items())
+        rooms = tuple(Room(frozenset(names_of), slot_count) for names_of, slot_count in found if slot_count > 0)
         # The file grants the places of a shared limit: what is claimed there has one.
         most = limit if queue.shared_limit is not None else min(limit, queue.slots.free)
         who = self._identity
-        return Starting(most, rooms, who.pid, who.hostname, who.process_name)
+        return Starting(most, rooms, who.pid, who.hostname, who.process_name) if rooms and most > 0 else None
 
     def _run(self, live: LiveTask) -> None:
         """Run a task that its claim has started. If it cannot run now, it waits like any other: that start counts."""

@@ -7,6 +7,7 @@ import pytest
 
 from taskmanager import QueueConfig, TaskManager, TaskStatus
 from taskmanager.model.record import TaskRow, TaskWrite
+from taskmanager.store.protocol import ClaimRequest
 from tests.unit.engine_worlds import Store, assert_counters, engine_of, manager_of, persisted, turns_until, world_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
@@ -275,3 +276,30 @@ async def test_a_running_row_of_mine_that_no_claim_explains_is_a_crash() -> None
         assert log == ["b"]
         assert store.memory._ended[task_id].error_code == "WORKER_CRASHED"
         assert (await manager.counts())[TaskStatus.COMPLETED] == 1
+
+
+async def test_a_claim_for_which_no_slot_is_free_starts_nothing() -> None:
+    """It says so to the store, which need not wait for the disk then."""
+    manager = manager_of(concurrency=1)
+    gate = asyncio.Event()
+
+    @manager.task(persist=True)
+    async def work(label: str) -> None:
+        await gate.wait()
+
+    async with world_of(manager) as (world, store):
+        asked: list[ClaimRequest] = []
+        claim = store.memory.claim
+
+        async def note(request: ClaimRequest) -> list[TaskRow]:
+            asked.append(request)
+            return await claim(request)
+
+        store.memory.claim = note  # type: ignore[method-assign]  # the one call that is looked at
+        for label in "ab":
+            await put_free(manager, store, work, label)
+            look(manager, store)
+            await world.advance(1)
+        assert [request.starting is None for request in asked] == [False, True]
+        gate.set()
+        await manager.join()
