@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv test quick lint typing unit others demo bench simulate churn audit fmt clean
+.PHONY: help venv test quick lint typing unit others demo bench bench-peers simulate churn audit fmt clean
 
 SUPPORTED := 3.11 3.12 3.13 3.14
 # One more than there are cores: half of the suite waits for the processes that it has started.
@@ -46,7 +46,7 @@ fi
 endef
 
 help:  ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 venv:  ## Create or refresh .venv with the library and its development tools
 	@$(interpreters); \
@@ -92,6 +92,12 @@ demo: venv  ## The five-minute tour, on your own files
 
 bench: venv  ## Every question in benchmarks/, and which targets are reached; ARGS=--quick for a first look
 	@$(BIN)/python benchmarks $(ARGS)
+
+# All libraries on one Python: the first of these that is installed. The oldest is too old for one of them.
+bench-peers: venv  ## The same no-op in other libraries (ARGS="--quick --only huey"); a whole run writes docs/benchmarks.md
+	@$(interpreters); \
+	python="$$(found | awk '{of[$$1] = $$2} END {for (n = split("3.13 3.14 3.12 3.11", order); i++ < n;) if (order[i] in of) {print of[order[i]]; exit}}')"; \
+	$(BIN)/python -m benchmarks.peers.run --python "$$python" --write docs/benchmarks.md $(ARGS)
 
 simulate: venv  ## The seeded simulator: thousands of programs with faults, on virtual time
 	@$(call say,simulation); $(BIN)/python -m tests.simulation --seeds 2000 --workers $(WORKERS) $(ARGS)

@@ -51,7 +51,7 @@ def heir(options: Options) -> Figures:
         manager.task(name="work", persist=True, requeue_on_interrupt=True)(work)
         async with manager:
             path.with_suffix(".heir").touch()
-            while len(starts) < options.size(*COUNT):  # noqa: ASYNC110  # a benchmark may look
+            while len(starts) < options.size(*COUNT):
                 await asyncio.sleep(POLL_S)
 
     asyncio.run(main())

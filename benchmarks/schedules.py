@@ -30,7 +30,7 @@ def fired(options: Options) -> Figures:
             for number in range(options.size(*SCHEDULES)):
                 manager.schedule(cron="* * * * * *", name=f"schedule {number}")(task)
             async with manager:
-                while not ran:  # noqa: ASYNC110  # a benchmark may look
+                while not ran:
                     await asyncio.sleep(0.05)
                 await manager.join()
                 ran.clear()
