@@ -128,7 +128,6 @@ REACHES: Final[Mapping[str, int]] = {
     "taskmanager/engine/intake.py": 1,
     "taskmanager/engine/lifecycle.py": 3,
     "taskmanager/engine/records.py": 1,
-    "taskmanager/engine/report.py": 3,
     "taskmanager/engine/schedule.py": 3,
     "taskmanager/engine/settle.py": 1,
     "taskmanager/engine/unstopped.py": 2,

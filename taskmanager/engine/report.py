@@ -1,7 +1,7 @@
 """Makes the report of an engine. This is the only module that knows all parts of an engine."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from heapq import nsmallest
 from itertools import islice
 from typing import Final
@@ -42,14 +42,14 @@ def report_of(
 
     With `has_memory` it tells of every task in memory, unless there are more than `MAX_COUNTED`.
     """
-    engine.inbox.look()
-    dispatcher, writer, running = engine.dispatcher, engine.writer, engine.runner.running.values()
+    inbox, dispatcher, runner, writer = engine.inbox, engine.dispatcher, engine.runner, engine.writer
+    inbox.look()
+    clock, running = engine.clock, runner.running.values()
     queues, unlisted = _fullest(dispatcher.queues, max_queues)
-    now, oldest_s = engine.clock.now_us(), writer.oldest_unsaved_s()
+    now, oldest_s = clock.now_us(), writer.oldest_unsaved_s()
     memory_only = Counter(each.live.queue_name for each in running if not each.live.is_persisted)
     oldest = _oldest_waiting(engine)
     waiting = sum(each.waiting - each.stored_waiting for each in (*queues.values(), *unlisted))
-    shown = sorted(running, key=lambda each: (each.live.progress_text is None, each.started_at)) if max_tasks else ()
     return InstanceReport(
         instance_id=engine.identity.instance_id,
         started_at=engine.identity.started_at,
@@ -57,8 +57,8 @@ def report_of(
         heartbeat_s=engine.settings.recovery.runner_heartbeat_interval_ms / 1000,
         is_stopping=engine.life.is_stopping,
         running_count=len(running),
-        waiting_count=engine.inbox.waiting_count,
-        abandoned_count=len(engine.runner.abandoned),
+        waiting_count=inbox.waiting_count,
+        abandoned_count=len(runner.abandoned),
         unsaved_count=writer.unsaved_count,
         unsaved_since=None if oldest_s is None else round(now - oldest_s * SECOND_US),
         unwritten_count=len(writer.unsaved_ended),
@@ -70,7 +70,7 @@ def report_of(
         queues={name: _queue(each, oldest.get(name), memory_only[name]) for name, each in queues.items()},
         unlisted_queue_count=len(unlisted),
         unlisted_waiting_count=sum(each.waiting for each in unlisted),
-        tasks=tuple(_task(each, engine.identity.instance_id) for each in shown[:max_tasks]),
+        tasks=_tasks(running, max_tasks, engine.identity.instance_id),
         task_names=frozenset(engine.definitions) if len(engine.definitions) <= MAX_SHOWN_NAMES else None,
         tally=dict(engine.settlement.tally),
         memory=_memory(engine) if has_memory else None,
@@ -124,6 +124,14 @@ def _oldest_waiting(engine: Engine) -> dict[str, int]:
 def _failing(engine: Engine) -> dict[str, str]:
     """Return the failing duties with their reasons. A disabled log counts as one."""
     return dict(engine.failing_duties) if logger.trouble is None else {**engine.failing_duties, "log": logger.trouble}
+
+
+def _tasks(running: Collection[Attempt], most: int, instance_id: str) -> tuple[RunningTask, ...]:
+    """Return the running tasks: first those that report progress, then the oldest."""
+    if not most:
+        return ()
+    shown = sorted(running, key=lambda each: (each.live.progress_text is None, each.started_at))
+    return tuple(_task(each, instance_id) for each in shown[:most])
 
 
 def _task(attempt: Attempt, instance_id: str) -> RunningTask:

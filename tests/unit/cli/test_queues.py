@@ -130,7 +130,9 @@ def test_a_schedule_is_run_by_hand_without_its_application(database: Path) -> No
         (["stop", "nightly"], 2, "'stop' is not one of"),
     ],
 )
-def test_schedule_that_cannot_be_acted_on_is_one_line(database: Path, arguments: list[str], code: int, words: str) -> None:
+def test_schedule_that_cannot_be_changed_is_one_line(
+    database: Path, arguments: list[str], code: int, words: str
+) -> None:
     """On stderr, with the exit code that tells a wrong command from a wrong name."""
     ran = taskmanager("schedules", *arguments, "--db", database)
     assert (ran.code, ran.out, ran.err.count("\n")) == (code, "", 1)
