@@ -13,7 +13,7 @@ from typing import Final
 import click
 
 from taskmanager.cli.database import check_is_there, read
-from taskmanager.cli.options import answer_json, db_option, draw, json_option
+from taskmanager.cli.options import answer_json, draw, file_options
 from taskmanager.console.figures import relative, short
 from taskmanager.console.observer import look, unknown_in
 from taskmanager.console.overview import Finding, Health, InstanceView
@@ -60,8 +60,7 @@ Exit codes: 0 all is well, 1 there are findings.
     "--min-free", type=click.IntRange(min=0), default=200, show_default=True, metavar="MB",
     help="Less free disk space than this is a finding.",
 )  # fmt: skip
-@db_option
-@json_option
+@file_options
 def doctor(min_free: int, db: Path, as_json: bool) -> int:
     """Check the file and its surroundings, and say what to do."""
     check_is_there(db)

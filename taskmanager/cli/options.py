@@ -33,7 +33,7 @@ _NOT_ASCII: Final = re.compile(r"[^\n -~]")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-db_option: Final = click.option(
+_db_option: Final = click.option(
     "--db",
     type=click.Path(path_type=Path, readable=False),  # whether it can be read is said in our own words
     default=DEFAULT_DB,
@@ -45,6 +45,11 @@ db_option: Final = click.option(
 )
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON document, and nothing else.")
 yes_option: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+def file_options(command: F) -> F:
+    """Add `--db` and `--json`, as the parameters `db: Path` and `as_json: bool`."""
+    return _db_option(json_option(command))
 
 
 def confirm(question: str) -> None:
@@ -133,6 +138,14 @@ def tell_what_was_meant(connection: sqlite3.Connection, search: Search) -> None:
 def answer_json(value: object) -> None:
     """Print one document on stdout, in UTF-8 whatever the terminal speaks."""
     click.echo(as_document(value), nl=False)
+
+
+def answer(document: object, text: str, *, as_json: bool) -> None:
+    """Print one document, or one line of text."""
+    if as_json:
+        answer_json(document)
+    else:
+        click.echo(escaped(text))
 
 
 def as_document(value: object) -> bytes:

@@ -2,18 +2,17 @@
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from taskmanager.cli.database import patiently, read, write
-from taskmanager.cli.options import answer_json, db_option, draw, json_option, screen
+from taskmanager.cli.options import answer, answer_json, draw, file_options, screen
 from taskmanager.console.documents import schedule_document
 from taskmanager.duties.schedules import actions
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import StoreError
-from taskmanager.model.escaping import escaped
 from taskmanager.model.ids import new_task_id
 from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.schedule import ScheduleRow
@@ -48,8 +47,7 @@ MOST_SHOWN: Final = 1_000  # schedules that a person may want to read; laying ou
 @click.command(epilog=QUEUES_EPILOG)
 @click.argument("queue_name", metavar="QUEUE")
 @click.option("--force", is_flag=True, help="Accept a queue that no task and no instance has used yet.")
-@db_option
-@json_option
+@file_options
 def pause(queue_name: str, force: bool, db: Path, as_json: bool) -> None:
     """Start nothing more from a queue until it is resumed."""
     _set(queue_name, True, db, as_json, force=force)
@@ -57,8 +55,7 @@ def pause(queue_name: str, force: bool, db: Path, as_json: bool) -> None:
 
 @click.command(epilog=QUEUES_EPILOG)
 @click.argument("queue_name", metavar="QUEUE")
-@db_option
-@json_option
+@file_options
 def resume(queue_name: str, db: Path, as_json: bool) -> None:
     """Start tasks from a paused queue again."""
     _set(queue_name, False, db, as_json)
@@ -70,8 +67,8 @@ def _set(queue_name: str, paused: bool, db: Path, as_json: bool, *, force: bool 
     if queue_name not in known and not force:
         raise StoreError(_refusal(queue_name, known, db, paused))
     write(db, lambda store: patiently(lambda: store.set_paused(queue_name, paused, SystemClock().now_us())))
-    answer = {"queue_name": queue_name, "is_paused": paused, "is_known": queue_name in known}
-    _say(answer, f"queue {queue_name} is {'paused' if paused else 'resumed'}", as_json)
+    document = {"queue_name": queue_name, "is_paused": paused, "is_known": queue_name in known}
+    answer(document, f"queue {queue_name} is {'paused' if paused else 'resumed'}", as_json=as_json)
 
 
 def _refusal(queue_name: str, known: Collection[str], db: Path, paused: bool) -> str:
@@ -82,18 +79,10 @@ def _refusal(queue_name: str, known: Collection[str], db: Path, paused: bool) ->
     return f"{line}. To pause one before its first task, add --force" if paused else line
 
 
-def _say(answer: dict[str, Any], text: str, as_json: bool) -> None:
-    if as_json:
-        answer_json(answer)
-    else:
-        click.echo(escaped(text))
-
-
 @click.command("schedules", epilog=SCHEDULES_EPILOG)
 @click.argument("action", required=False, type=click.Choice(["pause", "resume", "run"]), metavar="[pause|resume|run")
 @click.argument("name", required=False, metavar="NAME]")
-@db_option
-@json_option
+@file_options
 def schedules(action: str | None, name: str | None, db: Path, as_json: bool) -> None:
     """List the schedules, ordered by their next run; or pause, resume or run one."""
     now = SystemClock().now_us()
@@ -104,12 +93,13 @@ def schedules(action: str | None, name: str | None, db: Path, as_json: bool) -> 
     elif action == "run":
         task_id = new_task_id()
         write(db, lambda store: patiently(lambda: actions.run_by_hand(store, name, task_id, now)))
-        _say({"schedule_name": name, "task_id": task_id}, f"schedule {name} runs once more, as task {task_id}", as_json)
+        said = f"schedule {name} runs once more, as task {task_id}"
+        answer({"schedule_name": name, "task_id": task_id}, said, as_json=as_json)
     else:
         is_paused = action == "pause"
         write(db, lambda store: patiently(lambda: actions.set_paused(store, name, is_paused, now)))
-        said = "is paused" if is_paused else "fires again"
-        _say({"schedule_name": name, "is_paused": is_paused}, f"schedule {name} {said}", as_json)
+        said = f"schedule {name} {'is paused' if is_paused else 'fires again'}"
+        answer({"schedule_name": name, "is_paused": is_paused}, said, as_json=as_json)
 
 
 def _list(db: Path, now: int, as_json: bool) -> None:

@@ -13,7 +13,7 @@ import click
 
 from taskmanager.cli.database import check_is_there, read
 from taskmanager.cli.keyboard import News, listening
-from taskmanager.cli.options import answer_json, db_option, json_option, screen
+from taskmanager.cli.options import answer_json, file_options, screen
 from taskmanager.console.documents import overview_document
 from taskmanager.console.observer import Watch, look
 from taskmanager.console.overview import Overview, Problem
@@ -48,8 +48,7 @@ terminal, and with --json, the answer is printed once, as by `taskmanager status
 
 
 @click.command(epilog=STATUS_EPILOG)
-@db_option
-@json_option
+@file_options
 def status(db: Path, as_json: bool) -> None:
     """Show instances, queues, throughput, failures, schedules and storage on one screen."""
     check_is_there(db)
@@ -60,8 +59,7 @@ def status(db: Path, as_json: bool) -> None:
 
 
 @click.command(epilog=WATCH_EPILOG)
-@db_option
-@json_option
+@file_options
 def watch(db: Path, as_json: bool) -> int:
     """Show what is running, waiting and failing, kept up to date: progress, time left, last failures. q quits."""
     clock = SystemClock()

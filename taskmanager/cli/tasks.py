@@ -18,10 +18,9 @@ from taskmanager.cli.database import patiently, read, the_task, the_tasks, write
 from taskmanager.cli.options import (
     answer_json,
     confirm,
-    db_option,
     draw,
+    file_options,
     filter_options,
-    json_option,
     screen,
     search_of,
     tell_what_was_meant,
@@ -97,8 +96,7 @@ child process is killed, a thread sees `is_cancelled`. A batch has to be confirm
     help="At most this many tasks.",
 )  # fmt: skip
 @click.option("--before", metavar="ID", help="Only tasks older than this one, the last of the previous page.")
-@db_option
-@json_option
+@file_options
 def list_tasks(limit: int, before: str | None, db: Path, as_json: bool, **filters: Any) -> None:
     """List tasks, newest first."""
     search, database = search_of(**filters), db.absolute()
@@ -137,8 +135,7 @@ def _draw(rows: Sequence[TaskRow], messages: Mapping[str, str]) -> None:
 
 @click.command(epilog=SHOW_EPILOG)
 @click.argument("task_id", metavar="ID")
-@db_option
-@json_option
+@file_options
 def show(task_id: str, db: Path, as_json: bool) -> None:
     """Show one task: its record, every attempt, its log, what happens next."""
     with read(db) as connection, snapshot(connection):
@@ -188,8 +185,7 @@ class Action(NamedTuple):
 @click.option("--force", is_flag=True, help="Include tasks that are COMPLETED.")
 @click.option("--dry-run", is_flag=True, help="Only show which tasks would be retried.")
 @yes_option
-@db_option
-@json_option
+@file_options
 def retry(task_ids: tuple[str, ...], force: bool, **options: Any) -> int:
     """Run tasks that have ended again, with their stored arguments.
 
@@ -222,8 +218,7 @@ def _retried(row: TaskRow, reason: str | None, has_won: bool, now_us: int) -> An
 @filter_options
 @click.option("--dry-run", is_flag=True, help="Only show which tasks would be cancelled.")
 @yes_option
-@db_option
-@json_option
+@file_options
 def cancel(task_ids: tuple[str, ...], **options: Any) -> int:
     """Cancel tasks that have not ended."""
     database: Path = options["db"].absolute()

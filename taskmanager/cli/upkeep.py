@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from taskmanager.cli.database import check_is_there, patiently, read, write
-from taskmanager.cli.options import Duration, Status, answer_json, confirm, db_option, json_option, yes_option
+from taskmanager.cli.options import Duration, Status, answer, answer_json, confirm, file_options, yes_option
 from taskmanager.duties.recovery import PAGE, Recovery
 from taskmanager.duties.stale import StaleTasks
 from taskmanager.engine.instance import is_dead, new_identity
@@ -59,8 +59,7 @@ _ENDED: Final = tuple(status for status in TaskStatus if status in TERMINAL)
 
 
 @click.command(epilog=RECOVER_EPILOG)
-@db_option
-@json_option
+@file_options
 @click.option(
     "--frozen", type=click.FloatRange(min=1), metavar="MINUTES",
     help="Also take what instances hold that are alive and have been silent for this long.",
@@ -144,8 +143,7 @@ async def _orphans(store: Store, database: Path, alive: set[str]) -> list[TaskRo
     "--older-than", type=Duration(), metavar="AGE", help="Only tasks that ended longer ago than this: 12h, 30d."
 )
 @yes_option
-@db_option
-@json_option
+@file_options
 def purge(status: TaskStatus | None, older_than: int | None, yes: bool, db: Path, as_json: bool) -> None:
     """Delete the records of tasks that have ended."""
     if status is None and older_than is None and not yes:
@@ -156,10 +154,7 @@ def purge(status: TaskStatus | None, older_than: int | None, yes: bool, db: Path
         confirm(f"delete all {sum(by_status[each] for each in _ENDED):,} records of ended tasks?")
     cutoff = None if older_than is None else SystemClock().now_us() - older_than
     gone = write(db, lambda store: _in_pages(store, status, cutoff))
-    if as_json:
-        answer_json({"deleted": gone})
-    else:
-        click.echo(f"{counted(gone, 'record')} deleted")
+    answer({"deleted": gone}, f"{counted(gone, 'record')} deleted", as_json=as_json)
 
 
 async def _in_pages(store: Store, status: TaskStatus | None, cutoff: int | None) -> int:
@@ -171,14 +166,11 @@ async def _in_pages(store: Store, status: TaskStatus | None, cutoff: int | None)
 @click.command(epilog=BACKUP_EPILOG)
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("--force", is_flag=True, help="Replace FILE if it is there already.")
-@db_option
-@json_option
+@file_options
 def backup(file: Path, force: bool, db: Path, as_json: bool) -> None:
     """Copy the database into FILE, whether the application is running or not."""
     check_is_there(db)
     with open_read_only(db, is_any_version=True) as connection:
         size_bytes = back_up(connection, db, file, is_replacing=force)
-    if as_json:
-        answer_json({"db": str(db), "file": str(file), "size_bytes": size_bytes})
-    else:
-        click.echo(f"{escaped(str(db))} was copied to {escaped(str(file))} ({size_bytes / 1_000_000:,.1f} MB)")
+    said = f"{db} was copied to {file} ({size_bytes / 1_000_000:,.1f} MB)"
+    answer({"db": str(db), "file": str(file), "size_bytes": size_bytes}, said, as_json=as_json)
