@@ -121,7 +121,6 @@ REACHES: Final[Mapping[str, int]] = {
     "taskmanager/duties/schedules/actions.py": 1,
     "taskmanager/duties/schedules/book.py": 1,
     "taskmanager/duties/schedules/firing.py": 2,
-    "taskmanager/engine/after_write.py": 1,
     "taskmanager/engine/claiming.py": 1,
     "taskmanager/engine/dispatch.py": 6,
     "taskmanager/engine/fairness.py": 1,

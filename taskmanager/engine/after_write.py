@@ -80,6 +80,8 @@ class AfterWrite:
             self._life.wants_claim.set()
         if not live.is_published:
             self._life.publish(live)
+        elif self._dispatcher.has_shared_limits:  # it had left memory before, while its row still took a place
+            self._dispatcher.queue(live.queue_name).expect_place()
 
     def _gone_to_store(self, live: LiveTask) -> None:
         self._dispatcher.move(live, LEFT)
@@ -91,8 +93,7 @@ class AfterWrite:
         self._keys.left(live)
         queue = self._dispatcher.queue(live.queue_name)
         queue.leave(live.priority)  # a claim under way may not have seen it
-        if queue.shared_limit is not None:
-            queue.shared_limit.is_owed = True
+        queue.expect_place()
         self._life.wants_more()
 
     def _start(self, live: LiveTask) -> None:

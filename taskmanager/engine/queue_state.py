@@ -62,6 +62,11 @@ class QueueState:
         self._backlogs.pop(self, None)
         self.best_left = NONE_LEFT
 
+    def expect_place(self) -> None:
+        """Let the next look claim, if the limit of the queue holds for the whole file: a place may be free there."""
+        if self.shared_limit is not None:
+            self.shared_limit.is_owed = True
+
     @property
     def is_open(self) -> bool:
         """Whether a task of this queue may start now."""
