@@ -177,7 +177,7 @@ LONG_TEST_NAMES: Final[Mapping[str, int]] = {
     "tests/unit/test_engine_stop_races.py": 4,
     "tests/unit/test_engine_survival.py": 3,
     "tests/unit/test_engine_window.py": 11,
-    "tests/unit/test_engine_writer.py": 3,
+    "tests/unit/test_engine_writer.py": 2,
 }
 # A name that begins like a riddle names its subject last; say the subject first.
 RIDDLE: Final = re.compile(r"test_(?:who|whoever|what|whatever)_")

@@ -1,7 +1,9 @@
 """Work that may wait for a while, and then is due until it is done."""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 
 class DueTime:
@@ -39,3 +41,67 @@ class DueTime:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class Waiting(Protocol):
+    """Knows how many changes wait."""
+
+    @property
+    def waiting_count(self) -> int: ...
+
+
+class Patience:
+    """How long changes wait that nobody asks for: plain ends, and tasks that were only accepted."""
+
+    def __init__(self, wait_s: float, wake: Callable[[], None], waiting: "Waiting") -> None:
+        self._due = DueTime(wait_s, self._end)
+        self._wake = wake
+        self._waiting = waiting
+        self._rush_count = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all of them are written now."""
+        return self._due.is_now
+
+    @property
+    def is_rushed(self) -> bool:
+        """Whether somebody waits for all that there is, so that every end is urgent."""
+        return self._rush_count > 0
+
+    def begin(self) -> None:
+        """One more waits."""
+        self._due.begin()
+
+    def renew(self) -> None:
+        """None waits any more: the next one waits anew."""
+        self._due.is_now = False
+
+    def hurry(self) -> None:
+        """Let those that wait be written now."""
+        if self._waiting.waiting_count:
+            self._due.hurry()
+
+    def rush(self) -> None:
+        """Let every end be urgent from now on, as in a stop."""
+        self._rush_count += 1
+        self.hurry()
+
+    @contextlib.contextmanager
+    def rushed(self) -> Iterator[None]:
+        """Let every end be urgent inside this block."""
+        self.rush()
+        try:
+            yield
+        finally:
+            self._rush_count -= 1
+
+    def _end(self) -> None:
+        if self._waiting.waiting_count:
+            self._wake()
+        else:
+            self.renew()
+
+    def close(self) -> None:
+        """The timer rings no more."""
+        self._due.close()

@@ -99,7 +99,7 @@ def wire(
         intake, clock, wall_clock, dispatcher, window, settlement, writer, follower,
         instance_id=identity.instance_id, threads=settings.threads,
     )  # fmt: skip
-    inbox = Inbox(life.live, dispatcher, writer, life.accept, life.dispatch)
+    inbox = Inbox(life.live, dispatcher, writer, life.accept, life.dispatch, settings.max_pending, follower)
     alarm = Alarm(loop, clock, wall_clock, dispatcher.delays, life.wake_due)
     runner = Runner(
         settings.processes, host, life.report, life.complete, stall.lost_s, writer.was_cancelled_since

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections import deque
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Container, Iterator, Sized
 from typing import Any, Final
 
 from taskmanager.engine.dispatch import Dispatcher
@@ -21,6 +21,7 @@ from taskmanager.engine.outbox import HISTORY_BATCH
 from taskmanager.engine.phases import ARRIVED
 from taskmanager.engine.waiters import resolve, wait_in
 from taskmanager.engine.writer import Writer
+from taskmanager.model.states import TaskStatus
 
 HELPING: Final = 500
 HELPING_S: Final = 0.005
@@ -39,6 +40,8 @@ class Inbox:
         writer: Writer,
         accept: Callable[[LiveTask], None],
         dispatch: Callable[[], None],
+        max_pending: int | None = None,
+        followed: Container[object] = (),
     ) -> None:
         self._live = live
         self._dispatcher = dispatcher
@@ -46,6 +49,8 @@ class Inbox:
         writer.wants_turn = self.kick
         self._accept = accept
         self._dispatch = dispatch
+        self._followed = followed
+        self._half_full = None if max_pending is None else max_pending // 2
         self._arrived: deque[LiveTask] = deque()
         self._loop = asyncio.get_running_loop()
         self._is_due = False
@@ -193,3 +198,26 @@ class Inbox:
     def may_be_full(self, limit: int) -> bool:
         """Tell cheaply whether the limit may be reached, so that an exact count is worth its cost. False is certain."""
         return len(self._live) + self._writer.outbox.unsaved_count + len(self._arrived) >= limit
+
+    def end(self, live: LiveTask) -> None:
+        """Hand the end of a task to the writer."""
+        if not live.is_persisted:
+            self._writer.record(live)
+        elif self._may_wait(live):
+            self._writer.end(live)
+        else:
+            self._writer.mark(live)
+
+    def _may_wait(self, live: LiveTask) -> bool:
+        """Tell whether the end may wait for the next commit: that of a first run that succeeds, and nobody asks for it.
+
+        Somebody asks for an end who waits for it or for all that there is, a process that died of the task before, the
+        schedule of the task, a queue whose limit holds for the file, and callers who may soon find memory full.
+        """
+        if live.status is not TaskStatus.COMPLETED or live.start_count != 1 or self._writer.is_rushed:
+            return False
+        if live.waiters or live.save_waiters or live.successor or live.crash_count or live.scheduled_for is not None:
+            return False
+        if live.task_id in self._followed or (self._half_full is not None and self.may_be_full(self._half_full)):
+            return False
+        return not self._dispatcher.has_shared_limits or self.queue(live.queue_name).shared_limit is None

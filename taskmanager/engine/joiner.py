@@ -26,6 +26,7 @@ class Joiner:
         self._store, self._inbox, self._live = engine.store, engine.inbox, engine.live
         self._writer, self._settings, self._definitions = engine.writer, engine.settings, engine.definitions
         self._life, self._follower = engine.life, engine.follower
+        self._patience = engine.writer.patience
         self._poller = poller
         self._stopped = stopped
 
@@ -34,10 +35,8 @@ class Joiner:
 
         Raises `ManagerStopped` when the manager stops before that: some of them go on at the next start.
         """
-        if tags:
-            await self._join_tagged(tags)
-        else:
-            await self._join_all()
+        with self._patience.rushed():
+            await (self._join_tagged(tags) if tags else self._join_all())
 
     async def _join_tagged(self, tags: dict[str, str]) -> None:
         while True:

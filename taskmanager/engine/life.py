@@ -297,10 +297,8 @@ class Life:
             attempt.timer.cancel()
         self._settlement.complete(live, attempt, value)
         self._dispatcher.move(live, phases.ENDED)
-        if live.is_persisted:
-            self._writer.mark(live)
-        else:
-            self._writer.record(live)
+        self._inbox.end(live)
+        if not live.is_persisted:
             live.is_published = True
             self._follower.tell_end(live)
             live.context = None
@@ -358,12 +356,8 @@ class Life:
     def finish(self, live: LiveTask) -> None:
         """The task has ended here (for good, or for this instance): to the store, and to its waiters."""
         self._dispatcher.move(live, phases.ENDED)
-        if not live.is_persisted:
-            self._writer.record(live)
-            self.publish(live)
-            return
-        self._writer.mark(live)
-        if self._writer.degraded_since is not None:
+        self._inbox.end(live)
+        if not live.is_persisted or self._writer.degraded_since is not None:
             self.publish(live)
 
     def _expire(self, live: LiveTask) -> None:

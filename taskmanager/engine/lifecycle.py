@@ -74,6 +74,7 @@ class Lifecycle:
         self._life = engine.life
         self.engine = engine
         self._duties = duties
+        self._patience = engine.writer.patience
         self._after_write = AfterWrite(engine)
         self._file_watch = FileWatch(engine, self._made_anew)
         self._takeover = Takeover(engine, duties.recover)
@@ -279,6 +280,7 @@ class Lifecycle:
         # Time that the drain does not need is left for the last batches.
         self._commit_deadline = drained_s + CANCEL_GRACE_S + FINAL_COMMIT_S
         self._life.is_stopping = self._runner.is_stopping = True
+        self._patience.rush()
         # Threads may fill memory faster than it is emptied. What there is no time for waits until the door is closed.
         async with _until(drained_s):
             await self._release.cancel_memory_only()

@@ -6,6 +6,7 @@ instance holds only what differs.
 
 import asyncio
 import weakref
+from collections.abc import Callable
 from contextvars import Context
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -91,6 +92,8 @@ class Saving:
     """That change does not wait for an interval."""
     unsaved_since_s = 0.0
     """When it became dirty, on the clock of the outbox."""
+    on_wait: Callable[[], None] | None = None
+    """Makes an end urgent that may wait, when somebody begins to wait for it."""
     rejection: str | None = None
     """Why the store will never hold its newest state."""
     pared_result: int | None = None
@@ -270,7 +273,9 @@ class LiveTask:
             holder._cause = self.ending, exc  # noqa: SLF001  # handles have no public name for it
 
     def waiters_list(self) -> "list[asyncio.Future[Any]]":
-        """Where those who wait for the end put their future."""
+        """Where those who wait for the end put their future. From now on that does not wait for other commits."""
+        if self.saving.on_wait is not None:
+            self.saving.on_wait()
         if self.waiters is None:
             self.waiters = []
         return self.waiters

@@ -1,8 +1,9 @@
 """What is to be written, in the order in which it matters.
 
-Changes first: a start holds a slot until it is committed, and an end has waiters. Then tasks that were only accepted,
-for which no commit is made before `commit_interval` is over: often they are started by then, and one row is written
-instead of two. Then the history of memory-only tasks.
+Plain ends that nobody waits for come first: they go with any commit, so that no start is committed before an end that
+freed its slot. Then changes: a start holds a slot until it is committed, and other ends have waiters. Then tasks that
+were only accepted, when their `commit_interval` is over: often they are started by then, and one row is written instead
+of two. Then the history of memory-only tasks.
 
 A task that is taken is in flight until the whole batch is settled, or put back where it stood; there is one batch at a
 time. So how far a line has got is one number, and a flush needs no more than the places that it waits for: it is over
@@ -13,11 +14,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from taskmanager.engine.live_task import NOT_SAVED, LiveTask, Saving
 from taskmanager.engine.waiters import resolve
-from taskmanager.model.record import AttemptRow, Expected
+from taskmanager.model.record import AttemptRow, Expected, Write
 
 HISTORY_SLICE: Final = 16
 """Memory-only records that are worth a commit soon. A commit of hundreds holds up the loop, and every request that the
@@ -27,6 +28,7 @@ HISTORY_BATCH: Final = 512
 """Memory-only records that are written at once."""
 NOTHING: Final = Expected("", None, 0)
 """History is written once, and nothing will ever be expected of it."""
+T = TypeVar("T")
 _new_tuple = tuple.__new__
 """A NamedTuple's own constructor costs a call more, for each task that is written."""
 
@@ -39,13 +41,15 @@ class Sent(NamedTuple):
     attempts: tuple[AttemptRow, ...]
     base: Expected | None
     """The state in the store that this is to follow."""
+    write: Write | None = None
+    """What is sent, where that was made before the batch."""
 
 
-class Line:
+class Line(Generic[T]):
     """First in, first out; what is put back, or tried again, goes to the front. Places are numbered for good."""
 
     def __init__(self) -> None:
-        self.entries: deque[LiveTask] = deque()
+        self.entries: deque[T] = deque()
         self.passed_count = 0
         """Entries that have left it, and were not put back."""
 
@@ -54,17 +58,17 @@ class Line:
         """The place behind the last entry: everything that is in the line now has left it when that is passed."""
         return self.passed_count + len(self.entries)
 
-    def pop(self) -> LiveTask:
+    def pop(self) -> T:
         """The first one leaves."""
         self.passed_count += 1
         return self.entries.popleft()
 
-    def put_back(self, live: LiveTask) -> None:
+    def put_back(self, live: T) -> None:
         """It has left in vain."""
         self.passed_count -= 1
         self.entries.appendleft(live)
 
-    def advance(self, live: LiveTask) -> None:
+    def advance(self, live: T) -> None:
         """An entry that was made a moment ago counts as one that has left in vain."""
         if self.entries[-1] is live:
             self.entries.pop()
@@ -74,28 +78,31 @@ class Line:
 
 
 class Places(NamedTuple):
-    """How far both lines have to get, that is what a flush waits for."""
+    """How far the lines have to get, that is what a flush waits for."""
 
+    plain: int
     changed: int
     history: int
 
     def or_behind(self, other: "Places") -> "Places":
         """Both have to be passed."""
-        return Places(max(self.changed, other.changed), max(self.history, other.history))
+        return Places(*map(max, self, other))
 
 
 class Outbox:
-    """The line of changes, that of history, and the waiting room of tasks that were only accepted.
+    """The lines of plain ends, of changes and of history, and the waiting room of tasks that were only accepted.
 
-    Of a persisted task that is dirty there is one valid entry, in the waiting room or, if it is urgent, in the line;
-    further ones are skipped when they come up. Of history there are no others than valid entries.
+    Of a persisted task that is dirty there is one valid entry, among the plain ends, in the waiting room or, if it is
+    urgent, in the line of changes; further ones are skipped when they come up. Of history there are no others than
+    valid entries.
     """
 
     def __init__(self, elapsed_s: Callable[[], float]) -> None:
         self._elapsed_s = elapsed_s
-        self._changed = Line()
+        self._plain: Line[Sent] = Line()
+        self._changed: Line[LiveTask] = Line()
         self._accepted: deque[LiveTask] = deque()
-        self._history = Line()
+        self._history: Line[LiveTask] = Line()
         self.unsaved_ended: dict[str, LiveTask] = {}
         """History, and persisted tasks whose end was told before it could be written. By their ids."""
         self._dirty_count = 0
@@ -109,7 +116,8 @@ class Outbox:
 
     def __repr__(self) -> str:
         changed, history = len(self._changed.entries), len(self._history.entries)
-        return f"<Outbox {changed} changed, {len(self._accepted)} accepted, {history} of history>"
+        plain = len(self._plain.entries)
+        return f"<Outbox {plain} plain ends, {changed} changed, {len(self._accepted)} accepted, {history} of history>"
 
     @property
     def unsaved_count(self) -> int:
@@ -127,9 +135,9 @@ class Outbox:
         return bool(self._changed.entries)
 
     @property
-    def accepted_count(self) -> int:
-        """Tasks that were only accepted, a few of which may have been started since."""
-        return len(self._accepted)
+    def waiting_count(self) -> int:
+        """Plain ends, and tasks that were only accepted; some of these may have changed since."""
+        return len(self._plain.entries) + len(self._accepted)
 
     @property
     def history_count(self) -> int:
@@ -138,7 +146,7 @@ class Outbox:
 
     def oldest_s(self) -> float | None:
         """How long the oldest change of a persisted task has been waiting for its commit, or for the end of it."""
-        queues = (self._changed.entries, self._accepted)
+        queues = ((sent.live for sent in self._plain.entries), self._changed.entries, self._accepted)
         heads = (next((live for live in queue if live.saving.is_dirty), None) for queue in queues)
         since_s = [live.saving.unsaved_since_s for live in heads if live is not None]
         # A commit under way may hang on a lock for as long as SQLite waits for it; what it carries is not saved either.
@@ -158,7 +166,14 @@ class Outbox:
 
     def unsaved(self) -> Iterator[LiveTask]:
         """Every task that is not written, those of memory-only history included."""
-        return chain(self._changed.entries, self._accepted, self._history.entries)
+        plain = (sent.live for sent in self._plain.entries)
+        return chain(plain, self._changed.entries, self._accepted, self._history.entries)
+
+    def give_up_waiters(self, exc: Exception) -> None:
+        """Nobody will write any more, so nobody may wait for it."""
+        for live in self.unsaved():
+            waiters, live.save_waiters = live.save_waiters, None
+            resolve(waiters, exc)
 
     # In.
 
@@ -167,6 +182,13 @@ class Outbox:
         live.saving.unsaved_since_s = self._elapsed_s()
         self._make_dirty(live)
         self._accepted.append(live)
+
+    def end(self, live: LiveTask, write: Write) -> None:
+        """A plain end that nobody waits for, and how it is sent: nothing of it changes any more."""
+        live.saving.unsaved_since_s = self._elapsed_s()
+        self._make_dirty(live)
+        sent = (live, live.expectation(), live.attempts_due, live.saving.committed, write)
+        self._plain.entries.append(_new_tuple(Sent, sent))
 
     def change(self, live: LiveTask) -> None:
         """A change that must not wait. A task that was only accepted so far is written with it."""
@@ -191,7 +213,7 @@ class Outbox:
             live = self._accepted.popleft()
             if live.saving.is_dirty and not live.saving.is_urgent:
                 self._hurry(live)
-        return Places(self._changed.end, self._history.end)
+        return Places(self._plain.end, self._changed.end, self._history.end)
 
     def _hurry(self, live: LiveTask) -> None:
         live.saving.is_urgent = True
@@ -207,32 +229,45 @@ class Outbox:
 
     # Out.
 
-    def take(self, limit: int, *, with_history: bool) -> Sequence[Sent]:
+    def take(self, limit: int, *, with_accepted: bool, with_history: bool) -> Sequence[Sent]:
         """The next batch, of at most `limit` tasks: each is in flight from here on, until all are settled or put back.
 
         Only when that has happened the next batch is taken.
         """
-        taken = self._take_changed(limit)
-        self._take_accepted(taken, limit)
-        self._in_flight_count = sum(live.is_persisted for live in taken)
-        self._in_flight_since_s = taken[0].saving.unsaved_since_s if taken else None
+        batch = self._take_plain(limit)
+        taken = self._take_changed(limit - len(batch), batch)
+        if with_accepted:
+            self._take_accepted(taken, limit - len(batch))
+        self._in_flight_count = len(batch) + len(taken)
+        first = batch[0].live if batch else taken[0] if taken else None
+        self._in_flight_since_s = None if first is None else first.saving.unsaved_since_s
         if with_history:
-            while len(taken) < limit and self._history.entries:
+            while len(batch) + len(taken) < limit and self._history.entries:
                 live = self._history.pop()
                 live.saving.is_dirty = False
                 taken.append(live)
-        self._history_in_flight_count = len(taken) - self._in_flight_count
-        batch: list[Sent] = []
+        self._history_in_flight_count = len(batch) + len(taken) - self._in_flight_count
         for live in taken:
             attempts, live.attempts_due = live.attempts_due, ()
             state = live.expectation() if live.is_persisted else NOTHING
-            batch.append(_new_tuple(Sent, (live, state, attempts, live.saving.committed)))
+            batch.append(_new_tuple(Sent, (live, state, attempts, live.saving.committed, None)))
         self.in_flight = batch
         return batch
 
-    def _take_changed(self, limit: int) -> list[LiveTask]:
+    def _take_plain(self, limit: int) -> list[Sent]:
+        batch: list[Sent] = []
+        while len(batch) < limit and self._plain.entries:
+            sent = self._plain.pop()
+            live = sent.live
+            if live.saving.is_dirty and not live.saving.is_urgent:
+                self._make_clean(live)
+                live.attempts_due = ()
+                batch.append(sent)
+        return batch
+
+    def _take_changed(self, limit: int, plain: Sequence[Sent]) -> list[LiveTask]:
         taken: list[LiveTask] = []
-        keyed_ids: set[str] = set()
+        keyed_ids = {sent.live.task_id for sent in plain if sent.live.idempotency_key is not None}
         line = self._changed
         while len(taken) < limit and line.entries:
             live = line.entries[0]
@@ -264,7 +299,7 @@ class Outbox:
 
         It fits into the next batch as it did into this one, so nothing of it is in the line when places are compared.
         """
-        for live, state, attempts, _ in reversed(self._land()):
+        for live, state, attempts, *_ in reversed(self._land()):
             saving = live.saving
             if state not in saving.in_doubt:
                 saving.in_doubt = (*saving.in_doubt, state)
@@ -300,7 +335,7 @@ class Outbox:
         """A task that was just settled is to be written again: that is done with the next batch, as if put back.
         The places that are passed when all of these are written.
         """
-        places = Places(self._changed.passed_count, self._history.passed_count)
+        places = Places(self._plain.passed_count, self._changed.passed_count, self._history.passed_count)
         if live.is_published and not live.has_left:
             self.unsaved_ended[live.task_id] = live  # it was told, and is still found nowhere but here
         if not was_dirty:
@@ -312,6 +347,8 @@ class Outbox:
 
     def has_passed(self, places: Places) -> bool:
         """Whether everything before these places is settled. Between two batches only."""
+        if self._plain.passed_count < places.plain:
+            return False
         return self._changed.passed_count >= places.changed and self._history.passed_count >= places.history
 
 

@@ -25,6 +25,7 @@ class Queues:
     def __init__(self, engine: Engine) -> None:
         self._store, self._clock, self._intake = engine.store, engine.clock, engine.intake
         self._dispatcher, self._definitions, self._life = engine.dispatcher, engine.definitions, engine.life
+        self._patience = engine.writer.patience
         self._has_told = False
 
     async def set_paused(self, name: str, paused: bool) -> None:
@@ -53,9 +54,10 @@ class Queues:
             self._has_told = True
             text = "there is always room in queue %r, which no function or task has named yet%s"
             logger.warning(text, name, did_you_mean(name, known))
-        while self._intake.is_full(name):
-            async with lent_slot(None, {}, is_bounded=False):  # what waits may need this very slot
-                await self._dispatcher.room_changed()
+        with self._patience.rushed():
+            while self._intake.is_full(name):
+                async with lent_slot(None, {}, is_bounded=False):  # what waits may need this very slot
+                    await self._dispatcher.room_changed()
 
     def _named_here(self) -> set[str]:
         """By functions, by the configuration, and by whatever came in since the start."""

@@ -5,8 +5,9 @@ and `answer` or `refuse` take in what became of it. One small coroutine goes rou
 
 A batch is taken at the end of a turn of the loop, so that a start and the end before it are one commit. Whatever
 changes during a commit is the next batch: the batch grows with the load, and one caller waits for one commit only. A
-task that was only accepted goes with the next commit, whatever that is made for, or after `commit_interval`.
-Memory-only history waits as long once there is a slice of it, and for `snapshot_interval` until then.
+task that was only accepted is written when it starts, or after `commit_interval`. A plain end that nobody waits for
+goes with the next commit, or after `commit_interval`. Memory-only history waits as long once there is a slice of it,
+and for `snapshot_interval` until then.
 
 What a batch carries is read from the task when the batch is made, never earlier, and its precondition is the state that
 was last *committed*. So a failed batch is simply put back: it cannot overwrite newer news, because it holds none.
@@ -18,15 +19,14 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
-from taskmanager.engine.due_time import DueTime
+from taskmanager.engine.due_time import DueTime, Patience
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE, Flushes, Outbox, Places, Sent
-from taskmanager.engine.waiters import resolve
 from taskmanager.engine.writes import is_ours, write_of
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
-from taskmanager.model.record import TaskRow, expected_of
+from taskmanager.model.record import SuccessWrite, TaskRow, expected_of
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import CommitReport, Store
 
@@ -80,7 +80,7 @@ class Writer:
         """Asks for a turn of the loop, around which `turn_began` and `turn_ended` are called."""
         self._has_turn = False
         self._commit_interval_s = commit_interval_s
-        self._accepted_due = DueTime(commit_interval_s, self.wake)
+        self.patience = Patience(commit_interval_s, self.wake, self.outbox)
         self._history_due = DueTime(snapshot_interval_s, self.wake)
         self._flushes = Flushes()
         self._is_closing = False
@@ -115,15 +115,29 @@ class Writer:
     def accept(self, live: LiveTask) -> None:
         """A persisted task is new. It may wait for `commit_interval`, unless somebody waits for it."""
         self.outbox.accept(live)
-        if self.outbox.accepted_count >= MAX_BATCH:
-            self._accepted_due.hurry()
-        else:
-            self._accepted_due.begin()
+        self.patience.begin()
 
     def mark(self, live: LiveTask) -> None:
         """A persisted task has changed, or somebody waits for it to be saved."""
         self.outbox.change(live)
         self.wake()
+
+    def end(self, live: LiveTask) -> None:
+        """A plain end that nobody waits for: it goes with the next commit, `commit_interval` from now at the latest."""
+        saving = live.saving
+        if saving.committed is not None and not (saving.is_dirty or saving.in_doubt):
+            write = write_of(live, saving.committed, live.attempts_due)
+            if type(write) is SuccessWrite:
+                saving.on_wait = self.patience.hurry
+                self.outbox.end(live, write)
+                self.patience.begin()
+                return
+        self.mark(live)
+
+    @property
+    def is_rushed(self) -> bool:
+        """Whether every end is urgent: somebody waits for all that there is, or the store takes no writes."""
+        return self.patience.is_rushed or self.degraded_since is not None
 
     def record(self, live: LiveTask) -> None:
         """A memory-only task has ended: history."""
@@ -162,10 +176,11 @@ class Writer:
             return
         if self._task is None or (self._is_closing and self._task.done()):
             raise StoreUnavailable(f"{self.unsaved_count} records are not saved, and the manager has stopped")
-        done = self._flushes.wait_for(self.outbox.hurry_all())
-        self._history_due.hurry()
-        self.wake()
-        await done
+        with self.patience.rushed():
+            done = self._flushes.wait_for(self.outbox.hurry_all())
+            self._history_due.hurry()
+            self.wake()
+            await done
 
     # The coroutine.
 
@@ -180,7 +195,7 @@ class Writer:
     def leave_loop(self) -> None:
         """The loop will not run again: take back what is on its way, and be ready to be started in another one."""
         self.outbox.put_back()
-        self._accepted_due.close()
+        self.patience.close()
         self._history_due.close()
         self._wake, self._has_turn, self.wants_turn = None, False, self._take_turn
         self._hurry, self.quiet = asyncio.Event(), asyncio.Lock()
@@ -211,9 +226,11 @@ class Writer:
             if not self._task.done():
                 self._task.cancel()
                 await asyncio.wait([self._task])
-        self._accepted_due.close()
+        self.patience.close()
         self._history_due.close()
-        self._give_up_waiters()
+        exc = StoreUnavailable("the manager has stopped before this was saved; enqueue it again after the next start")
+        self._flushes.give_up(exc)
+        self.outbox.give_up_waiters(exc)
         return self.unsaved_count
 
     async def _wait_while_batches_get_through(self, task: "asyncio.Task[None]", places: Places) -> None:
@@ -228,14 +245,6 @@ class Writer:
             await asyncio.wait([task], timeout=max(0.0, left_s))
             if self.written_s == written_s or (has_passed and self.unsaved_count >= unsaved):
                 return
-
-    def _give_up_waiters(self) -> None:
-        """Nobody will write any more, so nobody may wait for it."""
-        exc = StoreUnavailable("the manager has stopped before this was saved; enqueue it again after the next start")
-        self._flushes.give_up(exc)
-        for live in self.outbox.unsaved():
-            waiters, live.save_waiters = live.save_waiters, None
-            resolve(waiters, exc)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -311,24 +320,25 @@ class Writer:
     async def _commit(self, batch: Sequence[Sent]) -> CommitReport:
         if not batch:
             return NOTHING_HAPPENED
-        return await self.store.commit([write_of(live, base, attempts) for live, _, attempts, base in batch])
+        writes = [write or write_of(live, base, attempts) for live, _, attempts, base, write in batch]
+        return await self.store.commit(writes)
 
     # The decisions.
 
     def due(self) -> bool:
         """Tell whether something is to be written now."""
-        outbox = self.outbox
-        if outbox.has_changes or (self._history_due.is_now and outbox.history_count):
-            return True
-        return bool(outbox.accepted_count) and (self._accepted_due.is_now or self._is_closing)
+        outbox, is_over = self.outbox, self.patience.is_over or self._is_closing
+        is_history_due = self._history_due.is_now and outbox.history_count > 0
+        return outbox.has_changes or is_history_due or (is_over and outbox.waiting_count > 0)
 
     def take(self) -> Sequence[Sent]:
         """Return the next batch. It is in flight from here on, until it is answered or refused."""
         outbox = self.outbox
-        batch = outbox.take(MAX_BATCH, with_history=self._history_due.is_now)
+        is_over = self.patience.is_over or self._is_closing
+        batch = outbox.take(MAX_BATCH, with_accepted=is_over, with_history=self._history_due.is_now)
         # What was due stays due until it is taken, however full of changes the batches are.
-        if not outbox.accepted_count:
-            self._accepted_due.is_now = False
+        if not outbox.waiting_count:
+            self.patience.renew()
         if not outbox.history_count:
             self._history_due.is_now = self._is_closing
         return batch
@@ -365,7 +375,7 @@ class Writer:
             self._listener.written()
 
     def _absorb_win(self, sent: Sent) -> None:
-        live, state, _, base = sent
+        live, state, _, base, _ = sent
         saving = live.saving
         if saving.committed is base:  # else its row was claimed again before this answer came
             saving.committed = state

@@ -178,22 +178,42 @@ async def test_the_state_is_read_when_the_batch_is_made() -> None:
         assert live.saving.committed == Expected("RUNNING", "me", 1)
 
 
-async def test_a_task_that_was_only_accepted_waits_for_company_and_goes_with_the_next_commit() -> None:
-    """That is one for whatever reason: a crash loses what was accepted since the last commit began, and no more."""
+async def test_accepted_task_is_written_when_it_starts() -> None:
+    """Accept and start are one row then; the commit of another task does not take along what was only accepted."""
     store = Store()
     async with a_writer(store) as (writer, _):
-        writer.accept(new_live())
+        waiting = new_live(task_id="waiting")
+        writer.accept(waiting)
         await quiescence()
         assert store.sizes == []
         writer.mark(new_live())
-        await until(lambda: store.sizes == [2])
+        await until(lambda: store.sizes == [1])
+        await quiescence()
+        assert store.sizes == [1]
+        start(waiting)
+        writer.mark(waiting)
+        await until(lambda: store.sizes == [1, 1])
+        assert store.sent_of("waiting") == [("RUNNING", None)]
+
+
+async def test_accepted_task_is_written_at_once_when_somebody_waits_for_it() -> None:
+    """A caller of saved() marks it."""
+    store = Store()
+    async with a_writer(store) as (writer, _):
         accepted = new_live()
         writer.accept(accepted)
         writer.mark(accepted)
-        await until(lambda: store.sizes == [2, 1])
-        for _ in range(MAX_BATCH):
+        await until(lambda: store.sizes == [1])
+
+
+async def test_accepted_tasks_are_written_when_their_interval_is_over() -> None:
+    """All that wait then, in as many batches as they fill, while changes fill batches too."""
+    store = Store()
+    async with a_writer(store, commit_interval_s=0.01) as (writer, _):
+        for _ in range(MAX_BATCH + 1):
             writer.accept(new_live())
-        await until(lambda: store.sizes == [2, 1, MAX_BATCH])
+        await after(0.05)
+        await until(lambda: store.sizes == [MAX_BATCH, 1])
 
 
 async def test_a_slice_of_history_waits_no_longer_than_what_was_accepted() -> None:
