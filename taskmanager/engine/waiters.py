@@ -160,6 +160,10 @@ class Follower:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def __contains__(self, task_id: object) -> bool:
+        """Whether somebody waits for this task from afar."""
+        return task_id in self._waiting
+
     def __repr__(self) -> str:
         return f"<Follower of {len(self._waiting)} tasks>"
 

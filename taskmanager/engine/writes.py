@@ -1,6 +1,6 @@
 """What is sent to the store of one task: as lean as its change can be said, and pared where the store refuses it.
 
-Nearly every task starts once and succeeds: two writes that change a few columns, for which no whole row is sent.
+Nearly every task starts once and succeeds: an insert and two changes of a few columns, for which no whole row is sent.
 
 A task that has ended must have ended in the file too, or the next start would take it for one whose process died. So a
 record that the store refuses for its content is sent again without what it can do without.
@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import lru_cache
+from operator import attrgetter
 from typing import Final
 
 from taskmanager.engine.events import extra_of
@@ -20,6 +22,10 @@ from taskmanager.model.logger import logger
 from taskmanager.model.record import (
     AttemptRow,
     Expected,
+    HistoryWrite,
+    LeanInsert,
+    NewWrite,
+    PlainCall,
     StartWrite,
     SuccessWrite,
     TaskRow,
@@ -34,6 +40,8 @@ from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 SHORT_CHARS: Final = 500
 """Of each text that is kept."""
 PROGRESS_US: Final = SECOND_US
+CALLS: Final = 1024
+"""Kinds of call that are known at a time."""
 _RUNNING: Final = STATUS_TEXT[TaskStatus.RUNNING]
 _WAITING: Final = (STATUS_TEXT[TaskStatus.PENDING], STATUS_TEXT[TaskStatus.CLAIMED])
 _new_tuple = tuple.__new__
@@ -41,7 +49,9 @@ _new_tuple = tuple.__new__
 
 def write_of(live: LiveTask, base: Expected | None, attempts: tuple[AttemptRow, ...]) -> Write:
     """The change from the committed state `base` to the present one."""
-    if base is not None and live.start_count == 1 and base[1] == live.owner and _left_nothing_else(live):
+    if base is None:
+        return _plain_insert(live, attempts) or _new_tuple(TaskWrite, (live.row(), base, attempts))
+    if live.start_count == 1 and base[1] == live.owner and _left_nothing_else(live):
         status = live.status
         if status is TaskStatus.COMPLETED:
             if base[0] == _RUNNING and base[2] == 1:
@@ -50,6 +60,35 @@ def write_of(live: LiveTask, base: Expected | None, attempts: tuple[AttemptRow, 
         elif status is TaskStatus.RUNNING and base[2] == 0 and base[0] in _WAITING:
             return _new_tuple(StartWrite, (live.task_id, live.definition.name, base, live.started_at, *live.worker))
     return _new_tuple(TaskWrite, (live.row(), base, attempts))
+
+
+def _plain_insert(live: LiveTask, attempts: tuple[AttemptRow, ...]) -> LeanInsert | None:
+    """The insert of a task to which nothing unusual was done; None of any other."""
+    if live.enqueued_at != live.sent_at or _unusual(live) != _NOTHING_UNUSUAL or live.saving.pared_result is not None:
+        return None
+    is_new = live.status is TaskStatus.PENDING and live.start_count == 0 and live.updated_at == live.sent_at
+    is_started = live.start_count == 1 and live.status is TaskStatus.RUNNING
+    is_history = live.start_count == 1 and live.status is TaskStatus.COMPLETED and not live.is_persisted
+    if not (is_new or is_started or is_history):
+        return None
+    if live.encodes_later:
+        live.store_arguments()
+    definition = live.definition
+    about = definition.name, live.queue_name, live.priority, definition.retry.max_retries, live.options_text
+    call = _call(*about, live.owner, *live.worker)
+    said = (live.task_id, call, live.args_text, live.kwargs_text, live.tags_text, live.sent_at, live.started_at)
+    if is_history:
+        return _new_tuple(HistoryWrite, (*said, live.completed_at, live.result_text, attempts))
+    return _new_tuple(NewWrite, said)
+
+
+_unusual = attrgetter(
+    "idempotency_key", "good_until", "scheduled_for", "cancel_requested_at", "claimed_at", "next_retry_at",
+    "progress_text", "log_text", "error_code", "retry_count", "crash_count", "snooze_count",
+)  # fmt: skip
+_NOTHING_UNUSUAL: Final = (None,) * 9 + (0,) * 3
+_call = lru_cache(CALLS)(PlainCall)
+"""One object for all that have it in common: the store binds its values once."""
 
 
 def _left_nothing_else(live: LiveTask) -> bool:

@@ -219,8 +219,124 @@ class SuccessWrite(NamedTuple):
         return "COMPLETED"
 
 
-Write = TaskWrite | StartWrite | SuccessWrite
-"""One change of one task. The two lean ones hold only the change; a `TaskWrite` holds the whole row."""
+class PlainCall(NamedTuple):
+    """What many plain tasks of one instance have in common: their function, its options, and who runs them."""
+
+    task_name: str
+    queue_name: str
+    priority: int
+    max_retries: int
+    task_options: str
+    owner: str | None
+    worker_pid: int | None
+    worker_hostname: str | None
+    worker_process_name: str | None
+
+
+class NewWrite(NamedTuple):
+    """→ PENDING, or RUNNING for the first time where `started_at` is given: a plain task of which no row stands there.
+
+    Plain is a task that is due at once, without a key, an expiry and a schedule.
+    """
+
+    task_id: str
+    call: PlainCall
+    args: str | None
+    kwargs: str | None
+    tags: str | None
+    sent_at: int
+    started_at: int | None
+
+    @property
+    def task_name(self) -> str:
+        """Of which function."""
+        return self.call.task_name
+
+    @property
+    def expected(self) -> None:
+        """No row stands there."""
+        return
+
+    @property
+    def attempts(self) -> tuple[AttemptRow, ...]:
+        """None has ended yet."""
+        return ()
+
+    @property
+    def status(self) -> str:
+        """The state it leads to."""
+        return "PENDING" if self.started_at is None else "RUNNING"
+
+    def in_full(self) -> TaskWrite:
+        """Return the same as a whole row."""
+        row = _plain_row(self, self.status)
+        if self.started_at is not None:
+            row = row._replace(updated_at=self.started_at)
+        return TaskWrite(row, None)
+
+
+class HistoryWrite(NamedTuple):
+    """→ COMPLETED, in one write: a plain memory-only task that succeeded in its first run."""
+
+    task_id: str
+    call: PlainCall
+    args: str | None
+    kwargs: str | None
+    tags: str | None
+    sent_at: int
+    started_at: int
+    completed_at: int
+    result: str | None
+    attempts: tuple[AttemptRow, ...]
+
+    @property
+    def task_name(self) -> str:
+        """Of which function."""
+        return self.call.task_name
+
+    @property
+    def expected(self) -> None:
+        """No row stands there, or an ended one of a memory-only task."""
+        return
+
+    @property
+    def status(self) -> str:
+        """The state it leads to."""
+        return "COMPLETED"
+
+    def in_full(self) -> TaskWrite:
+        """Return the same as a whole row."""
+        row = _plain_row(self, "COMPLETED")
+        ended = row._replace(completed_at=self.completed_at, result=self.result, updated_at=self.completed_at)
+        return TaskWrite(ended, None, self.attempts)
+
+
+def _plain_row(write: NewWrite | HistoryWrite, status: str) -> TaskRow:
+    call, has_started = write.call, write.started_at is not None
+    values: dict[str, Any] = dict.fromkeys(TaskRow._fields)
+    values |= dict.fromkeys(_COUNTS, 0) | {
+        "task_id": write.task_id, "task_name": call.task_name, "queue_name": call.queue_name,
+        "priority": call.priority, "args": write.args, "kwargs": write.kwargs, "status": status,
+        "sent_at": write.sent_at, "enqueued_at": write.sent_at, "created_at": write.sent_at,
+        "updated_at": write.sent_at, "claimed_by_worker_id": call.owner, "started_at": write.started_at,
+        "start_count": int(has_started), "max_retries": call.max_retries, "task_options": call.task_options,
+        "tags": write.tags,
+    }  # fmt: skip
+    if has_started:
+        values |= {name: getattr(call, name) for name in ("worker_pid", "worker_hostname", "worker_process_name")}
+    return TaskRow(**values)
+
+
+_COUNTS: Final = ("retry_count", "start_count", "crash_count", "snooze_count", "is_workflow_task")
+
+LeanInsert = NewWrite | HistoryWrite
+Write = TaskWrite | StartWrite | SuccessWrite | LeanInsert
+"""One change of one task. The lean ones hold only the change; a `TaskWrite` holds the whole row."""
+
+
+def in_full(write: Write) -> TaskWrite | StartWrite | SuccessWrite:
+    """Return the write, an insert as a whole row."""
+    return write.in_full() if isinstance(write, LeanInsert) else write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, TypeVar, cast
 
 from taskmanager.codec.results import encode_error_text
-from taskmanager.model.record import TaskRow, TaskWrite, UnreadableRow, Write
+from taskmanager.model.record import LeanInsert, TaskRow, TaskWrite, UnreadableRow, Write
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import TERMINAL, AttemptOutcome, BuiltInTaskCode, TaskStatus
 
@@ -39,7 +39,10 @@ def encodable_write(write: _W) -> _W:
 
 
 def _texts(write: Write) -> list[str]:
-    rows: tuple[tuple[Any, ...], ...] = (write.row if isinstance(write, TaskWrite) else write, *write.attempts)
+    first = (
+        write.row if isinstance(write, TaskWrite) else (*write, *write.call) if isinstance(write, LeanInsert) else write
+    )
+    rows: tuple[tuple[Any, ...], ...] = (first, *write.attempts)
     return [value for row in rows for value in row if isinstance(value, str)]
 
 

@@ -9,7 +9,17 @@ from typing import Final
 
 from taskmanager.model.clock import LAST_US
 from taskmanager.model.errors import StoreError
-from taskmanager.model.record import AttemptRow, StartWrite, SuccessWrite, TaskRow, TaskWrite, Write, due_at, with_due
+from taskmanager.model.record import (
+    AttemptRow,
+    StartWrite,
+    SuccessWrite,
+    TaskRow,
+    TaskWrite,
+    Write,
+    due_at,
+    in_full,
+    with_due,
+)
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow, busy_of
 from taskmanager.model.states import TERMINAL, WAITING, TaskStatus
 from taskmanager.store.constraints import check_fault, encodable_write, is_memory_only, is_plain_write, write_fault
@@ -380,8 +390,9 @@ class MemoryStore:
         return overview_at(now, rows, attempts, instances, free, frozenset(self._paused), schedules)
 
 
-def _in_full(write: Write, current: TaskRow | None) -> TaskWrite | None:
+def _in_full(lean: Write, current: TaskRow | None) -> TaskWrite | None:
     """A lean write with the row that it makes of the present one; None when there is none."""
+    write = in_full(lean)
     if isinstance(write, TaskWrite):
         return write
     if current is None:

@@ -197,6 +197,7 @@ async def test_an_attempt_is_seen_while_the_commit_that_takes_it_along_is_under_
         await handle.saved()
         await turns_until(lambda: handle.status is TaskStatus.RUNNING)
         store.hold("commit")
+        ending = asyncio.ensure_future(handle.result())  # so that its end waits for no other commit
         gate.set()
         await store.until_held("commit")
         store.hold("fetch_attempts", after=True)
@@ -207,6 +208,7 @@ async def test_an_attempt_is_seen_while_the_commit_that_takes_it_along_is_under_
         assert info is not None
         assert info.status is TaskStatus.COMPLETED
         assert [each.attempt for each in info.attempts or ()] == [1]
+        await ending
 
 
 async def test_counts_do_not_count_a_task_twice_that_is_claimed_meanwhile() -> None:

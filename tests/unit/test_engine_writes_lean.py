@@ -28,7 +28,8 @@ class ComparingStore(SqliteStore):
         self.differences: list[tuple[str, object, object]] = []
 
     async def commit(self, writes: Sequence[Write]) -> CommitReport:
-        tasks = self.manager._engine().live
+        engine = self.manager._engine()
+        tasks = {**engine.writer.unsaved_ended, **engine.live}
         live = {write.task_id: tasks[write.task_id].row() for write in writes if write.task_id in tasks}
         report = await super().commit(writes)
         stored = await self.fetch_ids(list(live))
@@ -99,6 +100,7 @@ async def test_a_row_says_after_each_commit_what_memory_said_when_it_began(tmp_p
             task.with_options(idempotency_key="k", priority=1, tags={"user": "1"}, good_until=soon).enqueue()
             tries.clear()
         early = plain.with_options(delay=0.01).enqueue()
+        plain.with_options(priority=1, tags={"user": "1"}).enqueue()
         in_thread = threaded.enqueue()
         lost = failing.enqueue()
         deaf = stubborn.enqueue()
@@ -113,7 +115,37 @@ async def test_a_row_says_after_each_commit_what_memory_said_when_it_began(tmp_p
         await manager.join()
         await manager.flush()
     assert store.differences == []
-    assert set(store.kinds) == {"TaskWrite", "StartWrite", "SuccessWrite"}
+    assert set(store.kinds) == {"TaskWrite", "StartWrite", "SuccessWrite", "NewWrite"}
+
+
+async def test_history_says_what_memory_said(tmp_path: Path) -> None:
+    """Of several functions in one commit, with and without arguments, options and tags; and of one alone."""
+    manager = TaskManager(tmp_path / "tasks.db")
+    store = ComparingStore(tmp_path / "tasks.db")
+    store.manager = manager
+    manager._make_store = lambda: store
+
+    @manager.task
+    async def first(item: int) -> int:
+        return item
+
+    @manager.task(retries=2, priority=7)
+    async def second(text: str = "") -> None:
+        if text == "fails":
+            raise ValueError(text)
+
+    async with manager:
+        for number in range(5):
+            first.with_options(priority=1, tags={"user": f"{number}"} if number % 2 else None).enqueue(number)
+            second.enqueue(f"text {number}")
+        await manager.join()
+        await manager.flush()
+        second.with_options(delay=0.001).enqueue()
+        first.enqueue(0)
+        await manager.join()
+        await manager.flush()
+    assert store.differences == []
+    assert store.kinds == {"HistoryWrite": 11, "TaskWrite": 1}
 
 
 async def test_a_cancel_that_is_recorded_stands_in_the_file(tmp_path: Path) -> None:

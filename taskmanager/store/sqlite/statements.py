@@ -13,14 +13,16 @@ a column is shared, bound once, and the rows hold only what differs.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import chain
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from taskmanager.model.dataclass import dataclass
 from taskmanager.model.record import AttemptRow, TaskRow
 from taskmanager.model.states import LIVE, TERMINAL
+
+R = TypeVar("R")
 
 SIZES: Final = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
 _PADDING_FRACTION: Final = 0.25
@@ -45,6 +47,13 @@ class Layout:
     columns: tuple[str, ...]
     groups: tuple[frozenset[str], ...]
     unused: frozenset[str] = frozenset()
+    shared: tuple[str, ...] = ()
+    """Columns that nearly always are the same in a whole batch, so that no other one is worth a look."""
+
+    @cached_property
+    def others(self) -> tuple[str, ...]:
+        """The columns that are bound for each row beside those."""
+        return tuple(name for name in self.columns if name not in self.shared)
 
 
 _TASK_GROUPS: Final = (
@@ -59,9 +68,23 @@ _TASK_GROUPS: Final = (
 TASK: Final = Layout(TASK_COLUMNS, _TASK_GROUPS)
 UPDATE: Final = Layout(TASK_COLUMNS + EXPECTED, _TASK_GROUPS, _NEVER_UPDATED)
 STEP: Final = Layout(TASK_COLUMNS + EXPECTED, _TASK_GROUPS, _FIXED_IN_A_RUN)
-START: Final = Layout(("id", "started_at", "worker_pid", "worker_hostname", "worker_process_name", *EXPECTED), ())
-SUCCESS: Final = Layout(("id", "completed_at", "result", *EXPECTED), ())
-ATTEMPT: Final = Layout(ATTEMPT_COLUMNS, (frozenset({"error_code", "error_message", "failed_reason"}),))
+_WORKER: Final = ("worker_pid", "worker_hostname", "worker_process_name")
+START: Final = Layout(("id", "started_at", *_WORKER, *EXPECTED), (), shared=(*_WORKER, *EXPECTED))
+SUCCESS: Final = Layout(("id", "completed_at", "result", *EXPECTED), (), shared=EXPECTED)
+_OF_A_SUCCESS: Final = (
+    "attempt", "outcome", "will_retry", "error_code", "error_message", "failed_reason",
+    "worker_id", "worker_hostname", "worker_pid", "worker_process_name",
+)  # fmt: skip
+_ERROR: Final = frozenset({"error_code", "error_message", "failed_reason"})
+ATTEMPT: Final = Layout(ATTEMPT_COLUMNS, (_ERROR,), shared=_OF_A_SUCCESS)
+
+# Plain tasks: what they have in common is bound once, if it is the same for all, else for each row.
+CALL: Final = ("task_name", "queue_name", "priority", "max_retries", "task_options")
+OWNER: Final = ("claimed_by_worker_id", *_WORKER)
+_SENT: Final = {"id": "id", "args": "args", "kwargs": "kwargs", "tags": "tags"} | dict.fromkeys(
+    ("sent_at", "enqueued_at", "created_at"), "sent_at"
+)
+_COMPLETED: Final = {"completed_at": "completed_at", "updated_at": "completed_at", "result": "result"}
 
 
 def quoted(statuses: Sequence[str]) -> str:
@@ -202,6 +225,29 @@ def insert_attempts(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) 
     """)
 
 
+@lru_cache(VARIANTS)
+def insert_plain(bound: tuple[str, ...], rows: int) -> Statement:
+    """Insert plain tasks, in the state that the bound columns tell. An id that is taken is left alone.
+
+    Columns that are not named have no value, and need none.
+    """
+    has_started, has_ended = "started_at" in bound, "completed_at" in bound
+    shared = tuple(name for name in CALL + OWNER if name not in bound)
+    at = _names(shared, bound)
+    values = {name: at[source] for name, source in _SENT.items() if source in bound} | {name: at[name] for name in CALL}
+    values |= {"claimed_by_worker_id": at["claimed_by_worker_id"], "updated_at": at["sent_at"], "status": "'PENDING'"}
+    if has_started:
+        values |= {name: at[name] for name in ("started_at", *_WORKER)}
+        values |= {"updated_at": at["started_at"], "status": "'RUNNING'", "start_count": "1"}
+    if has_ended:
+        values |= {name: at[source] for name, source in _COMPLETED.items()} | {"status": "'COMPLETED'"}
+    return _statement(f"""
+        INSERT INTO taskmanager_tasks ({", ".join(values)}) SELECT {", ".join(values.values())}
+        FROM (VALUES {_values(len(bound), rows)}) WHERE {at["id"]} IS NOT NULL
+        ON CONFLICT (id) DO NOTHING
+    """)
+
+
 class Chunk(NamedTuple):
     """One execution: the columns bound once with their values, those bound per row, how many rows, and their values."""
 
@@ -219,6 +265,12 @@ class Chunk(NamedTuple):
 
 def chunks(rows: Sequence[Sequence[Any]], layout: Layout) -> Iterator[Chunk]:
     """Cut `rows` into few statements of fixed sizes."""
+    if layout.shared:
+        pick = _picker(layout, layout.shared)
+        first = pick(rows[0])
+        if all(map(first.__eq__, map(pick, rows))):
+            yield from _cut(rows, layout, layout.shared, layout.others)
+            return
     if len(rows) == 1:
         yield _alone(rows[0], layout)
         return
@@ -226,19 +278,32 @@ def chunks(rows: Sequence[Sequence[Any]], layout: Layout) -> Iterator[Chunk]:
     columns = bound_columns(layout, _empty_groups(values, layout, len(rows)))
     key, rest = columns[0], columns[1:]
     shared = tuple(name for name in rest if values[name].count(values[name][0]) == len(rows))
-    bound = (key, *(name for name in rest if name not in shared))
-    common = {name: values[name][0] for name in shared}
+    yield from _cut(rows, layout, shared, (key, *(name for name in rest if name not in shared)))
+
+
+def _cut(
+    rows: Sequence[Sequence[Any]], layout: Layout, shared: tuple[str, ...], bound: tuple[str, ...]
+) -> Iterator[Chunk]:
+    common = dict(zip(shared, _picker(layout, shared)(rows[0]), strict=True)) if shared else {}
     pick = _picker(layout, bound)
-    # NULL as the id marks padding; zeros for the rest, because they bind faster.
-    padding = [None, *[0] * (len(bound) - 1)]
+    for part, size in cut(rows):
+        flat = list(chain.from_iterable(map(pick, part)))
+        flat.extend(padding(len(bound), size - len(part)))
+        yield Chunk(shared, common, bound, size, flat)
+
+
+def cut(rows: Sequence[R]) -> Iterator[tuple[Sequence[R], int]]:
+    """Cut `rows` into parts, each with the size of the statement that carries it."""
     start = 0
     while start < len(rows):
         size = _size_for(len(rows) - start)
-        part = rows[start : start + size]
-        flat = list(chain.from_iterable(map(pick, part)))
-        flat.extend(padding * (size - len(part)))
-        yield Chunk(shared, common, bound, size, flat)
+        yield rows[start : start + size], size
         start += size
+
+
+def padding(columns: int, rows: int) -> list[Any]:
+    """Return values that fill up a statement: NULL as the id marks them, and zeros for the rest bind faster."""
+    return [None, *[0] * (columns - 1)] * rows
 
 
 def _alone(row: Sequence[Any], layout: Layout) -> Chunk:

@@ -13,16 +13,21 @@ from typing import Any, Final
 from taskmanager.model.record import (
     AttemptRow,
     Expected,
+    HistoryWrite,
+    LeanInsert,
+    NewWrite,
     StartWrite,
     SuccessWrite,
     TaskRow,
     TaskWrite,
     UnreadableRow,
     Write,
+    in_full,
 )
 from taskmanager.model.states import TERMINAL
 from taskmanager.store.constraints import encodable_write, is_memory_only
 from taskmanager.store.protocol import CommitReport
+from taskmanager.store.sqlite import lean_writes
 from taskmanager.store.sqlite import statements as sql
 from taskmanager.store.sqlite.connection import primary_code, transaction
 from taskmanager.store.sqlite.queries import fetch_ids
@@ -57,7 +62,10 @@ def commit(connection: sqlite3.Connection, writes: Sequence[Write]) -> CommitRep
         return CommitReport({}, {})
     try:
         with transaction(connection):
-            _apply(connection, writes)
+            if not lean_writes.are_few(writes):
+                _apply(connection, writes)
+            elif not lean_writes.write_few(connection, writes):
+                raise _SomebodyLost
         return CommitReport({}, {})
     except _SomebodyLost:
         return _commit_with_care(connection, writes)
@@ -110,6 +118,7 @@ def end_unreadable(
 
 def _apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> None:
     """Kind by kind, because starts have much in common with starts, and ends with ends: that is bound once."""
+    plain: tuple[list[LeanInsert], ...] = ([], [], [])  # new, started, ended
     inserts: list[TaskRow] = []
     first_starts: list[tuple[Any, ...]] = []
     successes: list[tuple[Any, ...]] = []
@@ -122,6 +131,10 @@ def _apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> None:
             first_starts.append((write[0], *write[3:], *write[2]))
         elif isinstance(write, SuccessWrite):
             successes.append((write[0], write[3], write[4], *write[2]))
+        elif isinstance(write, NewWrite):
+            plain[write.started_at is not None].append(write)
+        elif isinstance(write, HistoryWrite):
+            plain[2].append(write)
         elif (expected := write.expected) is None:
             inserts.append(write.row)
         elif isinstance(write.row, UnreadableRow):
@@ -131,13 +144,18 @@ def _apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> None:
             row = write.row
             kind = starts if _is_start(row, expected) else ends if _is_end(row, expected) else changes
             kind.append(row + expected)
+    for alike in plain:
+        if alike and not lean_writes.insert(connection, alike):
+            raise _SomebodyLost
     _execute(connection, sql.insert_tasks, inserts, sql.TASK)
     _execute(connection, sql.start_tasks, first_starts, sql.START)
     _execute(connection, sql.complete_tasks, successes, sql.SUCCESS)
     _execute(connection, sql.step_tasks, starts, sql.STEP)
     _execute(connection, sql.step_tasks, ends, sql.STEP)
     _execute(connection, sql.update_tasks, changes, sql.UPDATE)
-    _add_attempts(connection, [each for each in writes if not _is_unreadable(each)] if has_unreadable else writes)
+    if has_unreadable:
+        writes = [write for write in writes if not _is_unreadable(write)]
+    _add_attempts(connection, writes)
 
 
 def _is_unreadable(write: Write) -> bool:
@@ -187,7 +205,7 @@ def _add_attempts(connection: sqlite3.Connection, writes: Sequence[Write]) -> No
 
 
 def _commit_with_care(connection: sqlite3.Connection, sent: Sequence[Write]) -> CommitReport:
-    writes = [encodable_write(write) for write in sent]
+    writes = [encodable_write(in_full(write)) for write in sent]
     with transaction(connection):
         losers = _losers(connection, writes)
         lost: dict[str, TaskRow | None] = dict.fromkeys(losers)
