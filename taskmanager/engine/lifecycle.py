@@ -114,7 +114,7 @@ class Lifecycle:
             self._duties.start(self._unstopped.leave_soon)
             has_heartbeat = True
             self._stall.start()
-            self._host.start_task(WRITER, partial(self._writer.start, self._after_write))
+            self._host.start_task(WRITER, partial(self._writer.start, self._after_write, watches_loop=True))
             with contextlib.suppress(StoreUnavailable):  # registered and recovered is up; this look is owed then
                 await self._patiently(self._poller.look_first)
         except GeneratorExit:  # collected with its loop: there is nothing to be awaited any more

@@ -11,6 +11,7 @@ when these are passed.
 """
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -100,6 +101,8 @@ class Outbox:
     def __init__(self, elapsed_s: Callable[[], float]) -> None:
         self._elapsed_s = elapsed_s
         self._plain: Line[Sent] = Line()
+        self.plain_lock = threading.Lock()
+        """Held by whoever takes plain ends: the loop, or the thread that keeps their deadline while that is blocked."""
         self._changed: Line[LiveTask] = Line()
         self._accepted: deque[LiveTask] = deque()
         self._history: Line[LiveTask] = Line()
@@ -146,7 +149,7 @@ class Outbox:
 
     def oldest_s(self) -> float | None:
         """How long the oldest change of a persisted task has been waiting for its commit, or for the end of it."""
-        queues = ((sent.live for sent in self._plain.entries), self._changed.entries, self._accepted)
+        queues = ([sent.live for sent in list(self._plain.entries)], self._changed.entries, self._accepted)
         heads = (next((live for live in queue if live.saving.is_dirty), None) for queue in queues)
         since_s = [live.saving.unsaved_since_s for live in heads if live is not None]
         # A commit under way may hang on a lock for as long as SQLite waits for it; what it carries is not saved either.
@@ -166,7 +169,7 @@ class Outbox:
 
     def unsaved(self) -> Iterator[LiveTask]:
         """Every task that is not written, those of memory-only history included."""
-        plain = (sent.live for sent in self._plain.entries)
+        plain = [sent.live for sent in list(self._plain.entries)]
         return chain(plain, self._changed.entries, self._accepted, self._history.entries)
 
     def give_up_waiters(self, exc: Exception) -> None:
@@ -256,14 +259,56 @@ class Outbox:
 
     def _take_plain(self, limit: int) -> list[Sent]:
         batch: list[Sent] = []
-        while len(batch) < limit and self._plain.entries:
-            sent = self._plain.pop()
-            live = sent.live
-            if live.saving.is_dirty and not live.saving.is_urgent:
-                self._make_clean(live)
-                live.attempts_due = ()
-                batch.append(sent)
+        if not self._plain.entries:
+            return batch
+        with self.plain_lock:
+            while len(batch) < limit and self._plain.entries:
+                sent = self._plain.pop()
+                if self._is_valid(sent):
+                    self._leaves(sent.live)
+                    batch.append(sent)
         return batch
+
+    @staticmethod
+    def _is_valid(sent: Sent) -> bool:
+        saving = sent.live.saving
+        return saving.is_dirty and not saving.is_urgent
+
+    def _leaves(self, live: LiveTask) -> None:
+        """Its plain end is on the way to the store."""
+        self._make_clean(live)
+        live.attempts_due = ()
+
+    # Plain ends whose deadline a thread keeps. Both threads hold `plain_lock` for what they take.
+
+    def plain_age_s(self) -> float | None:
+        """Return how long the first plain end has been waiting, or None if there is none. From any thread."""
+        try:
+            since_s = self._plain.entries[0].live.saving.unsaved_since_s
+        except IndexError:
+            return None
+        return self._elapsed_s() - since_s
+
+    def take_late(self, limit: int) -> tuple[int, list[Sent]]:
+        """Take the first plain ends out of their line, in the thread: how many entries, and the valid ones of them."""
+        taken: list[Sent] = []
+        while len(taken) < limit and self._plain.entries:
+            taken.append(self._plain.entries.popleft())
+        return len(taken), [sent for sent in taken if self._is_valid(sent)]
+
+    def put_late_back(self, taken: Sequence[Sent]) -> None:
+        """Nothing could be begun with these."""
+        self._plain.entries.extendleft(reversed(taken))
+
+    def take_over(self, entry_count: int, late: Sequence[Sent]) -> None:
+        """What the thread has taken is the batch in flight now. What has changed since is written once more."""
+        self._plain.passed_count += entry_count
+        for sent in late:
+            if self._is_valid(sent):
+                self._leaves(sent.live)
+        self.in_flight = late
+        self._in_flight_count = len(late)
+        self._in_flight_since_s = late[0].live.saving.unsaved_since_s if late else None
 
     def _take_changed(self, limit: int, plain: Sequence[Sent]) -> list[LiveTask]:
         taken: list[LiveTask] = []

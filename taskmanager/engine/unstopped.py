@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.stop import Release
-from taskmanager.engine.writer import WriterListener
+from taskmanager.engine.writes import WriterListener
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.states import TaskStatus

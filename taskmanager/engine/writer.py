@@ -16,17 +16,18 @@ When a commit's fate is unknown (an I/O error), the next try finds its own row, 
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from taskmanager.engine.due_time import DueTime, Patience
+from taskmanager.engine.late_ends import LateEnds
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE, Flushes, Outbox, Places, Sent
-from taskmanager.engine.writes import is_ours, write_of
+from taskmanager.engine.writes import Answers, WriterListener, write_of
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
-from taskmanager.model.record import SuccessWrite, TaskRow, expected_of
+from taskmanager.model.record import SuccessWrite
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import CommitReport, Store
 
@@ -50,17 +51,6 @@ LONGEST_TURN_S: Final = 0.1
 """How long the file is left to others after a slow commit, at most: SQLite asks for its lock about that often."""
 
 
-class WriterListener(Protocol):
-    """Who hears what became of the writes: the engine."""
-
-    def committed(self, live: LiveTask) -> None: ...
-    def lost(self, live: LiveTask, row: TaskRow | None) -> None: ...
-    def rejected(self, live: LiveTask, reason: str) -> None: ...
-    def degraded(self, exc: StoreError) -> None: ...
-    def restored(self) -> None: ...
-    def written(self) -> None: ...
-
-
 class Writer:
     """Everything that is not yet in the store, and the coroutine that brings it there."""
 
@@ -71,6 +61,7 @@ class Writer:
         self.outbox = Outbox(clock.elapsed_s)
         self._clock = clock
         self._listener: WriterListener
+        self._answers: Answers
         self.quiet = asyncio.Lock()
         """Held while a commit is under way; who takes it sees memory and store agree."""
         self.is_shared = False
@@ -80,6 +71,8 @@ class Writer:
         """Asks for a turn of the loop, around which `turn_began` and `turn_ended` are called."""
         self._has_turn = False
         self._commit_interval_s = commit_interval_s
+        self.late_ends: LateEnds | None = None
+        """Keeps the deadline of plain ends while the loop is blocked, where the store works in a thread."""
         self.patience = Patience(commit_interval_s, self.wake, self.outbox)
         self._history_due = DueTime(snapshot_interval_s, self.wake)
         self._flushes = Flushes()
@@ -131,6 +124,8 @@ class Writer:
                 saving.on_wait = self.patience.hurry
                 self.outbox.end(live, write)
                 self.patience.begin()
+                if self.late_ends is not None:
+                    self.late_ends.watch()
                 return
         self.mark(live)
 
@@ -184,17 +179,34 @@ class Writer:
 
     # The coroutine.
 
-    def start(self, listener: WriterListener) -> "asyncio.Task[None]":
-        """Begin to write, or again; `listener` hears what becomes of it."""
+    def start(self, listener: WriterListener, *, watches_loop: bool = False) -> "asyncio.Task[None]":
+        """Begin to write, or again; `listener` hears what becomes of it.
+
+        With `watches_loop`, the deadline of plain ends is kept also while the loop is blocked.
+        """
+        if watches_loop and self.late_ends is None and self.store.works_in_thread:
+            self.late_ends = LateEnds(self.outbox, self._commit_interval_s, self.store.begin_commit, self.wake)
         self._listener = listener
+        self._answers = Answers(self.outbox, self._flushes, self.mark, listener)
         loop = asyncio.get_running_loop()
         self._begun_s = loop.time()
         self._task = loop.create_task(self._run(), name="taskmanager-writer")
         return self._task
 
+    def stop_watching_loop(self) -> None:
+        """Leave the deadline of plain ends to the loop."""
+        if self.late_ends is not None:
+            self.late_ends.close()
+
     def leave_loop(self) -> None:
         """The loop will not run again: take back what is on its way, and be ready to be started in another one."""
+        self.stop_watching_loop()
         self.outbox.put_back()
+        late = None if self.late_ends is None else self.late_ends.take()
+        if late is not None:  # it may have arrived or not
+            late.report.close()
+            self.outbox.take_over(late.entry_count, late.ends)
+            self.outbox.put_back()
         self.patience.close()
         self._history_due.close()
         self._wake, self._has_turn, self.wants_turn = None, False, self._take_turn
@@ -214,6 +226,7 @@ class Writer:
         what a slow machine writes in a moment.
         """
         self._is_closing = True
+        self.stop_watching_loop()
         self._hurry.set()
         places = self.outbox.hurry_all()
         self._history_due.hurry()
@@ -299,9 +312,14 @@ class Writer:
 
     async def _write(self) -> bool:
         """Commit one batch; False when the store cannot be written now."""
-        batch = self.take()
+        late = None if self.late_ends is None else self.late_ends.take()
+        if late is None:
+            batch = self.take()
+        else:
+            batch = late.ends
+            self.outbox.take_over(late.entry_count, late.ends)
         try:
-            report = await self._commit(batch)
+            report = await (self._commit(batch) if late is None else late.report)
         except StoreError as exc:
             self.refuse(batch, exc)
             return False
@@ -329,6 +347,8 @@ class Writer:
         """Tell whether something is to be written now."""
         outbox, is_over = self.outbox, self.patience.is_over or self._is_closing
         is_history_due = self._history_due.is_now and outbox.history_count > 0
+        if self.late_ends is not None and self.late_ends.has_begun:
+            return True
         return outbox.has_changes or is_history_due or (is_over and outbox.waiting_count > 0)
 
     def take(self) -> Sequence[Sent]:
@@ -356,70 +376,10 @@ class Writer:
         """The batch is in the store, except for what the report says of it. Everybody hears what became of theirs."""
         self._note_restored()
         self.outbox.settle()
-        troubled = bool(report.lost or report.rejected)
-        for sent in batch:
-            if not sent.live.is_persisted and not troubled:
-                continue
-            try:
-                if troubled and sent.live.task_id in report.rejected:
-                    self._absorb_rejection(sent, report.rejected[sent.live.task_id])
-                elif troubled and sent.live.task_id in report.lost:
-                    self._absorb_loss(sent, report.lost[sent.live.task_id])
-                else:
-                    self._absorb_win(sent)
-            except Exception:
-                # A mistake of ours with one task must not keep the others, and all that come, from being saved.
-                logger.critical("what became of task %s could not be taken in", sent.live.task_id, exc_info=True)
+        self._history_due.is_now |= self._answers.take_in(batch, report)
         self._flushes.end(self.outbox.has_passed)
         if batch:
             self._listener.written()
-
-    def _absorb_win(self, sent: Sent) -> None:
-        live, state, _, base, _ = sent
-        saving = live.saving
-        if saving.committed is base:  # else its row was claimed again before this answer came
-            saving.committed = state
-        # A start that was taken back meanwhile has arrived; the count of a row never goes back.
-        live.start_count = max(live.start_count, state.start_count)
-        saving.is_written_anew = False
-        if saving.in_doubt:
-            saving.in_doubt = ()
-        self._listener.committed(live)
-
-    def _absorb_rejection(self, sent: Sent, reason: str) -> None:
-        live = sent.live
-        with self._another_try(live):
-            live.attempts_due = (*sent.attempts, *live.attempts_due)
-            self._listener.rejected(live, reason)
-
-    def _absorb_loss(self, sent: Sent, row: TaskRow | None) -> None:
-        """A write whose precondition did not hold. Our own row there means that an earlier commit did arrive
-        after all.
-        """
-        live, saving = sent.live, sent.live.saving
-        with self._another_try(live):
-            if row is None or not is_ours(live, row):
-                self._listener.lost(live, row)
-                return
-            saving.committed = expected_of(row)
-            # A start that was taken back here may be the one that arrived; the count of a row never goes back.
-            live.start_count = max(live.start_count, row.start_count)
-            saving.in_doubt = ()
-            live.attempts_due = (*sent.attempts, *live.attempts_due)
-            if live.is_as_committed and not live.attempts_due:
-                self._listener.committed(live)
-            else:
-                self.mark(live)
-
-    @contextlib.contextmanager
-    def _another_try(self, live: LiveTask) -> Iterator[None]:
-        """An answer that calls for another write: that is the same change, and whoever flushes waits on."""
-        was_dirty = live.saving.is_dirty
-        yield
-        if live.saving.is_dirty:
-            places = self.outbox.try_again(live, was_dirty=was_dirty)
-            self._flushes.extend(places)
-            self._history_due.is_now |= not live.is_persisted
 
     # Bad days.
 

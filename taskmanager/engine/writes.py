@@ -1,4 +1,4 @@
-"""What is sent to the store of one task: as lean as its change can be said, and pared where the store refuses it.
+"""What is sent to the store of one task, as lean as its change can be said, and what is made of the answer.
 
 Nearly every task starts once and succeeds: an insert and two changes of a few columns, for which no whole row is sent.
 
@@ -9,15 +9,17 @@ record that the store refuses for its content is sent again without what it can 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from operator import attrgetter
-from typing import Final
+from typing import Final, Protocol
 
 from taskmanager.engine.events import extra_of
 from taskmanager.engine.live_task import STATUS_TEXT, LiveTask
+from taskmanager.engine.outbox import Flushes, Outbox, Sent
 from taskmanager.engine.phases import RUNNING
 from taskmanager.model.clock import SECOND_US, Clock
+from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.record import (
     AttemptRow,
@@ -36,6 +38,7 @@ from taskmanager.model.record import (
 )
 from taskmanager.model.result import TaskError, trusted_code
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
+from taskmanager.store.protocol import CommitReport
 
 SHORT_CHARS: Final = 500
 """Of each text that is kept."""
@@ -153,7 +156,7 @@ def _short_attempt(row: AttemptRow) -> AttemptRow:
     return row._replace(error_message=_short(row.error_message), failed_reason=_short(row.failed_reason))
 
 
-def is_ours(live: LiveTask, row: TaskRow) -> bool:
+def _is_ours(live: LiveTask, row: TaskRow) -> bool:
     """Whether the row says what we wrote ourselves: in a commit that seemed to fail, or by a claim meanwhile.
 
     The owner alone proves nothing: who recovers a task leaves there who had it, and that must stay refused.
@@ -168,6 +171,97 @@ def is_ours(live: LiveTask, row: TaskRow) -> bool:
     # Of a row that cannot be read the count is a guess, by which no write would ever win.
     is_as_known = found == live.saving.committed and not isinstance(row, UnreadableRow)
     return is_as_known or found in live.saving.in_doubt
+
+
+class WriterListener(Protocol):
+    """Hears what became of the writes: the engine."""
+
+    def committed(self, live: LiveTask) -> None: ...
+    def lost(self, live: LiveTask, row: TaskRow | None) -> None: ...
+    def rejected(self, live: LiveTask, reason: str) -> None: ...
+    def degraded(self, exc: StoreError) -> None: ...
+    def restored(self) -> None: ...
+    def written(self) -> None: ...
+
+
+class Answers:
+    """Takes in what became of the tasks of each batch, for one writer."""
+
+    def __init__(
+        self, outbox: Outbox, flushes: Flushes, mark: Callable[[LiveTask], None], listener: WriterListener
+    ) -> None:
+        self._outbox = outbox
+        self._flushes = flushes
+        self._mark = mark
+        self._listener = listener
+        self._has_history_again = False
+
+    def take_in(self, batch: Sequence[Sent], report: CommitReport) -> bool:
+        """Tell everybody what became of theirs. Return whether a record of history must be written once more."""
+        self._has_history_again = False
+        is_troubled = bool(report.lost or report.rejected)
+        for sent in batch:
+            live = sent[0]
+            if not live.is_persisted and not is_troubled:
+                continue
+            try:
+                if is_troubled and live.task_id in report.rejected:
+                    self._absorb_rejection(sent, report.rejected[live.task_id])
+                elif is_troubled and live.task_id in report.lost:
+                    self._absorb_loss(sent, report.lost[live.task_id])
+                else:
+                    self._absorb_win(sent)
+            except Exception:
+                # A mistake of ours with one task must not keep the others, and all that come, from being saved.
+                logger.critical("what became of task %s could not be taken in", live.task_id, exc_info=True)
+        return self._has_history_again
+
+    def _absorb_win(self, sent: Sent) -> None:
+        live, state, _, base, _ = sent
+        saving = live.saving
+        if saving.committed is base:  # else its row was claimed again before this answer came
+            saving.committed = state
+        # A start that was taken back meanwhile has arrived; the count of a row never goes back.
+        live.start_count = max(live.start_count, state.start_count)
+        saving.is_written_anew = False
+        if saving.in_doubt:
+            saving.in_doubt = ()
+        self._listener.committed(live)
+
+    def _absorb_rejection(self, sent: Sent, reason: str) -> None:
+        live = sent.live
+        with self._another_try(live):
+            live.attempts_due = (*sent.attempts, *live.attempts_due)
+            self._listener.rejected(live, reason)
+
+    def _absorb_loss(self, sent: Sent, row: TaskRow | None) -> None:
+        """A write whose precondition did not hold. Our own row there means that an earlier commit did arrive
+        after all.
+        """
+        live, saving = sent.live, sent.live.saving
+        with self._another_try(live):
+            if row is None or not _is_ours(live, row):
+                self._listener.lost(live, row)
+                return
+            saving.committed = expected_of(row)
+            # A start that was taken back here may be the one that arrived; the count of a row never goes back.
+            live.start_count = max(live.start_count, row.start_count)
+            saving.in_doubt = ()
+            live.attempts_due = (*sent.attempts, *live.attempts_due)
+            if live.is_as_committed and not live.attempts_due:
+                self._listener.committed(live)
+            else:
+                self._mark(live)
+
+    @contextlib.contextmanager
+    def _another_try(self, live: LiveTask) -> Iterator[None]:
+        """The task may have to be written once more; callers of flush() keep waiting for it then."""
+        was_dirty = live.saving.is_dirty
+        yield
+        if live.saving.is_dirty:
+            places = self._outbox.try_again(live, was_dirty=was_dirty)
+            self._flushes.extend(places)
+            self._has_history_again |= not live.is_persisted
 
 
 def log_rejected(live: LiveTask, reason: str) -> None:

@@ -3,12 +3,13 @@
 Ended tasks are kept in the order of their end, and the oldest leave when there are more than `max_history`.
 """
 
+import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from typing import Any, Final
 
 from taskmanager.model.clock import LAST_US
-from taskmanager.model.errors import StoreError
+from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import (
     AttemptRow,
     StartWrite,
@@ -62,6 +63,13 @@ class MemoryStore:
 
     async def close(self) -> None:
         """Nothing to close; what it holds stays for the next start."""
+
+    works_in_thread = False
+
+    def begin_commit(
+        self, writes: Sequence[Write], loop: asyncio.AbstractEventLoop
+    ) -> Coroutine[Any, Any, CommitReport]:
+        raise StoreUnavailable("memory has no thread that works on it")
 
     async def commit(self, writes: Sequence[Write]) -> CommitReport:
         lost: dict[str, TaskRow | None] = {}

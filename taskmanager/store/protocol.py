@@ -7,8 +7,9 @@ Errors: `StoreUnavailable` when the store cannot be reached or written now (lock
 call may succeed later; `StoreError` when it never will.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+import asyncio
+from collections.abc import Collection, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from taskmanager.model.clock import LAST_US
 from taskmanager.model.record import AttemptRow, TaskRow, Write
@@ -194,6 +195,20 @@ class Store(Protocol):
 
         An insert (`expected` None) whose id exists is lost, except that the terminal row of a memory-only task
         (no `persist` in its options) replaces an earlier terminal memory-only row of the same id.
+        """
+        ...
+
+    @property
+    def works_in_thread(self) -> bool:
+        """Whether commits are made in a thread, so that one can be begun while the loop is blocked."""
+        ...
+
+    def begin_commit(
+        self, writes: Sequence[Write], loop: asyncio.AbstractEventLoop
+    ) -> Coroutine[Any, Any, CommitReport]:
+        """Begin a commit, from any thread. What is returned is awaited in `loop`, and gives what `commit` gives.
+
+        Raises `StoreUnavailable` if it cannot be begun now. Only where `works_in_thread`.
         """
         ...
 

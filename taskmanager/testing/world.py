@@ -181,6 +181,7 @@ class World:
         if engine is not None and self.virtual is not None:
             # No stall on a virtual clock: a jump is not time in which the process could not run.
             engine.stall.close()
+            engine.writer.stop_watching_loop()
 
     # What the loop asks (see virtual.Inhabitant).
 

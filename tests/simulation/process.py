@@ -267,6 +267,7 @@ class Process:
             self.is_starting = False
         engine = self.engine
         assert engine is not None
+        engine.writer.stop_watching_loop()  # its thread lives by another clock than this world
         engine.runner.threads = SimulatedThreads(self)  # type: ignore[assignment]  # in place of real ones
         self.children = SimulatedChildren(self)
         engine.runner.processes = self.children  # type: ignore[assignment]  # it plays the lane

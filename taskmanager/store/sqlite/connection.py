@@ -3,11 +3,11 @@
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, NoReturn, TypeVar, TypeVarTuple
+from typing import Any, Final, Literal, NoReturn, TypeVar, TypeVarTuple
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.wording import MORE_THREADS, remedy
@@ -110,10 +110,30 @@ class Connection:
         """Run `work(connection, *args)` in the connection's thread, to its end even when the caller is cancelled."""
         if self._raw.is_inherited:
             raise StoreError(f"{self._path} {IS_FORKED}; return the work to the parent process")
-        try:
+        with self._translated():
             if self._inner is None or not self._inner.has_thread:
                 return work(self._raw, *args)
             return await self._inner.run(work, *args)
+
+    def begin(
+        self, loop: asyncio.AbstractEventLoop, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts
+    ) -> Coroutine[Any, Any, R]:
+        """Begin the same from any thread, and return what `loop` awaits to get the result.
+
+        Raises `StoreUnavailable` where there is no thread that does it.
+        """
+        if self._raw.is_inherited or self._inner is None or not self._inner.has_thread:
+            raise StoreUnavailable(f"{self._path} has no thread that works on it")
+        return self._finish(self._inner.begin(loop, work, *args))
+
+    async def _finish(self, result: "asyncio.Future[R]") -> R:
+        with self._translated():
+            return await result
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
         except sqlite3.Error as error:
             raise translate(self._path, error, was_well=True) from error
         except (OverflowError, UnicodeEncodeError) as error:

@@ -3,10 +3,10 @@
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar, TypeVarTuple
+from typing import Any, Final, TypeVar, TypeVarTuple
 
 from taskmanager.model.clock import LAST_US
 from taskmanager.model.errors import StoreError, StoreUnavailable
@@ -191,6 +191,15 @@ class SqliteStore:
         report = await self._write(transitions.commit, writes)
         self._had_no_room = False
         return report
+
+    works_in_thread = True
+
+    def begin_commit(
+        self, writes: Sequence[Write], loop: asyncio.AbstractEventLoop
+    ) -> Coroutine[Any, Any, CommitReport]:
+        if self._writer is None or self._wal.is_full:
+            raise_not_open(self.path)
+        return self._writer.begin(loop, transitions.commit, writes)
 
     async def claim(self, request: ClaimRequest) -> list[TaskRow]:
         if request.starting is None:

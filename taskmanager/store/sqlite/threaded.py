@@ -11,6 +11,7 @@ import sqlite3
 import threading
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar, TypeVarTuple
 
@@ -42,6 +43,14 @@ class Threaded(aiosqlite.Connection):
     async def run(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
         """Run `work(connection, *args)` in the thread, to its end even when the caller is cancelled."""
         result: R = await self._execute(work, self._conn, *args)  # type: ignore[no-untyped-call]  # aiosqlite's
+        return result
+
+    def begin(
+        self, loop: asyncio.AbstractEventLoop, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts
+    ) -> "asyncio.Future[R]":
+        """Begin the same from any thread, for `loop`, and wait for nothing."""
+        result: asyncio.Future[R] = asyncio.Future(loop=loop)
+        self._tx.put_nowait((result, partial(work, self._conn, *args)))
         return result
 
     def stop(self) -> _Future | None:

@@ -1,0 +1,100 @@
+"""Commits plain ends whose wait is over while the event loop is blocked.
+
+Code of the application may hold the loop for seconds. An end that waits for the next commit would wait as long, and
+would be taken for a crash if the process died meanwhile. So a thread keeps the deadline. It sends what was made when
+the task ended, calls no code of the application, and changes no task: the loop does that when it goes on.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, NamedTuple
+
+from taskmanager.engine.outbox import Outbox, Sent
+from taskmanager.model.errors import StoreError
+from taskmanager.model.record import Write
+from taskmanager.store.protocol import CommitReport
+
+AGAIN_S: Final = 0.05
+"""The pause after a commit that could not be begun."""
+MOST: Final = 512
+"""Ends of one commit."""
+
+
+class Late(NamedTuple):
+    """Plain ends that the thread has taken, and the commit that it has begun with them."""
+
+    entry_count: int
+    ends: list[Sent]
+    report: Coroutine[Any, Any, CommitReport]
+
+
+BeginCommit = Callable[[Sequence[Write], asyncio.AbstractEventLoop], Coroutine[Any, Any, CommitReport]]
+
+
+class LateEnds:
+    """The thread, and the commit that it has begun, of one writer."""
+
+    def __init__(self, outbox: Outbox, wait_s: float, begin_commit: BeginCommit, wake: Callable[[], None]) -> None:
+        self._outbox = outbox
+        self._wait_s = wait_s
+        self._begin_commit = begin_commit
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        self._has_ends = threading.Event()
+        self._is_closed = threading.Event()
+        self._late: Late | None = None
+        threading.Thread(target=self._run, name="taskmanager-late-ends", daemon=True).start()
+
+    def __repr__(self) -> str:
+        late = 0 if self._late is None else len(self._late.ends)
+        return f"<LateEnds {'closed' if self._is_closed.is_set() else 'open'}, {late} begun>"
+
+    def watch(self) -> None:
+        """There is an end that may wait."""
+        if not self._has_ends.is_set():
+            self._has_ends.set()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a commit to wait for."""
+        return self._late is not None
+
+    def take(self) -> Late | None:
+        """Return what was begun, once."""
+        with self._outbox.plain_lock:
+            late, self._late = self._late, None
+            return late
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        with self._outbox.plain_lock:
+            self._is_closed.set()
+        self._has_ends.set()
+
+    def _run(self) -> None:
+        while not self._is_closed.is_set():
+            self._has_ends.wait()
+            self._has_ends.clear()
+            while not self._is_closed.is_set() and (age_s := self._outbox.plain_age_s()) is not None:
+                if age_s < self._wait_s:
+                    self._is_closed.wait(self._wait_s - age_s)
+                elif not self._begin():
+                    self._is_closed.wait(AGAIN_S)
+
+    def _begin(self) -> bool:
+        """Begin to commit what waits; False when that cannot be done now."""
+        with self._outbox.plain_lock:
+            if self._late is not None or self._is_closed.is_set():
+                return False
+            entry_count, ends = self._outbox.take_late(MOST)
+            try:
+                report = self._begin_commit([sent.write for sent in ends if sent.write is not None], self._loop)
+            except StoreError:
+                self._outbox.put_late_back(ends)
+                return False
+            self._late = Late(entry_count, ends, report)
+        with contextlib.suppress(RuntimeError):  # the loop was closed; who writes in its place takes what was begun
+            self._loop.call_soon_threadsafe(self._wake)
+        return True
