@@ -53,7 +53,7 @@ _new_tuple = tuple.__new__
 def write_of(live: LiveTask, base: Expected | None, attempts: tuple[AttemptRow, ...]) -> Write:
     """The change from the committed state `base` to the present one."""
     if base is None:
-        return _plain_insert(live, attempts) or _new_tuple(TaskWrite, (live.row(), base, attempts))
+        return _plain_insert(live, attempts) or _new_tuple(TaskWrite, (live.row(), base, attempts, False))
     if live.start_count == 1 and base[1] == live.owner and _left_nothing_else(live):
         status = live.status
         if status is TaskStatus.COMPLETED:
@@ -62,7 +62,8 @@ def write_of(live: LiveTask, base: Expected | None, attempts: tuple[AttemptRow, 
                 return _new_tuple(SuccessWrite, change)
         elif status is TaskStatus.RUNNING and base[2] == 0 and base[0] in _WAITING:
             return _new_tuple(StartWrite, (live.task_id, live.definition.name, base, live.started_at, *live.worker))
-    return _new_tuple(TaskWrite, (live.row(), base, attempts))
+    keeps_call = base[0] == _RUNNING and base[2] == live.start_count  # a retry follows an end that is in the store
+    return _new_tuple(TaskWrite, (live.row(), base, attempts, keeps_call))
 
 
 def _plain_insert(live: LiveTask, attempts: tuple[AttemptRow, ...]) -> LeanInsert | None:

@@ -158,6 +158,8 @@ class TaskWrite(NamedTuple):
     row: TaskRow
     expected: Expected | None
     attempts: tuple[AttemptRow, ...] = ()
+    keeps_call: bool = False
+    """Whether the task has the same arguments and options as the row, so that those need not be written."""
 
     @property
     def task_id(self) -> str:

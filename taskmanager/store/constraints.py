@@ -5,14 +5,44 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, TypeVar, cast
 
 from taskmanager.codec.results import encode_error_text
-from taskmanager.model.record import LeanInsert, TaskRow, TaskWrite, UnreadableRow, Write
+from taskmanager.model.record import Expected, LeanInsert, TaskRow, TaskWrite, UnreadableRow, Write
 from taskmanager.model.result import TaskError
-from taskmanager.model.states import TERMINAL, AttemptOutcome, BuiltInTaskCode, TaskStatus
+from taskmanager.model.states import TERMINAL, WAITING, AttemptOutcome, BuiltInTaskCode, TaskStatus
 
 _STATUSES: Final = frozenset(TaskStatus)
 _OUTCOMES: Final = frozenset(AttemptOutcome)
 _INT64: Final = 1 << 63
 _W = TypeVar("_W", bound=Write)
+
+
+_WORKER: Final = frozenset({"worker_pid", "worker_hostname", "worker_process_name"})
+_ALWAYS: Final = frozenset({"status", "next_retry_at", "cancel_requested_at", "progress", "updated_at"})
+_AT_AN_END: Final = _ALWAYS | {"claimed_by_worker_id", "result", "failed_reason", "log"}
+START: Final = _ALWAYS | _WORKER | {"claimed_by_worker_id", "started_at", "start_count"}
+SUCCESS: Final = _AT_AN_END | {"completed_at"}
+FAILURE: Final = _AT_AN_END | {"failed_at", "error_code", "retry_count", "crash_count"}
+AGAIN: Final = _ALWAYS | _WORKER | {
+    "claimed_by_worker_id", "claimed_at", "started_at", "enqueued_at", "failed_reason", "log",
+    "retry_count", "crash_count", "snooze_count",
+}  # fmt: skip
+STEPS: Final = (START, SUCCESS, FAILURE, AGAIN)
+"""The columns that each step of a task changes. All others are left as they stand, whatever the write says of them."""
+
+
+def step_of(write: TaskWrite, expected: Expected) -> frozenset[str] | None:
+    """Return the columns that a write changes: a step of the very run that the store knows, or else None, all of them.
+
+    Only a retry gives a task other arguments. It may come in one write with the end before it, and is told from a run
+    that only begins again by `keeps_call`.
+    """
+    row = write.row
+    if expected.status in WAITING and row.status == "RUNNING" and row.start_count == expected.start_count + 1:
+        return START
+    if expected.status != "RUNNING" or row.start_count != expected.start_count:
+        return None
+    if row.status == "PENDING":
+        return AGAIN if write.keeps_call else None
+    return SUCCESS if row.status == "COMPLETED" else FAILURE if row.status in TERMINAL else None
 
 
 def is_memory_only(row: TaskRow) -> bool:

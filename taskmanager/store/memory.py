@@ -23,7 +23,14 @@ from taskmanager.model.record import (
 )
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow, busy_of
 from taskmanager.model.states import TERMINAL, WAITING, TaskStatus
-from taskmanager.store.constraints import check_fault, encodable_write, is_memory_only, is_plain_write, write_fault
+from taskmanager.store.constraints import (
+    check_fault,
+    encodable_write,
+    is_memory_only,
+    is_plain_write,
+    step_of,
+    write_fault,
+)
 from taskmanager.store.memory_claims import claim_order, claimed, due_rows, free_rows, freed, never_ran, waiting_levels
 from taskmanager.store.memory_statistics import overview_at
 from taskmanager.store.protocol import (
@@ -399,13 +406,14 @@ class MemoryStore:
 
 
 def _in_full(lean: Write, current: TaskRow | None) -> TaskWrite | None:
-    """A lean write with the row that it makes of the present one; None when there is none."""
+    """A write with the row that it makes of the present one; None when there is none."""
     write = in_full(lean)
-    if isinstance(write, TaskWrite):
+    if not isinstance(write, TaskWrite):
+        return None if current is None else TaskWrite(_changed(write, current), write.expected, write.attempts)
+    step = None if write.expected is None or current is None else step_of(write, write.expected)
+    if step is None or current is None:
         return write
-    if current is None:
-        return None
-    return TaskWrite(_changed(write, current), write.expected, write.attempts)
+    return write._replace(row=current._replace(**{name: getattr(write.row, name) for name in step}))
 
 
 def _changed(write: StartWrite | SuccessWrite, current: TaskRow) -> TaskRow:

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from taskmanager.model.dataclass import dataclass
 from taskmanager.model.record import AttemptRow, TaskRow
 from taskmanager.model.states import LIVE, TERMINAL
+from taskmanager.store import constraints
 
 R = TypeVar("R")
 
@@ -33,11 +34,6 @@ TASK_COLUMNS: Final = ("id", *TaskRow._fields[1:])
 ATTEMPT_COLUMNS: Final = AttemptRow._fields
 EXPECTED: Final = ("expected_status", "expected_owner", "expected_start_count")
 _NEVER_UPDATED: Final = frozenset({"task_name", "sent_at", "created_at"})
-# What only a retry can change, and a retry is written before the next start, or together with it as a full update.
-_FIXED_IN_A_RUN: Final = _NEVER_UPDATED | {
-    "queue_name", "priority", "args", "kwargs", "enqueued_at", "max_retries", "good_until", "task_options", "tags",
-    "idempotency_key", "enqueue_sha", "scheduled_for", "is_workflow_task",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)  # compared, and hashed as a key of the caches below, by identity
@@ -67,7 +63,11 @@ _TASK_GROUPS: Final = (
 )
 TASK: Final = Layout(TASK_COLUMNS, _TASK_GROUPS)
 UPDATE: Final = Layout(TASK_COLUMNS + EXPECTED, _TASK_GROUPS, _NEVER_UPDATED)
-STEP: Final = Layout(TASK_COLUMNS + EXPECTED, _TASK_GROUPS, _FIXED_IN_A_RUN)
+_EACH: Final = TASK_COLUMNS + EXPECTED
+STEPS: Final = {
+    step: Layout(TASK_COLUMNS + EXPECTED, _TASK_GROUPS, frozenset(TASK_COLUMNS[1:]) - step)
+    for step in constraints.STEPS
+}
 _WORKER: Final = ("worker_pid", "worker_hostname", "worker_process_name")
 START: Final = Layout(("id", "started_at", *_WORKER, *EXPECTED), (), shared=(*_WORKER, *EXPECTED))
 SUCCESS: Final = Layout(("id", "completed_at", "result", *EXPECTED), (), shared=EXPECTED)
@@ -167,9 +167,9 @@ def update_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> 
 
 
 @lru_cache(VARIANTS)
-def step_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> Statement:
-    """Start or end the run of tasks: the same, without the columns that cannot have changed."""
-    return _update(shared, bound, rows, _FIXED_IN_A_RUN)
+def step_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int, layout: Layout) -> Statement:
+    """Start tasks, end their runs, or let them wait again: only the columns of that step."""
+    return _update(shared, bound, rows, layout.unused)
 
 
 @lru_cache(VARIANTS)

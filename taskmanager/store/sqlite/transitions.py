@@ -7,7 +7,9 @@ fails is halved until the guilty row stands alone.
 
 import json
 import sqlite3
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from taskmanager.model.record import (
@@ -25,7 +27,7 @@ from taskmanager.model.record import (
     in_full,
 )
 from taskmanager.model.states import TERMINAL
-from taskmanager.store.constraints import encodable_write, is_memory_only
+from taskmanager.store.constraints import encodable_write, is_memory_only, step_of
 from taskmanager.store.protocol import CommitReport
 from taskmanager.store.sqlite import lean_writes
 from taskmanager.store.sqlite import statements as sql
@@ -34,8 +36,6 @@ from taskmanager.store.sqlite.queries import fetch_ids
 from taskmanager.store.sqlite.rows import unpacked
 
 _Statement = Callable[[tuple[str, ...], tuple[str, ...], int], sql.Statement]
-_WAITING: Final = frozenset({"PENDING", "CLAIMED"})
-_ENDS_A_RUN: Final = frozenset({"COMPLETED", "FAILED", "INTERRUPTED"})
 _GUILTY_CODES: Final = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH})
 
 _EXISTING: Final = f"""
@@ -122,8 +122,7 @@ def _apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> None:
     inserts: list[TaskRow] = []
     first_starts: list[tuple[Any, ...]] = []
     successes: list[tuple[Any, ...]] = []
-    starts: list[tuple[Any, ...]] = []
-    ends: list[tuple[Any, ...]] = []
+    steps: defaultdict[frozenset[str], list[tuple[Any, ...]]] = defaultdict(list)
     changes: list[tuple[Any, ...]] = []
     has_unreadable = False
     for write in writes:
@@ -141,17 +140,17 @@ def _apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> None:
             end_unreadable(connection, write.row, expected, write.attempts)
             has_unreadable = True
         else:
-            row = write.row
-            kind = starts if _is_start(row, expected) else ends if _is_end(row, expected) else changes
-            kind.append(row + expected)
+            step = step_of(write, expected)
+            (changes if step is None else steps[step]).append(write.row + expected)
     for alike in plain:
         if alike and not lean_writes.insert(connection, alike):
             raise _SomebodyLost
     _execute(connection, sql.insert_tasks, inserts, sql.TASK)
     _execute(connection, sql.start_tasks, first_starts, sql.START)
     _execute(connection, sql.complete_tasks, successes, sql.SUCCESS)
-    _execute(connection, sql.step_tasks, starts, sql.STEP)
-    _execute(connection, sql.step_tasks, ends, sql.STEP)
+    for step, rows in steps.items():
+        layout = sql.STEPS[step]
+        _execute(connection, partial(sql.step_tasks, layout=layout), rows, layout)
     _execute(connection, sql.update_tasks, changes, sql.UPDATE)
     if has_unreadable:
         writes = [write for write in writes if not _is_unreadable(write)]
@@ -160,16 +159,6 @@ def _apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> None:
 
 def _is_unreadable(write: Write) -> bool:
     return isinstance(write, TaskWrite) and isinstance(write.row, UnreadableRow)
-
-
-def _is_start(row: TaskRow, expected: Expected) -> bool:
-    """Whether this starts the task as the store knows it, so that the columns of the call need not be written."""
-    return row.status == "RUNNING" and row.start_count == expected.start_count + 1 and expected.status in _WAITING
-
-
-def _is_end(row: TaskRow, expected: Expected) -> bool:
-    """Whether this ends the very run that the store knows: nobody can have given it new arguments since."""
-    return expected.status == "RUNNING" and row.start_count == expected.start_count and row.status in _ENDS_A_RUN
 
 
 def _execute(
