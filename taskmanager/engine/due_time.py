@@ -55,14 +55,11 @@ class Patience:
 
     def __init__(self, wait_s: float, wake: Callable[[], None], waiting: "Waiting") -> None:
         self._due = DueTime(wait_s, self._end)
+        self.is_over = False
+        """Whether all of them are written now."""
         self._wake = wake
         self._waiting = waiting
         self._rush_count = 0
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all of them are written now."""
-        return self._due.is_now
 
     @property
     def is_rushed(self) -> bool:
@@ -75,7 +72,7 @@ class Patience:
 
     def renew(self) -> None:
         """None waits any more: the next one waits anew."""
-        self._due.is_now = False
+        self.is_over = self._due.is_now = False
 
     def hurry(self) -> None:
         """Let those that wait be written now."""
@@ -98,6 +95,7 @@ class Patience:
 
     def _end(self) -> None:
         if self._waiting.waiting_count:
+            self.is_over = True
             self._wake()
         else:
             self.renew()

@@ -44,11 +44,12 @@ class LateEnds:
         self._loop = asyncio.get_running_loop()
         self._has_ends = threading.Event()
         self._is_closed = threading.Event()
-        self._late: Late | None = None
+        self.late: Late | None = None
+        """What was begun and is not taken. The loop may look at any time."""
         threading.Thread(target=self._run, name="taskmanager-late-ends", daemon=True).start()
 
     def __repr__(self) -> str:
-        late = 0 if self._late is None else len(self._late.ends)
+        late = 0 if self.late is None else len(self.late.ends)
         return f"<LateEnds {'closed' if self._is_closed.is_set() else 'open'}, {late} begun>"
 
     def watch(self) -> None:
@@ -56,15 +57,10 @@ class LateEnds:
         if not self._has_ends.is_set():
             self._has_ends.set()
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether there is a commit to wait for."""
-        return self._late is not None
-
     def take(self) -> Late | None:
         """Return what was begun, once."""
         with self._outbox.plain_lock:
-            late, self._late = self._late, None
+            late, self.late = self.late, None
             return late
 
     def close(self) -> None:
@@ -86,7 +82,7 @@ class LateEnds:
     def _begin(self) -> bool:
         """Begin to commit what waits; False when that cannot be done now."""
         with self._outbox.plain_lock:
-            if self._late is not None or self._is_closed.is_set():
+            if self.late is not None or self._is_closed.is_set():
                 return False
             entry_count, ends = self._outbox.take_late(MOST)
             try:
@@ -94,7 +90,7 @@ class LateEnds:
             except StoreError:
                 self._outbox.put_late_back(ends)
                 return False
-            self._late = Late(entry_count, ends, report)
+            self.late = Late(entry_count, ends, report)
         with contextlib.suppress(RuntimeError):  # the loop was closed; who writes in its place takes what was begun
             self._loop.call_soon_threadsafe(self._wake)
         return True

@@ -103,9 +103,9 @@ class Outbox:
         self._plain: Line[Sent] = Line()
         self.plain_lock = threading.Lock()
         """Held by whoever takes plain ends: the loop, or the thread that keeps their deadline while that is blocked."""
-        self._changed: Line[LiveTask] = Line()
+        self.changed: Line[LiveTask] = Line()
         self._accepted: deque[LiveTask] = deque()
-        self._history: Line[LiveTask] = Line()
+        self.history: Line[LiveTask] = Line()
         self.unsaved_ended: dict[str, LiveTask] = {}
         """History, and persisted tasks whose end was told before it could be written. By their ids."""
         self._dirty_count = 0
@@ -118,7 +118,7 @@ class Outbox:
         """When the oldest change in it was made."""
 
     def __repr__(self) -> str:
-        changed, history = len(self._changed.entries), len(self._history.entries)
+        changed, history = len(self.changed.entries), len(self.history.entries)
         plain = len(self._plain.entries)
         return f"<Outbox {plain} plain ends, {changed} changed, {len(self._accepted)} accepted, {history} of history>"
 
@@ -130,26 +130,16 @@ class Outbox:
     @property
     def unsaved_history_count(self) -> int:
         """Those of them that are history of memory-only tasks."""
-        return len(self._history.entries) + self._history_in_flight_count
-
-    @property
-    def has_changes(self) -> bool:
-        """Whether something must not wait."""
-        return bool(self._changed.entries)
+        return len(self.history.entries) + self._history_in_flight_count
 
     @property
     def waiting_count(self) -> int:
         """Plain ends, and tasks that were only accepted; some of these may have changed since."""
         return len(self._plain.entries) + len(self._accepted)
 
-    @property
-    def history_count(self) -> int:
-        """Ended memory-only tasks."""
-        return len(self._history.entries)
-
     def oldest_s(self) -> float | None:
         """How long the oldest change of a persisted task has been waiting for its commit, or for the end of it."""
-        queues = ([sent.live for sent in list(self._plain.entries)], self._changed.entries, self._accepted)
+        queues = ([sent.live for sent in list(self._plain.entries)], self.changed.entries, self._accepted)
         heads = (next((live for live in queue if live.saving.is_dirty), None) for queue in queues)
         since_s = [live.saving.unsaved_since_s for live in heads if live is not None]
         # A commit under way may hang on a lock for as long as SQLite waits for it; what it carries is not saved either.
@@ -163,14 +153,14 @@ class Outbox:
 
     def attempts_in_history(self, task_id: str) -> Iterator[AttemptRow]:
         """Attempts of an ended memory-only task, of all its runs if its key was enqueued again."""
-        for live in self._history.entries:
+        for live in self.history.entries:
             if live.task_id == task_id:
                 yield from live.attempts_due
 
     def unsaved(self) -> Iterator[LiveTask]:
         """Every task that is not written, those of memory-only history included."""
         plain = [sent.live for sent in list(self._plain.entries)]
-        return chain(plain, self._changed.entries, self._accepted, self._history.entries)
+        return chain(plain, self.changed.entries, self._accepted, self.history.entries)
 
     def give_up_waiters(self, exc: Exception) -> None:
         """Nobody will write any more, so nobody may wait for it."""
@@ -207,7 +197,7 @@ class Outbox:
         if live.saving is NOT_SAVED:
             live.saving = Saving()
         live.saving.is_dirty = True
-        self._history.entries.append(live)
+        self.history.entries.append(live)
         self.unsaved_ended[live.task_id] = live
 
     def hurry_all(self) -> Places:
@@ -216,11 +206,11 @@ class Outbox:
             live = self._accepted.popleft()
             if live.saving.is_dirty and not live.saving.is_urgent:
                 self._hurry(live)
-        return Places(self._plain.end, self._changed.end, self._history.end)
+        return Places(self._plain.end, self.changed.end, self.history.end)
 
     def _hurry(self, live: LiveTask) -> None:
         live.saving.is_urgent = True
-        self._changed.entries.append(live)
+        self.changed.entries.append(live)
 
     def _make_dirty(self, live: LiveTask) -> None:
         live.saving.is_dirty = True
@@ -245,8 +235,8 @@ class Outbox:
         first = batch[0].live if batch else taken[0] if taken else None
         self._in_flight_since_s = None if first is None else first.saving.unsaved_since_s
         if with_history:
-            while len(batch) + len(taken) < limit and self._history.entries:
-                live = self._history.pop()
+            while len(batch) + len(taken) < limit and self.history.entries:
+                live = self.history.pop()
                 live.saving.is_dirty = False
                 taken.append(live)
         self._history_in_flight_count = len(batch) + len(taken) - self._in_flight_count
@@ -313,7 +303,7 @@ class Outbox:
     def _take_changed(self, limit: int, plain: Sequence[Sent]) -> list[LiveTask]:
         taken: list[LiveTask] = []
         keyed_ids = {sent.live.task_id for sent in plain if sent.live.idempotency_key is not None}
-        line = self._changed
+        line = self.changed
         while len(taken) < limit and line.entries:
             live = line.entries[0]
             if live.saving.is_dirty and live.has_left:  # given up since
@@ -351,12 +341,12 @@ class Outbox:
             live.attempts_due = (*attempts, *live.attempts_due)
             if not live.is_persisted:
                 saving.is_dirty = True
-                self._history.put_back(live)
+                self.history.put_back(live)
                 continue
             if not saving.is_dirty:
                 self._make_dirty(live)
             saving.is_urgent = True
-            self._changed.put_back(live)
+            self.changed.put_back(live)
 
     def settle(self) -> None:
         """The batch is written, except for what the store refuses."""
@@ -380,21 +370,21 @@ class Outbox:
         """A task that was just settled is to be written again: that is done with the next batch, as if put back.
         The places that are passed when all of these are written.
         """
-        places = Places(self._plain.passed_count, self._changed.passed_count, self._history.passed_count)
+        places = Places(self._plain.passed_count, self.changed.passed_count, self.history.passed_count)
         if live.is_published and not live.has_left:
             self.unsaved_ended[live.task_id] = live  # it was told, and is still found nowhere but here
         if not was_dirty:
-            (self._changed if live.is_persisted else self._history).advance(live)
+            (self.changed if live.is_persisted else self.history).advance(live)
         elif live.is_persisted:  # it has changed meanwhile; the entry of that is skipped when it comes up
             live.saving.is_urgent = True
-            self._changed.put_back(live)
+            self.changed.put_back(live)
         return places
 
     def has_passed(self, places: Places) -> bool:
         """Whether everything before these places is settled. Between two batches only."""
         if self._plain.passed_count < places.plain:
             return False
-        return self._changed.passed_count >= places.changed and self._history.passed_count >= places.history
+        return self.changed.passed_count >= places.changed and self.history.passed_count >= places.history
 
 
 class Flushes:

@@ -137,7 +137,7 @@ class Writer:
     def record(self, live: LiveTask) -> None:
         """A memory-only task has ended: history."""
         self.outbox.record(live)
-        count = self.outbox.history_count
+        count = len(self.outbox.history.entries)
         if count >= HISTORY_BATCH:
             self._history_due.hurry()
         elif count == HISTORY_SLICE:
@@ -312,7 +312,9 @@ class Writer:
 
     async def _write(self) -> bool:
         """Commit one batch; False when the store cannot be written now."""
-        late = None if self.late_ends is None else self.late_ends.take()
+        late = None
+        if self.late_ends is not None and self.late_ends.late is not None:
+            late = self.late_ends.take()
         if late is None:
             batch = self.take()
         else:
@@ -345,11 +347,12 @@ class Writer:
 
     def due(self) -> bool:
         """Tell whether something is to be written now."""
-        outbox, is_over = self.outbox, self.patience.is_over or self._is_closing
-        is_history_due = self._history_due.is_now and outbox.history_count > 0
-        if self.late_ends is not None and self.late_ends.has_begun:
+        outbox = self.outbox
+        if outbox.changed.entries or (self._history_due.is_now and outbox.history.entries):
             return True
-        return outbox.has_changes or is_history_due or (is_over and outbox.waiting_count > 0)
+        if self.late_ends is not None and self.late_ends.late is not None:
+            return True
+        return (self.patience.is_over or self._is_closing) and outbox.waiting_count > 0
 
     def take(self) -> Sequence[Sent]:
         """Return the next batch. It is in flight from here on, until it is answered or refused."""
@@ -357,9 +360,9 @@ class Writer:
         is_over = self.patience.is_over or self._is_closing
         batch = outbox.take(MAX_BATCH, with_accepted=is_over, with_history=self._history_due.is_now)
         # What was due stays due until it is taken, however full of changes the batches are.
-        if not outbox.waiting_count:
+        if is_over and not outbox.waiting_count:
             self.patience.renew()
-        if not outbox.history_count:
+        if not outbox.history.entries:
             self._history_due.is_now = self._is_closing
         return batch
 

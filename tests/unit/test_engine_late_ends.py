@@ -145,7 +145,7 @@ async def test_late_end_that_has_changed_since_is_written_once_more() -> None:
 def block_until_begun(writer: Writer) -> None:
     """Hold the event loop until the thread has begun a commit."""
     until_s = time.monotonic() + PATIENCE_S
-    while writer.late_ends is None or not writer.late_ends.has_begun:
+    while writer.late_ends is None or writer.late_ends.late is None:
         assert time.monotonic() < until_s
 
 

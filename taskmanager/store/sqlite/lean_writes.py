@@ -10,7 +10,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, Final
 
-from taskmanager.model.record import HistoryWrite, LeanInsert, NewWrite, StartWrite, SuccessWrite, Write
+from taskmanager.model.record import HistoryWrite, LeanInsert, StartWrite, SuccessWrite, TaskWrite, Write
 from taskmanager.store.sqlite import statements as sql
 
 _FIELDS: Final = ("id", *HistoryWrite._fields[1:])
@@ -25,10 +25,10 @@ _WITHOUT_WORKER: Final = len(sql.CALL) + 1
 FEW: Final = 4
 """At most so many changes are written row by row."""
 _CALL_VALUES: Final = ", ".join("?" * len(_CALL))
-_NEW: Final = f"""
-INSERT INTO taskmanager_tasks (id, args, kwargs, tags, sent_at, enqueued_at, created_at, started_at, updated_at,
-    start_count, status, {", ".join(_CALL)})
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {_CALL_VALUES}) ON CONFLICT (id) DO NOTHING
+_INSERT: Final = f"""
+INSERT INTO taskmanager_tasks (id, args, kwargs, tags, sent_at, enqueued_at, created_at, started_at, completed_at,
+    result, updated_at, start_count, status, {", ".join(_CALL)})
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {_CALL_VALUES}) ON CONFLICT (id) DO NOTHING
 """
 _STILL: Final = "WHERE id = ? AND status = ? AND claimed_by_worker_id IS ? AND start_count = ?"
 _START: Final = f"""
@@ -57,8 +57,8 @@ def insert(connection: sqlite3.Connection, writes: Sequence[LeanInsert]) -> bool
         made = sql.insert_plain(bound, size)
         flat = list(chain.from_iterable(part))
         flat.extend(sql.padding(len(bound), size - len(part)))
-        before, after = ([common[name] for name in names] for names in (made.before, made.after))
-        inserted += connection.execute(made.sql, [*before, *flat, *after]).rowcount
+        shared = [common[name] for name in made.before]
+        inserted += connection.execute(made.sql, shared + flat).rowcount
     return inserted == len(writes)
 
 
@@ -79,28 +79,36 @@ def _with_calls(writes: Sequence[LeanInsert], places: tuple[int, ...]) -> Iterat
 
 def are_few(writes: Sequence[Write]) -> bool:
     """Tell whether `write_few` may write these."""
-    return len(writes) <= FEW and all(isinstance(write, NewWrite | StartWrite | SuccessWrite) for write in writes)
+    if len(writes) > FEW:
+        return False
+    return TaskWrite not in map(type, writes)
 
 
 def write_few(connection: sqlite3.Connection, writes: Sequence[Write]) -> bool:
     """Write them inside a transaction of the caller's. False if one of them did not find what it expects."""
+    values: tuple[Any, ...]
     for write in writes:
-        changed = 0
         if isinstance(write, SuccessWrite):
-            task_id, _, expected, at, result, attempts = write
-            changed = connection.execute(_SUCCESS, (at, at, result, task_id, *expected)).rowcount
-            if changed:
-                for attempt in attempts:
-                    connection.execute(_ATTEMPT, attempt)
-        elif isinstance(write, NewWrite):
-            task_id, call, args, kwargs, tags, sent, started = write
-            owner = call if started is not None else (*call[:_WITHOUT_WORKER], None, None, None)
-            at, state = (sent, (0, "PENDING")) if started is None else (started, (1, "RUNNING"))
-            values = (task_id, args, kwargs, tags, sent, sent, sent, started, at, *state, *owner)
-            changed = connection.execute(_NEW, values).rowcount
+            task_id, _, expected, at, result, _ = write
+            statement, values = _SUCCESS, (at, at, result, task_id, *expected)
         elif isinstance(write, StartWrite):
             task_id, _, expected, at, *worker = write
-            changed = connection.execute(_START, (at, at, *worker, task_id, *expected)).rowcount
-        if not changed:
+            statement, values = _START, (at, at, *worker, task_id, *expected)
+        else:
+            assert isinstance(write, LeanInsert)
+            statement, values = _INSERT, _values_of(write)
+        if not connection.execute(statement, values).rowcount:
             return False
+        for attempt in write.attempts:
+            connection.execute(_ATTEMPT, attempt)
     return True
+
+
+def _values_of(write: LeanInsert) -> tuple[Any, ...]:
+    task_id, call, args, kwargs, tags, sent, started = write[:7]
+    said = (task_id, args, kwargs, tags, sent, sent, sent, started)
+    if isinstance(write, HistoryWrite):
+        return (*said, write.completed_at, write.result, write.completed_at, 1, "COMPLETED", *call)
+    if started is not None:
+        return (*said, None, None, started, 1, "RUNNING", *call)
+    return (*said, None, None, sent, 0, "PENDING", *call[:_WITHOUT_WORKER], None, None, None)
