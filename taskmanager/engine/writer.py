@@ -32,6 +32,8 @@ from taskmanager.model.wording import counted
 from taskmanager.store.protocol import CommitReport, Store
 
 NAME: Final = "writer"
+OF_THE_INTERVAL: Final = 0.75
+"""The loop waits for a part of the commit interval. At the end of it a thread takes for blocked who has not come."""
 NOTHING_HAPPENED: Final = CommitReport({}, {})
 MAX_BATCH: Final = 512
 """Rows of one transaction: large enough to share its cost, small enough not to hold the loop for more than about
@@ -73,7 +75,7 @@ class Writer:
         self._commit_interval_s = commit_interval_s
         self.late_ends: LateEnds | None = None
         """Keeps the deadline of plain ends while the loop is blocked, where the store works in a thread."""
-        self.patience = Patience(commit_interval_s, self.wake, self.outbox)
+        self.patience = Patience(commit_interval_s * OF_THE_INTERVAL, self.wake, self.outbox)
         self._history_due = DueTime(snapshot_interval_s, self.wake)
         self._flushes = Flushes()
         self._is_closing = False

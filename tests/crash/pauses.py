@@ -24,6 +24,8 @@ class PausingStore(SqliteStore):
 
     pause: Pause
     is_armed = False
+    works_in_thread = False
+    """Every commit comes by `commit`, at which it may stop."""
 
     def _matches(self, writes: Sequence[Write]) -> bool:
         status, name = self.pause.get("status"), self.pause.get("function")

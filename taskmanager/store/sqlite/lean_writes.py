@@ -10,7 +10,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, Final
 
-from taskmanager.model.record import HistoryWrite, LeanInsert, StartWrite, SuccessWrite, TaskWrite, Write
+from taskmanager.model.record import AttemptRow, HistoryWrite, LeanInsert, StartWrite, SuccessWrite, TaskWrite, Write
 from taskmanager.store.sqlite import statements as sql
 
 _FIELDS: Final = ("id", *HistoryWrite._fields[1:])
@@ -32,7 +32,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {_CALL_VALUES}) ON CONFLICT (id) 
 """
 _STILL: Final = "WHERE id = ? AND status = ? AND claimed_by_worker_id IS ? AND start_count = ?"
 _START: Final = f"""
-UPDATE taskmanager_tasks SET status = 'RUNNING', start_count = start_count + 1, started_at = ?, updated_at = ?,
+UPDATE taskmanager_tasks SET status = 'RUNNING', claimed = 0, start_count = start_count + 1, started_at = ?, updated_at = ?,
     worker_pid = ?, worker_hostname = ?, worker_process_name = ? {_STILL}
 """
 _SUCCESS: Final = (
@@ -88,8 +88,9 @@ def write_few(connection: sqlite3.Connection, writes: Sequence[Write]) -> bool:
     """Write them inside a transaction of the caller's. False if one of them did not find what it expects."""
     values: tuple[Any, ...]
     for write in writes:
+        attempts: tuple[AttemptRow, ...] = ()
         if isinstance(write, SuccessWrite):
-            task_id, _, expected, at, result, _ = write
+            task_id, _, expected, at, result, attempts = write
             statement, values = _SUCCESS, (at, at, result, task_id, *expected)
         elif isinstance(write, StartWrite):
             task_id, _, expected, at, *worker = write
@@ -97,9 +98,11 @@ def write_few(connection: sqlite3.Connection, writes: Sequence[Write]) -> bool:
         else:
             assert isinstance(write, LeanInsert)
             statement, values = _INSERT, _values_of(write)
+            if isinstance(write, HistoryWrite):
+                attempts = write.attempts
         if not connection.execute(statement, values).rowcount:
             return False
-        for attempt in write.attempts:
+        for attempt in attempts:
             connection.execute(_ATTEMPT, attempt)
     return True
 
