@@ -22,7 +22,7 @@ from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
 from taskmanager.model.states import AttemptOutcome, TaskStatus
 from taskmanager.rules.claims import Room, Starting
 from taskmanager.store.protocol import ClaimRequest, TaskFilter
-from taskmanager.store.sqlite import SqliteStore, claims, connection, queries, schema, starting, statements
+from taskmanager.store.sqlite import SqliteStore, claims, connection, lean_writes, queries, schema, starting, statements
 from taskmanager.store.sqlite.wal import WalLimits
 from tests.contract.rows import FREE_ROW
 
@@ -540,11 +540,16 @@ async def test_a_take_over_is_found_through_the_index_of_what_waits(path: Path) 
             [None] * 2 * len(statements.bound_columns(statements.UPDATE, frozenset())),
             "autoindex_taskmanager_tasks_1",
         ),
-        (
-            statements.step_tasks((), statements.bound_columns(statements.STEP, frozenset()), 2).sql,
-            [None] * 2 * len(statements.bound_columns(statements.STEP, frozenset())),
-            "autoindex_taskmanager_tasks_1",
-        ),
+        *[
+            (
+                statements.step_tasks((), statements.bound_columns(step, frozenset()), 2, step).sql,
+                [None] * 2 * len(statements.bound_columns(step, frozenset())),
+                "autoindex_taskmanager_tasks_1",
+            )
+            for step in statements.STEPS.values()
+        ],
+        (lean_writes._START, [None] * lean_writes._START.count("?"), "autoindex_taskmanager_tasks_1"),
+        (lean_writes._SUCCESS, [None] * lean_writes._SUCCESS.count("?"), "autoindex_taskmanager_tasks_1"),
     ],
 )
 async def test_hot_statements_use_their_index(path: Path, query: str, parameters: Any, index: str) -> None:

@@ -32,8 +32,8 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {_CALL_VALUES}) ON CONFLICT (id) 
 """
 _STILL: Final = "WHERE id = ? AND status = ? AND claimed_by_worker_id IS ? AND start_count = ?"
 _START: Final = f"""
-UPDATE taskmanager_tasks SET status = 'RUNNING', claimed = 0, start_count = start_count + 1, started_at = ?, updated_at = ?,
-    worker_pid = ?, worker_hostname = ?, worker_process_name = ? {_STILL}
+UPDATE taskmanager_tasks SET status = 'RUNNING', claimed = 0, start_count = start_count + 1, started_at = ?,
+    updated_at = ?, worker_pid = ?, worker_hostname = ?, worker_process_name = ? {_STILL}
 """
 _SUCCESS: Final = (
     f"UPDATE taskmanager_tasks SET status = 'COMPLETED', completed_at = ?, updated_at = ?, result = ? {_STILL}"
