@@ -318,7 +318,7 @@ async def test_ends_are_urgent_while_a_stop_drains() -> None:
         hangs.enqueue()
         await world.idle()
         stopping = asyncio.ensure_future(manager.stop())
-        await turns_until(lambda: engine_of(manager).is_stopping)
+        await turns_until(lambda: engine_of(manager).life.is_stopping)
         gate.set()
         await turns_until(lambda: memory.sent[-1] == [(handle.task_id, "COMPLETED")])
         assert not stopping.done()
