@@ -124,6 +124,7 @@ class Intake:
         if definition.is_persisted:
             live.args_text, live.kwargs_text = arguments.encode(args, kwargs)
         else:
+            live.is_ordinary = options is NO_OPTIONS
             live.call_args, live.call_kwargs = args, kwargs or None  # an empty one takes 64 bytes a task
             if arguments.is_plain(args, kwargs):
                 live.encodes_later = True

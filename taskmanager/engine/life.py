@@ -105,7 +105,10 @@ class Life:
         """Take in what the intake has checked and counted as entered. Do nothing where that was done before."""
         if live.phase is not phases.ARRIVED:
             return
-        if live.idempotency_key is None:
+        if live.is_ordinary and live.cancel_requested_at is None and not self.is_stopping:
+            self.live[live.task_id] = live  # what `_take_in` and `enter` come to; the turn that starts it is due
+            self._dispatcher.add_ready(live)
+        elif live.idempotency_key is None:
             self._take_in(live)
         else:
             self._take_in_keyed(live)
@@ -221,10 +224,10 @@ class Life:
             return
         if not self.is_up or self._intake.is_forked:  # a child that goes on in the loop of its parent starts nothing
             return
-        begin, run, wall_clock = self._settlement.begin, self.run, self._wall_clock
+        begin, move, start = self._settlement.begin, self._dispatcher.move, self._runner.start
         for live in self._dispatcher.take():
             try:
-                if live.good_until is not None and live.good_until <= wall_clock.now_us():
+                if live.good_until is not None and live.good_until <= self._wall_clock.now_us():
                     self._come_too_late(live)
                     continue
                 begin(live)
@@ -232,7 +235,8 @@ class Life:
                     self._writer.mark(live)
                     if self._writer.degraded_since is None:
                         continue  # it runs when that is committed
-                run(live)
+                move(live, phases.RUNNING)
+                start(Attempt(live, self._surroundings))
             except phases.ForbiddenMove:  # the task was given up, and those behind it have their slots
                 continue
         self.wants_more()
@@ -304,7 +308,9 @@ class Life:
             live.context = None
             if not live.encodes_later:
                 live.call_args = live.call_kwargs = None
-            self.drop(live)
+            self.live.pop(live.task_id, None)
+            if not self.live and self._idle_waiters:
+                self._tell_idle()
         if attempt.has_slot:
             attempt.has_slot = False
             self._dispatcher.give_back(live)
@@ -372,9 +378,7 @@ class Life:
         self.finish(live)
 
     def cancel(self, live: LiveTask) -> bool:
-        """Ask for a task of this instance to be cancelled; False when it has ended, and no other call of its key
-        follows it.
-        """
+        """Ask for a task to be cancelled. Return False if it has ended, and no other call of its key follows it."""
         live = live.successor or live
         if live.status.is_terminal or live.phase in (phases.FREEING, phases.ENDED, phases.DONE, phases.LEFT):
             return False
@@ -414,8 +418,11 @@ class Life:
             successor, live.successor = live.successor, None
             self._take_in_keyed(successor)
         if not self.live and self._idle_waiters:
-            waiters, self._idle_waiters = self._idle_waiters, []
-            resolve(waiters, None)
+            self._tell_idle()
+
+    def _tell_idle(self) -> None:
+        waiters, self._idle_waiters = self._idle_waiters, []
+        resolve(waiters, None)
 
     async def flush(self) -> None:
         """Return when everything accepted or ended so far is committed."""

@@ -153,6 +153,8 @@ class LiveTask:
     # The call, as the caller made it; not of what was read from the store.
     call_args: tuple[Any, ...] | None = None
     call_kwargs: dict[str, Any] | None = None
+    is_ordinary: bool = False
+    """Memory-only, and called without options: it may start as soon as there is a slot."""
     encodes_later: bool = False
     """The arguments are immutable scalars of a memory-only task: their stored form is made when it is asked for."""
     context: Context | None = None
