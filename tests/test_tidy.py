@@ -171,7 +171,7 @@ LONG_TEST_NAMES: Final[Mapping[str, int]] = {
     "tests/unit/test_engine_dispatch.py": 2,
     "tests/unit/test_engine_live_task.py": 1,
     "tests/unit/test_engine_mishaps.py": 1,
-    "tests/unit/test_engine_neighbours.py": 2,
+    "tests/unit/test_engine_instance_neighbours.py": 2,
     "tests/unit/test_engine_races.py": 2,
     "tests/unit/test_engine_settle.py": 1,
     "tests/unit/test_engine_stop_races.py": 4,

@@ -12,8 +12,8 @@ from taskmanager.engine.definition import timeout_of
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.events import log_failed
 from taskmanager.engine.fairness import Fairness
+from taskmanager.engine.instance import Neighbours
 from taskmanager.engine.live_task import Ending, LiveTask
-from taskmanager.engine.neighbours import Neighbours
 from taskmanager.engine.phases import ACCEPTED, LEFT
 from taskmanager.engine.queue_state import QueueState
 from taskmanager.engine.shared_limit import SharedLimit

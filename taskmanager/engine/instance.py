@@ -35,6 +35,10 @@ _SAFELY: Final = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | ge
 _WORD: Final = re.compile(r"[\w.-]{1,100}", re.ASCII)
 PUT_BACK_S: Final = 2.0
 """Time in which a living instance has noticed that its lock file is gone: several rounds of its heartbeat's thread."""
+CHECK_S: Final = 0.25
+"""How often it is looked whether the other instances live."""
+EARLY_S: Final = 0.1
+"""A look that is so much early is in time: the loop wakes in a rhythm, and not to the millisecond."""
 
 
 class Identity(NamedTuple):
@@ -291,3 +295,40 @@ async def remove_leftover_locks(database: Path, is_registered: Callable[[str], A
             if _is_at(fd, path):
                 with contextlib.suppress(OSError):
                     path.unlink()
+
+
+class Neighbours:
+    """The other instances on the file: who is there, and who has died since it was last looked.
+
+    Without a database nobody else can be there. A look costs a system call for each, and asks nothing of the store.
+    """
+
+    def __init__(self, database: Path | None, my_id: str) -> None:
+        self._database = database
+        self._my_id = my_id
+        self.living: set[str] = set()
+        self.dead: set[str] = set()
+        """Those whose rows nobody has taken away yet."""
+        self._next_check_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Neighbours {len(self.living)} living, {len(self.dead)} dead>"
+
+    def registered(self, instance_ids: set[str]) -> None:
+        """These have a row in the store."""
+        others = instance_ids - {self._my_id}
+        self.living = others - self.dead
+        self.dead &= others
+
+    def find_dead(self, now_s: float) -> bool:
+        """Whether one has died since the last look, in the time of the loop. Each death is found once."""
+        if self._database is None or now_s < self._next_check_s:
+            return False
+        self._next_check_s = now_s + CHECK_S - EARLY_S
+        # One whose lock file was removed looks dead until it has put it back.
+        self.living |= {each for each in self.dead if not is_dead(self._database, each)}
+        found = {each for each in self.living if is_dead(self._database, each)}
+        self.living -= found
+        self.dead -= self.living
+        self.dead |= found
+        return bool(found)

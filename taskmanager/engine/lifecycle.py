@@ -17,10 +17,9 @@ from taskmanager.engine.attempt import StopReason
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.file_watch import FileWatch
-from taskmanager.engine.instance import InstanceLock
+from taskmanager.engine.instance import InstanceLock, Neighbours
 from taskmanager.engine.joiner import Joiner
 from taskmanager.engine.loops import cancelled_once, shielded
-from taskmanager.engine.neighbours import Neighbours
 from taskmanager.engine.phases import STARTING
 from taskmanager.engine.polling import NAME as CLAIMER
 from taskmanager.engine.polling import Poller

@@ -11,7 +11,7 @@ from typing import Final
 
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.neighbours import EARLY_S, Neighbours
+from taskmanager.engine.instance import EARLY_S, Neighbours
 from taskmanager.engine.sharing import Sharing
 from taskmanager.engine.timers import next_beat
 from taskmanager.model.errors import StoreUnavailable

@@ -10,8 +10,8 @@ from typing import Final
 
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.instance import EARLY_S, Neighbours
 from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.neighbours import EARLY_S, Neighbours
 from taskmanager.engine.phases import READY
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.record import TaskRow

@@ -18,7 +18,7 @@ from taskmanager import (
 )
 from taskmanager.engine.after_write import AfterWrite
 from taskmanager.engine.claiming import Claimer
-from taskmanager.engine.neighbours import Neighbours
+from taskmanager.engine.instance import Neighbours
 from taskmanager.engine.phases import Phase
 from taskmanager.model.record import TaskWrite, expected_of
 from tests.unit.engine_worlds import assert_counters, engine_of, manager_of, persisted, turns_until, world_of
