@@ -177,7 +177,10 @@ class Timetable:
             name = fire.schedule_name
             old, new, task = self.rows.get(name), rows.get(name), made.get(name)
             # A file that was put in place may not have it: the fire was refused.
-            if old is None or new is None or (old == new and task is None):
+            if old is None or new is None:
+                continue
+            # Whether its owner is registered may have changed without a write to it.
+            if old._replace(is_declared=new.is_declared) == new and task is None:
                 continue
             if fire.is_manual or fire.next_run_at == fire.expected_next:
                 self._judge_beside(process, fire, old, new, task)
