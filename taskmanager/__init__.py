@@ -1,9 +1,9 @@
 """Background tasks for asyncio applications: in memory while they run, in one SQLite file so that they are not lost."""
 
-from taskmanager.background import Background
-from taskmanager.codec.values import Codec
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
 from taskmanager.engine.context import TaskContext, current_task
-from taskmanager.handle import TaskHandle
 from taskmanager.manager import TaskManager
 from taskmanager.model.config import ExceptionMapper, QueueConfig, RecoveryConfig, RetryPolicy
 from taskmanager.model.errors import (
@@ -25,11 +25,16 @@ from taskmanager.model.errors import (
     UnknownTask,
     WrongProcess,
 )
-from taskmanager.model.record import AttemptInfo, TaskInfo
 from taskmanager.model.result import Seconds, Snooze, Subclasses, TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, Lane, TaskStatus
-from taskmanager.model.status import ManagerStatus, ScheduleInfo
 from taskmanager.task import Task, TaskCall, TaskDecorator, task
+
+if TYPE_CHECKING:
+    from taskmanager.background import Background
+    from taskmanager.codec.values import Codec
+    from taskmanager.handle import TaskHandle
+    from taskmanager.model.record import AttemptInfo, TaskInfo
+    from taskmanager.model.status import ManagerStatus, ScheduleInfo
 
 __version__ = "0.1.0"
 
@@ -78,3 +83,28 @@ __all__ = [
     "current_task",
     "task",
 ]
+
+_NAMED_IN_ANNOTATIONS: Final = {
+    "AttemptInfo": "taskmanager.model.record",
+    "Background": "taskmanager.background",
+    "Codec": "taskmanager.codec.values",
+    "ManagerStatus": "taskmanager.model.status",
+    "ScheduleInfo": "taskmanager.model.status",
+    "TaskHandle": "taskmanager.handle",
+    "TaskInfo": "taskmanager.model.record",
+}
+"""What most programs never name, with the module to import it from. Importing the package must cost little."""
+
+
+if not TYPE_CHECKING:  # a checker sees all names above, and is to refuse any other
+
+    def __getattr__(name: str) -> Any:
+        module = _NAMED_IN_ANNOTATIONS.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(module), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

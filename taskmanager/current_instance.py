@@ -6,23 +6,28 @@ from asyncio import _get_running_loop as _running_loop  # None outside of one, w
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from taskmanager.composition import Running
-from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.events import extra_of
 from taskmanager.engine.intake import HOW_TO_START as HOW
 from taskmanager.engine.intake import Intake
-from taskmanager.engine.lifecycle import Lifecycle
 from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask
 from taskmanager.engine.waiters import refuse_inside, wait_in
 from taskmanager.model.checks import check_tags, check_timeout
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import ConfigurationError, ManagerStopped, WrongProcess, unknown_task
 from taskmanager.model.logger import logger
-from taskmanager.model.record import TaskInfo
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
+
+if TYPE_CHECKING:
+    from taskmanager.composition import Running
+    from taskmanager.engine.attempt import Attempt
+    from taskmanager.engine.lifecycle import Lifecycle
+    from taskmanager.model.record import TaskInfo
+    from taskmanager.model.settings import Settings
+    from taskmanager.model.status import ManagerStatus
+    from taskmanager.store.protocol import Store
 
 _STOP_OUTSIDE: Final = "set an event that the code around the manager waits for, or raise SIGTERM under run()"
 HINT_AFTER_S: Final = 3.0
@@ -32,7 +37,7 @@ _clock: Final = SystemClock()
 T = TypeVar("T")
 
 
-def check_loop(lifecycle: Lifecycle) -> None:
+def check_loop(lifecycle: "Lifecycle") -> None:
     """Raise unless this is the loop of the manager. Other loops may only enqueue, and await handles."""
     if not _is_here(lifecycle):
         raise ConfigurationError(
@@ -41,7 +46,7 @@ def check_loop(lifecycle: Lifecycle) -> None:
         )
 
 
-def _is_here(lifecycle: Lifecycle) -> bool:
+def _is_here(lifecycle: "Lifecycle") -> bool:
     """Whether the manager runs in the calling loop. Raises if it will never run again in this process."""
     engine = lifecycle.engine
     _check_process(lifecycle)
@@ -55,21 +60,11 @@ def _is_here(lifecycle: Lifecycle) -> bool:
     return False
 
 
-def _check_process(lifecycle: Lifecycle) -> None:
+def _check_process(lifecycle: "Lifecycle") -> None:
     if lifecycle.engine.intake.is_forked:
         raise WrongProcess(
             "the manager runs in the process that this one was forked from; return the work to that process"
         )
-
-
-def check_stop(lifecycle: Lifecycle) -> None:
-    """Raise where a stop would wait for ever: in another loop, or in a task of the manager.
-
-    A start of another process, or of a closed loop, may be stopped anywhere: the stop only forgets it.
-    """
-    if not (lifecycle.engine.intake.is_forked or lifecycle.engine.inbox.is_loop_closed()):
-        check_loop(lifecycle)
-        refuse_inside(lifecycle.engine.dispatcher, "stop()", _STOP_OUTSIDE)
 
 
 class Hint:
@@ -120,8 +115,8 @@ class CurrentInstance:
 
     def __init__(
         self,
-        running: Callable[[], Running | None],
-        starting: Callable[[], Lifecycle | None],
+        running: "Callable[[], Running | None]",
+        starting: "Callable[[], Lifecycle | None]",
         intake: Callable[[], Intake],
         database: Path | None,
     ) -> None:
@@ -131,7 +126,44 @@ class CurrentInstance:
         self._database = database
         _instances.add(self)
 
-    def needed(self) -> Running:
+    def new_store(self, settings: "Settings") -> "Store":
+        """Return a store on the file of the manager, or one in memory if it has none."""
+        from taskmanager.composition import store_of
+
+        return store_of(settings)
+
+    def check_stop(self, lifecycle: "Lifecycle") -> None:
+        """Raise where a stop would wait for ever: in another loop, or in a task of the manager.
+
+        A start of another process, or of a closed loop, may be stopped anywhere: the stop only forgets it.
+        """
+        if not (lifecycle.engine.intake.is_forked or lifecycle.engine.inbox.is_loop_closed()):
+            check_loop(lifecycle)
+            refuse_inside(lifecycle.engine.dispatcher, "stop()", _STOP_OUTSIDE)
+
+    def expect_submission(self, task_id: str) -> None:
+        """Look often for a task that a transaction of the application is writing."""
+        lifecycle = self._starting()
+        if lifecycle is not None:
+            lifecycle.expect_submission(task_id)
+
+    def cut_short(self) -> None:
+        """End the wait of a stop, or of a start for its file, because a second signal came."""
+        lifecycle = self._starting()
+        if lifecycle is not None:
+            lifecycle.cut_short()
+
+    def status(self) -> "ManagerStatus":
+        """Describe the manager and its instance. It reads memory only."""
+        from taskmanager.engine.report import status_report
+        from taskmanager.model.status import status_of
+
+        running, starting, intake = self._running(), self._starting(), self._intake()
+        upcoming = () if running is None else running.schedules.upcoming()
+        report = status_report(None if starting is None else starting.engine)
+        return status_of(report, intake.door.value, len(intake.held), upcoming)
+
+    def needed(self) -> "Running":
         """Return the start that runs now.
 
         Raises `ManagerStopped` if there is none, and `ConfigurationError` outside of its loop.
@@ -249,7 +281,7 @@ class CurrentInstance:
             return unsaved.ending
         return await engine.follower.watch(task_id, hold)
 
-    async def info_of(self, task_id: str, include_attempts: bool) -> TaskInfo:
+    async def info_of(self, task_id: str, include_attempts: bool) -> "TaskInfo":
         """The record behind a handle; raises `UnknownTask` when there is none."""
         info = await self.needed().records.get(task_id, include_attempts=include_attempts)
         if info is None:
@@ -290,7 +322,7 @@ class CurrentInstance:
         live = engine.live.get(task_id)
         return engine.follower.last_status.get(task_id) if live is None or live.has_left else live.status
 
-    def running_attempts(self) -> Mapping[str, Attempt]:
+    def running_attempts(self) -> "Mapping[str, Attempt]":
         """Return the running attempts by the ids of their tasks."""
         running = self._running()
         return {} if running is None else running.lifecycle.engine.runner.running

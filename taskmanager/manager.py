@@ -1,45 +1,26 @@
-"""`TaskManager`, the face of the library: it only delegates. `engine/` does the work, `store/` keeps the tasks."""
+"""`TaskManager`, the face of the library: it only delegates. `engine/` does the work, `store/` keeps the tasks.
+
+What does the work is imported by the methods that need it: a process that only imports this package loads a fifth.
+"""
 
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
 
-from taskmanager.background import Background
-from taskmanager.codec.values import Codec
-from taskmanager.composition import Running, check_process, composed, store_of
-from taskmanager.current_instance import CurrentInstance, check_stop
-from taskmanager.engine.definition import CallOptions, Definition
-from taskmanager.engine.engine import Engine
-from taskmanager.engine.intake import Intake
-from taskmanager.engine.lifecycle import Lifecycle
-from taskmanager.engine.report import status_report
-from taskmanager.engine.schedule import ScheduleOptions
-from taskmanager.handle import TaskHandle
-from taskmanager.hosting import run_hosted
+from taskmanager.model.call_options import CallOptions
 from taskmanager.model.checks import check_task_id, check_timeout
 from taskmanager.model.clock import Clock, SystemClock
-from taskmanager.model.config import ExceptionMapper, QueueConfig, RecoveryConfig, RetryPolicy
+from taskmanager.model.config import DEFAULT_RECOVERY, ExceptionMapper, QueueConfig, RecoveryConfig, RetryPolicy
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.known_words import known_words, shows_options, with_known_words
-from taskmanager.model.record import TaskInfo
 from taskmanager.model.result import Seconds
-from taskmanager.model.settings import (
-    Settings,
-    check_collections,
-    database_of,
-    default_processes,
-    default_threads,
-)
 from taskmanager.model.states import Lane, TaskStatus
-from taskmanager.model.status import ManagerStatus, ScheduleInfo, status_of
-from taskmanager.registry import Defaults, Registry, tasks_in
-from taskmanager.store.protocol import Store, TaskFilter
-from taskmanager.submission import Submission
 from taskmanager.task import (
     DEFAULT_QUEUE,
     Task,
@@ -55,10 +36,22 @@ if TYPE_CHECKING:
     import aiosqlite
     from rich.console import RenderableType
 
+    from taskmanager.background import Background
+    from taskmanager.codec.values import Codec
+    from taskmanager.composition import Running
+    from taskmanager.engine.definition import Definition
+    from taskmanager.engine.engine import Engine
+    from taskmanager.engine.intake import Intake
+    from taskmanager.engine.lifecycle import Lifecycle
+    from taskmanager.engine.schedule import ScheduleOptions
+    from taskmanager.handle import TaskHandle
+    from taskmanager.model.record import TaskInfo
+    from taskmanager.model.status import ManagerStatus, ScheduleInfo
+    from taskmanager.store.protocol import Store
+    from taskmanager.submission import Submission
+
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_DEFAULT_RECOVERY = RecoveryConfig()
 
 
 @with_known_words("TaskManager()")
@@ -76,9 +69,9 @@ class TaskManager:
     Raises `ConfigurationError` with everything that is wrong.
     """
 
-    _lifecycle: Lifecycle | None = None
+    _lifecycle: "Lifecycle | None" = None
     """It is here from `start` to the end of `stop`. While tasks can run, `_current` has it too."""
-    _current: Running | None = None
+    _current: "Running | None" = None
     _is_isolated = False
 
     def __init__(
@@ -98,38 +91,52 @@ class TaskManager:
         retry_policy: RetryPolicy | None = None,
         exception_mapper: ExceptionMapper | None = None,
         default_unhandled_error_code: str = "UNHANDLED_EXCEPTION",
-        recovery: RecoveryConfig = _DEFAULT_RECOVERY,
-        codec: Codec | None = None,
+        recovery: RecoveryConfig = DEFAULT_RECOVERY,
+        codec: "Codec | None" = None,
         drain_timeout: float = 5.0,
         store_poll: float = 0.25,
         instance_name: str | None = None,
     ) -> None:
+        from taskmanager.model.settings import Settings, check_collections, database_of
+        from taskmanager.registry import Defaults, Registry
+
         check_collections(queues, exception_mapper, default_unhandled_error_code)
         self._settings = Settings(
-            database=(file := database_of(snapshot_db)), synchronous=synchronous, snapshot_interval_s=snapshot_interval,
+            database=database_of(snapshot_db), synchronous=synchronous, snapshot_interval_s=snapshot_interval,
             commit_interval_s=commit_interval, store_poll_s=store_poll, drain_timeout_s=drain_timeout,
-            concurrency=concurrency, threads=default_threads() if threads is None else threads,
-            processes=default_processes() if processes is None else processes, queues=tuple(queues),
+            concurrency=concurrency, threads=Settings.default_threads() if threads is None else threads,
+            processes=Settings.default_processes() if processes is None else processes, queues=tuple(queues),
             max_pending=max_pending, max_in_memory=max_in_memory, recovery=recovery, instance_name=instance_name,
         )  # fmt: skip
         self._registry = Registry(Defaults(
             has_store=snapshot_db is not None, requeue_pending=requeue_pending, retry_policy=retry_policy, codec=codec,
             exception_mapper=dict(exception_mapper or {}), default_code=default_unhandled_error_code,
         ))  # fmt: skip
-        self._clock: Clock = SystemClock()
-        self._make_store: Callable[[], Store] = lambda: store_of(self._settings)
-        self._intake = self._new_intake()
-        self._instance = CurrentInstance(lambda: self._current, lambda: self._lifecycle, lambda: self._intake, file)
+        self._wire()
 
-    def _new_intake(self) -> Intake:
+    def _wire(self) -> None:
+        from taskmanager.current_instance import CurrentInstance
+        from taskmanager.handle import TaskHandle
+
+        self._clock: Clock = SystemClock()
+        self._make_store: Callable[[], Store] = lambda: self._instance.new_store(self._settings)
+        self._intake = self._new_intake()
+        self._instance = CurrentInstance(
+            lambda: self._current, lambda: self._lifecycle, lambda: self._intake, self._settings.database
+        )
+        self._handle_of = partial(TaskHandle, self._instance)
+
+    def _new_intake(self) -> "Intake":
+        from taskmanager.engine.intake import Intake
+
         return Intake(self._clock, max_pending=self._settings.max_pending, queues=self._settings.queues)
 
     @contextmanager
     def _isolated(
         self,
         clock: Clock,
-        make_store: Callable[[], Store],
-        make_intake: Callable[[int | None, tuple[QueueConfig, ...]], Intake],
+        make_store: "Callable[[], Store]",
+        make_intake: "Callable[[int | None, tuple[QueueConfig, ...]], Intake]",
     ) -> Iterator[None]:
         """Replace file, store, clock and intake while the block runs, for `taskmanager.testing`."""
         if self._lifecycle is not None:
@@ -179,17 +186,13 @@ class TaskManager:
         again from its beginning after an interruption. `retries`, `retry_delay` and `retry_backoff` are the short form
         of `retry_policy`. `timeout` is in seconds per attempt. `executor` is "async", "thread" or "process".
         """
-        return decorate(self._define, args, options)
+        return decorate(lambda fn, options: self._bind(Task(fn, options)), args, options)
 
-    def _define(self, fn: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
-        made: Task[..., Any] = Task(fn, options)
-        self._bind(made)
-        return made
-
-    def _bind(self, task: Task[..., Any]) -> None:
+    def _bind(self, task: Task[..., Any]) -> Task[..., Any]:
         self._registry.bind(task, self)
         if self._lifecycle is not None:
             self._lifecycle.look_again()
+        return task
 
     @in_brackets
     @known_words("schedule()")
@@ -214,15 +217,16 @@ class TaskManager:
         file may run them; each fire runs once. `catch_up` says what becomes of missed fires, `overlap` of a fire that
         comes before the last run has ended. Raises `ConfigurationError` with everything that is wrong.
         """
+        from taskmanager.engine.schedule import ScheduleOptions
+
         options = ScheduleOptions(
             cron=cron, every=every, timezone=timezone, name=name, args=args, kwargs=kwargs, catch_up=catch_up,
             max_catch_up_runs=max_catch_up_runs, overlap=overlap, run_on_startup=run_on_startup, jitter=jitter,
         )  # fmt: skip
         return TaskDecorator(lambda fn: self._schedule(fn, options))
 
-    def _schedule(self, fn: Callable[..., Any], options: ScheduleOptions) -> Task[..., Any]:
-        task = fn if isinstance(fn, Task) else Task(fn, TaskOptions())
-        self._bind(task)
+    def _schedule(self, fn: Callable[..., Any], options: "ScheduleOptions") -> Task[..., Any]:
+        task = self._bind(fn if isinstance(fn, Task) else Task(fn, TaskOptions()))
         schedule = self._registry.schedule(task, options)
         if self._current is not None:
             self._current.schedules.add(schedule)
@@ -235,7 +239,7 @@ class TaskManager:
 
     def discover(self, *packages: str) -> tuple[Task[..., Any], ...]:
         """Import these modules and packages with all their modules. Bind and return the tasks of no other manager."""
-        found = tuple(tasks_in(packages))
+        found = tuple(self._registry.tasks_in(packages))
         for each in found:
             if each.binding is None:
                 self._bind(each)
@@ -247,16 +251,16 @@ class TaskManager:
 
     # Enqueueing.
 
-    def enqueue(self, name: str, /, *args: object, **kwargs: object) -> TaskHandle[Any]:
+    def enqueue(self, name: str, /, *args: object, **kwargs: object) -> "TaskHandle[Any]":
         """Enqueue by name, for callers that cannot import the function. Raises `UnknownTask` as well."""
         return self._registry.get(name).enqueue(*args, **kwargs)
 
     def enqueue_call(
-        self, definition: Definition, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> TaskHandle[Any]:
+        self, definition: "Definition", options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> "TaskHandle[Any]":
         """Take in a call; the `enqueue` of a bound task calls this."""
         live, was_there = self._intake.enqueue(definition, options, args, kwargs)
-        return TaskHandle(self._instance, live.task_id, live, was_there)
+        return self._handle_of(live.task_id, live, was_there)
 
     @overload
     def submit_in(
@@ -280,12 +284,10 @@ class TaskManager:
         """Return SQL with `?` placeholders and its parameters, for any other driver on the same file."""
         return self._submission().statement(bound_call(task, self), args, kwargs)
 
-    def _submission(self) -> Submission:
-        return Submission(self._intake, self._settings.database, self._expect_submission)
+    def _submission(self) -> "Submission":
+        from taskmanager.submission import Submission
 
-    def _expect_submission(self, task_id: str) -> None:
-        if self._lifecycle is not None:
-            self._lifecycle.expect_submission(task_id)
+        return Submission(self._intake, self._settings.database, self._instance.expect_submission)
 
     # Starting and stopping.
 
@@ -296,6 +298,8 @@ class TaskManager:
         `WrongProcess` in a child that was forked while the file was open. A stopped manager may be started again, on
         another loop too.
         """
+        from taskmanager.composition import check_process, composed
+
         check_process(self._settings, self._intake)
         if self._lifecycle is not None and not self._lifecycle.engine.inbox.is_loop_closed():
             raise ConfigurationError("the manager runs already; stop it before starting it again")
@@ -323,7 +327,7 @@ class TaskManager:
         lifecycle = self._lifecycle
         if lifecycle is None:
             return
-        check_stop(lifecycle)
+        self._instance.check_stop(lifecycle)
         if lifecycle.is_stopping and not lifecycle.engine.inbox.is_loop_closed():
             await lifecycle.wait_stopped()
             return
@@ -350,10 +354,7 @@ class TaskManager:
 
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
-        if self._is_isolated and self._lifecycle is not None:
-            yield
-            return
-        async with self:
+        async with nullcontext() if self._is_isolated and self._lifecycle is not None else self:
             yield
 
     @overload
@@ -366,11 +367,9 @@ class TaskManager:
         SIGTERM and SIGINT cancel `main` and stop the manager; a second signal cuts the drain short. If there is a
         `main`, the signal then ends the program. The exit status is 1 if the file could not be written.
         """
-        return run_hosted(self, self._cut_short, mains, self._settings)
+        from taskmanager.hosting import run_hosted
 
-    def _cut_short(self) -> None:
-        if self._lifecycle is not None:
-            self._lifecycle.cut_short()
+        return run_hosted(self, self._instance.cut_short, mains, self._settings)
 
     async def join(self, *, tags: Mapping[str, str] | None = None, timeout: float | None = None) -> None:
         """Wait until every task that was accepted or claimed here has ended; with `tags`, those that carry them all.
@@ -388,17 +387,17 @@ class TaskManager:
         """Wait until all that was accepted or has ended so far is committed, records of memory-only tasks included."""
         await self._instance.needed().lifecycle.engine.life.flush()
 
-    def _engine(self) -> Engine | None:
+    def _engine(self) -> "Engine | None":
         return None if self._lifecycle is None else self._lifecycle.engine
 
     # Records.
 
-    def handle(self, task_id: str, /) -> TaskHandle[Any]:
+    def handle(self, task_id: str, /) -> "TaskHandle[Any]":
         """Return a handle for an id, of any instance. Awaiting it raises `UnknownTask` if there is no such task."""
         check_task_id(task_id)
-        return TaskHandle(self._instance, task_id, self._instance.find_live(task_id))
+        return self._handle_of(task_id, self._instance.find_live(task_id))
 
-    async def get(self, task_id: str, /, *, include_attempts: bool = False) -> TaskInfo | None:
+    async def get(self, task_id: str, /, *, include_attempts: bool = False) -> "TaskInfo | None":
         """Return one record, or None."""
         return await self._instance.needed().records.get(task_id, include_attempts=include_attempts)
 
@@ -410,9 +409,9 @@ class TaskManager:
         queue_name: str | None = None,
         limit: int = 100,
         before: str | None = None,
-    ) -> tuple[TaskInfo, ...]:
+    ) -> "tuple[TaskInfo, ...]":
         """Return records, newest first. `before` is the id of the last record of the page before."""
-        return await self._instance.needed().records.list(TaskFilter(status, task_name, queue_name, limit), before)
+        return await self._instance.needed().records.list(status, task_name, queue_name, limit, before)
 
     async def counts(self) -> dict[TaskStatus, int]:
         """Return how many tasks have each status, in memory and file together, zeros included."""
@@ -436,7 +435,7 @@ class TaskManager:
         """Delete records of ended tasks with their attempts, and return how many. Other tasks are never touched."""
         return await self._instance.needed().records.purge(status, older_than)
 
-    async def get_stale_tasks(self, stale_threshold_minutes: float = 2) -> tuple[TaskInfo, ...]:
+    async def get_stale_tasks(self, stale_threshold_minutes: float = 2) -> "tuple[TaskInfo, ...]":
         """Return the unfinished tasks of instances that have sent no heartbeat for that long."""
         return await self._instance.needed().stale.find(stale_threshold_minutes)
 
@@ -456,7 +455,7 @@ class TaskManager:
         """Start tasks of that queue again."""
         await self._instance.needed().queues.set_paused(queue_name, False)
 
-    async def schedules(self) -> tuple[ScheduleInfo, ...]:
+    async def schedules(self) -> "tuple[ScheduleInfo, ...]":
         """Return every schedule in the file, also of other instances, ordered by the next fire."""
         return await self._instance.needed().schedules.list()
 
@@ -468,12 +467,14 @@ class TaskManager:
         """Resume a schedule, with its first fire after now. Raises `UnknownTask`."""
         await self._instance.needed().schedules.resume(name)
 
-    async def run_schedule(self, name: str, /) -> TaskHandle[Any]:
+    async def run_schedule(self, name: str, /) -> "TaskHandle[Any]":
         """Run a schedule once now, even if it is paused or a run has not ended. Raises `UnknownTask`."""
         return self.handle(await self._instance.needed().schedules.run(name))
 
-    async def background(self) -> AsyncIterator[Background]:
+    async def background(self) -> "AsyncIterator[Background]":
         """Hand tasks over once the route has succeeded, and drop them if it fails: `Depends(manager.background)`."""
+        from taskmanager.background import Background
+
         background = Background(self._intake, self)
         try:
             yield background
@@ -499,7 +500,6 @@ class TaskManager:
 
         return live_view(self._engine)
 
-    def status(self) -> ManagerStatus:
+    def status(self) -> "ManagerStatus":
         """Describe this instance as it is now. It reads memory only, and awaits nothing."""
-        upcoming = () if self._current is None else self._current.schedules.upcoming()
-        return status_of(status_report(self._engine()), self._intake.door.value, len(self._intake.held), upcoming)
+        return self._instance.status()

@@ -154,6 +154,17 @@ class Registry:
                     line,
                 )
 
+    @staticmethod
+    def tasks_in(packages: Iterable[str]) -> Iterator[Task[..., Any]]:
+        """Yield every task of these modules and, for packages, of their submodules, each once."""
+        seen: set[int] = set()
+        for package in packages:
+            for module in _modules(package):
+                for value in vars(module).values():
+                    if isinstance(value, Task) and id(value) not in seen:
+                        seen.add(id(value))
+                        yield value
+
     def get(self, name: str) -> Task[..., Any]:
         """Return the task of that name. Raises `UnknownTask`."""
         if not isinstance(name, str):
@@ -304,17 +315,6 @@ def _check_importable(task: Task[..., Any]) -> None:
             f"task {task.name!r} cannot run in the process lane: {qualname} cannot be imported by a child process. "
             "Define it at the top level of a module"
         )
-
-
-def tasks_in(packages: Iterable[str]) -> Iterator[Task[..., Any]]:
-    """Yield every task of these modules and, for packages, of their submodules, each once."""
-    seen: set[int] = set()
-    for package in packages:
-        for module in _modules(package):
-            for value in vars(module).values():
-                if isinstance(value, Task) and id(value) not in seen:
-                    seen.add(id(value))
-                    yield value
 
 
 def _modules(name: str) -> Iterator[ModuleType]:

@@ -4,9 +4,10 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from taskmanager.engine.definition import CallOptions, Definition
+from taskmanager.engine.definition import Definition
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.live_task import LiveTask
+from taskmanager.model.call_options import CallOptions
 from taskmanager.model.errors import ConfigurationError
 
 

@@ -5,15 +5,12 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime
 from functools import partial, wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, TypeVar, cast, final, get_args, overload
 
 from taskmanager.calling import by_caller
 from taskmanager.codec.annotations import is_async, named_function, signature_of
-from taskmanager.codec.values import dumps
 from taskmanager.engine.context import await_detached, call_detached
-from taskmanager.engine.definition import NO_OPTIONS, CallOptions, Definition
-from taskmanager.handle import TaskHandle
+from taskmanager.model.call_options import NO_OPTIONS, CallOptions
 from taskmanager.model.checks import is_storable, tags_fault
 from taskmanager.model.clock import to_us
 from taskmanager.model.config import (
@@ -32,8 +29,12 @@ from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.known_words import known_words, shows_options, with_known_words
 from taskmanager.model.result import Seconds, Snooze, TaskResult, seconds_fault, seconds_of
 from taskmanager.model.states import Lane
-from taskmanager.model.status import ManagerStatus
 from taskmanager.rules.retry import shorthand_faults
+
+if TYPE_CHECKING:
+    from taskmanager.engine.definition import Definition
+    from taskmanager.handle import TaskHandle
+    from taskmanager.model.status import ManagerStatus
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -131,13 +132,13 @@ def timeout_fault(timeout: Seconds | None) -> str | None:
 class Submitter(Protocol):
     """The part of a manager that a bound task uses."""
 
-    def status(self) -> ManagerStatus:
+    def status(self) -> "ManagerStatus":
         """Describe the manager as it is now."""
         ...
 
     def enqueue_call(
-        self, definition: Definition, options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> TaskHandle[Any]:
+        self, definition: "Definition", options: CallOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> "TaskHandle[Any]":
         """Check the call and hand the task over."""
         ...
 
@@ -147,7 +148,7 @@ class Binding:
 
     __slots__ = ("definition", "forget", "submitter")
 
-    def __init__(self, definition: Definition, submitter: Submitter, forget: Callable[[str], None]) -> None:
+    def __init__(self, definition: "Definition", submitter: Submitter, forget: Callable[[str], None]) -> None:
         self.definition = definition
         self.submitter = submitter
         self.forget = forget
@@ -173,16 +174,16 @@ class TaskCall(Generic[P, C_co]):
     @overload
     def enqueue(
         self: "TaskCall[P, Coroutine[Any, Any, TaskResult[R] | Snooze]]", *args: P.args, **kwargs: P.kwargs
-    ) -> TaskHandle[R]: ...
+    ) -> "TaskHandle[R]": ...
     @overload
     def enqueue(
         self: "TaskCall[P, Coroutine[Any, Any, R | Snooze]]", *args: P.args, **kwargs: P.kwargs
-    ) -> TaskHandle[R]: ...
+    ) -> "TaskHandle[R]": ...
     @overload
-    def enqueue(self: "TaskCall[P, TaskResult[R] | Snooze]", *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
+    def enqueue(self: "TaskCall[P, TaskResult[R] | Snooze]", *args: P.args, **kwargs: P.kwargs) -> "TaskHandle[R]": ...
     @overload
-    def enqueue(self: "TaskCall[P, R | Snooze]", *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...
-    def enqueue(self, /, *args: Any, **kwargs: Any) -> TaskHandle[Any]:  # type: ignore[misc]  # for a keyword named self
+    def enqueue(self: "TaskCall[P, R | Snooze]", *args: P.args, **kwargs: P.kwargs) -> "TaskHandle[R]": ...
+    def enqueue(self, /, *args: Any, **kwargs: Any) -> "TaskHandle[Any]":  # type: ignore[misc]  # for a keyword named self
         """Hand the task over, and return its handle. It never blocks, and may be called from any thread.
 
         Raises `TypeError` for a wrong signature, `ArgumentError` for an argument that cannot be stored, `QueueFull`,
@@ -193,7 +194,7 @@ class TaskCall(Generic[P, C_co]):
             raise self._task.unbound()
         return binding.submitter.enqueue_call(binding.definition, self._options, args, kwargs)
 
-    def bound(self, submitter: Submitter | None = None) -> tuple[Definition, CallOptions]:
+    def bound(self, submitter: Submitter | None = None) -> "tuple[Definition, CallOptions]":
         """Return what is to be run and how. Raises `ConfigurationError` if the task has no manager, or another one."""
         if self._task.binding is None:
             raise self._task.unbound()
@@ -268,6 +269,8 @@ class Task(TaskCall[P, C_co]):
         (aware). `priority` is from 1 (first) to 100, `timeout` is in seconds per attempt. Two calls of one task with
         the same `idempotency_key` are the same task. `tags` map text to text.
         """
+        from taskmanager.codec.values import dumps
+
         faults = [
             _instant_fault("run_at", run_at),
             _instant_fault("good_until", good_until),
@@ -315,7 +318,7 @@ class Task(TaskCall[P, C_co]):
         return f"<Task {self._name!r}{'' if self.binding else ', bound to no manager'}>"
 
 
-def bound_call(call: object, submitter: Submitter) -> tuple[Definition, CallOptions]:
+def bound_call(call: object, submitter: Submitter) -> "tuple[Definition, CallOptions]":
     """Return what was given as a task of this manager, with or without options. Raises `ConfigurationError`."""
     if not isinstance(call, TaskCall):
         raise ConfigurationError(f"{call!r} is not a task; decorate the function with @manager.task, and give that")
@@ -375,7 +378,11 @@ def import_name(module: str) -> str:
     if spec is not None and spec.name:
         return cast("str", spec.name)
     path = getattr(main, "__file__", None)
-    return Path(path).stem if path else module
+    if not path:
+        return module
+    from pathlib import Path
+
+    return Path(path).stem
 
 
 def _function_faults(fn: Any, name: str | None) -> list[str]:

@@ -66,6 +66,18 @@ NEWER_STDLIB: Final = frozenset({"annotationlib"})
 
 # Modules that are optional at run time, or heavy, so that they are imported inside functions by those who may.
 HEAVY: Final = ("rich", "click", "psutil", "cronsim", "anyio", "concurrent.futures.process")
+# What `import taskmanager` may load beyond what asyncio and sqlite3 load. Make it shorter.
+IMPORTED: Final = (
+    "taskmanager", "taskmanager.calling", "taskmanager.codec", "taskmanager.codec.annotations", "taskmanager.engine",
+    "taskmanager.engine.context", "taskmanager.manager", "taskmanager.model", "taskmanager.model.call_options",
+    "taskmanager.model.checks", "taskmanager.model.clock", "taskmanager.model.config", "taskmanager.model.dataclass",
+    "taskmanager.model.errors", "taskmanager.model.escaping", "taskmanager.model.known_words",
+    "taskmanager.model.logger", "taskmanager.model.result", "taskmanager.model.states", "taskmanager.rules",
+    "taskmanager.rules.retry", "taskmanager.task",
+    "__future__", "copy", "dataclasses", "typing_extensions",
+)  # fmt: skip
+# What a start without schedules, child processes and a console does not load either.
+NOT_STARTED: Final = (*HEAVY, "importlib.resources", "shutil", "tempfile", "zipfile")
 
 MAX_MODULE_LINES: Final = 450
 MAX_FUNCTION_LINES: Final = 40  # without the docstring
@@ -546,14 +558,41 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     report(cycle_faults())
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
-    """Every process pays for the import, also the one that only enqueues."""
-    program = (
-        f"import sys, {PACKAGE}\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules])"
-    )  # fmt: skip
+def test_importing_the_package_loads_little() -> None:
+    """Every process pays for the import, also the one that only enqueues, or only reads what is declared."""
+    program = f"import asyncio, sqlite3, sys; before = set(sys.modules); from {PACKAGE} import TaskManager, task\n"
+    loaded = after_running(f"{program}print(*(set(sys.modules) - before))")
+    assert loaded.difference(IMPORTED) == loaded.intersection(HEAVY) == set()
+
+
+def test_start_without_lanes_loads_nothing_heavy(tmp_path: Path) -> None:
+    """It may be what a command of a user waits for."""
+    program = f"""
+import asyncio, sys
+from {PACKAGE} import TaskManager
+
+manager = TaskManager({str(tmp_path / "tasks.db")!r})
+
+@manager.task(persist=True)
+async def add(one: int, two: int = 2) -> int:
+    return one + two
+
+async def main() -> None:
+    async with manager:
+        assert await add.enqueue(1) == 3
+
+asyncio.run(main())
+print(*sys.modules)
+"""
+    after_running(program)  # makes the file
+    assert after_running(program).intersection(NOT_STARTED) == set()
+
+
+def after_running(program: str) -> set[str]:
+    """Return the words that a program prints, in a process of its own."""
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=False, text=True)
-    assert (run.returncode, run.stdout.strip()) == (0, "[]"), run.stdout + run.stderr
+    assert run.returncode == 0, run.stdout + run.stderr
+    return set(run.stdout.split())
 
 
 # --- who knows whose parts --------------------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ def host(manager: TaskManager, has_started: Callable[[], None]) -> Ended:
     is_saved = True
     patience_s = manager._settings.drain_timeout_s  # noqa: SLF001  # as above
     try:
-        hosted(manager, manager._cut_short, wait, seen, patience_s, is_worker=True)  # noqa: SLF001  # as above
+        hosted(manager, manager._instance.cut_short, wait, seen, patience_s, is_worker=True)  # noqa: SLF001  # as above
     except KeyboardInterrupt:  # on Windows
         seen.append(signal.SIGINT)
     except StoreUnavailable as exc:

@@ -4,7 +4,7 @@ The modules by what they are about. Each knows only modules that stand before it
 
     Time, and loops:        due_time timers loops
     The words:              definition phases live_task instance schedule
-    What an attempt is:     outcome attempt context
+    What an attempt is:     outcome context attempt
     Who is told:            events waiters
     What starts next:       shared_limit queue_state alarm dispatch memory_window
     Children:               child child_program child_link

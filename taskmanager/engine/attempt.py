@@ -11,7 +11,6 @@ import asyncio
 import sys
 import types
 from collections.abc import Callable, Coroutine, Generator
-from contextvars import ContextVar
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -224,10 +223,6 @@ class Attempt:
     def surely_awaited(self) -> tuple[str, ...]:
         """Return the tasks that must end before the attempt can go on."""
         return tuple(task_id for waiter, task_id in (self.awaited or {}).items() if self.is_held_up_by(waiter))
-
-
-current: ContextVar[Any] = ContextVar("taskmanager_current_task")
-"""The attempt (or its stand-in) that the running code belongs to."""
 
 
 async def slot_again(attempt: Attempt, thrown: BaseException | None) -> BaseException | None:

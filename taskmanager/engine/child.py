@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from taskmanager.codec.annotations import is_async
 from taskmanager.codec.safe import readable
-from taskmanager.engine.attempt import current
+from taskmanager.engine.context import current
 from taskmanager.engine.outcome import describe, error_of, mistake_in, words_of
 from taskmanager.model.clock import SystemClock, from_us
 from taskmanager.model.errors import ArgumentError, ConfigurationError

@@ -1,14 +1,16 @@
 """`current_task()`: the running task as user code sees it, in every lane and in direct calls."""
 
 from collections.abc import Callable, Coroutine, Mapping
+from contextvars import ContextVar
 from datetime import datetime
 from types import CoroutineType
 from typing import Any, Protocol, cast
 
-from taskmanager.engine.attempt import current
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import NotInTask
 
+current: ContextVar[Any] = ContextVar("taskmanager_current_task")
+"""The attempt (or its stand-in) that the running code belongs to."""
 _clock = SystemClock()
 
 

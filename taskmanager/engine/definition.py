@@ -22,23 +22,6 @@ from taskmanager.model.states import BuiltInTaskCode, Lane
 from taskmanager.rules.retry import RetryRule, code_of
 
 
-@dataclass(frozen=True, slots=True)
-class CallOptions:
-    """What one call asks beyond the definition. None means what the definition says."""
-
-    delay_s: float | None = None
-    run_at_us: int | None = None
-    good_until_us: int | None = None
-    priority: int | None = None
-    queue_name: str | None = None
-    timeout_s: float | None = None
-    idempotency_key: str | None = None
-    tags_text: str | None = None
-
-
-NO_OPTIONS = CallOptions()
-
-
 @dataclass(eq=False, slots=True)
 class Definition:
     """One bound task: its function, its lane, its rules and its codecs."""

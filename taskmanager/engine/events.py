@@ -7,7 +7,7 @@ application's business.
 import logging
 from typing import Final
 
-from taskmanager.engine.attempt import current
+from taskmanager.engine.context import current
 from taskmanager.engine.live_task import LiveTask, tags_of
 from taskmanager.engine.outcome import frames_of
 from taskmanager.model.errors import ArgumentError

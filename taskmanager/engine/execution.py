@@ -11,8 +11,9 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Final
 
-from taskmanager.engine.attempt import Attempt, StopReason, current, drive
+from taskmanager.engine.attempt import Attempt, StopReason, drive
 from taskmanager.engine.child import ChildCall, ChildReply, News
+from taskmanager.engine.context import current
 from taskmanager.engine.events import extra_of
 from taskmanager.engine.lanes import BrokenProcess, CannotStart, Ended, ProcessLane, ThreadLane
 from taskmanager.engine.live_task import LiveTask

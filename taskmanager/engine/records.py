@@ -75,10 +75,12 @@ class Records:
             due = (*outbox.attempts_in_history(task_id), *due)
         return (*outbox.attempts_in_flight(task_id), *due)
 
-    async def list(self, wanted: TaskFilter, before: str | None) -> tuple[TaskInfo, ...]:
+    async def list(
+        self, status: TaskStatus | None, task_name: str | None, queue_name: str | None, limit: int, before: str | None
+    ) -> tuple[TaskInfo, ...]:
         """Newest first, older than the task `before`; tasks in memory with their newest state."""
         _check_text(before, "before")
-        wanted = _checked(wanted)
+        wanted = _checked(TaskFilter(status, task_name, queue_name, limit))
         if before is not None:
             wanted = wanted._replace(before=await self._place_of(before))
         await self._inbox.caught_up()

@@ -15,7 +15,8 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final
 
-from taskmanager.engine.attempt import Attempt, current
+from taskmanager.engine.attempt import Attempt
+from taskmanager.engine.context import current
 from taskmanager.engine.live_task import Ending, LiveTask, carries
 from taskmanager.engine.loops import AGAIN_AFTER_S
 from taskmanager.model.errors import ConfigurationError, StoreUnavailable, unknown_task

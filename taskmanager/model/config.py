@@ -335,3 +335,6 @@ class RecoveryConfig:
             if is_int(value) and is_int(beat) and value < 2 * beat:
                 found.append(f"{threshold} ({value}) must be at least twice {interval} ({beat}), that is {2 * beat}")
         raise_faults("RecoveryConfig", found)
+
+
+DEFAULT_RECOVERY: Final = RecoveryConfig()

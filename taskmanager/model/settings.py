@@ -42,6 +42,16 @@ class Settings:
     store_poll_s: float
     instance_name: str | None
 
+    @staticmethod
+    def default_threads() -> int:
+        """Return as many as the standard library's pool has: enough for waiting, not enough to drown."""
+        return min(LARGE_THREADS, (os.cpu_count() or 1) + 4)
+
+    @staticmethod
+    def default_processes() -> int:
+        """Return one per core."""
+        return os.cpu_count() or 1
+
     def lanes(self) -> dict[Lane, int]:
         """Return the limit of each lane."""
         return {"async": self.concurrency, "thread": self.threads, "process": self.processes}
@@ -114,13 +124,3 @@ def _is_path(text: str) -> bool:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
         return False
-
-
-def default_threads() -> int:
-    """Return the number of the standard library's pool: enough threads for waiting, not enough to drown."""
-    return min(LARGE_THREADS, (os.cpu_count() or 1) + 4)
-
-
-def default_processes() -> int:
-    """Return one process per core."""
-    return os.cpu_count() or 1

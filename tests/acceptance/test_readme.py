@@ -355,7 +355,7 @@ def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     text = f"{kind} ({ast.unparse(node.args)})" + ("" if node.returns is None else f" -> {ast.unparse(node.returns)}")
     if any(ast.unparse(each) == "asynccontextmanager" for each in node.decorator_list):
         text = text.removeprefix("async ").replace("-> AsyncIterator[", "-> AbstractAsyncContextManager[")
-    text = text.replace("_DEFAULT_RECOVERY", "RecoveryConfig()").replace("DEFAULT_QUEUE", "default")
+    text = text.replace("DEFAULT_RECOVERY", "RecoveryConfig()").replace("DEFAULT_QUEUE", "default")
     return text.replace("'", "")
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import shutil
 import sqlite3
 import stat
 import subprocess
@@ -12,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +20,17 @@ from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
 from taskmanager.model.states import AttemptOutcome, TaskStatus
 from taskmanager.rules.claims import Room, Starting
 from taskmanager.store.protocol import ClaimRequest, TaskFilter
-from taskmanager.store.sqlite import SqliteStore, claims, connection, lean_writes, queries, schema, starting, statements
+from taskmanager.store.sqlite import (
+    SqliteStore,
+    claims,
+    connection,
+    lean_writes,
+    queries,
+    schema,
+    starting,
+    statements,
+    wal,
+)
 from taskmanager.store.sqlite.wal import WalLimits
 from tests.contract.rows import FREE_ROW
 
@@ -412,7 +420,7 @@ async def test_the_log_is_moved_before_it_takes_the_last_room_of_the_disk(
 ) -> None:
     """Moving it makes the file larger. A disk that the log has filled would stay full, also over a restart."""
     room = 10_000_000
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=room))
+    monkeypatch.setattr(wal, "_free_on", lambda _: room)
     store = SqliteStore(path)
     await store.open()
     for number in range(300):

@@ -9,7 +9,6 @@ where there is little room it is moved and cut much earlier.
 """
 
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -66,7 +65,7 @@ class Wal:
     def _room(self) -> int:
         """Bytes that are free on its disk."""
         try:
-            return shutil.disk_usage(self._path.parent).free
+            return _free_on(self._path.parent)
         except OSError:
             return sys.maxsize
 
@@ -95,3 +94,12 @@ class Wal:
             f"the log {self._path} has {size / _MB:.0f} MB, because another connection reads an old state of the file "
             "in an open transaction (`taskmanager doctor` names its process)"
         )
+
+
+def _free_on(folder: Path) -> int:
+    if sys.platform == "win32":
+        import shutil  # not elsewhere: each start would load all kinds of archives
+
+        return shutil.disk_usage(folder).free
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
