@@ -70,14 +70,17 @@ class LateEnds:
         self._has_ends.set()
 
     def _run(self) -> None:
+        """Look once in an interval, as long as ends come: to be woken for each of them would cost more than they do."""
         while not self._is_closed.is_set():
             self._has_ends.wait()
             self._has_ends.clear()
-            while not self._is_closed.is_set() and (age_s := self._outbox.plain_age_s()) is not None:
-                if age_s < self._wait_s:
-                    self._is_closed.wait(self._wait_s - age_s)
-                elif not self._begin():
-                    self._is_closed.wait(AGAIN_S)
+            left_s = self._wait_s - (self._outbox.plain_age_s() or 0.0)
+            if left_s > 0:
+                self._is_closed.wait(left_s)
+            elif not self._begin():
+                self._is_closed.wait(AGAIN_S)
+            if self._outbox.plain_age_s() is not None:
+                self._has_ends.set()
 
     def _begin(self) -> bool:
         """Begin to commit what waits; False when that cannot be done now."""
