@@ -1,4 +1,4 @@
-"""A plain success ends in one step (`engine/plain.py`), and as by the general path.
+"""A plain success ends in one step (`Life.complete`), and as by the general path.
 
 The same seeds are played with the shortcut and without it. A story has every write and every line of the log, so two
 equal stories have the same rows and told the same.
@@ -7,9 +7,9 @@ equal stories have the same rows and told the same.
 from typing import Any, ClassVar
 
 import pytest
-from taskmanager.engine.plain import PlainSuccess
 
 from taskmanager.engine.attempt import Attempt
+from taskmanager.engine.life import Life
 from tests.simulation.scenario import play
 
 SEEDS = range(101, 117)
@@ -28,13 +28,13 @@ def no_run_is_plain(patch: pytest.MonkeyPatch) -> None:
 
 def test_plain_runs_end_as_by_the_general_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever happens around them: kills, freezes, stops, outages and steps of the clock."""
-    complete = PlainSuccess.complete
+    complete = Life.complete
 
-    def counted(self: PlainSuccess, attempt: Attempt, value: Any) -> None:
+    def counted(self: Life, attempt: Attempt, value: Any) -> None:
         Shortcut.count += 1
         complete(self, attempt, value)
 
-    monkeypatch.setattr(PlainSuccess, "complete", counted)
+    monkeypatch.setattr(Life, "complete", counted)
     shortened = [play(seed).lines for seed in SEEDS]
     count = Shortcut.count
     assert count > len(SEEDS)
