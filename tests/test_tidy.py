@@ -151,6 +151,7 @@ ASSIGNS_PHASE: Final = frozenset(
     {
         ("engine/dispatch.py", "Dispatcher.move"),
         ("engine/dispatch.py", "Dispatcher._count"),
+        ("engine/live_task.py", "LiveTask.__init__"),  # where it is born
         ("engine/live_task.py", "LiveTask.from_row"),
     }
 )

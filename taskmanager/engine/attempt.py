@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, Protocol
 
 from taskmanager.codec.safe import dumps_safe, readable
 from taskmanager.codec.values import loads
-from taskmanager.engine.live_task import LiveTask, tags_of
+from taskmanager.engine.definition import tags_of
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.loops import outlast
 from taskmanager.engine.outcome import is_handed_on
 from taskmanager.model.clock import from_us

@@ -169,3 +169,14 @@ def timeout_of(text: str) -> float | None:
 def retry_rule_of(options: Mapping[str, Any]) -> RetryRule:
     """Return the retry rule that a row carries in its options."""
     return RetryRule.from_options(options.get("retry"))
+
+
+def tags_of(tags_text: str | None) -> dict[str, str]:
+    """The tags that stand in a row."""
+    return loads(tags_text) if tags_text else {}
+
+
+def carries(tags_text: str | None, tags: dict[str, str]) -> bool:
+    """Whether these stored tags hold all of those."""
+    has = tags_of(tags_text)
+    return all(has.get(key) == value for key, value in tags.items())

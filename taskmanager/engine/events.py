@@ -8,7 +8,8 @@ import logging
 from typing import Final
 
 from taskmanager.engine.context import current
-from taskmanager.engine.live_task import LiveTask, tags_of
+from taskmanager.engine.definition import tags_of
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.outcome import frames_of
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.logger import Block, Raised, logger, plain

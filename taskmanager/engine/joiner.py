@@ -7,8 +7,9 @@ import asyncio
 import contextlib
 from typing import Final
 
+from taskmanager.engine.definition import carries
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.live_task import LiveTask, carries
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.polling import Poller
 from taskmanager.engine.stored_tasks import is_free
 from taskmanager.model.errors import ManagerStopped, StoreError

@@ -1,7 +1,6 @@
 """One task as it lives in memory: its record, and what the engine needs to run it and to tell its waiters.
 
-Accepting a task must cost about a microsecond, so most fields are class attributes that stand for "not yet"; an
-instance holds only what differs.
+Accepting a task must cost about a microsecond, so what few tasks have stands in the class, for "not yet".
 """
 
 import asyncio
@@ -11,17 +10,8 @@ from contextvars import Context
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from taskmanager.codec.values import loads
 from taskmanager.engine.definition import Definition, with_delay
-from taskmanager.engine.phases import (
-    ARRIVED,
-    FREEING,
-    LEFT,
-    READY,
-    RUNNING,
-    STARTING,
-    Phase,
-)
+from taskmanager.engine.phases import ARRIVED, FREEING, LEFT, READY, RUNNING, STARTING, Phase
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.record import AttemptRow, Expected, TaskRow, is_pause
 from taskmanager.model.result import TaskError, TaskResult
@@ -117,33 +107,51 @@ NOT_SAVED = _NotSaved()
 class LiveTask:
     """One task in memory: the columns of its record, its call, where it stands, how it is saved, and who waits."""
 
-    # The columns of its row, with those that `__init__` sets.
-    status: TaskStatus = TaskStatus.PENDING
-    claimed_at: int | None = None
-    owner: str | None = None
-    started_at: int | None = None
-    completed_at: int | None = None
+    # What nearly every task sets has a slot. All else stands in the class until it is set for one task: an object has
+    # room for thirty names, and one more would give each task a dictionary of 800 bytes.
+    __slots__ = (
+        "__dict__", "__weakref__", "_ending", "_value", "args_text", "attempt", "attempts_due", "call_args",
+        "call_kwargs", "claimed_at", "completed_at", "context", "definition", "due", "encodes_later", "enqueued_at",
+        "holder", "idempotency_key", "is_ordinary", "is_persisted", "is_published", "kwargs_text", "options_text",
+        "owner", "phase", "priority", "queue_name", "result_text", "save_waiters", "saving", "sent_at", "start_count",
+        "started_at", "status", "task_id", "timeout_s", "updated_at", "waiters", "worker",
+    )  # fmt: skip
+
+    # The columns of its row.
+    definition: Definition
+    task_id: str
+    options_text: str
+    queue_name: str
+    priority: int
+    sent_at: int
+    enqueued_at: int
+    updated_at: int
+    status: TaskStatus
+    claimed_at: int | None
+    owner: str | None
+    started_at: int | None
+    completed_at: int | None
     failed_at: int | None = None
-    args_text: str | None = None
-    kwargs_text: str | None = None
-    result_text: str | None = None
+    args_text: str | None
+    kwargs_text: str | None
+    result_text: str | None
     failed_reason: str | None = None
     error_code: str | None = None
     good_until: int | None = None
     retry_count: int = 0
     next_retry_at: int | None = None
-    start_count: int = 0
+    start_count: int
     crash_count: int = 0
     snooze_count: int = 0
     tags_text: str | None = None
-    idempotency_key: str | None = None
+    idempotency_key: str | None
     enqueue_sha: str | None = None
     scheduled_for: int | None = None
     cancel_requested_at: int | None = None
     progress_text: str | None = None
     log_text: str | None = None
-    worker: Worker = NO_WORKER
-    attempts_due: tuple[AttemptRow, ...] = ()
+    worker: Worker
+    attempts_due: tuple[AttemptRow, ...]
     """Rows of attempts that go to the store with the record."""
 
     never: None = None
@@ -151,18 +159,19 @@ class LiveTask:
     """Of columns that no version of the library uses."""
 
     # The call, as the caller made it; not of what was read from the store.
-    call_args: tuple[Any, ...] | None = None
-    call_kwargs: dict[str, Any] | None = None
-    is_ordinary: bool = False
+    call_args: tuple[Any, ...] | None
+    call_kwargs: dict[str, Any] | None
+    is_ordinary: bool
     """Memory-only, and called without options: it may start as soon as there is a slot."""
-    encodes_later: bool = False
+    encodes_later: bool
     """The arguments are immutable scalars of a memory-only task: their stored form is made when it is asked for."""
-    context: Context | None = None
-    timeout_s: float | None = None
+    context: Context | None
+    timeout_s: float | None
+    is_persisted: bool
 
     # Where it stands here: its phase, which `Dispatcher.move` changes, and what that leaves open.
-    phase: Phase = ARRIVED
-    due: float = 0.0
+    phase: Phase
+    due: float
     """Until when it is delayed, on the clock of the heap that it is in."""
     watched_until: int | None = None
     """The `good_until` under which it stands among those that may expire."""
@@ -170,39 +179,43 @@ class LiveTask:
     """Whether it is not known yet if its key stands for this task, or for an earlier one."""
     is_duplicate: bool | None = None
     """Whether its key had a task already; None until that is known."""
-    attempt: "Attempt | None" = None
+    attempt: "Attempt | None"
     successor: "LiveTask | None" = None
     """The call of the same key that runs after this one."""
     run_number: int = 0
     """Tells the runs of a task apart that was put back after its end (see `Reruns`)."""
 
     # How it is saved.
-    saving: Saving = NOT_SAVED
+    saving: Saving
 
     # Who waits, and for what.
-    _ending: Ending | None = None
-    _value: Any = NO_VALUE
-    is_published: bool = False
+    _ending: Ending | None
+    _value: Any
+    is_published: bool
     """Its waiters were told the ending, or wait elsewhere."""
-    waiters: "list[asyncio.Future[Any]] | None" = None
-    save_waiters: "list[asyncio.Future[Any]] | None" = None
+    waiters: "list[asyncio.Future[Any]] | None"
+    save_waiters: "list[asyncio.Future[Any]] | None"
     """For its first commit."""
-    holder: "weakref.ref[Holder] | None" = None
+    holder: "weakref.ref[Holder] | None"
     """The first of its handles that still exists; the others keep that one. It costs a call 0.1 microseconds, and is
     the only way to keep an exception, whose frames may hold anything, for those who have a handle and for nobody else.
     """
 
     def __init__(self, definition: Definition, task_id: str, now: int) -> None:
-        self.definition = definition
-        self.task_id = task_id
-        self.options_text = definition.options_text
-        self.queue_name = definition.queue_name
-        self.priority = definition.priority
-        self.timeout_s = definition.timeout_s
+        self.definition, self.task_id = definition, task_id
+        self.options_text, self.timeout_s = definition.options_text, definition.timeout_s
+        self.queue_name, self.priority = definition.queue_name, definition.priority
         self.is_persisted = definition.is_persisted
-        if definition.is_persisted:
-            self.saving = Saving()
+        self.saving = Saving() if definition.is_persisted else NOT_SAVED
         self.sent_at = self.enqueued_at = self.updated_at = now
+        self.status, self.phase, self.worker, self.attempts_due = TaskStatus.PENDING, ARRIVED, NO_WORKER, ()
+        self.start_count, self.due = 0, 0.0
+        self.is_ordinary = self.encodes_later = self.is_published = False
+        self.owner = self.claimed_at = self.started_at = self.completed_at = self.idempotency_key = None
+        self.args_text = self.kwargs_text = self.result_text = None
+        self.call_args = self.call_kwargs = self.context = self.attempt = self._ending = None
+        self.waiters = self.save_waiters = self.holder = None
+        self._value = NO_VALUE
 
     def __repr__(self) -> str:
         kept = "persisted" if self.is_persisted else "memory-only"
@@ -427,16 +440,7 @@ _USUAL_COLUMNS: Final = (
 _RARE_COLUMNS: Final = tuple(column for column in _ADOPTED if column not in _USUAL_COLUMNS)
 _USUAL, _RARE = ([_ADOPTED[column] for column in columns] for columns in (_USUAL_COLUMNS, _RARE_COLUMNS))
 _usual, _rare = (itemgetter(*map(TaskRow._fields.index, columns)) for columns in (_USUAL_COLUMNS, _RARE_COLUMNS))
-_SAYS_NOTHING: Final = tuple(getattr(LiveTask, name) for name in _RARE)
+_SAYS_NOTHING: Final = tuple(
+    {"start_count": 0}.get(name) if name in LiveTask.__slots__ else getattr(LiveTask, name) for name in _RARE
+)
 _STATUSES: Final = {status.value: status for status in TaskStatus}
-
-
-def tags_of(tags_text: str | None) -> dict[str, str]:
-    """The tags that stand in a row."""
-    return loads(tags_text) if tags_text else {}
-
-
-def carries(tags_text: str | None, tags: dict[str, str]) -> bool:
-    """Whether these stored tags hold all of those."""
-    has = tags_of(tags_text)
-    return all(has.get(key) == value for key, value in tags.items())

@@ -17,7 +17,8 @@ from typing import Any, Final
 
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.context import current
-from taskmanager.engine.live_task import Ending, LiveTask, carries
+from taskmanager.engine.definition import carries
+from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.loops import AGAIN_AFTER_S
 from taskmanager.model.errors import ConfigurationError, StoreUnavailable, unknown_task
 from taskmanager.model.logger import logger
