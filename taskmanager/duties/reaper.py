@@ -67,13 +67,13 @@ class Reaper:
             self._life.wants_claim.set()
         return moved
 
-    async def recover_dead(self) -> int:
-        """What dead instances left, as far as the two switches of the configuration let it be touched."""
+    async def recover_dead(self, at_once: int | None = None) -> int:
+        """Recover what dead instances left, as far as the two switches of the configuration let it be touched."""
         config = self._settings.recovery
         if not (config.auto_requeue_stale_claimed or config.auto_fail_stale_running):
             return 0
         return await self._recovery.run_once(
-            waiting=config.auto_requeue_stale_claimed, running=config.auto_fail_stale_running
+            waiting=config.auto_requeue_stale_claimed, running=config.auto_fail_stale_running, at_once=at_once
         )
 
     def _is_stuck(self, row: TaskRow, silent_s: Mapping[str, float]) -> bool:

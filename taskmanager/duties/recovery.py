@@ -36,6 +36,8 @@ from taskmanager.store.protocol import InstanceRow, Store
 PAGE: Final = 500
 FREE_PAGE: Final = 1_000
 """Waiting rows that are freed in one transaction: bounds how long it keeps other writers waiting."""
+FIRST_PAGE: Final = 2_000
+"""The same for a start, which frees the first rows of each queue."""
 
 
 class Recovery:
@@ -60,28 +62,41 @@ class Recovery:
         self._random_01 = random_01
         self._has_swept = False
         self._tell = tell
+        self.is_cut = False
+        """Whether the last call has left rows that the next one frees."""
 
-    async def run_once(self, *, waiting: bool = True, running: bool = True) -> int:
-        """Recover what dead instances left waiting, running or both; how many rows were moved."""
+    async def run_once(self, *, waiting: bool = True, running: bool = True, at_once: int | None = None) -> int:
+        """Recover what dead instances left waiting, running or both, and return how many rows were moved.
+
+        With `at_once`, tasks can start before thousands of rows are free: an owner that has left that many keeps all
+        but the first `at_once` of each queue, in the order of a claim, until the next call.
+        """
         instances = {each.instance_id: each for each in await self._store.instances()}
         known = {*instances, self._identity.instance_id}
         dead = await self._find_dead(instances.keys() - {self._identity.instance_id})
-        alive, crashes = known - dead, dict[str, Crash]()
+        alive, crashes, cut = known - dead, dict[str, Crash](), set[str]()
         moved_count, left_count, after = 0, 0, ""
-        while rows := await self._store.fetch_orphans(alive, limit=PAGE, after=after):
+        # One row is enough to learn of an owner. Its other rows are read when most of them are free.
+        while rows := await self._store.fetch_orphans(alive | cut, limit=PAGE if crashes else 1, after=after):
             owners = {row.claimed_by_worker_id or "" for row in rows}
             if new := owners - crashes.keys():
                 # An instance that registered after the list was read holds its lock, and is alive.
                 alive |= {owner for owner in new if owner not in dead and not self._is_dead(owner)}
                 for owner in new - alive:
-                    moved_count += await self.free_waiting(owner) if waiting else 0
+                    if waiting:
+                        freed_count, is_cut = await self._free(owner, at_once)
+                        moved_count += freed_count
+                        cut |= {owner} if is_cut else set()
                     crashes[owner] = await self._crash_of(owner, instances.get(owner))
-                continue  # most of the rows are free by now; what is left is read again
+                continue
             after = rows[-1].task_id
             orphans = [row for row in rows if (running if row.status == TaskStatus.RUNNING else waiting)]
             left_count += len(rows) - len(orphans)
             moved_count += await self.recover(orphans, lambda row: crashes[row.claimed_by_worker_id or ""])
-        if not left_count and (dead or not self._has_swept):
+        if running:
+            moved_count += sum([await self._recover_running(owner, crashes[owner]) for owner in cut])
+        self.is_cut = bool(cut)
+        if not (left_count or cut) and (dead or not self._has_swept):
             await self._clear_away(dead)
         if moved_count or dead:
             logger.info("recovered %s of %s", counted(moved_count, "task"), counted(len(dead), "dead instance"))
@@ -98,6 +113,15 @@ class Recovery:
     async def _is_registered(self, instance_id: str) -> bool:
         return any(each.instance_id == instance_id for each in await self._store.instances())
 
+    async def _free(self, owner: str, at_once: int | None) -> tuple[int, bool]:
+        """Free what waited there. Return how many rows, and whether others are left for the next call."""
+        if at_once is None:
+            return await self.free_waiting(owner), False
+        count = await self._store.free_waiting(owner, self._clock.now_us(), FIRST_PAGE, at_once)
+        if count == FIRST_PAGE:  # not all of so many queues have their first rows
+            return count + await self.free_waiting(owner), False
+        return count, count >= at_once
+
     async def free_waiting(self, owner: str) -> int:
         """Free what waited in the memory of this instance, and may still run; how many rows."""
         freed = 0
@@ -111,12 +135,19 @@ class Recovery:
         """Who ran when this owner died, and who of them had crashed before."""
         suspects: list[str] = []
         after = ""
-        while rows := await self._store.fetch_owned([owner], limit=PAGE, after=after):
+        while rows := await self._store.fetch_owned([owner], limit=PAGE, after=after, is_running=True):
             after = rows[-1].task_id
-            suspects.extend(row.task_id for row in rows if row.status == TaskStatus.RUNNING and row.crash_count)
+            suspects.extend(row.task_id for row in rows if row.crash_count)
         boot_id = None if instance is None else instance.boot_id
         counts = boot_id is None or boot_id == self._identity.boot_id
         return Crash(counts, suspects[0] if len(suspects) == 1 else None)
+
+    async def _recover_running(self, owner: str, crash: Crash) -> int:
+        moved, after = 0, ""
+        while rows := await self._store.fetch_owned([owner], limit=PAGE, after=after, is_running=True):
+            after = rows[-1].task_id
+            moved += await self.recover(rows, lambda row: crash)
+        return moved
 
     async def recover(self, rows: list[TaskRow], crash_of: Callable[[TaskRow], Crash] = lambda row: NO_CRASH) -> int:
         """Move the rows that are still as they were read. Return how many were moved."""

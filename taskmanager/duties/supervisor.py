@@ -46,6 +46,7 @@ class Supervisor:
         self._host, self._settings, self._failing_duties = engine.host, engine.settings, engine.failing_duties
         self._is_alone = is_alone
         self._heartbeat = Heartbeat(engine)
+        self._recovery = recovery
         self._strays = Strays(engine, recovery)
         self._reaper = Reaper(engine, recovery, self._strays, self._heartbeat)
         self._expiry = Expiry(engine, recovery)
@@ -54,13 +55,18 @@ class Supervisor:
         self._live_tasks = LiveTasks(engine)
         self.schedules = Schedules(engine, schedules)
 
-    async def recover(self) -> int:
-        """What a start does before it claims: give back what dead instances left, and declare its schedules."""
+    async def recover_at_start(self) -> bool:
+        """Do what a start needs before it claims. Return False if `recover` is to be called beside the first tasks."""
+        await self.recover(sum(self._settings.lanes().values()))
+        return not self._recovery.is_cut
+
+    async def recover(self, at_once: int | None = None) -> int:
+        """Give back what dead instances left, and declare the schedules. `at_once` is that of `Recovery.run_once`."""
         # Before the dead are forgotten: their stamps may be all that tells of a clock that was set back since.
         # The clock is read after the stamp, which others may have written while this waited for the file.
         if await self._store.latest_stamp() > (now_us := self._wall_clock.now_us()):
             await make_due(self._store, now_us)
-        moved = await self._reaper.recover_dead()
+        moved = await self._reaper.recover_dead(at_once)
         await self.schedules.open()
         return moved
 

@@ -47,6 +47,7 @@ class Duties(Protocol):
     """What goes on beside the tasks, from the registration of the instance to its end."""
 
     async def recover(self) -> int: ...
+    async def recover_at_start(self) -> bool: ...
     async def recover_strays(self) -> int: ...
     def start(self, on_loop_closed: Callable[[], bool]) -> None: ...
     def stop_heartbeat(self) -> None: ...
@@ -109,7 +110,7 @@ class Lifecycle:
         has_heartbeat = False
         try:
             await self._open()
-            await self._patiently(self._duties.recover)
+            await self._patiently(self._recover)
             self._duties.start(self._unstopped.leave_soon)
             has_heartbeat = True
             self._stall.start()
@@ -167,6 +168,10 @@ class Lifecycle:
                     f"{remedy(exc, 'make its directory writable')}"
                 ) from exc
         await self._patiently(self._register)
+
+    async def _recover(self) -> None:
+        if not await self._duties.recover_at_start():
+            self._takeover.death.set()
 
     async def _register(self) -> None:
         self._wall_clock.note_last_use(await self._store.latest_stamp(self._clock.now_us()))

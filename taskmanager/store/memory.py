@@ -22,7 +22,7 @@ from taskmanager.model.record import (
     with_due,
 )
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow, busy_of
-from taskmanager.model.states import TERMINAL, WAITING, TaskStatus
+from taskmanager.model.states import TERMINAL, TaskStatus
 from taskmanager.store.constraints import (
     check_fault,
     encodable_write,
@@ -31,7 +31,15 @@ from taskmanager.store.constraints import (
     step_of,
     write_fault,
 )
-from taskmanager.store.memory_claims import claim_order, claimed, due_rows, free_rows, freed, never_ran, waiting_levels
+from taskmanager.store.memory_claims import (
+    claim_order,
+    claimed,
+    due_rows,
+    free_rows,
+    left_waiting,
+    released,
+    waiting_levels,
+)
 from taskmanager.store.memory_statistics import overview_at
 from taskmanager.store.protocol import (
     FREE_COUNT_CAP,
@@ -168,28 +176,16 @@ class MemoryStore:
         return free_rows(self._live.values())
 
     async def release(self, owner: str, now: int, unanswered: int | None = None) -> int:
-        mine = [row for row in self._live.values() if row.claimed_by_worker_id == owner]
-        free = [freed(row, now) for row in mine if row.status in WAITING]
-        if unanswered is not None:
-            ran = (row for row in mine if row.status not in WAITING)
-            free += [never_ran(row, now) for row in ran if row.claimed_at == row.started_at == unanswered]
+        free = released(self._live.values(), owner, now, unanswered)
         for row in free:
             self._put(row)
         return len(free)
 
-    async def free_waiting(self, owner: str, now: int, limit: int) -> int:
-        free = [
-            row
-            for row in self._live.values()
-            if row.claimed_by_worker_id == owner
-            and row.status in WAITING
-            and row.cancel_requested_at is None
-            and (row.good_until is None or row.good_until > now)
-        ]
-        for row in free[:limit]:
-            waits = freed(row, now)._replace(started_at=None, failed_reason=None, worker_pid=None)
-            self._put(waits._replace(worker_hostname=None, worker_process_name=None))
-        return len(free[:limit])
+    async def free_waiting(self, owner: str, now: int, limit: int, per_queue: int | None = None) -> int:
+        free = left_waiting(self._live.values(), owner, now, per_queue)[:limit]
+        for row in free:
+            self._put(row)
+        return len(free)
 
     async def latest_stamp(self, until: int = LAST_US) -> int:
         stamps = [*(each.updated_at for each in self._instances.values()), *(row.sent_at for row in self._rows())]
@@ -234,8 +230,11 @@ class MemoryStore:
         ]
         return [row.without_payload() for row in sorted(found, key=_age, reverse=True)[: wanted.limit]]
 
-    async def fetch_owned(self, owners: Collection[str], *, limit: int, after: str = "") -> list[TaskRow]:
-        return self._page(lambda owner: owner in owners, limit, after)
+    async def fetch_owned(
+        self, owners: Collection[str], *, limit: int, after: str = "", is_running: bool = False
+    ) -> list[TaskRow]:
+        found = self._page(lambda owner: owner in owners, len(self._live), after)
+        return [row for row in found if row.status == "RUNNING" or not is_running][:limit]
 
     async def fetch_owned_ids(self, owner: str, *, limit: int, after: str = "") -> list[str]:
         return [row.task_id for row in await self.fetch_owned([owner], limit=limit, after=after)]

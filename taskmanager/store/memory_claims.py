@@ -125,3 +125,23 @@ def freed(row: TaskRow, now: int) -> TaskRow:
 def never_ran(row: TaskRow, now: int) -> TaskRow:
     """The row without its owner and without the start, but for the count of that."""
     return freed(row, now)._replace(started_at=None, worker_pid=None, worker_hostname=None, worker_process_name=None)
+
+
+def released(rows: Iterable[TaskRow], owner: str, now: int, unanswered: int | None) -> list[TaskRow]:
+    """Return the waiting rows of an owner as free rows, and those that its claim at `unanswered` has started."""
+    mine = [row for row in rows if row.claimed_by_worker_id == owner]
+    free = [freed(row, now) for row in mine if row.status in WAITING]
+    if unanswered is not None:
+        ran = (row for row in mine if row.status not in WAITING)
+        free += [never_ran(row, now) for row in ran if row.claimed_at == row.started_at == unanswered]
+    return free
+
+
+def left_waiting(rows: Iterable[TaskRow], owner: str, now: int, per_queue: int | None) -> list[TaskRow]:
+    """Return what waited at a dead owner and may run, as free rows: all, or the best of each queue."""
+    by_queue: dict[str, list[TaskRow]] = {}
+    for row in sorted((row for row in rows if row.claimed_by_worker_id == owner), key=claim_order):
+        is_late = row.good_until is not None and row.good_until <= now
+        if row.status in WAITING and row.cancel_requested_at is None and not is_late:
+            by_queue.setdefault(row.queue_name, []).append(never_ran(row, now)._replace(failed_reason=None))
+    return [row for name in sorted(by_queue) for row in by_queue[name][:per_queue]]

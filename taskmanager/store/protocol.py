@@ -234,10 +234,11 @@ class Store(Protocol):
         """
         ...
 
-    async def free_waiting(self, owner: str, now: int, limit: int) -> int:
-        """At most `limit` waiting rows of a dead `owner` become free; how many.
+    async def free_waiting(self, owner: str, now: int, limit: int, per_queue: int | None = None) -> int:
+        """Free at most `limit` waiting rows of a dead `owner`, and return how many.
 
-        All but those that do not run any more: somebody asked to cancel them, or their `good_until` has passed.
+        All but those that do not run any more: somebody asked to cancel them, or their `good_until` has passed. With
+        `per_queue`, only the first ones of each queue are freed, in the order of a claim.
         """
         ...
 
@@ -285,8 +286,10 @@ class Store(Protocol):
         """Newest first by (sent_at, id), without their `PAYLOAD`: None in the place of what may be large."""
         ...
 
-    async def fetch_owned(self, owners: Collection[str], *, limit: int, after: str = "") -> list[TaskRow]:
-        """Non-terminal rows whose owner is one of `owners`, by id, after `after`."""
+    async def fetch_owned(
+        self, owners: Collection[str], *, limit: int, after: str = "", is_running: bool = False
+    ) -> list[TaskRow]:
+        """Return the live rows of `owners` after `after`, by id: all, or only those that are RUNNING."""
         ...
 
     async def fetch_owned_ids(self, owner: str, *, limit: int, after: str = "") -> list[str]:

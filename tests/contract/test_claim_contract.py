@@ -311,6 +311,34 @@ async def test_rows_that_waited_at_a_dead_owner_are_freed_a_page_at_a_time(store
     assert list((await store.fetch_ids([row.task_id for row in others])).values()) == others
 
 
+async def test_first_rows_of_each_queue_are_freed_in_the_order_of_a_claim(store: Store) -> None:
+    """Of one owner, and of what may run. What others own, or is free already, takes no place."""
+    mine = [
+        task("m1", status="CLAIMED", priority=90),
+        task("m2", status="CLAIMED", priority=50, enqueued_at=99),
+        task("m3", claimed_by_worker_id=ME, priority=50),
+        task("m4", claimed_by_worker_id=ME, priority=50, task_name="app:other"),
+        task("m5", claimed_by_worker_id=ME, priority=1, cancel_requested_at=5),
+        task("m6", claimed_by_worker_id=ME, priority=1, good_until=900),
+        task("m7", status="RUNNING", priority=1),
+        task("m8", status="CLAIMED", queue_name="mail", priority=99, enqueued_at=9_000),
+    ]
+    others = [task("o1", status="CLAIMED", claimed_by_worker_id=OTHER, priority=1), task("o2", priority=1)]
+    await put(store, *mine, *others, task("o3", status="COMPLETED", priority=1))
+
+    async def free() -> list[str]:
+        found = await store.fetch_ids([row.task_id for row in mine])
+        return [row.task_id for row in found.values() if row.claimed_by_worker_id is None]
+
+    assert await store.free_waiting(ME, 900, 9, 2) == 3
+    assert sorted(await free()) == ["m2", "m3", "m8"]
+    assert await store.free_waiting(ME, 900, 9, 1) == 1
+    assert sorted(await free()) == ["m2", "m3", "m4", "m8"]
+    assert await store.free_waiting(ME, 900, 9, 9) == 1
+    assert await store.free_waiting(ME, 900, 9, 9) == 0
+    assert list((await store.fetch_ids(["o1", "o2"])).values()) == others
+
+
 async def test_a_row_to_be_cancelled_or_expired_is_not_freed(store: Store) -> None:
     """It must not run, so it is left to those who judge row by row; and it is in the way of no other."""
     asked = [task(f"a{i}", status="CLAIMED", cancel_requested_at=500) for i in range(3)]

@@ -54,6 +54,8 @@ async def test_rows_of_owners_and_orphans_are_complementary(store: Store) -> Non
     assert [row.task_id for row in await store.fetch_owned(living, limit=9)] == ["a", "d"]
     assert [row.task_id for row in await store.fetch_orphans(living, limit=9)] == ["b", "c"]
     assert [row.task_id for row in await store.fetch_orphans([], limit=9)] == ["a", "b", "c", "d"]
+    assert [row.task_id for row in await store.fetch_owned(living, limit=9, is_running=True)] == ["d"]
+    assert await store.fetch_owned([ME], limit=9, is_running=True) == []
     assert await store.fetch_owned([], limit=9) == []
 
 
@@ -61,6 +63,9 @@ async def test_pages_go_on_after_an_id(store: Store) -> None:
     """Pages by id cannot starve, whatever happens to rows already seen."""
     await put(store, *[task(f"t{i}", claimed_by_worker_id=ME if i % 2 else OTHER) for i in range(6)])
     assert [row.task_id for row in await store.fetch_owned([ME, OTHER], limit=2, after="t1")] == ["t2", "t3"]
+    await put(store, *[task(f"r{i}", status="RUNNING") for i in range(4)])
+    running = await store.fetch_owned([ME, OTHER], limit=2, after="r1", is_running=True)
+    assert [row.task_id for row in running] == ["r2", "r3"]
     assert [row.task_id for row in await store.fetch_orphans([], limit=2, after="t3")] == ["t4", "t5"]
 
 

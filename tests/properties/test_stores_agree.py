@@ -179,6 +179,7 @@ async def picture(store: Store) -> tuple[list[TaskRow], list[Any]]:
     answers.append(await store.fetch_taken([*IDS, "nobody"], "i1"))
     for owners in (OWNERS[:1], OWNERS, []):
         answers.append(await store.fetch_owned(owners, limit=2, after="t1"))
+        answers.append(await store.fetch_owned(owners, limit=2, after="t1", is_running=True))
         answers.append(await store.fetch_orphans(owners, limit=3))
     answers.append(await store.fetch_expired(2, limit=3))
     for wanted in (
@@ -270,10 +271,10 @@ class StoresAgree(RuleBasedStateMachine):
         """An answer was lost."""
         self.both(lambda store: store.fetch_claim(owner, claimed_at))
 
-    @rule(owner=st.sampled_from(OWNERS), now=INSTANTS)
-    def free_waiting(self, owner: str, now: int) -> None:
-        """An instance has died. Which rows go first is not promised, so the limit is above them all."""
-        self.both(lambda store: store.free_waiting(owner, now, len(IDS)))
+    @rule(owner=st.sampled_from(OWNERS), now=INSTANTS, per_queue=st.none() | st.integers(1, 2))
+    def free_waiting(self, owner: str, now: int, per_queue: int | None) -> None:
+        """An instance has died. Which rows go first is promised within a queue, so the limit is above them all."""
+        self.both(lambda store: store.free_waiting(owner, now, len(IDS), per_queue))
 
     @rule(task_id=st.sampled_from(IDS), now=INSTANTS)
     def request_cancel(self, task_id: str, now: int) -> None:

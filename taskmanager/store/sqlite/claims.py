@@ -228,20 +228,34 @@ def release(connection: sqlite3.Connection, owner: str, now: int, unanswered: in
     return count
 
 
-def free_waiting(connection: sqlite3.Connection, owner: str, now: int, limit: int) -> int:
+_WAITING: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_waiting"
+_IS_WAITING: Final = "claimed_by_worker_id IS NOT NULL AND status IN ('PENDING', 'CLAIMED')"
+_MAY_RUN: Final = f"{_WAITS_AT} AND cancel_requested_at IS NULL AND (good_until IS NULL OR good_until > :now)"
+_ANY_LEFT: Final = f"""
+SELECT rowid FROM taskmanager_tasks INDEXED BY taskmanager_tasks_owner WHERE {_MAY_RUN} LIMIT :limit
+"""
+_FIRST_LEFT: Final = f"""
+WITH RECURSIVE queue (name) AS (
+    SELECT min(queue_name) FROM {_WAITING} WHERE {_IS_WAITING}
+    UNION ALL
+    SELECT (SELECT min(queue_name) FROM {_WAITING} WHERE queue_name > queue.name AND {_IS_WAITING})
+    FROM queue WHERE queue.name IS NOT NULL
+)
+SELECT t.rowid FROM queue JOIN taskmanager_tasks AS t ON t.rowid IN (
+    SELECT rowid FROM {_WAITING} WHERE queue_name = queue.name AND {_IS_WAITING} AND {_MAY_RUN}
+    ORDER BY priority, enqueued_at, id LIMIT :per_queue
+)
+LIMIT :limit
+"""
+
+
+def free_waiting(connection: sqlite3.Connection, owner: str, now: int, limit: int, per_queue: int | None) -> int:
     """See `Store.free_waiting`. One statement for all of them: nothing of a row has to be known to free it."""
+    which = _ANY_LEFT if per_queue is None else _FIRST_LEFT
     with transaction(connection):
         return connection.execute(
-            f"""
-            UPDATE OR IGNORE taskmanager_tasks
-            SET {_NEVER_RAN}, failed_reason = NULL
-            WHERE rowid IN (
-                SELECT rowid FROM taskmanager_tasks INDEXED BY taskmanager_tasks_owner
-                WHERE {_WAITS_AT} AND cancel_requested_at IS NULL AND (good_until IS NULL OR good_until > :now)
-                LIMIT :limit
-            )
-            """,
-            {"now": now, "owner": owner, "limit": limit},
+            f"UPDATE OR IGNORE taskmanager_tasks SET {_NEVER_RAN}, failed_reason = NULL WHERE rowid IN ({which})",
+            {"now": now, "owner": owner, "limit": limit, "per_queue": per_queue},
         ).rowcount
 
 

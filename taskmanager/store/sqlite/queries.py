@@ -103,6 +103,13 @@ WHERE t.claimed_by_worker_id IN (SELECT value FROM json_each(:owners)) AND t.id 
     AND t.status IN ({LIVE_SQL})
 ORDER BY t.id LIMIT :limit
 """
+# An owner has few rows that run, among thousands that wait.
+_RUNNING: Final = """
+taskmanager_tasks AS t INDEXED BY taskmanager_tasks_status
+WHERE t.status = 'RUNNING' AND t.status <> 'COMPLETED'
+    AND t.claimed_by_worker_id IN (SELECT value FROM json_each(:owners)) AND t.id > CAST(:after AS TEXT)
+ORDER BY t.id LIMIT :limit
+"""
 _NOT_COMPLETED: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_status WHERE status <> 'COMPLETED'"
 # Owners are few and their rows many, so the owners are hopped through first.
 _ORPHANS: Final = f"""
@@ -124,9 +131,12 @@ ORDER BY t.id LIMIT :limit
 """
 
 
-def fetch_owned(connection: sqlite3.Connection, owners: Collection[str], limit: int, after: str) -> list[TaskRow]:
+def fetch_owned(
+    connection: sqlite3.Connection, owners: Collection[str], limit: int, after: str, is_running: bool
+) -> list[TaskRow]:
     """See `Store.fetch_owned`."""
-    return task_rows(connection, _OWNED, {"owners": json.dumps(list(owners)), "after": after, "limit": limit})
+    wanted = {"owners": json.dumps(list(owners)), "after": after, "limit": limit}
+    return task_rows(connection, _RUNNING if is_running else _OWNED, wanted)
 
 
 def fetch_owned_ids(connection: sqlite3.Connection, owner: str, limit: int, after: str) -> list[str]:

@@ -212,8 +212,8 @@ class SqliteStore:
     async def release(self, owner: str, now: int, unanswered: int | None = None) -> int:
         return await self._write(claims.release, owner, now, unanswered)
 
-    async def free_waiting(self, owner: str, now: int, limit: int) -> int:
-        return await self._write_unsynced(claims.free_waiting, owner, now, limit)
+    async def free_waiting(self, owner: str, now: int, limit: int, per_queue: int | None = None) -> int:
+        return await self._write_unsynced(claims.free_waiting, owner, now, limit, per_queue)
 
     async def latest_stamp(self, until: int = LAST_US) -> int:
         return await self._read(claims.latest_stamp, until)
@@ -245,8 +245,10 @@ class SqliteStore:
     async def fetch_many(self, wanted: TaskFilter) -> list[TaskRow]:
         return await self._read(queries.fetch_many, wanted)
 
-    async def fetch_owned(self, owners: Collection[str], *, limit: int, after: str = "") -> list[TaskRow]:
-        return await self._read(queries.fetch_owned, owners, limit, after)
+    async def fetch_owned(
+        self, owners: Collection[str], *, limit: int, after: str = "", is_running: bool = False
+    ) -> list[TaskRow]:
+        return await self._read(queries.fetch_owned, owners, limit, after, is_running)
 
     async def fetch_owned_ids(self, owner: str, *, limit: int, after: str = "") -> list[str]:
         return await self._read(queries.fetch_owned_ids, owner, limit, after)
