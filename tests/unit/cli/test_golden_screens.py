@@ -53,7 +53,8 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the clock stand still, and the disk say the same on every machine."""
     monkeypatch.setattr(SystemClock, "now_us", lambda self: NOW)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=120 * GIGABYTE))
-    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=0, f_files=0, f_favail=0), raising=False)
+    volume = SimpleNamespace(f_flag=0, f_files=0, f_favail=0, f_bavail=1 << 20, f_frsize=4_096)
+    monkeypatch.setattr(os, "statvfs", lambda path: volume, raising=False)
     monkeypatch.setattr(statistics, "_size", lambda connection: FileSize(1_269_760, 409_600, 2))
 
 
