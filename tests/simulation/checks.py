@@ -211,6 +211,7 @@ class Checks:
             f"{new.status} {new.start_count} of {new.claimed_by_worker_id} by {verb} of {process}"
         )
         place = (old.status, old.claimed_by_worker_id, old.start_count)
+        had_started = self._has_started_since(process, old, new)
         if place != (new.status, new.claimed_by_worker_id, new.start_count):
             self._note(process, verb, new)
         is_behind = self._judge_behind(process, old, new)
@@ -231,7 +232,8 @@ class Checks:
             fault(f"the start count went back: {what}")
         if is_again and not is_snoozed and not is_behind and (old.task_id, old.start_count) not in self._fresh:
             fault(f"an attempt left no row: {what}")
-        self._judge_owner(process, verb, old, new, what)
+        if not had_started:
+            self._judge_owner(process, verb, old, new, what)
         if new.start_count > old.start_count:
             self._judge_start(new)
         if old.status == TaskStatus.RUNNING and new.crash_count > old.crash_count:
@@ -242,6 +244,13 @@ class Checks:
             ended = self._fresh.get((new.task_id, new.start_count))
             if ended is None or ended.outcome != "COMPLETED":
                 fault(f"completed without its attempt: {what}")
+
+    def _has_started_since(self, process: "Process", old: TaskRow, new: TaskRow) -> bool:
+        """Whether it has started the task by a file that was lost, which somebody who had it before does not know yet:
+        it goes on there, and the row of the other, with fewer starts, is written over.
+        """
+        start = (new.task_id, new.start_count, process.instance_id or "")
+        return bool(self._world.loss_count) and old.start_count < new.start_count and start in self.started
 
     def _judge_start(self, row: TaskRow) -> None:
         """Where one write carries a start and what came of it, only the row of the attempt would tell when."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from taskmanager.model.states import TERMINAL, TaskStatus
+from tests.simulation.disk import FileDisk
 from tests.simulation.faults import Fate, Weather
 from tests.simulation.process import Process
 from tests.simulation.promises import LOOKED_US
@@ -174,3 +175,30 @@ def test_a_task_cancelled_before_its_first_step_is_interrupted_with_no_slot(worl
     process.cancel_every_task(ends_loop=False)
     assert world.run_until(lambda: not engine.live and not engine.runner.running, 5.0)
     assert world.faults == []
+
+
+def test_a_run_goes_on_though_a_copied_file_names_the_dead_owner_before_it(tmp_path: Path) -> None:
+    """What is not safe to repeat starts once: the row of the copy waits for an owner whose task this one has since."""
+    world = World(3, tmp_path)
+    world.timetable.entries.clear()
+    world.weather, world.kinds = Weather(), ("once",)
+    world.options |= {"concurrency": 1}
+    assert isinstance(world.disk, FileDisk)
+    with inhabited(world):
+        first = started(world)
+        first.jobs["once"].enqueue(world.next_label(), "sleep:9")
+        assert world.run_until(lambda: bool(world.runs.now), 5.0)
+        handle = first.jobs["once"].enqueue(world.next_label(), "sleep:3")
+        assert world.run_until(lambda: handle.task_id in world.checks.rows, 5.0)
+        assert world.checks.rows[handle.task_id].claimed_by_worker_id == first.instance_id
+        world.disk.keep_copy()
+        first.kill()
+        second = started(world)
+        assert world.run_until(lambda: bool(world.runs.now), 10.0)
+        world.restore_file()
+        assert world.checks.rows[handle.task_id].claimed_by_worker_id != second.instance_id
+        assert world.run_until(lambda: world.checks.rows[handle.task_id].status in TERMINAL, 20.0)
+        row = world.checks.rows[handle.task_id]
+        assert (row.status, row.start_count, row.claimed_by_worker_id) == ("COMPLETED", 1, second.instance_id)
+        assert world.faults == []
+        world.close()

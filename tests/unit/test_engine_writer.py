@@ -743,3 +743,39 @@ async def test_a_new_file_gets_everything_that_lives() -> None:
         await writer.flush()
         assert store.sent_of("a")[-1] == ("RUNNING", None)
         assert live.saving.committed == Expected("RUNNING", "me", 1)
+
+
+KEPT = [("PENDING", 0), ("PENDING", 1), ("CLAIMED", 1), ("RUNNING", 1)]
+GIVEN_UP = [("PENDING", 2), ("CLAIMED", 2), ("RUNNING", 2), ("COMPLETED", 1)]
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+@pytest.mark.parametrize(("says", "start_count"), [*KEPT, *GIVEN_UP])
+async def test_run_is_kept_over_a_copied_row_of_another_with_fewer_starts(
+    says: str, start_count: int, *, has_ended: bool
+) -> None:
+    """That row is from before the start here. With as many starts, another may have taken the task from the copy."""
+    store, is_kept = Store(), (says, start_count) in KEPT
+    async with a_writer(store) as (writer, listener):
+        live = new_live(task_id="a")
+        at: dict[str, Any] = {
+            "claimed_at": 1_500,
+            "started_at": 1_500,
+            "completed_at": 1_600 if says == "COMPLETED" else None,
+        }
+        copied = live.row()._replace(claimed_by_worker_id="other", status=says, start_count=start_count, **at)
+        live.start_count, live.phase = 1, Phase.RUNNING
+        start(live)
+        writer.mark(live)
+        await writer.flush()
+        if has_ended:
+            live.status, live.completed_at, live.result_text = TaskStatus.COMPLETED, 9, "{}"
+        store._live.clear()
+        assert await MemoryStore.commit(store, [TaskWrite(copied, None)]) == ({}, {})
+        writer.lose_everything_committed([live])
+        await writer.flush()
+        row = await store.fetch("a")
+        assert row is not None
+        assert (("lost", "a", says) in listener.heard) is not is_kept
+        expected = (live.status.value, "me", 2) if is_kept else (says, "other", start_count)
+        assert (row.status, row.claimed_by_worker_id, row.start_count) == expected
