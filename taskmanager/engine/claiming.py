@@ -206,6 +206,8 @@ class Claimer:
     async def take_over(self, queue_name: str, due_at: int) -> list[TaskRow]:
         """Start tasks that wait at other instances and were due at that instant, as many as there are slots for."""
         async with self._claiming:
+            if self._dispatcher.suspect is not None:  # it may have started since its caller looked
+                return []
             self._may_start = True
             request = self._request(list(self._definitions), queue_name, CLAIM_PAGE)
             if request.starting is None:

@@ -303,3 +303,31 @@ async def test_a_claim_for_which_no_slot_is_free_starts_nothing() -> None:
         assert [request.starting is None for request in asked] == [False, True]
         gate.set()
         await manager.join()
+
+
+async def test_nothing_is_taken_over_beside_a_suspect_however_late_it_came() -> None:
+    """It may start between the look at the idle slots and the claim. What waits at others stays there until it ends."""
+    manager = manager_of(concurrency=2)
+    gate = asyncio.Event()
+
+    @manager.task(persist=True, requeue_on_interrupt=True)
+    async def work(label: str) -> None:
+        await gate.wait()
+
+    async with world_of(manager) as (_, store):
+        await put_free(manager, store, work, "suspect", crash_count=1)
+        look(manager, store)
+        dispatcher, lifecycle = engine_of(manager).dispatcher, manager._lifecycle
+        assert lifecycle is not None
+        await turns_until(lambda: dispatcher.suspect is not None)
+        (task_id,) = await put_free(manager, store, work, "theirs")
+        waits = store.memory._live[task_id]._replace(claimed_by_worker_id="other")
+        store.memory._live[task_id] = waits
+        assert await lifecycle._claimer.take_over("default", waits.enqueued_at) == []
+        assert store.memory._live[task_id] == waits
+        gate.set()
+        await manager.join()
+        (taken,) = await lifecycle._claimer.take_over("default", waits.enqueued_at)
+        assert (taken.task_id, taken.status) == (task_id, "RUNNING")
+        await manager.join()
+        assert_counters(engine_of(manager))
