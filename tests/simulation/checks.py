@@ -298,7 +298,7 @@ class Checks:
         holder = self._world.process_of(owner)
         if holder is None or not holder.is_living_as(owner):
             return
-        if is_dead(self._world.database, owner) and not holder.is_stopping:
+        if is_dead(self._world.database, owner) and (not holder.is_stopping or self._has_let_go(holder, old)):
             return  # it has stopped, and could not write everything
         was_blocked = holder.last_blocked_us + WOKEN_US > self._world.now_us
         if old.status != TaskStatus.RUNNING and was_blocked:
@@ -322,6 +322,13 @@ class Checks:
         engine = process.engine
         if engine is not None and engine.dispatcher.suspect is not None:
             fault(f"taken over beside the suspect {engine.dispatcher.suspect}: {what}")
+
+    def _has_let_go(self, holder: "Process", row: TaskRow) -> bool:
+        """Whether its stop, which is not over, was written to a file that is lost: the copy in its place still names
+        it, and nothing of the task goes on there.
+        """
+        is_executing = any(run.process is holder and run.task_id == row.task_id for run in self._world.runs.now)
+        return self._world.loss_count > 0 and not holder.view.is_current and not is_executing
 
     def _was_silent(self, holder: "Process") -> bool:
         """So long that others may take it for dead; or it was, and they have looked a moment before it woke."""

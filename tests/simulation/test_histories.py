@@ -202,3 +202,29 @@ def test_a_run_goes_on_though_a_copied_file_names_the_dead_owner_before_it(tmp_p
         assert (row.status, row.start_count, row.claimed_by_worker_id) == ("COMPLETED", 1, second.instance_id)
         assert world.faults == []
         world.close()
+
+
+async def asked_for_long(process: Process) -> None:
+    """A question to the store whose answer takes 20 s: it is closed no sooner."""
+    assert process.engine is not None
+    fates = [Fate("ok", 20_000_000, 0)]
+    process.fate = lambda: fates.pop() if fates else Fate()  # type: ignore[method-assign]
+    await process.engine.store.instances()
+
+
+def test_a_copy_names_an_instance_that_has_let_go_and_its_task_goes_on(world: World) -> None:
+    """Its stop has written to the file that is lost, and its lock is free: no code of the task goes on there, though a
+    slow answer keeps it from closing the store.
+    """
+    assert isinstance(world.disk, FileDisk)
+    first, _ = started(world), started(world)
+    handle = first.jobs["safe"].enqueue(world.next_label(), "sleep:3")
+    assert world.run_until(lambda: bool(world.runs.now), 5.0)
+    world.disk.keep_copy()
+    first.spawn(asked_for_long(first), "ask")
+    first.spawn(first.stop(0.0), "stop")
+    assert world.run_until(lambda: world.checks.rows[handle.task_id].claimed_by_worker_id is None, 5.0)
+    world.restore_file()
+    assert world.run_until(lambda: world.checks.rows[handle.task_id].status == TaskStatus.COMPLETED, 15.0)
+    assert first.is_stopping
+    assert world.faults == []
