@@ -18,7 +18,7 @@ from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, expected_of
 from taskmanager.model.result import TaskError, TaskResult
-from taskmanager.model.states import BuiltInTaskCode, TaskStatus
+from taskmanager.model.states import LIVE, WAITING, BuiltInTaskCode, TaskStatus
 
 
 class AfterWrite:
@@ -31,7 +31,6 @@ class AfterWrite:
         self._settlement, self._writer, self._follower = engine.settlement, engine.writer, engine.follower
         self._keys, self._clock, self._row_codec = engine.keys, engine.clock, engine.row_codec
         self._dispatcher.give_up = self.give_up_disordered
-        self._asking: set[asyncio.Task[None]] = set()
 
     def committed(self, live: LiveTask) -> None:
         """The newest state that was sent is in the store."""
@@ -121,9 +120,13 @@ class AfterWrite:
             _log_lost(live, row)
         gone = StoreError(f"task {live.task_id} is not in the store any more, its record was deleted; enqueue it again")
         self._tell_savers(live, gone if row is None else None)
-        if row is not None and not live.status.is_terminal:
+        if row is not None and row.status in LIVE:
             self._follower.taken_away(live)
+            if live.cancel_requested_at is not None:
+                self._pass_on_cancel(live.task_id)
         self.give_up(live)
+        if row is not None and not live.is_published:
+            self._follower.saw(live.task_id, TaskStatus(row.status))
 
     def _tell_savers(self, live: LiveTask, exc: StoreError | None) -> None:
         waiters, live.save_waiters = live.save_waiters, None
@@ -174,20 +177,24 @@ class AfterWrite:
         self._follower.take_over(live)
 
     def _pass_on_cancel(self, task_id: str) -> None:
-        """The call was cancelled before it was known that its key has a task: that one is meant."""
+        """The task was cancelled here before it was known that another instance has it, or that its key has a task:
+        that one is meant.
+        """
         store, now = self._store, self._clock.now_us()
 
-        async def ask() -> None:
+        async def ask() -> StoreError | None:
             try:
                 await store.request_cancel(task_id, now)
             except StoreError as exc:
                 logger.warning(
                     "the cancel request for task %s could not be recorded: %s", task_id, exc, extra={"task_id": task_id}
                 )
+                return exc
+            return None
 
         task = asyncio.get_running_loop().create_task(ask())
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+        self._life.cancels.add(task)
+        task.add_done_callback(self._life.cancels.discard)
 
     def _retry_with(self, live: LiveTask, row: TaskRow) -> None:
         """As `manager.retry` does, with the arguments of this call, in one write on the row that ended badly."""
@@ -279,8 +286,11 @@ class AfterWrite:
 def _is_taken_over(live: LiveTask, row: TaskRow) -> bool:
     """Whether another instance has taken over a task that waited here: that is no news for anybody."""
     committed = live.saving.committed
-    never_ran = live.attempt is None and not live.status.is_terminal
-    return never_ran and committed is not None and row.start_count > committed.start_count
+    if committed is None or live.attempt is not None or row.start_count <= committed.start_count:
+        return False
+    # A cancel that nobody was told of is passed on.
+    is_cancelled = live.status is TaskStatus.CANCELLED and not live.is_published and committed.status in WAITING
+    return is_cancelled or live.status in LIVE
 
 
 def _log_lost(live: LiveTask, row: TaskRow | None) -> None:

@@ -28,6 +28,7 @@ from taskmanager.engine.timers import WatchedClock
 from taskmanager.engine.waiters import Follower, Waiters, resolve, wait_in
 from taskmanager.engine.writer import Writer
 from taskmanager.model.clock import Clock
+from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
@@ -80,6 +81,8 @@ class Life:
         self.loop = asyncio.get_running_loop()
         """The loop of the start. After that was closed under it, the one in which the start is ended."""
         self.wants_claim = asyncio.Event()
+        self.cancels: set[asyncio.Task[StoreError | None]] = set()
+        """Requests, on their way to the store, to cancel what another instance has."""
         self._idle_waiters: Waiters = []
 
     def attach(
@@ -428,6 +431,10 @@ class Life:
         """Return when everything accepted or ended so far is committed."""
         await self._inbox.caught_up()
         await self._writer.flush()
+        if self.cancels:
+            for asked in (await asyncio.wait(self.cancels))[0]:
+                if not asked.cancelled() and (failure := asked.result()) is not None:
+                    raise failure
 
     async def idle(self) -> None:
         """Return when memory holds no unfinished task."""

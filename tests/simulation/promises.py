@@ -3,7 +3,8 @@
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from taskmanager.model.states import TERMINAL
+from taskmanager.model.record import TaskRow
+from taskmanager.model.states import TERMINAL, TaskStatus
 from tests.simulation.jobs import queue_of
 
 if TYPE_CHECKING:
@@ -79,12 +80,18 @@ async def flush(process: "Process") -> None:
     """Everything that was accepted or has ended by then is committed when it comes back."""
     checks = process.world.checks
     accepted = process.held_ids
-    ended = [task_id for task_id, handle in process.handles.items() if handle.status in TERMINAL]
+    ended = {task_id: handle.status for task_id, handle in process.handles.items() if handle.status in TERMINAL}
     await process.manager.flush()
     if process.world.loss_count:
         return  # it may have been committed to the file that is gone
     for task_id in {*accepted, *ended} - checks.purged:
         row = checks.rows.get(task_id)
         is_saved = row is not None and (row.status in TERMINAL or task_id not in ended or task_id in checks.may_revive)
-        if not is_saved:
+        if not is_saved and not (row is not None and _is_asked_of_others(process, row, ended[task_id])):
             process.world.fault(f"{task_id} was there before a flush of {process}, and is {row} after it")
+
+
+def _is_asked_of_others(process: "Process", row: TaskRow, told: TaskStatus) -> bool:
+    """Whether another instance has taken the task over while this one could not write: a cancel follows the row."""
+    is_taken = row.claimed_by_worker_id not in process.instance_ids
+    return process.was_degraded and is_taken and told is TaskStatus.CANCELLED and row.cancel_requested_at is not None
