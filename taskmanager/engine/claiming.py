@@ -15,8 +15,7 @@ from taskmanager.engine.fairness import Fairness
 from taskmanager.engine.instance import Neighbours
 from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.phases import ACCEPTED, LEFT
-from taskmanager.engine.queue_state import QueueState
-from taskmanager.engine.shared_limit import SharedLimit
+from taskmanager.engine.queue_state import QueueState, SharedLimit
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
