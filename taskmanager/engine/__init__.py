@@ -2,7 +2,7 @@
 
 The modules by what they are about. Each knows only modules that stand before it.
 
-    Time, and loops:        due_time timers loops
+    Time, and loops:        timers loops
     The words:              definition phases live_task instance schedule
     What an attempt is:     outcome context attempt
     Who is told:            events waiters

@@ -1,4 +1,4 @@
-"""Commits plain ends whose wait is over while the event loop is blocked.
+"""How long changes wait that nobody asks for, and the thread that commits plain ends while the event loop is blocked.
 
 Code of the application may hold the loop for seconds. An end that waits for the next commit would wait as long, and
 would be taken for a crash if the process died meanwhile. So a thread keeps the deadline. It sends what was made when
@@ -8,7 +8,7 @@ the task ended, calls no code of the application, and changes no task: the loop 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from taskmanager.engine.outbox import Outbox, Sent
@@ -20,6 +20,98 @@ AGAIN_S: Final = 0.05
 """The pause after a commit that could not be begun."""
 MOST: Final = 512
 """Ends of one commit."""
+
+
+class DueTime:
+    """Work that may wait for a while: a timer, and whether its time has come."""
+
+    def __init__(self, wait_s: float, on_due: Callable[[], None]) -> None:
+        self._wait_s = wait_s
+        self._on_due = on_due
+        self._timer: asyncio.TimerHandle | None = None
+        self.is_now = False
+
+    def begin(self) -> None:
+        """There is work: its time comes after the wait, unless it is being waited for already."""
+        if self.is_now:
+            self._on_due()  # it came when there was nothing to do, and nobody may have looked since
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._wait_s, self.hurry)
+
+    def shorten(self, wait_s: float) -> None:
+        """Its time comes after this wait, which is shorter than the one that has begun."""
+        if self.is_now:
+            self._on_due()
+        else:
+            self.close()
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self.hurry)
+
+    def hurry(self) -> None:
+        """Its time has come."""
+        self.close()
+        self.is_now = True
+        self._on_due()
+
+    def close(self) -> None:
+        """The timer rings no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Patience:
+    """How long changes wait that nobody asks for: plain ends, and tasks that were only accepted."""
+
+    def __init__(self, wait_s: float, wake: Callable[[], None], outbox: Outbox) -> None:
+        self._due = DueTime(wait_s, self._end)
+        self.is_over = False
+        """Whether all of them are written now."""
+        self._wake = wake
+        self._outbox = outbox
+        self._rush_count = 0
+
+    @property
+    def is_rushed(self) -> bool:
+        """Whether somebody waits for all that there is, so that every end is urgent."""
+        return self._rush_count > 0
+
+    def begin(self) -> None:
+        """One more waits."""
+        self._due.begin()
+
+    def renew(self) -> None:
+        """None waits any more: the next one waits anew."""
+        self.is_over = self._due.is_now = False
+
+    def hurry(self) -> None:
+        """Let those that wait be written now."""
+        if self._outbox.waiting_count:
+            self._due.hurry()
+
+    def rush(self) -> None:
+        """Let every end be urgent from now on, as in a stop."""
+        self._rush_count += 1
+        self.hurry()
+
+    @contextlib.contextmanager
+    def rushed(self) -> Iterator[None]:
+        """Let every end be urgent inside this block."""
+        self.rush()
+        try:
+            yield
+        finally:
+            self._rush_count -= 1
+
+    def _end(self) -> None:
+        if self._outbox.waiting_count:
+            self.is_over = True
+            self._wake()
+        else:
+            self.renew()
+
+    def close(self) -> None:
+        """The timer rings no more."""
+        self._due.close()
 
 
 class Late(NamedTuple):

@@ -19,8 +19,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from taskmanager.engine.due_time import DueTime, Patience
-from taskmanager.engine.late_ends import LateEnds
+from taskmanager.engine.late_ends import DueTime, LateEnds, Patience
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE, Flushes, Outbox, Places, Sent
 from taskmanager.engine.writes import Answers, WriterListener, write_of
