@@ -11,7 +11,6 @@ from heapq import heappop, heappush, heapreplace
 from itertools import count, islice
 from typing import Final, NoReturn
 
-from taskmanager.engine.alarm import STALE_CLEANUP_AT, Delays
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.events import extra_of
 from taskmanager.engine.live_task import LiveTask
@@ -35,6 +34,7 @@ from taskmanager.engine.phases import (
     Phase,
 )
 from taskmanager.engine.queue_state import Entry, QueueState, Source, SourceKey
+from taskmanager.engine.timers import STALE_CLEANUP_AT, Delays
 from taskmanager.engine.waiters import Waiters, resolve, wait_in
 from taskmanager.model.config import QueueConfig, queue_of_a_row
 from taskmanager.model.logger import logger

@@ -4,7 +4,6 @@ import asyncio
 import random
 from collections.abc import Mapping
 
-from taskmanager.engine.alarm import Alarm
 from taskmanager.engine.attempt import Surroundings
 from taskmanager.engine.definition import Definition, RowCodec
 from taskmanager.engine.dispatch import Dispatcher
@@ -19,7 +18,7 @@ from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.loops import Host
 from taskmanager.engine.memory_window import MemoryWindow
 from taskmanager.engine.settle import Settlement
-from taskmanager.engine.timers import StallWatch, WatchedClock
+from taskmanager.engine.timers import Alarm, StallWatch, WatchedClock
 from taskmanager.engine.waiters import Follower
 from taskmanager.engine.writer import Writer
 from taskmanager.engine.writes import ProgressSaver

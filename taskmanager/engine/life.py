@@ -11,7 +11,6 @@ from weakref import WeakValueDictionary
 
 from taskmanager.codec.safe import dumps_safe
 from taskmanager.engine import phases
-from taskmanager.engine.alarm import Alarm
 from taskmanager.engine.attempt import Attempt, StopReason, Surroundings
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.events import extra_of, log_again, log_end
@@ -24,7 +23,7 @@ from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.memory_window import MemoryWindow
 from taskmanager.engine.outcome import Outcome, as_cause
 from taskmanager.engine.settle import Settlement
-from taskmanager.engine.timers import WatchedClock
+from taskmanager.engine.timers import Alarm, WatchedClock
 from taskmanager.engine.waiters import Follower, Waiters, resolve, wait_in
 from taskmanager.engine.writer import Writer
 from taskmanager.model.clock import Clock

@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
-from taskmanager.engine.alarm import Alarm
 from taskmanager.engine.late_ends import DueTime
-from taskmanager.engine.timers import StallWatch
+from taskmanager.engine.timers import Alarm, StallWatch
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.errors import ConfigurationError
 
