@@ -13,7 +13,7 @@ The modules by what they are about. Each knows only modules that stand before it
     The way in:             keys inbox intake
     One start of it all:    life engine
     What becomes of writes: after_write
-    The store, and others:  fairness claiming sharing polling
+    The store, and others:  sharing claiming polling
     What people ask for:    stored_tasks records queues report joiner
     From start to stop:     file_watch takeover stop unstopped lifecycle
 

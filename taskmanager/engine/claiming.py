@@ -11,11 +11,11 @@ from typing import Final
 from taskmanager.engine.definition import timeout_of
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.events import log_failed
-from taskmanager.engine.fairness import Fairness
 from taskmanager.engine.instance import Neighbours
 from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.phases import ACCEPTED, LEFT
 from taskmanager.engine.queue_state import QueueState, SharedLimit
+from taskmanager.engine.sharing import Fairness
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, UnreadableRow, expected_of

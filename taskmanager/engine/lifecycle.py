@@ -84,7 +84,7 @@ class Lifecycle:
             engine,
             self._claimer,
             neighbours,
-            Sharing(engine, self._claimer, neighbours, self._after_write.lost),
+            Sharing(engine, self._claimer.take_over, neighbours, self._after_write.lost),
             check_file=self._file_watch.look,
             on_death=self._takeover.death.set,
             recover_strays=duties.recover_strays,

@@ -1,27 +1,91 @@
-"""Sharing work with the other instances on the file: an idle one takes over what waits in the memory of a busy one.
+"""Shares work with the other instances on the file: what an idle one takes over, and which places are left to others.
 
 What is taken over is started in the same transaction, so nothing of it ever waits here, and nothing can go back. The
 instance that had the task hears of it when it looks at its waiting rows, or at the latest when its own start is
 refused. It drops the task then; whoever waits for it follows the row.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from typing import Any, Final
 
-from taskmanager.engine.claiming import Claimer
+from taskmanager.codec.values import loads
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import EARLY_S, Neighbours
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.phases import READY
+from taskmanager.engine.queue_state import QueueState
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.record import TaskRow
-from taskmanager.store.protocol import WaitingLevel
+from taskmanager.store.protocol import FreeQueue, InstanceRow, WaitingLevel
 
+MIN_POLL_S: Final = 0.25
+"""How often the others poll the store, unless this instance is configured to poll less often: then so are they."""
+KEEP_S: Final = 1.0
+"""How long an instance takes its own places again before it yields one."""
 MAX_LEVELS: Final = 1_000
 """Queues, with each of their priorities, that one look for waiting tasks takes into account."""
 PAGE: Final = 500
 PAGES_PER_LOOK: Final = 10
 """How many waiting tasks one look compares with their rows: 10 ms of the reader's thread."""
+
+
+class Fairness:
+    """Decides when one instance leaves a place to others that share a limit (`scope="file"`) and know other functions.
+
+    The instance that ends a task knows at once that a place is free; the others see it at their next poll. So an
+    instance with free rows would take its own place again and again, while the best task of the queue, which only
+    others can run, never finds one free. Therefore it leaves such a place to them for one poll, at most once a second,
+    so that a place that nobody takes costs little.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._store, self._clock, self._live = engine.store, engine.clock, engine.live
+        self._settings, self._life = engine.settings, engine.life
+        self._keeps_until_s: dict[str, float] = {}
+        self.unknown_here: Sequence[FreeQueue] = ()
+        """Free rows that are due, of functions that this instance does not know."""
+
+    def __repr__(self) -> str:
+        return f"<Fairness to {len(self.unknown_here)} functions of others>"
+
+    async def yields(self, queue: QueueState, names: Collection[str], others: Collection[str]) -> bool:
+        """Whether a place that was given back here is left to `others`, because the best task is one of theirs."""
+        shared, name = queue.shared_limit, queue.config.name
+        assert shared is not None
+        unknown = {each.task_name for each in self.unknown_here if each.queue_name == name}
+        if not (unknown and others and shared.has_given_back(self._live)):
+            return False
+        if self._life.loop.time() < self._keeps_until_s.get(name, 0.0):
+            return False
+        instances = [each for each in await self._store.instances() if each.instance_id in others]
+        theirs = {each for each in unknown if any(_can_run(instance, each) for instance in instances)}
+        if not theirs:
+            return False
+        best = await self._store.best_waiting({*names, *theirs}, name, self._clock.now_us())
+        if best not in theirs:
+            return False
+        poll_s = 1.2 * max(MIN_POLL_S, self._settings.store_poll_s)
+        self._keeps_until_s[name] = self._life.loop.time() + poll_s + KEEP_S
+        shared.is_left_to_others = True
+        self._life.loop.call_later(poll_s, self._take_part_again, queue)
+        return True
+
+    def _take_part_again(self, queue: QueueState) -> None:
+        assert queue.shared_limit is not None
+        queue.shared_limit.is_left_to_others = False
+        self._life.wants_claim.set()
+
+
+def _can_run(instance: InstanceRow, task_name: str) -> bool:
+    """By what it says of itself; another version may have written that."""
+    try:
+        document: Any = loads(instance.live_tasks or "{}")
+    except ValueError:
+        return False
+    if not isinstance(document, dict) or document.get("is_stopping") is True or "task_names" not in document:
+        return False
+    known = document["task_names"]
+    return known is None or (isinstance(known, list) and task_name in known)
 
 
 class Sharing:
@@ -30,14 +94,14 @@ class Sharing:
     def __init__(
         self,
         engine: Engine,
-        claimer: Claimer,
+        take_over: Callable[[str, int], Awaitable[list[TaskRow]]],
         neighbours: Neighbours,
         lost: Callable[[LiveTask, TaskRow], None],
     ) -> None:
         self._store, self._clock, self._identity = engine.store, engine.clock, engine.identity
         self._live, self._dispatcher, self._window = engine.live, engine.dispatcher, engine.window
         self._follower, self._settings, self._life = engine.follower, engine.settings, engine.life
-        self._claimer = claimer
+        self._claim_waiting = take_over
         self._neighbours = neighbours
         self._lost = lost
         self._is_at_work = False
@@ -114,7 +178,7 @@ class Sharing:
         levels = await self._store.waiting_levels(MAX_LEVELS)
         self._next_due_at = min((each.next_due_at for each in levels), default=float("inf"))
         for queue_name in self._in_turn(levels, due_at):
-            rows = await self._claimer.take_over(queue_name, due_at)
+            rows = await self._claim_waiting(queue_name, due_at)
             found = (self._live.get(row.task_id) for row in rows)
             self._window.taken_over += [live for live in found if live is not None]
         return bool(self._window.taken_over)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from taskmanager import QueueConfig, TaskCancelled, TaskManager, TaskStatus
-from taskmanager.engine import fairness
+from taskmanager.engine import sharing
 from taskmanager.engine.instance import InstanceLock
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.schedule import ScheduleDeclaration
@@ -171,7 +171,7 @@ async def test_a_place_is_left_for_a_moment_to_others_whose_task_is_the_best(tmp
 def test_a_place_is_left_only_to_who_says_that_it_can_take_it(live_tasks: str | None, can_run: bool) -> None:
     """One that stops, that knows other functions, or that another version has described, would leave it empty."""
     instance = InstanceRow("other", None, "host", 1, "main", None, 1, None, live_tasks, 1)
-    assert fairness._can_run(instance, "theirs") is can_run
+    assert sharing._can_run(instance, "theirs") is can_run
 
 
 async def test_a_backlog_does_not_keep_an_instance_from_hearing_others(tmp_path: Path) -> None:
