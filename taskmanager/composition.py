@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.schedules.actions import ScheduleActions
+from taskmanager.duties.schedules.schedule import Schedule
 from taskmanager.duties.stale import StaleTasks
 from taskmanager.duties.supervisor import Supervisor
 from taskmanager.engine.definition import Definition
@@ -16,7 +17,6 @@ from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
 from taskmanager.engine.queues import Queues
 from taskmanager.engine.records import Records
-from taskmanager.engine.schedule import Schedule
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import ConfigurationError, WrongProcess
 from taskmanager.model.settings import Settings

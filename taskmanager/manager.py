@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from taskmanager.background import Background
     from taskmanager.codec.values import Codec
     from taskmanager.composition import Running
+    from taskmanager.duties.schedules.schedule import ScheduleOptions
     from taskmanager.engine.definition import Definition
     from taskmanager.engine.engine import Engine
     from taskmanager.engine.intake import Intake
     from taskmanager.engine.lifecycle import Lifecycle
-    from taskmanager.engine.schedule import ScheduleOptions
     from taskmanager.handle import TaskHandle
     from taskmanager.model.record import TaskInfo
     from taskmanager.model.status import ManagerStatus, ScheduleInfo
@@ -217,7 +217,7 @@ class TaskManager:
         file may run them; each fire runs once. `catch_up` says what becomes of missed fires, `overlap` of a fire that
         comes before the last run has ended. Raises `ConfigurationError` with everything that is wrong.
         """
-        from taskmanager.engine.schedule import ScheduleOptions
+        from taskmanager.duties.schedules.schedule import ScheduleOptions
 
         options = ScheduleOptions(
             cron=cron, every=every, timezone=timezone, name=name, args=args, kwargs=kwargs, catch_up=catch_up,

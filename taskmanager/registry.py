@@ -12,9 +12,9 @@ from taskmanager.codec.arguments import ArgumentCodec
 from taskmanager.codec.results import ResultCodec
 from taskmanager.codec.unstorable import unstorable
 from taskmanager.codec.values import Codec
+from taskmanager.duties.schedules.schedule import Schedule, ScheduleOptions, make_schedule
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.intake import Door
-from taskmanager.engine.schedule import Schedule, ScheduleOptions, make_schedule
 from taskmanager.model.config import ExceptionMapper, RetryPolicy, raise_faults
 from taskmanager.model.dataclass import dataclass
 from taskmanager.model.errors import ConfigurationError, UnknownTask

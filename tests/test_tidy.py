@@ -133,12 +133,12 @@ REACHES: Final[Mapping[str, int]] = {
     "taskmanager/duties/schedules/actions.py": 1,
     "taskmanager/duties/schedules/book.py": 1,
     "taskmanager/duties/schedules/firing.py": 2,
+    "taskmanager/duties/schedules/schedule.py": 3,
     "taskmanager/engine/claiming.py": 1,
     "taskmanager/engine/dispatch.py": 5,
     "taskmanager/engine/intake.py": 1,
     "taskmanager/engine/lifecycle.py": 3,
     "taskmanager/engine/records.py": 1,
-    "taskmanager/engine/schedule.py": 3,
     "taskmanager/engine/settle.py": 1,
     "taskmanager/engine/unstopped.py": 2,
 }

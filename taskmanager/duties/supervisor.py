@@ -15,11 +15,11 @@ from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.retention import Retention
 from taskmanager.duties.schedules.loop import NAME as SCHEDULES
 from taskmanager.duties.schedules.loop import Schedules
+from taskmanager.duties.schedules.schedule import Schedule
 from taskmanager.duties.strays import Strays
 from taskmanager.duties.worker_states import WorkerStates
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.polling import make_due
-from taskmanager.engine.schedule import Schedule
 from taskmanager.engine.timers import next_beat
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger

@@ -2,7 +2,7 @@
 
 The modules by what they are about. Each knows only modules that stand before it.
 
-    The words:              loops definition phases live_task instance schedule
+    The words:              loops definition phases live_task instance
     Time:                   timers
     What an attempt is:     outcome context attempt
     Who is told:            events waiters

@@ -4,8 +4,8 @@ from typing import Final
 
 from taskmanager.duties.schedules.book import schedule_info
 from taskmanager.duties.schedules.loop import Schedules
+from taskmanager.duties.schedules.schedule import Schedule, task_of
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.schedule import Schedule, task_of
 from taskmanager.model.checks import check_schedule_name
 from taskmanager.model.errors import StoreUnavailable, UnknownTask
 from taskmanager.model.ids import new_task_id

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import Final
 
-from taskmanager.engine.schedule import Schedule
+from taskmanager.duties.schedules.schedule import Schedule
 from taskmanager.model.clock import from_us
 from taskmanager.model.logger import logger
 from taskmanager.model.schedule import ScheduleFire, ScheduleRow

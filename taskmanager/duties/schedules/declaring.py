@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from taskmanager.duties.schedules.book import ScheduleBook
+from taskmanager.duties.schedules.schedule import Schedule
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.schedule import Schedule
 from taskmanager.model.clock import from_us
 from taskmanager.model.logger import logger
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleRow

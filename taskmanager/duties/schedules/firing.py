@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from taskmanager.duties.schedules.book import AT_ONCE, ScheduleBook
+from taskmanager.duties.schedules.schedule import Schedule, task_of
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.schedule import Schedule, task_of
 from taskmanager.model.clock import SECOND_US, from_us
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger

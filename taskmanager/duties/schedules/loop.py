@@ -16,8 +16,8 @@ from taskmanager.duties.schedules.book import ScheduleBook
 from taskmanager.duties.schedules.declaring import Declaring
 from taskmanager.duties.schedules.firing import RETRY_S, Firing
 from taskmanager.duties.schedules.reading import RECHECK_S, Reading
+from taskmanager.duties.schedules.schedule import Schedule
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.schedule import Schedule
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger

@@ -63,7 +63,6 @@ _TASK_GROUPS: Final = (
 )
 TASK: Final = Layout(TASK_COLUMNS, _TASK_GROUPS)
 UPDATE: Final = Layout(TASK_COLUMNS + EXPECTED, _TASK_GROUPS, _NEVER_UPDATED)
-_EACH: Final = TASK_COLUMNS + EXPECTED
 STEPS: Final = {
     step: Layout(TASK_COLUMNS + EXPECTED, _TASK_GROUPS, frozenset(TASK_COLUMNS[1:]) - step)
     for step in constraints.STEPS
