@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from taskmanager.engine.lifecycle import CANCEL_GRACE_S
 from taskmanager.engine.loops import let_loop_close
-from taskmanager.engine.unstopped import leave_unstopped
+from taskmanager.engine.stop import leave_unstopped
 from taskmanager.model.errors import ConfigurationError, StoreError, StoreUnavailable, TaskManagerError, error_line
 from taskmanager.model.logger import logger
 from taskmanager.model.settings import Settings

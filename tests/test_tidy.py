@@ -140,7 +140,7 @@ REACHES: Final[Mapping[str, int]] = {
     "taskmanager/engine/lifecycle.py": 3,
     "taskmanager/engine/records.py": 1,
     "taskmanager/engine/settle.py": 1,
-    "taskmanager/engine/unstopped.py": 2,
+    "taskmanager/engine/stop.py": 2,
 }
 
 NAMELESS_MODULES: Final = frozenset({"utils", "util", "helpers", "helper", "common", "base", "misc", "mixins"})

@@ -15,7 +15,7 @@ The modules by what they are about. Each knows only modules that stand before it
     What becomes of writes: after_write
     The store, and others:  sharing claiming polling
     What people ask for:    stored_tasks records queues report joiner
-    From start to stop:     file_watch takeover stop unstopped lifecycle
+    From start to stop:     file_watch takeover stop lifecycle
 
 Modules before `engine` do not know it. They tell it what has happened through the callables that they were given: the
 runner reports outcomes, the writer reports what became of its writes (to `WriterListener`, which is `after_write`), the

@@ -24,9 +24,8 @@ from taskmanager.engine.phases import STARTING
 from taskmanager.engine.polling import NAME as CLAIMER
 from taskmanager.engine.polling import Poller
 from taskmanager.engine.sharing import Sharing
-from taskmanager.engine.stop import Abandoned, Release
+from taskmanager.engine.stop import Abandoned, Release, Unstopped
 from taskmanager.engine.takeover import Takeover
-from taskmanager.engine.unstopped import Unstopped
 from taskmanager.engine.writer import NAME as WRITER
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
