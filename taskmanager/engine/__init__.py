@@ -13,9 +13,9 @@ The modules by what they are about. Each knows only modules that stand before it
     The way in:             keys inbox intake
     One start of it all:    life engine
     What becomes of writes: after_write
-    The store, and others:  sharing claiming polling
-    What people ask for:    stored_tasks records queues report joiner
-    From start to stop:     file_watch takeover stop lifecycle
+    What people ask for:    stored_tasks records queues report
+    The store, and others:  sharing claiming polling joiner
+    From start to stop:     stop lifecycle
 
 Modules before `engine` do not know it. They tell it what has happened through the callables that they were given: the
 runner reports outcomes, the writer reports what became of its writes (to `WriterListener`, which is `after_write`), the

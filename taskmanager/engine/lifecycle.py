@@ -16,16 +16,14 @@ from taskmanager.engine.after_write import AfterWrite
 from taskmanager.engine.attempt import StopReason
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.file_watch import FileWatch
 from taskmanager.engine.instance import InstanceLock, Neighbours
 from taskmanager.engine.joiner import Joiner
 from taskmanager.engine.loops import cancelled_once, shielded
 from taskmanager.engine.phases import STARTING
 from taskmanager.engine.polling import NAME as CLAIMER
-from taskmanager.engine.polling import Poller
+from taskmanager.engine.polling import FileWatch, Poller, Takeover
 from taskmanager.engine.sharing import Sharing
 from taskmanager.engine.stop import Abandoned, Release, Unstopped
-from taskmanager.engine.takeover import Takeover
 from taskmanager.engine.writer import NAME as WRITER
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
