@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from taskmanager.duties.recovery import PAGE, Recovery
-from taskmanager.engine.records import summary_info
+from taskmanager.engine.stored_tasks import summary_info
 from taskmanager.model.checks import check_threshold
 from taskmanager.model.clock import MINUTE_US, Clock
 from taskmanager.model.record import TaskInfo, TaskRow, expected_of

@@ -2,23 +2,30 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
-from taskmanager.codec.values import loads
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.phases import DONE, ENDED
-from taskmanager.engine.stored_tasks import CANCELLED_BEFORE_START, cancel_stored, is_free, retry_stored, why_not_again
+from taskmanager.engine.stored_tasks import (
+    CANCELLED_BEFORE_START,
+    attempt_info,
+    cancel_stored,
+    is_free,
+    retry_stored,
+    summary_info,
+    task_info,
+    why_not_again,
+)
 from taskmanager.model.checks import check_age, check_status, check_task_id, is_storable
-from taskmanager.model.clock import from_us
 from taskmanager.model.config import is_int
 from taskmanager.model.errors import ConfigurationError, UnknownTask, unknown_task
 from taskmanager.model.logger import logger
-from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow, UnreadableRow
+from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow
 from taskmanager.model.result import TaskResult
-from taskmanager.model.states import TERMINAL, WAITING, AttemptOutcome, TaskStatus
+from taskmanager.model.states import TERMINAL, TaskStatus
 from taskmanager.store.protocol import DELETE_PAUSE_S, TaskFilter
 
 PURGE_PAGE: Final = 1_000
@@ -290,85 +297,4 @@ def _matches(live: LiveTask, wanted: TaskFilter) -> bool:
         (wanted.status is None or live.status == wanted.status)
         and (wanted.task_name is None or live.definition.name == wanted.task_name)
         and (wanted.queue_name is None or live.queue_name == wanted.queue_name)
-    )
-
-
-def _instant(value: int | None) -> datetime | None:
-    return None if value is None else from_us(value)
-
-
-def _log_line(line: dict[str, Any]) -> dict[str, Any]:
-    at = line.get("at")
-    return {**line, "at": from_us(at)} if isinstance(at, int) else line
-
-
-_INSTANTS: Final = frozenset(
-    {
-        "sent_at",
-        "enqueued_at",
-        "claimed_at",
-        "started_at",
-        "completed_at",
-        "failed_at",
-        "good_until",
-        "next_retry_at",
-        "scheduled_for",
-        "cancel_requested_at",
-        "finalizing_at",
-        "claim_expires_at",
-        "created_at",
-        "updated_at",
-    }
-)
-_JSON: Final[dict[str, Callable[[str | None], Any]]] = {
-    "task_options": lambda text: loads(text) if text else {},
-    "tags": lambda text: loads(text) if text else {},
-    "progress": lambda text: loads(text) if text else None,
-    "log": lambda text: tuple(_log_line(each) for each in loads(text)) if text else (),
-}
-
-
-def task_info(
-    row: TaskRow,
-    *,
-    is_saved: bool,
-    result: TaskResult[Any] | None,
-    attempts: tuple[AttemptInfo, ...] | None,
-) -> TaskInfo:
-    """The view of a row that users get."""
-    return TaskInfo(**_values(row), result=result, saved=is_saved, attempts=attempts)
-
-
-def _values(row: TaskRow) -> dict[str, Any]:
-    values: dict[str, Any] = row._asdict()
-    if isinstance(row, UnreadableRow):  # the id alone is more than its text: it must lead to the row again
-        values |= {name: str(text) for name, text in values.items() if isinstance(text, str) and name != "task_id"}
-    for name in _INSTANTS:
-        values[name] = _instant(values[name])
-    for name, read in _JSON.items():
-        values[name] = read(values[name])
-    values["status"] = TaskStatus(row.status)
-    values["claimed"] = row.status in WAITING and row.claimed_by_worker_id is not None
-    values["is_workflow_task"] = bool(row.is_workflow_task)
-    del values["result"]
-    return values
-
-
-def summary_info(row: TaskRow, *, is_saved: bool) -> TaskInfo:
-    """The view of a row in a list: without its `PAYLOAD`, even where it was read."""
-    row = row.without_payload()
-    return TaskInfo(**{**_values(row), "log": None}, result=None, saved=is_saved, attempts=None)
-
-
-def attempt_info(row: AttemptRow) -> AttemptInfo:
-    """The view of an attempt that users get."""
-    return AttemptInfo(
-        **{
-            **row._asdict(),
-            "outcome": AttemptOutcome(row.outcome),
-            "will_retry": bool(row.will_retry),
-            "started_at": from_us(row.started_at),
-            "finished_at": from_us(row.finished_at),
-            "created_at": from_us(row.created_at),
-        }
     )

@@ -1,17 +1,19 @@
-"""What a person may do to a task that stands in the store: end it before it runs, ask it to stop, run it again.
+"""What a person may do to a task in the store: see it, end it before it runs, ask it to stop, run it again.
 
 The engine does it to tasks that are not in its memory, the command line to all of them. Nothing here knows who asks;
 each write repeats the state of the row that was read. Answers are the ids of those for which it still was so.
 """
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Final
 
-from taskmanager.codec.values import dumps
+from taskmanager.codec.values import dumps, loads
 from taskmanager.engine.definition import RowCodec, options_of
-from taskmanager.model.record import TaskRow, TaskWrite, UnreadableRow, expected_of
-from taskmanager.model.result import TaskError
-from taskmanager.model.states import BuiltInTaskCode, TaskStatus
+from taskmanager.model.clock import from_us
+from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow, TaskWrite, UnreadableRow, expected_of
+from taskmanager.model.result import TaskError, TaskResult
+from taskmanager.model.states import WAITING, AttemptOutcome, BuiltInTaskCode, TaskStatus
 from taskmanager.store.protocol import Store
 
 CANCELLED_BEFORE_START: Final = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
@@ -107,3 +109,70 @@ async def _write(store: Store, changes: Sequence[tuple[TaskRow, TaskRow]], *, ar
         odd = [(UnreadableRow._make(row), read) for row, read in changes if row.task_id in report.rejected]
         won |= await _write(store, odd)
     return won
+
+
+def _instant(value: int | None) -> datetime | None:
+    return None if value is None else from_us(value)
+
+
+def _log_line(line: dict[str, Any]) -> dict[str, Any]:
+    at = line.get("at")
+    return {**line, "at": from_us(at)} if isinstance(at, int) else line
+
+
+_INSTANTS: Final = (
+    "sent_at", "enqueued_at", "claimed_at", "started_at", "completed_at", "failed_at", "good_until", "next_retry_at",
+    "scheduled_for", "cancel_requested_at", "finalizing_at", "claim_expires_at", "created_at", "updated_at",
+)  # fmt: skip
+_JSON: Final[dict[str, Callable[[str | None], Any]]] = {
+    "task_options": lambda text: loads(text) if text else {},
+    "tags": lambda text: loads(text) if text else {},
+    "progress": lambda text: loads(text) if text else None,
+    "log": lambda text: tuple(_log_line(each) for each in loads(text)) if text else (),
+}
+
+
+def task_info(
+    row: TaskRow,
+    *,
+    is_saved: bool,
+    result: TaskResult[Any] | None,
+    attempts: tuple[AttemptInfo, ...] | None,
+) -> TaskInfo:
+    """The view of a row that users get."""
+    return TaskInfo(**_values(row), result=result, saved=is_saved, attempts=attempts)
+
+
+def _values(row: TaskRow) -> dict[str, Any]:
+    values: dict[str, Any] = row._asdict()
+    if isinstance(row, UnreadableRow):  # the id alone is more than its text: it must lead to the row again
+        values |= {name: str(text) for name, text in values.items() if isinstance(text, str) and name != "task_id"}
+    for name in _INSTANTS:
+        values[name] = _instant(values[name])
+    for name, read in _JSON.items():
+        values[name] = read(values[name])
+    values["status"] = TaskStatus(row.status)
+    values["claimed"] = row.status in WAITING and row.claimed_by_worker_id is not None
+    values["is_workflow_task"] = bool(row.is_workflow_task)
+    del values["result"]
+    return values
+
+
+def summary_info(row: TaskRow, *, is_saved: bool) -> TaskInfo:
+    """The view of a row in a list: without its `PAYLOAD`, even where it was read."""
+    row = row.without_payload()
+    return TaskInfo(**{**_values(row), "log": None}, result=None, saved=is_saved, attempts=None)
+
+
+def attempt_info(row: AttemptRow) -> AttemptInfo:
+    """The view of an attempt that users get."""
+    return AttemptInfo(
+        **{
+            **row._asdict(),
+            "outcome": AttemptOutcome(row.outcome),
+            "will_retry": bool(row.will_retry),
+            "started_at": from_us(row.started_at),
+            "finished_at": from_us(row.finished_at),
+            "created_at": from_us(row.created_at),
+        }
+    )
