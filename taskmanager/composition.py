@@ -15,8 +15,7 @@ from taskmanager.engine.engine import wire
 from taskmanager.engine.instance import is_dead, new_identity
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
-from taskmanager.engine.queues import Queues
-from taskmanager.engine.records import Records
+from taskmanager.engine.records import Queues, Records
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import ConfigurationError, WrongProcess
 from taskmanager.model.settings import Settings

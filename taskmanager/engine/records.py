@@ -1,4 +1,7 @@
-"""Reading and acting on records: memory and file together, each task once. What `manager.get/list/retry/...` do."""
+"""What people ask of tasks and queues: the verbs of the manager that see both memory and the file.
+
+A task that both know is seen once, as its newest state.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,19 +22,24 @@ from taskmanager.engine.stored_tasks import (
     task_info,
     why_not_again,
 )
-from taskmanager.model.checks import check_age, check_status, check_task_id, is_storable
-from taskmanager.model.config import is_int
+from taskmanager.engine.waiters import lent_slot
+from taskmanager.model.checks import check_age, check_queue_name, check_status, check_task_id, is_storable
+from taskmanager.model.config import is_int, queue_name_fault
 from taskmanager.model.errors import ConfigurationError, UnknownTask, unknown_task
 from taskmanager.model.logger import logger
+from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TERMINAL, TaskStatus
 from taskmanager.store.protocol import DELETE_PAUSE_S, TaskFilter
+from taskmanager.store.statistics import said_by
 
 PURGE_PAGE: Final = 1_000
 MAX_LIMIT: Final = 1_000_000_000
 MAX_TRIES: Final = 5
 """How often an action is tried again when the row changed under it."""
+_OF_EVERYBODY: Final = "default"
+"""The queue of functions that name none."""
 
 
 class Records:
@@ -298,3 +306,61 @@ def _matches(live: LiveTask, wanted: TaskFilter) -> bool:
         and (wanted.task_name is None or live.definition.name == wanted.task_name)
         and (wanted.queue_name is None or live.queue_name == wanted.queue_name)
     )
+
+
+class Queues:
+    """What people do with queues: pause and resume them, and wait for room in one.
+
+    A queue needs no declaration, so a name that nobody has used yet is no error: its tasks, or its process, may be to
+    come. Mostly it is a slip, though, and then the wrong queue goes on; so it is logged.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._store, self._clock, self._intake = engine.store, engine.clock, engine.intake
+        self._dispatcher, self._definitions, self._life = engine.dispatcher, engine.definitions, engine.life
+        self._patience = engine.writer.patience
+        self._has_told = False
+
+    async def set_paused(self, name: str, paused: bool) -> None:
+        """Pause or resume a queue here at once, and elsewhere by their next look at the store."""
+        known = self._named_here()
+        fault = queue_name_fault(name)
+        if fault or name not in known:
+            known |= await self._named_elsewhere()
+        if fault and not (isinstance(name, str) and name in known):  # what is there may be of another version
+            raise ConfigurationError(fault)
+        await self._store.set_paused(name, paused, self._clock.now_us())
+        self._dispatcher.set_paused(name, paused)
+        self._life.kick()
+        if name not in known:
+            what = "is paused" if paused else "was not paused"
+            text = "queue %r %s, and no function, task or instance has named it yet%s"
+            logger.warning(text, name, what, did_you_mean(name, known))
+
+    async def wait_for_room(self, name: str) -> None:
+        """Return when that queue is not full.
+
+        A name that nobody has named is told once in a start: where queues come and go, each of them is new at first.
+        """
+        check_queue_name(name)
+        if not self._has_told and name not in (known := self._named_here()):
+            self._has_told = True
+            text = "there is always room in queue %r, which no function or task has named yet%s"
+            logger.warning(text, name, did_you_mean(name, known))
+        with self._patience.rushed():
+            while self._intake.is_full(name):
+                async with lent_slot(None, {}, is_bounded=False):  # what waits may need this very slot
+                    await self._dispatcher.room_changed()
+
+    def _named_here(self) -> set[str]:
+        """By functions, by the configuration, and by whatever came in since the start."""
+        by_functions = {each.queue_name for each in list(self._definitions.values())}
+        return {_OF_EVERYBODY, *by_functions, *self._dispatcher.queues}
+
+    async def _named_elsewhere(self) -> set[str]:
+        """By tasks that wait in the store, by pauses, and by other instances."""
+        store = self._store
+        found = {row.queue_name for row in await store.free_queues()} | await store.paused_queues()
+        for instance in await store.instances():
+            found |= said_by(instance).queues.keys()
+        return found
