@@ -43,7 +43,8 @@ class Checks:
         self.attempts: dict[tuple[str, int], AttemptRow] = {}
         self._fresh: dict[tuple[str, int], AttemptRow] = {}
         self.saved: set[str] = set()
-        self.started: set[tuple[str, int, str]] = set()
+        self.started: dict[tuple[str, int, str], int] = {}
+        """The starts that were in the store, each with the life of its task in which it was last."""
         self.started_nowhere: set[tuple[str, int, str]] = set()
         """Starts that stand in a file that was lost. Their code begins, though the new file may be open by then."""
         self.revived: Counter[str] = Counter()
@@ -63,7 +64,7 @@ class Checks:
         """Tasks that have ended by a file that was lost, and not by the older copy in its place."""
         self._lost_runs: set[tuple[str, int]] = set()
         """Attempts that an older copy says are running."""
-        self._changed_us: dict[str, int] = {}
+        self.changed_us: dict[str, int] = {}
         """When a task changed last, by the time of the simulation."""
         self.may_revive: set[str] = set()
         """Tasks for which somebody asked that: `retry`, or the same key again."""
@@ -179,7 +180,7 @@ class Checks:
                     self.gone[row.task_id] = row.sent_at
                 if row.status == TaskStatus.RUNNING:
                     start = (row.task_id, row.start_count, row.claimed_by_worker_id or "")
-                    self.started.add(start)
+                    self.started[start] = self.revived[row.task_id]
                     self.started_nowhere.add(start)
                 if row.status in TERMINAL and row.task_id in self.rows and row.task_id not in self._ended_nowhere:
                     self._ended_nowhere.add(row.task_id)
@@ -194,15 +195,15 @@ class Checks:
         rows: a stop makes them, and the file may be out of reach until the clock was corrected.
         """
         began_us = max((each.began_us for each in self._world.up()), default=0)
-        return row.updated_at > self._world.clock.now_us() and self._changed_us.get(row.task_id, 0) >= began_us
+        return row.updated_at > self._world.clock.now_us() and self.changed_us.get(row.task_id, 0) >= began_us
 
     def _note(self, process: "Process", verb: str, row: TaskRow) -> None:
-        self._changed_us[row.task_id] = self._world.now_us
+        self.changed_us[row.task_id] = self._world.now_us
         self._world.log(
             process, verb, row.task_name, row.task_id, row.status, row.claimed_by_worker_id, row.start_count
         )
         if row.status == TaskStatus.RUNNING:
-            self.started.add((row.task_id, row.start_count, row.claimed_by_worker_id or ""))
+            self.started[row.task_id, row.start_count, row.claimed_by_worker_id or ""] = self.revived[row.task_id]
 
     def _judge_change(self, process: "Process", verb: str, old: TaskRow, new: TaskRow) -> None:
         fault = self._world.fault

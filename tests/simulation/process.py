@@ -85,6 +85,8 @@ class Process:
         self.last_beat_us = world.now_us
         self.last_blocked_us = -WOKEN_US
         """Until when its loop was blocked last."""
+        self.stepped_us: list[int] = []
+        """When its wall clock was set."""
         self.woke_us = -WOKEN_US
         """When its heart beat again after a silence."""
         self.began_us = self._disturbed_us = world.now_us
@@ -228,6 +230,7 @@ class Process:
         """Its machine has another time from now on."""
         self.world.log(self, "has its wall clock stepped by", by_s)
         self.clock.step(by_s)
+        self.stepped_us.append(self.world.now_us)
         self.is_disturbed()
 
     def gives_lane(self, what: str) -> None:

@@ -102,7 +102,8 @@ class Runs:
         waits there, so an idle instance may take it over, and may have done so before.
         """
         start = (run.task_id, run.attempt, run.instance_id or "")
-        return run.name not in UNSAFE and run.process.was_degraded and start not in self._world.checks.started
+        is_recorded = self._world.checks.started.get(start) == run.life  # and not only in a file that is lost
+        return run.name not in UNSAFE and run.process.was_degraded and not is_recorded
 
     def _is_split(self, task_id: str) -> bool:
         """One process has started it by the file that was deleted and another one by the new file: until it looks, who
@@ -147,8 +148,9 @@ class Runs:
     def _judge_suspects(self, run: Run) -> None:
         """A task under which its process has died runs beside no other such one, and while it runs nothing starts that
         is not safe to repeat. By the stamps of the starts: what got its slot at the same moment may begin in any order.
+        They say nothing where the wall clock was set between the two starts.
         """
-        mine = self._suspect_since(run)
+        mine, changed_us = self._suspect_since(run), self._world.checks.changed_us
         for other in self.now:
             since = self._suspect_since(other)
             if other.instance_id != run.instance_id or other.is_waiting or (mine is None and since is None):
@@ -157,7 +159,9 @@ class Runs:
                 self._world.fault(f"{run.name} {run.task_id} runs beside {other.task_id}, and both are suspects")
             row = self._world.checks.rows.get(run.task_id)
             began = 0 if row is None else row.started_at or 0
-            if since is not None and run.name in UNSAFE and began > since:
+            first_us, then_us = changed_us.get(run.task_id, 0), changed_us.get(other.task_id, 0)
+            is_set_between = any(first_us <= at_us <= then_us for at_us in run.process.stepped_us)
+            if since is not None and run.name in UNSAFE and began > since and not is_set_between:
                 self._world.fault(f"{run.name} {run.task_id} starts beside {other.task_id}, which is a suspect")
 
     def _suspect_since(self, run: Run) -> int | None:

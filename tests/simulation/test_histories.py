@@ -1,11 +1,13 @@
 """Histories that seeds have found, each with the rule that was broken there: by the library, or by the judge."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from taskmanager.engine.child import ChildCall, ChildReply, Heard
 from taskmanager.model.states import TERMINAL, TaskStatus
 from tests.simulation.disk import FileDisk
 from tests.simulation.faults import Fate, Weather
@@ -227,4 +229,39 @@ def test_a_copy_names_an_instance_that_has_let_go_and_its_task_goes_on(world: Wo
     world.restore_file()
     assert world.run_until(lambda: world.checks.rows[handle.task_id].status == TaskStatus.COMPLETED, 15.0)
     assert first.is_stopping
+    assert world.faults == []
+
+
+def test_a_slot_from_before_the_clock_was_set_back_is_earlier_than_a_suspect(world: World) -> None:
+    """What is not safe to repeat has its slot, and its child is long in coming up; then a suspect starts beside it."""
+    world.kinds = ("safe", "process_once")
+    first, second = started(world), started(world)
+    run = second.children.run
+
+    async def late(call: ChildCall, on_child: Callable[[], None], heard: Heard) -> ChildReply:
+        await asyncio.sleep(2.5)
+        return await run(call, on_child, heard)
+
+    second.children.run = late  # type: ignore[method-assign]  # as a loaded machine does it
+    first.jobs["safe"].enqueue(world.next_label(), "sleep:3")
+    handle = second.jobs["process_once"].enqueue(world.next_label(), "sleep:0.5")
+    assert world.run_until(lambda: bool(world.runs.now), 5.0)
+    assert world.checks.rows[handle.task_id].status == TaskStatus.RUNNING
+    world.step(-90)
+    first.kill()
+    assert world.run_until(lambda: len(world.runs.now) == 2, 5.0)
+    assert sorted(row.crash_count for row in world.checks.rows.values()) == [0, 1]
+    assert world.faults == []
+
+
+def test_a_start_in_a_lost_file_records_none_of_the_same_count_after_it(world: World) -> None:
+    """Where the older copy counts again, a run without a start in the file may be beside one of an idle instance."""
+    process = started(world)
+    process.was_degraded = True
+    handle = process.jobs["safe"].enqueue(world.next_label(), "sleep:3")
+    assert world.run_until(lambda: bool(world.runs.now), 5.0)
+    (run,) = world.runs.now
+    assert not world.runs._is_unrecorded(run)
+    world.checks.revived[handle.task_id] += 1
+    assert world.runs._is_unrecorded(replace(run, life=run.life + 1))
     assert world.faults == []

@@ -143,6 +143,7 @@ class World:
         self.clock.step(by_s)
         for each in self.processes:
             each.clock.step(by_s)
+            each.stepped_us.append(self.now_us)
             each.is_disturbed()
         self.log(None, "the wall clock is stepped by", by_s)
 
