@@ -362,11 +362,11 @@ class FileWatch:
         # waiting, or it would look in the new file for rows that it committed to the old one.
         async with self._writer.quiet:
             lives = {**self._writer.unsaved_ended, **self._live}.values()
-            await self._store.close()
-            await self._store.open()
-            # Before anything else can fail: the new file may hold another row where one is believed to be committed.
+            # Before the file is opened: who cancels every task may do so when it is open, and no look finds it then.
             self._writer.lose_everything_committed([live for live in lives if live.is_persisted])
             self._owes_rest = True
+            await self._store.close()
+            await self._store.open()
 
     async def _renew_log(self) -> None:
         """The log was deleted, and the file was not: nothing is lost yet."""

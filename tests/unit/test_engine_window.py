@@ -598,6 +598,39 @@ async def test_a_lost_file_that_cannot_be_made_at_once_loses_no_live_task() -> N
         assert (await handle.info()).status is TaskStatus.COMPLETED
 
 
+async def test_run_is_written_anew_if_a_cancel_ends_the_look_at_a_new_file() -> None:
+    """Whoever cancels every task cancels the look too, and the next one sees nothing unusual: the file is in its place.
+    What runs is not safe to repeat, and the older copy says that it waits.
+    """
+    manager = manager_of()
+    gate, starts = asyncio.Event(), list[int]()
+
+    @manager.task(persist=True)
+    async def work() -> None:
+        starts.append(1)
+        await gate.wait()
+
+    async with world_of(manager) as (world, store):
+        handle = work.enqueue()
+        await turns_until(lambda: bool(starts))
+        row = await store.memory.fetch(handle.task_id)
+        assert row is not None
+        waits = row._replace(status="PENDING", claimed_by_worker_id=None, start_count=0, started_at=None)
+        store.memory._live[handle.task_id] = waits
+        store.memory.is_lost = True
+        store.hold("open", after=True)
+        await world.advance(1)
+        await store.until_held("open")
+        (looking,) = (task for task in asyncio.all_tasks() if task.get_name() == "taskmanager-file-watch")
+        looking.cancel()
+        await world.advance(3)
+        gate.set()
+        await world.advance(1)
+        row = await store.memory.fetch(handle.task_id)
+        assert row is not None
+        assert (row.status, row.start_count, len(starts)) == ("COMPLETED", 1, 1)
+
+
 async def test_a_stop_that_comes_while_the_file_is_made_anew_waits_for_it() -> None:
     """The stop ends the loop that had noticed; the work on the file goes on, or the last batches had none to go to."""
     manager = manager_of()
