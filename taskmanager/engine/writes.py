@@ -37,7 +37,7 @@ from taskmanager.model.record import (
     expected_of,
 )
 from taskmanager.model.result import TaskError, trusted_code
-from taskmanager.model.states import LIVE, BuiltInTaskCode, TaskStatus
+from taskmanager.model.states import WAITING, BuiltInTaskCode, TaskStatus
 from taskmanager.store.protocol import CommitReport
 
 SHORT_CHARS: Final = 500
@@ -168,9 +168,9 @@ def _is_ours(live: LiveTask, row: TaskRow) -> bool:
         return found in live.saving.in_doubt and row.sent_at == live.sent_at
     if live.saving.is_written_anew:
         # An older copy of the file was put in its place. Free there, or already ours: nobody else has taken it since.
-        # A row with fewer starts is from before the start here, and its owner may be dead. If it were recovered, the
+        # One that waits with fewer starts is not begun anywhere, and its owner may be dead. If it were recovered, the
         # same attempt would start again. Once it is written over, no owner of it can start it.
-        is_before = row.start_count < live.start_count and row.status in LIVE and not isinstance(row, UnreadableRow)
+        is_before = row.start_count < live.start_count and row.status in WAITING and not isinstance(row, UnreadableRow)
         return live.has_overtaken(row) and (found.owner is None or found.owner == live.owner or is_before)
     # Of a row that cannot be read the count is a guess, by which no write would ever win.
     is_as_known = found == live.saving.committed and not isinstance(row, UnreadableRow)

@@ -248,10 +248,11 @@ class Checks:
 
     def _has_started_since(self, process: "Process", old: TaskRow, new: TaskRow) -> bool:
         """Whether it has started the task by a file that was lost, which somebody who had it before does not know yet:
-        it goes on there, and the row of the other, with fewer starts, is written over.
+        it goes on there, and the row of the other, which waits with fewer starts, is written over.
         """
         start = (new.task_id, new.start_count, process.instance_id or "")
-        return bool(self._world.loss_count) and old.start_count < new.start_count and start in self.started
+        is_before = old.status in WAITING and old.start_count < new.start_count
+        return bool(self._world.loss_count) and is_before and start in self.started
 
     def _judge_start(self, row: TaskRow) -> None:
         """Where one write carries a start and what came of it, only the row of the attempt would tell when."""
