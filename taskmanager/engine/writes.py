@@ -37,7 +37,7 @@ from taskmanager.model.record import (
     expected_of,
 )
 from taskmanager.model.result import TaskError, trusted_code
-from taskmanager.model.states import WAITING, BuiltInTaskCode, TaskStatus
+from taskmanager.model.states import LIVE, WAITING, BuiltInTaskCode, TaskStatus
 from taskmanager.store.protocol import CommitReport
 
 SHORT_CHARS: Final = 500
@@ -167,14 +167,22 @@ def _is_ours(live: LiveTask, row: TaskRow) -> bool:
         # Any other row is an earlier task of the key, also one that reads like what was sent.
         return found in live.saving.in_doubt and row.sent_at == live.sent_at
     if live.saving.is_written_anew:
-        # An older copy of the file was put in its place. Free there, or already ours: nobody else has taken it since.
-        # One that waits with fewer starts is not begun anywhere, and its owner may be dead. If it were recovered, the
-        # same attempt would start again. Once it is written over, no owner of it can start it.
-        is_before = row.start_count < live.start_count and row.status in WAITING and not isinstance(row, UnreadableRow)
-        return live.has_overtaken(row) and (found.owner is None or found.owner == live.owner or is_before)
+        return live.has_overtaken(row) and _is_left_to_us(live, row)
     # Of a row that cannot be read the count is a guess, by which no write would ever win.
     is_as_known = found == live.saving.committed and not isinstance(row, UnreadableRow)
     return is_as_known or found in live.saving.in_doubt
+
+
+def _is_left_to_us(live: LiveTask, row: TaskRow) -> bool:
+    """Whether nobody else has taken or ended the task since the older copy of the file that has this row came."""
+    owner, has_fewer_starts = row.claimed_by_worker_id, row.start_count < live.start_count
+    if owner is None:
+        # What has ended with as many starts was ended by somebody since, unless the task was put back after that end.
+        return row.status in LIVE or has_fewer_starts or live.run_number > 0
+    # What waits with fewer starts is not begun anywhere, and its owner may be dead. If it were recovered, the same
+    # attempt would start again. Once it is written over, no owner of it can start it.
+    is_before = has_fewer_starts and row.status in WAITING and not isinstance(row, UnreadableRow)
+    return owner == live.owner or is_before
 
 
 class WriterListener(Protocol):

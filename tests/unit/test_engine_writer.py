@@ -779,3 +779,27 @@ async def test_run_is_kept_over_a_copied_row_that_waits_with_fewer_starts(
         assert (("lost", "a", says) in listener.heard) is not is_kept
         expected = (live.status.value, "me", 2) if is_kept else (says, "other", start_count)
         assert (row.status, row.claimed_by_worker_id, row.start_count) == expected
+
+
+@pytest.mark.parametrize(
+    ("start_count", "is_put_back", "stays"), [(0, False, True), (0, True, False), (1, False, False)]
+)
+async def test_task_that_somebody_ended_in_a_copied_file_stays_ended(
+    start_count: int, *, is_put_back: bool, stays: bool
+) -> None:
+    """It waited in the copy, and expired before this instance noticed. An end from before its start is no news."""
+    store = Store()
+    async with a_writer(store) as (writer, listener):
+        live = new_live(task_id="a")
+        live.start_count, live.run_number = start_count, int(is_put_back)
+        ended = live.row()._replace(claimed_by_worker_id=None, status="EXPIRED", failed_at=1_500, start_count=0)
+        writer.mark(live)
+        await writer.flush()
+        store._live.clear()
+        assert await MemoryStore.commit(store, [TaskWrite(ended, None)]) == ({}, {})
+        writer.lose_everything_committed([live])
+        await writer.flush()
+        row = await store.fetch("a")
+        assert row is not None
+        assert row.status == ("EXPIRED" if stays else "PENDING")
+        assert (("lost", "a", "EXPIRED") in listener.heard) is stays
