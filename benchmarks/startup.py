@@ -57,7 +57,11 @@ def spawn(program: str, *args: object) -> list[float]:
     """Run a program in a fresh process. The moments that it prints become seconds after its spawn."""
     began = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-P", "-c", program, *map(str, args)], check=True, capture_output=True, text=True, env=environment()
+        [sys.executable, "-P", "-c", program, *map(str, args)],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=environment(),
     )
     return [moment - began for moment in json.loads(done.stdout)]
 

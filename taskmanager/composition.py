@@ -2,40 +2,79 @@
 
 import asyncio
 from collections.abc import Mapping
-from functools import partial
-from typing import NamedTuple
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 from taskmanager.duties.recovery import Recovery
-from taskmanager.duties.schedules.actions import ScheduleActions
-from taskmanager.duties.schedules.schedule import Schedule
-from taskmanager.duties.stale import StaleTasks
 from taskmanager.duties.supervisor import Supervisor
 from taskmanager.engine.definition import Definition
-from taskmanager.engine.engine import wire
+from taskmanager.engine.engine import Engine, wire
 from taskmanager.engine.instance import is_dead, new_identity
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.lifecycle import Lifecycle
-from taskmanager.engine.records import Queues, Records
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import ConfigurationError, WrongProcess
 from taskmanager.model.settings import Settings
-from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Store
 
+if TYPE_CHECKING:
+    from taskmanager.duties.schedules.actions import ScheduleActions
+    from taskmanager.duties.schedules.schedule import Schedule
+    from taskmanager.duties.stale import StaleTasks
+    from taskmanager.engine.records import Queues, Records
+    from taskmanager.model.status import ScheduleInfo
 
-class Running(NamedTuple):
-    """One start of a manager while it lasts: its lifecycle, and the parts that answer calls."""
 
-    lifecycle: Lifecycle
-    records: Records
-    schedules: ScheduleActions
-    queues: Queues
-    stale: StaleTasks
+class Running:
+    """One start of a manager while it lasts: its lifecycle, and the parts that answer calls.
+
+    Each part is made, and its module is loaded, by the first call that needs it. A start needs none of them.
+    """
+
+    def __init__(self, engine: Engine, supervisor: Supervisor, recovery: Recovery) -> None:
+        self.lifecycle = Lifecycle(engine, supervisor)
+        self._engine, self._supervisor, self._recovery = engine, supervisor, recovery
+
+    @cached_property
+    def records(self) -> "Records":
+        """What is known of each task."""
+        from taskmanager.engine.records import Records
+
+        return Records(self._engine)
+
+    @cached_property
+    def schedules(self) -> "ScheduleActions":
+        """What people do with schedules."""
+        from taskmanager.duties.schedules.actions import ScheduleActions
+
+        return ScheduleActions(self._engine, self._supervisor.schedules)
+
+    def upcoming_schedules(self) -> "tuple[ScheduleInfo, ...]":
+        """Return what this instance would fire next."""
+        return self.schedules.upcoming() if self._supervisor.has_schedules else ()
+
+    @cached_property
+    def queues(self) -> "Queues":
+        """What people do with queues."""
+        from taskmanager.engine.records import Queues
+
+        return Queues(self._engine)
+
+    @cached_property
+    def stale(self) -> "StaleTasks":
+        """What people do about instances that are silent."""
+        from taskmanager.duties.stale import StaleTasks
+
+        engine = self._engine
+        owner = engine.identity.instance_id
+        return StaleTasks(engine.store, engine.clock, self._recovery, owner, engine.life.wants_claim.set)
 
 
 def store_of(settings: Settings) -> Store:
     """Return a store on the file, not opened yet, or a store in memory if there is no file."""
     if settings.database is None:
+        from taskmanager.store.memory import MemoryStore
+
         return MemoryStore()
     from taskmanager.store.sqlite import SqliteStore
 
@@ -69,7 +108,7 @@ def _check_loop() -> None:
 def composed(
     settings: Settings,
     definitions: Mapping[str, Definition],
-    schedules: Mapping[str, Schedule],
+    schedules: "Mapping[str, Schedule]",
     store: Store,
     clock: Clock,
     intake: Intake,
@@ -86,10 +125,4 @@ def composed(
     crash_budget = settings.recovery.crash_budget
     recovery = Recovery(store, clock, identity, settings.database, crash_budget=crash_budget)
     supervisor = Supervisor(engine, recovery, schedules, is_alone=is_alone)
-    return Running(
-        Lifecycle(engine, supervisor),
-        Records(engine),
-        ScheduleActions(engine, supervisor.schedules),
-        Queues(engine),
-        StaleTasks(store, clock, recovery, identity.instance_id, engine.life.wants_claim.set),
-    )
+    return Running(engine, supervisor, recovery)

@@ -159,7 +159,7 @@ class CurrentInstance:
         from taskmanager.model.status import status_of
 
         running, starting, intake = self._running(), self._starting(), self._intake()
-        upcoming = () if running is None else running.schedules.upcoming()
+        upcoming = () if running is None else running.upcoming_schedules()
         report = status_report(None if starting is None else starting.engine)
         return status_of(report, intake.door.value, len(intake.held), upcoming)
 

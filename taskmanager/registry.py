@@ -5,14 +5,13 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator
 from types import ModuleType
-from typing import Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from taskmanager.codec.annotations import annotated_function, is_async
 from taskmanager.codec.arguments import ArgumentCodec
 from taskmanager.codec.results import ResultCodec
 from taskmanager.codec.unstorable import unstorable
 from taskmanager.codec.values import Codec
-from taskmanager.duties.schedules.schedule import Schedule, ScheduleOptions, make_schedule
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.intake import Door
 from taskmanager.model.config import ExceptionMapper, RetryPolicy, raise_faults
@@ -22,11 +21,14 @@ from taskmanager.model.logger import warn
 from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.result import seconds_of
 from taskmanager.model.states import Lane
-from taskmanager.model.status import ManagerStatus
 from taskmanager.model.wording import counted
 from taskmanager.rules.retry import RetryRule
 from taskmanager.sameness import is_same_code
 from taskmanager.task import Binding, Submitter, Task
+
+if TYPE_CHECKING:
+    from taskmanager.duties.schedules.schedule import Schedule, ScheduleOptions
+    from taskmanager.model.status import ManagerStatus
 
 _IDLE: Final = (Door.HELD.value, Door.STOPPED.value)
 
@@ -102,7 +104,7 @@ class Registry:
         for schedule in [each.name for each in self.schedules.values() if each.task_name == name]:
             del self.schedules[schedule], self._scheduled[schedule]
 
-    def schedule(self, task: Task[..., Any], options: ScheduleOptions) -> Schedule:
+    def schedule(self, task: Task[..., Any], options: "ScheduleOptions") -> "Schedule":
         """Add a schedule of a bound task.
 
         Raises `ConfigurationError` for a second one of the same name, and for arguments that do not fit the function.
@@ -115,6 +117,8 @@ class Registry:
                 raise ConfigurationError(
                     f"there is a schedule {name!r} already, of {known.name}; give one of them a name="
                 )
+        from taskmanager.duties.schedules.schedule import make_schedule
+
         self.schedules[name] = schedule = make_schedule(name, self.definitions[task.name], options)
         self._scheduled[name] = (task, options)
         return schedule
@@ -180,7 +184,7 @@ class Registry:
         return task
 
 
-def _check_may_move(task: Task[..., Any], status: ManagerStatus) -> None:
+def _check_may_move(task: Task[..., Any], status: "ManagerStatus") -> None:
     """Raise if the task has another manager that runs or holds calls: a task has one manager at a time."""
     if not task.is_free:
         raise ConfigurationError(

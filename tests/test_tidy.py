@@ -77,7 +77,14 @@ IMPORTED: Final = (
     "__future__", "copy", "dataclasses", "typing_extensions",
 )  # fmt: skip
 # What a start without schedules, child processes and a console does not load either.
-NOT_STARTED: Final = (*HEAVY, "importlib.resources", "shutil", "tempfile", "zipfile")
+NOT_STARTED: Final = (
+    *HEAVY, "calendar", "importlib.resources", "shutil", "tempfile", "zipfile", "taskmanager.background",
+    "taskmanager.codec.report", "taskmanager.duties.live_tasks", "taskmanager.duties.schedules.loop",
+    "taskmanager.duties.schedules.schedule", "taskmanager.duties.stale", "taskmanager.duties.worker_states",
+    "taskmanager.engine.child_link", "taskmanager.engine.records", "taskmanager.engine.report", "taskmanager.hosting",
+    "taskmanager.model.report", "taskmanager.model.status", "taskmanager.rules.cron", "taskmanager.store.memory",
+    "taskmanager.store.statistics", "taskmanager.submission",
+)  # fmt: skip
 
 MAX_MODULE_LINES: Final = 450
 MAX_FUNCTION_LINES: Final = 40  # without the docstring

@@ -3,16 +3,12 @@
 At most once a second, and only when it says something new: an idle instance writes nothing.
 """
 
-from typing import Final
-
 from taskmanager.codec.report import dumps_report
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.report import report_of
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.logger import logger
 from taskmanager.model.report import InstanceReport
-
-INTERVAL_S: Final = 1.0
 
 
 class LiveTasks:

@@ -1,34 +1,39 @@
-"""Runs the duties of one instance in its host: each at its own interval; none that fails stops another."""
+"""Runs the duties of one instance in its host: each at its own interval; none that fails stops another.
+
+A duty whose first round comes later, or that many applications have no work for, is loaded by that round.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
-from typing import Any, Final
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final
 
 from taskmanager.duties.expiry import INTERVAL_S as EXPIRY_INTERVAL_S
 from taskmanager.duties.expiry import Expiry
 from taskmanager.duties.heartbeat import Heartbeat
-from taskmanager.duties.live_tasks import INTERVAL_S as LIVE_TASKS_INTERVAL_S
-from taskmanager.duties.live_tasks import LiveTasks
 from taskmanager.duties.reaper import Reaper
 from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.retention import Retention
-from taskmanager.duties.schedules.loop import NAME as SCHEDULES
-from taskmanager.duties.schedules.loop import Schedules
-from taskmanager.duties.schedules.schedule import Schedule
+from taskmanager.duties.schedules import NAME as SCHEDULES
 from taskmanager.duties.strays import Strays
-from taskmanager.duties.worker_states import WorkerStates
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.polling import make_due
 from taskmanager.engine.timers import next_beat
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
 
+if TYPE_CHECKING:
+    from taskmanager.duties.live_tasks import LiveTasks
+    from taskmanager.duties.schedules.loop import Schedules
+    from taskmanager.duties.schedules.schedule import Schedule
+    from taskmanager.duties.worker_states import WorkerStates
+
 MAX_PERMANENT_FAILURES: Final = 3
 """A duty that the store refuses for good this often in a row is given up for this start, loudly."""
 LONGEST_PAUSE_S: Final = 600.0
 """What fails unexpectedly is tried at least this often, or at its own interval where that is longer."""
 _MAX_DOUBLINGS: Final = 10
+LIVE_TASKS_INTERVAL_S: Final = 1.0
 UPKEEP_INTERVAL_S: Final = 5.0
 SHARED_S: Final = 1.0
 """Duties that are due this often wake the loop together; rarer ones keep their own time, or all instances would do
@@ -40,9 +45,11 @@ class Supervisor:
     """The duties of one start. The host ends them; the heartbeat covers what is still being settled, and stops last."""
 
     def __init__(
-        self, engine: Engine, recovery: Recovery, schedules: Mapping[str, Schedule], *, is_alone: bool
+        self, engine: Engine, recovery: Recovery, schedules: "Mapping[str, Schedule]", *, is_alone: bool
     ) -> None:
+        self._engine = engine
         self._store, self._wall_clock, self._writer = engine.store, engine.wall_clock, engine.writer
+        self._inbox = engine.inbox
         self._host, self._settings, self._failing_duties = engine.host, engine.settings, engine.failing_duties
         self._is_alone = is_alone
         self._heartbeat = Heartbeat(engine)
@@ -51,9 +58,34 @@ class Supervisor:
         self._reaper = Reaper(engine, recovery, self._strays, self._heartbeat)
         self._expiry = Expiry(engine, recovery)
         self._retention = Retention(engine)
-        self._worker_states = WorkerStates(engine)
-        self._live_tasks = LiveTasks(engine)
-        self.schedules = Schedules(engine, schedules)
+        self._declared = schedules
+        self._has_schedules = asyncio.Event()
+
+    @cached_property
+    def _worker_states(self) -> "WorkerStates":
+        from taskmanager.duties.worker_states import WorkerStates
+
+        return WorkerStates(self._engine)
+
+    @cached_property
+    def _live_tasks(self) -> "LiveTasks":
+        from taskmanager.duties.live_tasks import LiveTasks
+
+        return LiveTasks(self._engine)
+
+    @cached_property
+    def schedules(self) -> "Schedules":
+        """The schedules of this instance. Their rounds begin when somebody asks for them, in whatever thread."""
+        from taskmanager.duties.schedules.loop import Schedules
+
+        made = Schedules(self._engine, self._declared)
+        self._inbox.tell(self._has_schedules.set)
+        return made
+
+    @property
+    def has_schedules(self) -> bool:
+        """Whether anything was declared here, or somebody has asked for the schedules."""
+        return bool(self._declared) or "schedules" in vars(self)
 
     async def recover_at_start(self) -> bool:
         """Do what a start needs before it claims. Return False if `recover` is to be called beside the first tasks."""
@@ -67,7 +99,8 @@ class Supervisor:
         if await self._store.latest_stamp() > (now_us := self._wall_clock.now_us()):
             await make_due(self._store, now_us)
         moved = await self._reaper.recover_dead(at_once)
-        await self.schedules.open()
+        if self.has_schedules or await self._store.schedules(limit=1):
+            await self.schedules.open()
         return moved
 
     async def recover_strays(self) -> int:
@@ -80,7 +113,7 @@ class Supervisor:
         `on_loop_closed` is called in the thread of the heartbeat, again and again until it returns True.
         """
         logger.look()
-        self._host.start(SCHEDULES, self.schedules.run)
+        self._host.start(SCHEDULES, self._run_schedules)
         self._begin("expiry", EXPIRY_INTERVAL_S, self._expiry.run_once, at_once=True)
         if self._is_alone:
             return
@@ -88,8 +121,8 @@ class Supervisor:
         self._heartbeat.start(on_loop_closed)
         self._begin("reaper", config.check_interval_ms / 1000, self._reaper.run_once)
         self._begin("retention", config.retention_sweep_interval_s, self._retention.run_once, at_once=True)
-        self._begin("worker states", config.worker_state_snapshot_interval_ms / 1000, self._worker_states.run_once)
-        self._begin("live tasks", LIVE_TASKS_INTERVAL_S, self._live_tasks.run_once)
+        self._begin("worker states", config.worker_state_snapshot_interval_ms / 1000, self._save_state)
+        self._begin("live tasks", LIVE_TASKS_INTERVAL_S, self._show_live_tasks)
         self._begin("upkeep", UPKEEP_INTERVAL_S, self._upkeep)
         logger.info("heartbeat, reaper and retention have started")
 
@@ -103,7 +136,18 @@ class Supervisor:
 
     async def made_anew(self) -> None:
         """The store is another file."""
-        await self.schedules.refresh()
+        if self.has_schedules:
+            await self.schedules.refresh()
+
+    async def _run_schedules(self) -> None:
+        await self._has_schedules.wait()
+        await self.schedules.run()
+
+    async def _save_state(self) -> None:
+        await self._worker_states.run_once()
+
+    async def _show_live_tasks(self) -> None:
+        await self._live_tasks.run_once()
 
     async def _upkeep(self) -> None:
         writer = self._writer

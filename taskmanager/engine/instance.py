@@ -32,7 +32,7 @@ except ImportError:  # Windows has none; there an instance counts as alive until
 
 # No link is followed, and a pipe that somebody has put there is not waited for.
 _SAFELY: Final = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-_WORD: Final = re.compile(r"[\w.-]{1,100}", re.ASCII)
+_WORD: Final = r"(?a)[\w.-]{1,100}"
 PUT_BACK_S: Final = 2.0
 """Time in which a living instance has noticed that its lock file is gone: several rounds of its heartbeat's thread."""
 CHECK_S: Final = 0.25
@@ -87,7 +87,7 @@ def lock_path(database: Path, instance_id: str) -> Path:
     """`<db>.<instance id>.lock`, beside the file itself: whoever came through a symbolic link must find it too."""
     file = database.resolve()
     # A row may name any owner, also one that leads into another directory, or that no file can be named after.
-    is_word = _WORD.fullmatch(instance_id)
+    is_word = re.fullmatch(_WORD, instance_id)
     word = instance_id if is_word else hashlib.sha256(instance_id.encode("utf-8", "replace")).hexdigest()
     return file.with_name(f"{file.name}.{word}.lock")
 

@@ -9,11 +9,9 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from taskmanager.codec.report import dumps_report
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import EARLY_S, Neighbours
-from taskmanager.engine.report import report_of
 from taskmanager.engine.sharing import Sharing
 from taskmanager.engine.timers import next_beat
 from taskmanager.model.errors import StoreError, StoreUnavailable
@@ -336,6 +334,9 @@ class FileWatch:
 
     async def _write_rest(self) -> None:
         """What memory knows besides the tasks: this instance, paused queues, schedules."""
+        from taskmanager.codec.report import dumps_report  # not before a file is lost
+        from taskmanager.engine.report import report_of
+
         engine = self._engine
         text = dumps_report(report_of(engine).for_others())
         await self._store.save_instance(self._identity.row(self._clock.now_us(), live_tasks=text))

@@ -1,6 +1,5 @@
 """The configuration of a manager. Each object checks itself when it is made, and names all faults at once."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final, Literal, Self
@@ -13,8 +12,6 @@ from taskmanager.model.states import BuiltInTaskCode
 
 ExceptionMapper = Mapping[type[BaseException], "str | Subclasses"]
 
-CODE_PATTERN: Final = re.compile(r"[A-Z][A-Z0-9_]*")
-CLASS_NAME_PATTERN: Final = re.compile(r"[A-Z][A-Za-z0-9_]*(Error|Exception)")
 MAX_RETRIES: Final = 20
 MAX_INTERVAL_S: Final = 86_400
 MIN_POLICY_DELAY_S: Final = 1.0
@@ -34,9 +31,10 @@ def code_fault(code: object, name: str) -> str | None:
     """Return what is wrong with an error code that a user may choose, or None."""
     if not isinstance(code, str):
         return f"{name} must be a code such as 'RATE_LIMITED', not {code!r}"
-    if CLASS_NAME_PATTERN.fullmatch(code):
+    is_name = code.isascii() and code.isidentifier() and code[0].isupper()
+    if is_name and code.endswith(("Error", "Exception")) and code not in ("Error", "Exception"):
         return f"{name} {code!r} is the name of an exception; map the exception to a code with exception_mapper"
-    if not CODE_PATTERN.fullmatch(code):
+    if not is_name or code != code.upper():
         return f"{name} {code!r} must be UPPER_SNAKE_CASE"
     return None
 

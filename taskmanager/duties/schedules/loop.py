@@ -10,8 +10,8 @@ is there; when the owner is gone, whoever still declares the schedule takes it o
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Final
 
+from taskmanager.duties.schedules import NAME
 from taskmanager.duties.schedules.book import ScheduleBook
 from taskmanager.duties.schedules.declaring import Declaring
 from taskmanager.duties.schedules.firing import RETRY_S, Firing
@@ -21,8 +21,6 @@ from taskmanager.engine.engine import Engine
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
-
-NAME: Final = "schedules"
 
 
 class Schedules:

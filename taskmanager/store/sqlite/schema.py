@@ -36,8 +36,8 @@ VALUES (?, ?, CAST(strftime('%s', 'now') AS INTEGER) * 1000000)
 """
 
 
-_TAKES_AWAY: Final = re.compile(r"^\s*(DROP|ALTER\s+TABLE\s+\S+\s+(DROP|RENAME))\b", re.IGNORECASE | re.MULTILINE)
-_DROPS_INDEX: Final = re.compile(r"(--[^\n]*\n|\s)*DROP\s+INDEX\b", re.IGNORECASE)
+_TAKES_AWAY: Final = r"(?im)^\s*(DROP|ALTER\s+TABLE\s+\S+\s+(DROP|RENAME))\b"
+_DROPS_INDEX: Final = r"(?i)(--[^\n]*\n|\s)*DROP\s+INDEX\b"
 
 
 NEWEST: Final = "1-2-3-4 14003 4a181b6d"
@@ -54,12 +54,12 @@ class Migration(NamedTuple):
     @property
     def takes_away(self) -> bool:
         """Whether it drops or renames something that an older instance may be using."""
-        return _TAKES_AWAY.search(self.script) is not None
+        return re.search(_TAKES_AWAY, self.script) is not None
 
     @property
     def can_wait(self) -> bool:
         """Whether it only drops indexes, so that the file works without it."""
-        return all(_DROPS_INDEX.match(each) for each in statements(self.script))
+        return all(re.match(_DROPS_INDEX, each) for each in statements(self.script))
 
 
 class Part(NamedTuple):

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
 
 from taskmanager.model.clock import LAST_US
 from taskmanager.model.errors import StoreError, StoreUnavailable
@@ -43,9 +43,10 @@ from taskmanager.store.sqlite.pruning import BatchSize
 from taskmanager.store.sqlite.reading import LOOP_PATIENCE_S, open_read_only, snapshot
 from taskmanager.store.sqlite.schema import migrate, never_dead
 from taskmanager.store.sqlite.stamp import LogStamp
-from taskmanager.store.sqlite.statistics import statistics
 from taskmanager.store.sqlite.wal import WAL_LIMITS, Wal, WalLimits
-from taskmanager.store.statistics import COUNT_CAP, StoreOverview
+
+if TYPE_CHECKING:
+    from taskmanager.store.statistics import StoreOverview
 
 RENEW_S: Final = 1.5
 """How long the file is left alone when its log was deleted: all instances have noticed then, and have let go of it.
@@ -376,7 +377,10 @@ class SqliteStore:
                 f"{self.path} has lost its log, and a connection of this process still uses that; close it"
             )
 
-    def overview(self, now: int, *, counts_all: bool) -> StoreOverview:
+    def overview(self, now: int, *, counts_all: bool) -> "StoreOverview":
+        from taskmanager.store.sqlite.statistics import statistics
+        from taskmanager.store.statistics import COUNT_CAP, StoreOverview
+
         with open_read_only(self.path, patience_s=LOOP_PATIENCE_S) as connection, snapshot(connection):
             found = statistics(connection, now)
             if counts_all:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from taskmanager import TaskManager, current_task
-from taskmanager.duties import live_tasks
+from taskmanager.duties import supervisor
 from taskmanager.duties.live_tasks import LiveTasks
 from taskmanager.engine.report import MAX_SHOWN_CHARS, MAX_SHOWN_QUEUES, MAX_SHOWN_TASKS
 from taskmanager.store.sqlite.reading import open_read_only
@@ -32,8 +32,8 @@ def duty_of(manager: TaskManager) -> LiveTasks:
 
 async def test_it_is_written_only_when_it_says_something_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A start, a report of progress and an end are news; time that passes is none. The loop looks once a second."""
-    assert live_tasks.INTERVAL_S == 1.0
-    monkeypatch.setattr("taskmanager.duties.supervisor.LIVE_TASKS_INTERVAL_S", 3600)
+    assert supervisor.LIVE_TASKS_INTERVAL_S == 1.0
+    monkeypatch.setattr(supervisor, "LIVE_TASKS_INTERVAL_S", 3600)
     manager = TaskManager(tmp_path / "tasks.db")
     steps: asyncio.Queue[int] = asyncio.Queue()
     reported = asyncio.Event()
