@@ -196,7 +196,7 @@ class Claimer:
         return claimed
 
     async def _claim_shared(self, queue: QueueState, shared: SharedLimit, names: list[str], limit: int) -> int:
-        stuck = shared.count(self._live, self._runner.abandoned_in(queue.config.name))
+        stuck = shared.count(self._live, self._runner.attempts_in(queue.config.name))
         request = self._request(names, queue.config.name, limit)._replace(
             file_limit=max(0, shared.limit - stuck), lenders=shared.lenders(self._live), borrowed=shared.borrowed
         )
@@ -283,7 +283,7 @@ class Claimer:
         shared = self._dispatcher.queue(request.queue_name).shared_limit
         if shared is not None:
             # What was committed before the claim is known here by now: memory says what the claim has seen.
-            shared.count(self._live, self._runner.abandoned_in(request.queue_name))
+            shared.count(self._live, self._runner.attempts_in(request.queue_name))
             lent = max(0, shared.held_of(request.lenders) - shared.borrowed)
         for number, row in enumerate(self._readable(rows)):
             self._take(row, is_granted=number >= lent)

@@ -136,9 +136,9 @@ class Runner:
         """Whether any code of this task runs."""
         return task_id in self.running or self.is_still_executing(task_id)
 
-    def abandoned_in(self, queue_name: str) -> list[Attempt]:
-        """Return the abandoned attempts of a queue, whose code still runs."""
-        return [attempt for attempt in self.abandoned if attempt.live.queue_name == queue_name]
+    def attempts_in(self, queue_name: str) -> list[Attempt]:
+        """Return the attempts of a queue whose code runs, abandoned or not."""
+        return [each for each in (*self.running.values(), *self.abandoned) if each.live.queue_name == queue_name]
 
     def after(self, task_id: str, then: Callable[[], None]) -> bool:
         """Call `then` when the code of this task that still runs has ended. Return False if none runs."""

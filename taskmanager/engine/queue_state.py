@@ -75,13 +75,13 @@ class SharedLimit:
             return any(lanes[lane].has_room for lane in self.short_lanes)
         return len(self.lenders(live)) > self.borrowed
 
-    def count(self, live: Mapping[str, LiveTask], abandoned: Iterable[Attempt]) -> int:
-        """Forget the places of what has left them; how many stuck attempts of the queue still take one, unknown to the
-        file.
+    def count(self, live: Mapping[str, LiveTask], attempts: Iterable[Attempt]) -> int:
+        """Forget the places of what has left them. Return how many of the attempts still take one, unknown to the file:
+        those that are abandoned, or that were given up because their rows are others' now.
         """
         self._held = {task_id for task_id in self._held if _takes_a_place(live.get(task_id))}
         self._granted = min(self._granted, len(self._held))
-        stuck = sum(each.has_slot and each.live.task_id not in self._held for each in abandoned)
+        stuck = sum(each.has_slot and each.live.task_id not in self._held for each in attempts)
         self.slots.limit = self._granted + stuck
         return stuck
 

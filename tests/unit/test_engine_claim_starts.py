@@ -1,6 +1,7 @@
 """`taskmanager.engine.claiming`: rows that a claim has started, and claims whose answer is lost."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -331,3 +332,40 @@ async def test_nothing_is_taken_over_beside_a_suspect_however_late_it_came() -> 
         assert (taken.task_id, taken.status) == (task_id, "RUNNING")
         await manager.join()
         assert_counters(engine_of(manager))
+
+
+async def test_a_claim_leaves_the_place_of_a_run_that_was_given_up_until_it_ends() -> None:
+    """Its row is another's, and its code has the slot here. A row that a claim started meanwhile could not run, and was
+    freed and started again without end.
+    """
+    manager = manager_of(concurrency=2, queues=[QueueConfig("gpu", max_concurrency=1, scope="file")])
+    log: list[str] = []
+    gate = asyncio.Event()
+
+    @manager.task(persist=True, queue_name="gpu")
+    async def work(label: str) -> None:
+        log.append(label)
+        while not gate.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await gate.wait()
+
+    async with world_of(manager) as (world, store):
+        lost = work.enqueue("lost")
+        await turns_until(lambda: log == ["lost"])
+        engine, lifecycle = engine_of(manager), manager._lifecycle
+        assert lifecycle is not None
+        row = store.memory._live.pop(lost.task_id)
+        store.memory._ended[lost.task_id] = row._replace(status="CANCELLED", failed_at=9, claimed_by_worker_id="other")
+        lifecycle._after_write.give_up(engine.live[lost.task_id])
+        (task_id,) = await put_free(manager, store, work, "next", queue_name="gpu")
+        for _ in range(3):
+            look(manager, store)
+            await world.advance(0.1)
+        assert engine.runner.running, "its code goes on, and is not abandoned yet"
+        assert store.memory._live[task_id].start_count == 0
+        gate.set()
+        await manager.join()
+        await world.advance(5)
+        assert log == ["lost", "next"]
+        assert list(store.memory._attempts[task_id]) == [1]
+        assert_counters(engine)
