@@ -16,7 +16,7 @@ from taskmanager.engine.waiters import resolve
 from taskmanager.engine.writes import log_rejected, pare
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
-from taskmanager.model.record import TaskRow, expected_of
+from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import LIVE, WAITING, BuiltInTaskCode, TaskStatus
 
@@ -122,7 +122,7 @@ class AfterWrite:
         self._tell_savers(live, gone if row is None else None)
         if row is not None and row.status in LIVE:
             self._follower.taken_away(live)
-            if live.cancel_requested_at is not None:
+            if live.cancel_requested_at is not None and not isinstance(row, UnreadableRow):  # that ends by its fault
                 self._pass_on_cancel(live.task_id)
         self.give_up(live)
         if row is not None and not live.is_published:
