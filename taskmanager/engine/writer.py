@@ -281,16 +281,16 @@ class Writer:
         slot to another task, which is then started in the same commit.
         """
         while True:
-            if not self.due():
-                if self._is_closing:
-                    return False
-                # What could not be written was taken back by a claim, which is a write too. Nothing would start any
-                # more until the next write, and nothing is written until something starts.
-                self._note_restored()
             self._wake = asyncio.get_running_loop().create_future()
-            if self.due():
-                self.wake()
             try:
+                if self.due():
+                    self.wake()
+                elif self._is_closing:
+                    return False
+                else:
+                    # What could not be written was taken back by a claim, which is a write too. Nothing would start any
+                    # more until the next write, and nothing is written until something starts.
+                    self._note_restored()
                 await self._wake
             finally:
                 self._wake = None
