@@ -253,7 +253,6 @@ class AfterWrite:
             return
         self._dispatcher.is_store_degraded = True
         for live in list(self._live.values()):
-            live.leave_shortcut()  # whoever waits for its end is told before that is written
             if live.phase is STARTING:
                 may_go_on = live.definition.requeue_on_interrupt or self._life.is_stopping or live.cancel_requested_at
                 if may_go_on and not live.is_unconfirmed:

@@ -43,8 +43,6 @@ class StopReason(Enum):
 class SlotKeeper(Protocol):
     """Who gives and takes the slots of attempts: the dispatcher."""
 
-    is_store_degraded: bool
-
     def lend(self, attempt: "Attempt") -> None: ...
     def take_back(self, attempt: "Attempt") -> "asyncio.Future[None]": ...
     def take_back_now(self, attempt: "Attempt") -> None: ...
@@ -101,7 +99,7 @@ class Attempt:
         self._around = around
         self.number = live.start_count
         self.started_at = live.started_at or 0
-        if live.start_count == 1 and live.idempotency_key is None and not around.keeper.is_store_degraded:
+        if live.start_count == 1 and live.idempotency_key is None:
             self.is_plain = True
         live.attempt = self
 

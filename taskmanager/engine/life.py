@@ -225,7 +225,7 @@ class Life:
             return
         if not self.is_up or self._intake.is_forked:  # a child that goes on in the loop of its parent starts nothing
             return
-        begin, move, start = self._settlement.begin, self._dispatcher.move, self._runner.start
+        begin, run = self._settlement.begin, self.run
         for live in self._dispatcher.take():
             try:
                 if live.good_until is not None and live.good_until <= self._wall_clock.now_us():
@@ -236,8 +236,7 @@ class Life:
                     self._writer.mark(live)
                     if self._writer.degraded_since is None:
                         continue  # it runs when that is committed
-                move(live, phases.RUNNING)
-                start(Attempt(live, self._surroundings))
+                run(live)
             except phases.ForbiddenMove:  # the task was given up, and those behind it have their slots
                 continue
         self.wants_more()
@@ -301,20 +300,8 @@ class Life:
         if attempt.timer is not None:
             attempt.timer.cancel()
         self._settlement.complete(live, attempt, value)
-        self._dispatcher.move(live, phases.ENDED)
-        self._inbox.end(live)
-        if not live.is_persisted:
-            live.is_published = True
-            self._follower.tell_end(live)
-            live.context = None
-            if not live.encodes_later:
-                live.call_args = live.call_kwargs = None
-            self.live.pop(live.task_id, None)
-            if not self.live and self._idle_waiters:
-                self._tell_idle()
-        if attempt.has_slot:
-            attempt.has_slot = False
-            self._dispatcher.give_back(live)
+        self.finish(live)
+        self._free_slot(attempt)
 
     def interrupt(self, attempt: Attempt) -> None:
         """Its coroutine will never go on: settle it as a stop does what it has cancelled."""
@@ -400,7 +387,8 @@ class Life:
         if live.is_published:
             return
         live.is_published = True
-        self.goes_on_count += live.goes_on and self.is_stopping
+        if self.is_stopping:
+            self.goes_on_count += live.goes_on
         self._follower.tell_end(live)
         live.context = None
         if not live.encodes_later:
@@ -419,11 +407,8 @@ class Life:
             successor, live.successor = live.successor, None
             self._take_in_keyed(successor)
         if not self.live and self._idle_waiters:
-            self._tell_idle()
-
-    def _tell_idle(self) -> None:
-        waiters, self._idle_waiters = self._idle_waiters, []
-        resolve(waiters, None)
+            waiters, self._idle_waiters = self._idle_waiters, []
+            resolve(waiters, None)
 
     async def flush(self) -> None:
         """Return when everything accepted or ended so far is committed."""

@@ -263,11 +263,6 @@ class LiveTask:
         self.completed_at = self.updated_at = now_us
         self._value = value
 
-    def leave_shortcut(self) -> None:
-        """Let the run that goes on, if there is one, end by the general path."""
-        if self.attempt is not None:
-            self.attempt.is_plain = False
-
     def duplicate_answer(self) -> bool | None:
         """Whether the call named an existing task: known at once without a key, or in memory; else with the commit."""
         if self.idempotency_key is None or not self.is_persisted:

@@ -102,30 +102,20 @@ class Settlement:
         return self._fail(live, attempt, outcome)
 
     def _complete(self, live: LiveTask, attempt: Attempt, outcome: Outcome) -> Next:
-        now, definition = self._now_us(), live.definition
-        self.tally["COMPLETED"] += 1
-        live.succeed(outcome.value, now)
-        if outcome.error is None:
-            live.result_text = definition.stored_result(outcome.value, self._tell_not_stored)
-        else:
-            self._tell_not_stored(definition, outcome.error.message)
+        self.complete(live, attempt, outcome.value)
+        if outcome.error is not None:  # nobody has its value
+            self._tell_not_stored(live.definition, outcome.error.message)
             live.store_error(outcome.error)
             live.ending = Ending(TaskStatus.COMPLETED, TaskResult(err=outcome.error))
-        self._add_attempt(live, attempt, now, AttemptOutcome.COMPLETED, False, None, None)
         return NOTHING_MORE
 
     def complete(self, live: LiveTask, attempt: Attempt, value: Any) -> None:
-        """→ COMPLETED, by a plain success: what `settle` does for it, in one step."""
+        """→ COMPLETED with this value."""
         now, definition = self._now_us(), live.definition
         live.succeed(value, now)
         live.result_text = definition.stored_result(value, self._tell_not_stored)
         self.tally["COMPLETED"] += 1
-        who = self._who
-        row = (
-            live.task_id, 1, "COMPLETED", 0, attempt.started_at, now, None, None, None,
-            who.instance_id, who.hostname, who.pid, who.process_name, now,
-        )  # fmt: skip
-        live.attempts_due = (_new_tuple(AttemptRow, row),)
+        self._add_attempt(live, attempt, now, AttemptOutcome.COMPLETED, False, None, None)
 
     def _tell_not_stored(self, definition: Definition, why: str) -> None:
         """Log it for the first task of each function; the record of each says it too."""
@@ -241,7 +231,7 @@ class Settlement:
             (
                 live.task_id,
                 attempt.number,
-                outcome.value,
+                outcome._value_,  # without the property of the enum, which costs as much as all the rest
                 int(will_retry),
                 attempt.started_at,
                 now,
