@@ -22,7 +22,7 @@ from taskmanager.store.protocol import FREE_COUNT_CAP, ClaimRequest, FreeQueue
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.queries import task_rows
 from taskmanager.store.sqlite.rows import Undecodable
-from taskmanager.store.sqlite.starting import is_worth_a_look, start_best, take_over
+from taskmanager.store.sqlite.starting import HELD, QUEUES, WAITS, is_worth_a_look, start_best, take_over
 from taskmanager.store.sqlite.statements import LIVE_SQL
 from taskmanager.store.sqlite.transitions import end_unreadable
 
@@ -228,21 +228,14 @@ def release(connection: sqlite3.Connection, owner: str, now: int, unanswered: in
     return count
 
 
-_WAITING: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_waiting"
-_IS_WAITING: Final = "claimed_by_worker_id IS NOT NULL AND status IN ('PENDING', 'CLAIMED')"
 _MAY_RUN: Final = f"{_WAITS_AT} AND cancel_requested_at IS NULL AND (good_until IS NULL OR good_until > :now)"
 _ANY_LEFT: Final = f"""
 SELECT rowid FROM taskmanager_tasks INDEXED BY taskmanager_tasks_owner WHERE {_MAY_RUN} LIMIT :limit
 """
 _FIRST_LEFT: Final = f"""
-WITH RECURSIVE queue (name) AS (
-    SELECT min(queue_name) FROM {_WAITING} WHERE {_IS_WAITING}
-    UNION ALL
-    SELECT (SELECT min(queue_name) FROM {_WAITING} WHERE queue_name > queue.name AND {_IS_WAITING})
-    FROM queue WHERE queue.name IS NOT NULL
-)
+WITH RECURSIVE {QUEUES}
 SELECT t.rowid FROM queue JOIN taskmanager_tasks AS t ON t.rowid IN (
-    SELECT rowid FROM {_WAITING} WHERE queue_name = queue.name AND {_IS_WAITING} AND {_MAY_RUN}
+    SELECT rowid FROM {HELD} WHERE queue_name = queue.name AND {WAITS} AND {_MAY_RUN}
     ORDER BY priority, enqueued_at, id LIMIT :per_queue
 )
 LIMIT :limit

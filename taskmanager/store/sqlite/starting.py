@@ -25,9 +25,9 @@ SET status = 'RUNNING', claimed = 0, start_count = start_count + 1, claimed_at =
     worker_hostname = :hostname, worker_process_name = :process_name
 WHERE rowid IN (SELECT value FROM json_each(:rows))
 """
-_WAITS: Final = "claimed_by_worker_id IS NOT NULL AND status IN ('PENDING', 'CLAIMED')"
-_HELD: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_waiting"
-_WAITING: Final = f"{_HELD} WHERE queue_name = :queue_name AND {_WAITS}"
+WAITS: Final = "claimed_by_worker_id IS NOT NULL AND status IN ('PENDING', 'CLAIMED')"
+HELD: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_waiting"
+_WAITING: Final = f"{HELD} WHERE queue_name = :queue_name AND {WAITS}"
 # In the order of the index, as in `claims.READY_CANDIDATES`. What has run before may have code that goes on there, in a
 # thread that nobody can end.
 OTHERS: Final = f"""
@@ -56,25 +56,29 @@ WHERE t.claimed_by_worker_id IS NOT NULL AND t.claimed_by_worker_id <> CAST(? AS
 """
 _SCANNED_PER_ROW: Final = 10
 _SCANNED_AT_LEAST: Final = 100
-_LEVELS: Final = f"""
-WITH RECURSIVE queue (name) AS (
-    SELECT min(queue_name) FROM {_HELD} WHERE {_WAITS}
+QUEUES: Final = f"""
+queue (name) AS (
+    SELECT min(queue_name) FROM {HELD} WHERE {WAITS}
     UNION ALL
-    SELECT (SELECT min(queue_name) FROM {_HELD} WHERE queue_name > queue.name AND {_WAITS})
+    SELECT (SELECT min(queue_name) FROM {HELD} WHERE queue_name > queue.name AND {WAITS})
     FROM queue WHERE queue.name IS NOT NULL
-),
+)
+"""
+"""The queues in which something waits at an instance, one step in the index for each."""
+_LEVELS: Final = f"""
+WITH RECURSIVE {QUEUES},
 level (queue_name, priority) AS (
-    SELECT queue.name, (SELECT min(priority) FROM {_HELD} WHERE queue_name = queue.name AND {_WAITS})
+    SELECT queue.name, (SELECT min(priority) FROM {HELD} WHERE queue_name = queue.name AND {WAITS})
     FROM queue WHERE queue.name IS NOT NULL
     UNION ALL
     SELECT level.queue_name, (
-        SELECT min(priority) FROM {_HELD}
-        WHERE queue_name = level.queue_name AND priority > level.priority AND {_WAITS}
+        SELECT min(priority) FROM {HELD}
+        WHERE queue_name = level.queue_name AND priority > level.priority AND {WAITS}
     ) FROM level WHERE level.priority IS NOT NULL
 )
 SELECT queue_name, priority, (
-    SELECT min(enqueued_at) FROM {_HELD}
-    WHERE queue_name = level.queue_name AND priority = level.priority AND {_WAITS}
+    SELECT min(enqueued_at) FROM {HELD}
+    WHERE queue_name = level.queue_name AND priority = level.priority AND {WAITS}
 ) FROM level WHERE priority IS NOT NULL LIMIT ?
 """
 
