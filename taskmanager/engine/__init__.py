@@ -6,7 +6,7 @@ The modules by what they are about. Each knows only modules that stand before it
     Time:                   timers
     What an attempt is:     outcome context attempt
     Who is told:            events waiters
-    What starts next:       queue_state dispatch
+    What starts next:       queue_state dispatch room
     Children:               child child_program child_link
     What runs:              lanes settle execution
     What is written:        outbox late_ends writes writer

@@ -8,7 +8,7 @@ from taskmanager.engine.attempt import Surroundings
 from taskmanager.engine.definition import Definition, RowCodec
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.execution import Runner
-from taskmanager.engine.inbox import Inbox, MemoryWindow
+from taskmanager.engine.inbox import Inbox
 from taskmanager.engine.instance import Identity
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.keys import Keys
@@ -16,6 +16,7 @@ from taskmanager.engine.lanes import LaneFaults
 from taskmanager.engine.life import Life
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.loops import Host
+from taskmanager.engine.room import MemoryWindow
 from taskmanager.engine.settle import Settlement
 from taskmanager.engine.timers import Alarm, StallWatch, WatchedClock
 from taskmanager.engine.waiters import Follower

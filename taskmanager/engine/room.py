@@ -1,0 +1,92 @@
+"""How much room there is for rows from the store: what memory holds of the tasks that wait."""
+
+from collections.abc import Mapping
+
+from taskmanager.engine.dispatch import Dispatcher
+from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.phases import READY, RUNNING
+from taskmanager.engine.queue_state import QueueState
+from taskmanager.model.states import TaskStatus
+
+
+class MemoryWindow:
+    """The memory window of one instance: `most` waiting persisted tasks per queue, and as many again of better ones.
+
+    The rest is free in the store, and costs nothing here.
+    """
+
+    def __init__(self, most: int, dispatcher: Dispatcher) -> None:
+        self.most = most
+        self._dispatcher = dispatcher
+        self.is_shared = False
+        """Whether other instances work on the file. What is claimed here and waits, an idle one cannot take."""
+        self.taken_over: list[LiveTask] = []
+        """Tasks of other instances that were taken over together, and run."""
+
+    def __repr__(self) -> str:
+        return f"<MemoryWindow of {self.claimable} per queue>"
+
+    @property
+    def claimable(self) -> int:
+        """How many waiting tasks of a queue claims may bring here: beside other instances, only what can start now and
+        what comes next.
+        """
+        if not self.is_shared:
+            return self.most
+        lanes = self._dispatcher.lanes.values()
+        return min(self.most, sum((each.limit or 0) + each.free for each in lanes))
+
+    def overflows(self, live: LiveTask, queue: QueueState, now_us: int) -> bool:
+        """Whether memory is full for this new task: better ones than the worst held may use as much again."""
+        if queue.stored_waiting >= 2 * self.most:
+            return True
+        if live.due or live.enqueued_at > now_us:
+            return True
+        # Where nothing waits for a slot, what fills the memory waits for its time, and must not hold up what can start.
+        worst = self._dispatcher.worst_priority(live.queue_name)
+        return worst is not None and live.priority >= worst
+
+    def is_low(self, queue: QueueState) -> bool:
+        """Whether it is time to claim more of a queue that was left in the store."""
+        most, held = self.claimable, queue.stored_waiting
+        if not queue.has_backlog or held >= 2 * most:
+            return False
+        name = queue.config.name
+        worst = self._dispatcher.worst_priority(name)
+        if held <= most // 2 or worst is None:
+            return True
+        # Better ones are left than some of those held: they must be here before the turn comes to these.
+        return queue.best_left < worst and self._dispatcher.count_ready(name, queue.best_left) <= max(1, most // 2)
+
+    def wants_more(self, live: Mapping[str, LiveTask]) -> bool:
+        """Whether it is time to look for more: a queue runs low, or what was taken over together has ended."""
+        return self._is_batch_over() or any(self._is_low(queue, live) for queue in self._dispatcher.backlogs)
+
+    def _is_batch_over(self) -> bool:
+        """Whether the last task of the batch has ended since it was last asked."""
+        batch = self.taken_over
+        if not batch:
+            return False
+        while batch and batch[-1].phase is not RUNNING:
+            batch.pop()
+        return not batch
+
+    def _is_low(self, queue: QueueState, live: Mapping[str, LiveTask]) -> bool:
+        shared = queue.shared_limit
+        if shared is None:
+            return self.is_low(queue)
+        return queue.has_backlog and not queue.is_paused and shared.is_worth_a_claim(live, self._dispatcher.lanes)
+
+    def surplus(self) -> list[LiveTask]:
+        """Tasks that were claimed and cannot start soon, the last in line: for others who can start them."""
+        found: dict[str, list[LiveTask]] = {}
+        for live in self._dispatcher.waiting():
+            if live.status is TaskStatus.CLAIMED and live.phase is READY and not live.saving.is_dirty:
+                found.setdefault(live.queue_name, []).append(live)
+        most = self.claimable
+        return [
+            live
+            for name, lives in found.items()
+            if self._dispatcher.queue(name).shared_limit is None
+            for live in sorted(lives, key=lambda each: (each.priority, each.enqueued_at))[most:]
+        ]
