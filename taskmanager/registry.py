@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from taskmanager.codec.annotations import annotated_function, is_async
 from taskmanager.codec.arguments import ArgumentCodec
 from taskmanager.codec.results import ResultCodec
-from taskmanager.codec.unstorable import unstorable
 from taskmanager.codec.values import Codec
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.intake import Door
@@ -133,7 +132,7 @@ class Registry:
         new = [each for name, each in self.definitions.items() if each.is_persisted and name not in self._looked_at]
         self._looked_at |= {each.name for each in new}
         for definition in new:
-            for parameter, kind in unstorable(definition.fn, task_name=definition.name).items():
+            for parameter, kind in definition.arguments.unstorable().items():
                 file, line = _place_of(definition)
                 warn(
                     f"task {definition.name!r} is persisted, but its parameter {parameter!r} takes {kind}, which "

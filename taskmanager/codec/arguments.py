@@ -60,6 +60,7 @@ class ArgumentCodec:
         "_codec",
         "_extra",
         "_named",
+        "_needed",
         "_positional",
         "_positional_names",
         "_rest",
@@ -79,8 +80,9 @@ class ArgumentCodec:
         self._positional_names = ()
         self._scalars = ()
         self._named: dict[str, StoredType] = {}
-        self._rest: StoredType | None = None
-        self._extra: StoredType | None = None
+        self._rest = self._extra = _UNTYPED
+        self._needed: dict[str, StoredType] = {}
+        """The parameters without a default."""
         for parameter in signature.parameters.values():
             self._add(parameter, hints.get(parameter.name, Any))
         self.check = _make_check(fn, signature)
@@ -91,12 +93,14 @@ class ArgumentCodec:
             self._named.update({name: StoredType(each) for name, each in keys.items()})
             annotation = Any
         stored = StoredType(annotation)
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            self._extra = stored
+            return
+        if parameter.default is inspect.Parameter.empty:
+            self._needed[parameter.name] = stored
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             self._rest = stored
             self._positional_names += (parameter.name,)
-            return
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            self._extra = stored
             return
         if parameter.kind in _POSITIONAL:
             self._positional += (stored,)
@@ -151,7 +155,7 @@ class ArgumentCodec:
             items.append(data := self._encode_one(name, stored, value))
             sizes[name] = len(data)
         for name, value in kwargs.items():
-            data = self._encode_one(name, self._named.get(name, self._extra or _UNTYPED), value)
+            data = self._encode_one(name, self._named.get(name, self._extra), value)
             key = self._encode_one(name, _UNTYPED, name)
             pairs.append(key + b":" + data)
             sizes[name] = len(data)
@@ -168,7 +172,7 @@ class ArgumentCodec:
             if index < known:
                 yield self._positional_names[index], self._positional[index]
             else:
-                yield f"{self._positional_names[known]}[{index - known}]", self._rest or _UNTYPED
+                yield f"{self._positional_names[known]}[{index - known}]", self._rest
 
     def _encode_one(self, name: str, stored: StoredType, value: Any) -> bytes:
         data = stored.encode(value)
@@ -209,13 +213,12 @@ class ArgumentCodec:
                 f"task {self._task_name}: the stored arguments do not fit the function as it is now: {error}. "
                 f"Give new parameters a default and keep removed ones as long as stored tasks use them; {_KEPT}"
             ) from None
-        named, other = self._named, self._extra or _UNTYPED
-        return (
-            tuple(
-                [self._decode_one(*slot, raw) for slot, raw in zip(self._slots(len(raw_args)), raw_args, strict=True)]
-            ),
-            {name: self._decode_one(name, named.get(name, other), raw) for name, raw in raw_kwargs.items()},
-        )
+        slots = zip(self._slots(len(raw_args)), raw_args, strict=True)
+        args = [self._decode_one(name, stored, raw) for (name, stored), raw in slots]
+        kwargs = {
+            name: self._decode_one(name, self._named.get(name, self._extra), raw) for name, raw in raw_kwargs.items()
+        }
+        return tuple(args), kwargs
 
     def _decode_scalars(self, args_text: str, kwargs_text: str) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """The arguments when the annotations ask for nothing but JSON's own scalars; None for the long way."""
@@ -264,6 +267,14 @@ class ArgumentCodec:
                 return False
         return True
 
+    def unstorable(self) -> dict[str, str]:
+        """Parameters without a default, and the name of their type, of which every value but None would be refused.
+
+        A parameter with a default may never be passed, and one of several types may be passed another.
+        """
+        kinds = {name: stored.unknown_class() for name, stored in self._needed.items()}
+        return {name: kind.__name__ for name, kind in kinds.items() if kind is not None}
+
     def digest(self, args_text: str, kwargs_text: str) -> str | None:
         """SHA-256 (64 hex digits) of stored arguments, to notice that a second enqueue carries others.
 
@@ -288,9 +299,13 @@ def _make_check(
     but parameter names, which the interpreter has already accepted as identifiers; every default is None, since only
     its presence counts.
     """
-    source = f"def stand_in({_parameter_list(signature)}): pass"
+    empty = inspect.Parameter.empty
+    bare = [
+        each.replace(annotation=empty, default=empty if each.default is empty else None)
+        for each in signature.parameters.values()
+    ]
     namespace: dict[str, Any] = {}
-    exec(source, namespace)  # noqa: S102  # see above
+    exec(f"def stand_in{inspect.Signature(bare)}: pass", namespace)  # noqa: S102  # see above
     stand_in = namespace["stand_in"]
     named = annotated_function(fn)
     stand_in.__name__, stand_in.__qualname__ = named.__name__, named.__qualname__
@@ -302,28 +317,3 @@ def _make_check(
             stand_in(*args)
 
     return check
-
-
-def _parameter_list(signature: inspect.Signature) -> str:
-    parts: list[str] = []
-    has_star = False
-    parameters = list(signature.parameters.values())
-    for index, parameter in enumerate(parameters):
-        default = "" if parameter.default is inspect.Parameter.empty else "=None"
-        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            parts.append(f"*{parameter.name}")
-            has_star = True
-            continue
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            parts.append(f"**{parameter.name}")
-            continue
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not has_star:
-            parts.append("*")
-            has_star = True
-        parts.append(parameter.name + default)
-        is_last_positional_only = parameter.kind is inspect.Parameter.POSITIONAL_ONLY and (
-            index + 1 == len(parameters) or parameters[index + 1].kind is not inspect.Parameter.POSITIONAL_ONLY
-        )
-        if is_last_positional_only:
-            parts.append("/")
-    return ", ".join(parts)

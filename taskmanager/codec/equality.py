@@ -5,7 +5,7 @@ they name the same instant although one has lost its zone.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
@@ -100,19 +100,9 @@ def _compare_decimal(sent: Decimal, back: Decimal, place: str) -> str | None:
     return None if sent.as_tuple() == back.as_tuple() else _changed(sent, back, place)
 
 
-def _compare_datetime(sent: datetime, back: datetime, place: str) -> str | None:
+def _compare_time(sent: datetime | time, back: datetime | time, place: str) -> str | None:
     if sent.replace(tzinfo=None) != back.replace(tzinfo=None) or sent.fold != back.fold:
         return _changed(sent, back, place)
-    return _compare_zone(sent, back, place)
-
-
-def _compare_time(sent: time, back: time, place: str) -> str | None:
-    if sent.replace(tzinfo=None) != back.replace(tzinfo=None) or sent.fold != back.fold:
-        return _changed(sent, back, place)
-    return _compare_zone(sent, back, place)
-
-
-def _compare_zone(sent: datetime | time, back: datetime | time, place: str) -> str | None:
     ours, theirs = sent.tzinfo, back.tzinfo
     if ours is theirs:
         return None
@@ -133,18 +123,14 @@ def _is_fixed_offset(zone: tzinfo | None) -> bool:
     return kind is timezone or (kind.__name__ == "TzInfo" and kind.__module__.startswith("pydantic_core"))
 
 
-def _compare_items(sent: Iterable[Any], back: Iterable[Any], place: str) -> str | None:
+def _compare_sequence(sent: Any, back: Any, place: str) -> str | None:
+    if len(sent) != len(back):
+        return f"{place} would come back with {len(back)} items, not {len(sent)}"
     for index, (ours, theirs) in enumerate(zip(sent, back, strict=True)):
         found = difference(ours, theirs, f"{place}[{index}]")
         if found:
             return found
     return None
-
-
-def _compare_sequence(sent: Any, back: Any, place: str) -> str | None:
-    if len(sent) != len(back):
-        return f"{place} would come back with {len(back)} items, not {len(sent)}"
-    return _compare_items(sent, back, place)
 
 
 def _compare_dict(sent: dict[Any, Any], back: dict[Any, Any], place: str) -> str | None:
@@ -230,7 +216,7 @@ def _loose_attributes(value: Any) -> set[str]:
 _COMPARISONS: Final[dict[type, Callable[[Any, Any, str], str | None]]] = {
     float: _compare_float,
     Decimal: _compare_decimal,
-    datetime: _compare_datetime,
+    datetime: _compare_time,
     time: _compare_time,
     list: _compare_sequence,
     tuple: _compare_sequence,

@@ -7,8 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from taskmanager.codec.columns import loads_flat
-from taskmanager.codec.safe import dumps_safe
+from taskmanager.codec.safe import dumps_safe, loads_flat
 from taskmanager.codec.values import INT64_MAX
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.report import InstanceReport, LaneReport, QueueReport, RunningTask

@@ -7,7 +7,7 @@ from typing import Any, Final, Union, get_args, get_origin
 
 from taskmanager.codec.annotations import is_union, resolve, unalias
 from taskmanager.codec.equality import type_name
-from taskmanager.codec.safe import dumps_safe, safe_text, safe_value
+from taskmanager.codec.safe import dumps_safe, readable, safe_text
 from taskmanager.codec.values import MAX_ENCODED_BYTES, Codec, Refusal, StoredType, loads, seal, split_object, unseal
 from taskmanager.model.errors import ArgumentError, ConfigurationError
 from taskmanager.model.result import Snooze, TaskError, TaskResult, trusted_code
@@ -94,16 +94,18 @@ def _error_from(parts: Any) -> TaskError:
 
 def encode_error_text(error: TaskError) -> str:
     """The stored form of an error whose function is unknown here. Never fails."""
-    code, message = safe_text(str(error.error_code), 255), safe_text(str(error.message))
-    data: Any = error.data
-    if data is not None:
-        data = loads(dumps_safe(data))
-        if not isinstance(data, dict):
-            data = {"data": data}
-    text = dumps_safe({"err": {"error_code": code, "message": message, "data": data}})
+    data = readable(error.data)
+    if data is not None and not isinstance(data, dict):
+        data = {"data": data}
+    parts = {
+        "error_code": safe_text(str(error.error_code), 255),
+        "message": safe_text(str(error.message)),
+        "data": data,
+    }
+    text = dumps_safe({"err": parts})
     if len(text) > MAX_ERROR_CHARS:
-        data = {key: safe_value(repr(each)[:1_000]) for key, each in list(data.items())[:100]} if data else None
-        text = dumps_safe({"err": {"error_code": code, "message": message, "data": data}})
+        parts["data"] = {key: repr(each)[:1_000] for key, each in list(data.items())[:100]} if data else None
+        text = dumps_safe({"err": parts})
     return text
 
 

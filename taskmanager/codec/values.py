@@ -11,6 +11,7 @@ from types import GenericAlias, NoneType
 from typing import Annotated, Any, Final, NamedTuple, Protocol, get_args, get_origin
 
 import msgspec
+import msgspec.inspect
 
 from taskmanager.codec.annotations import is_union, scalar_types, widen
 from taskmanager.codec.equality import difference, not_in_json, type_name
@@ -93,6 +94,12 @@ json_encoder: Final = msgspec.json.Encoder(enc_hook=_to_json)
 _array_decoder: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _object_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 plain_decoder: Final = msgspec.json.Decoder()
+_MANY_ALIKE: Final = (
+    msgspec.inspect.ListType,
+    msgspec.inspect.SetType,
+    msgspec.inspect.FrozenSetType,
+    msgspec.inspect.VarTupleType,
+)
 
 
 class StoredType:
@@ -110,6 +117,21 @@ class StoredType:
     def is_untyped(self) -> bool:
         """Whether the annotation says nothing, so that only what JSON itself knows can come back."""
         return self._annotation is Any
+
+    def unknown_class(self) -> type[Any] | None:
+        """The class that has no form in storage, if the annotation is one, an optional one, or a list of them."""
+        try:
+            info = msgspec.inspect.type_info(self._annotation)
+        except Exception:  # annotations are foreign code; what is wrong with one is said when it is used
+            return None
+        if isinstance(info, msgspec.inspect.UnionType):
+            members = [each for each in info.types if not isinstance(each, msgspec.inspect.NoneType)]
+            info = members[0] if len(members) == 1 else info
+        if isinstance(info, _MANY_ALIKE):
+            info = info.item_type
+        if not isinstance(info, msgspec.inspect.CustomType) or hasattr(info.cls, "model_validate_json"):
+            return None
+        return None if issubclass(info.cls, PurePath) else info.cls
 
     def is_safe(self, value: Any) -> bool:
         """Whether `value` is a scalar that needs no proof."""

@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, Final
 
-from taskmanager.codec.columns import loads_flat
+from taskmanager.codec.safe import loads_flat
 from taskmanager.console.figures import iso
 from taskmanager.console.overview import InstanceView, Overview
 from taskmanager.model.errors import ArgumentError

@@ -3,7 +3,7 @@
 from itertools import pairwise
 from typing import Final
 
-from taskmanager.codec.columns import loads_flat
+from taskmanager.codec.safe import loads_flat
 from taskmanager.model.clock import DAY_US, HOUR_US, MINUTE_US, SECOND_US, from_us
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import TaskRow

@@ -18,8 +18,7 @@ except ModuleNotFoundError as exc:
         f"{exc.name} is not installed; install it with: pip install 'fastapi>=0.110'", name=exc.name
     ) from exc
 
-from taskmanager.codec.columns import loads_flat
-from taskmanager.codec.safe import safe_value
+from taskmanager.codec.safe import loads_flat, safe_value
 from taskmanager.manager import TaskManager
 from taskmanager.model.errors import (
     ArgumentError,

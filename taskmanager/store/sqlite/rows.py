@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterable
 from typing import Any, Final
 
-from taskmanager.codec.columns import EMPTY, are_options, decode_rows, is_readable
+from taskmanager.codec.safe import EMPTY, are_options, decode_rows, is_readable
 from taskmanager.model.clock import LAST_US
 from taskmanager.model.record import AttemptRow, TaskRow, UnreadableRow
 from taskmanager.model.schedule import ScheduleRow
