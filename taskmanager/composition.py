@@ -18,8 +18,8 @@ from taskmanager.model.settings import Settings
 from taskmanager.store.protocol import Store
 
 if TYPE_CHECKING:
-    from taskmanager.duties.schedules.actions import ScheduleActions
-    from taskmanager.duties.schedules.schedule import Schedule
+    from taskmanager.duties.schedule import Schedule
+    from taskmanager.duties.schedules import Schedules
     from taskmanager.duties.stale import StaleTasks
     from taskmanager.engine.records import Queues, Records
     from taskmanager.model.status import ScheduleInfo
@@ -42,16 +42,14 @@ class Running:
 
         return Records(self._engine)
 
-    @cached_property
-    def schedules(self) -> "ScheduleActions":
-        """What people do with schedules."""
-        from taskmanager.duties.schedules.actions import ScheduleActions
-
-        return ScheduleActions(self._engine, self._supervisor.schedules)
+    @property
+    def schedules(self) -> "Schedules":
+        """The schedules of this instance, and what people do with them."""
+        return self._supervisor.schedules
 
     def upcoming_schedules(self) -> "tuple[ScheduleInfo, ...]":
         """Return what this instance would fire next."""
-        return self.schedules.upcoming() if self._supervisor.has_schedules else ()
+        return self.schedules.book.upcoming() if self._supervisor.has_schedules else ()
 
     @cached_property
     def queues(self) -> "Queues":

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from taskmanager.background import Background
     from taskmanager.codec.values import Codec
     from taskmanager.composition import Running
-    from taskmanager.duties.schedules.schedule import ScheduleOptions
+    from taskmanager.duties.schedule import ScheduleOptions
     from taskmanager.engine.definition import Definition
     from taskmanager.engine.engine import Engine
     from taskmanager.engine.intake import Intake
@@ -217,7 +217,7 @@ class TaskManager:
         file may run them; each fire runs once. `catch_up` says what becomes of missed fires, `overlap` of a fire that
         comes before the last run has ended. Raises `ConfigurationError` with everything that is wrong.
         """
-        from taskmanager.duties.schedules.schedule import ScheduleOptions
+        from taskmanager.duties.schedule import ScheduleOptions
 
         options = ScheduleOptions(
             cron=cron, every=every, timezone=timezone, name=name, args=args, kwargs=kwargs, catch_up=catch_up,
@@ -227,9 +227,9 @@ class TaskManager:
 
     def _schedule(self, fn: Callable[..., Any], options: "ScheduleOptions") -> Task[..., Any]:
         task = self._bind(fn if isinstance(fn, Task) else Task(fn, TaskOptions()))
-        schedule = self._registry.schedule(task, options)
+        self._registry.schedule(task, options)
         if self._current is not None:
-            self._current.schedules.add(schedule)
+            self._current.schedules.add()
         return task
 
     def register(self, *tasks: Task[..., Any]) -> None:
@@ -461,15 +461,15 @@ class TaskManager:
 
     async def pause_schedule(self, name: str, /) -> None:
         """Pause a schedule in every instance. Fires that come due meanwhile are dropped. Raises `UnknownTask`."""
-        await self._instance.needed().schedules.pause(name)
+        await self._instance.needed().schedules.set_paused(name, True)
 
     async def resume_schedule(self, name: str, /) -> None:
         """Resume a schedule, with its first fire after now. Raises `UnknownTask`."""
-        await self._instance.needed().schedules.resume(name)
+        await self._instance.needed().schedules.set_paused(name, False)
 
     async def run_schedule(self, name: str, /) -> "TaskHandle[Any]":
         """Run a schedule once now, even if it is paused or a run has not ended. Raises `UnknownTask`."""
-        return self.handle(await self._instance.needed().schedules.run(name))
+        return self.handle(await self._instance.needed().schedules.run_by_hand(name))
 
     async def background(self) -> "AsyncIterator[Background]":
         """Hand tasks over once the route has succeeded, and drop them if it fails: `Depends(manager.background)`."""

@@ -26,7 +26,7 @@ from taskmanager.sameness import is_same_code
 from taskmanager.task import Binding, Submitter, Task
 
 if TYPE_CHECKING:
-    from taskmanager.duties.schedules.schedule import Schedule, ScheduleOptions
+    from taskmanager.duties.schedule import Schedule, ScheduleOptions
     from taskmanager.model.status import ManagerStatus
 
 _IDLE: Final = (Door.HELD.value, Door.STOPPED.value)
@@ -103,7 +103,7 @@ class Registry:
         for schedule in [each.name for each in self.schedules.values() if each.task_name == name]:
             del self.schedules[schedule], self._scheduled[schedule]
 
-    def schedule(self, task: Task[..., Any], options: "ScheduleOptions") -> "Schedule":
+    def schedule(self, task: Task[..., Any], options: "ScheduleOptions") -> None:
         """Add a schedule of a bound task.
 
         Raises `ConfigurationError` for a second one of the same name, and for arguments that do not fit the function.
@@ -116,11 +116,10 @@ class Registry:
                 raise ConfigurationError(
                     f"there is a schedule {name!r} already, of {known.name}; give one of them a name="
                 )
-        from taskmanager.duties.schedules.schedule import make_schedule
+        from taskmanager.duties.schedule import make_schedule
 
-        self.schedules[name] = schedule = make_schedule(name, self.definitions[task.name], options)
+        self.schedules[name] = make_schedule(name, self.definitions[task.name], options)
         self._scheduled[name] = (task, options)
-        return schedule
 
     def warn_at_start(self) -> None:
         """Warn of tasks that cannot work as they are declared, once for each."""

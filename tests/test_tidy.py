@@ -79,8 +79,9 @@ IMPORTED: Final = (
 # What a start without schedules, child processes and a console does not load either.
 NOT_STARTED: Final = (
     *HEAVY, "calendar", "importlib.resources", "shutil", "tempfile", "zipfile", "taskmanager.background",
-    "taskmanager.codec.report", "taskmanager.duties.live_tasks", "taskmanager.duties.schedules.loop",
-    "taskmanager.duties.schedules.schedule", "taskmanager.duties.stale", "taskmanager.duties.worker_states",
+    "taskmanager.codec.report", "taskmanager.duties.live_tasks", "taskmanager.duties.schedule",
+    "taskmanager.duties.schedule_book", "taskmanager.duties.schedule_firing", "taskmanager.duties.schedules",
+    "taskmanager.duties.stale", "taskmanager.duties.worker_states",
     "taskmanager.engine.child_link", "taskmanager.engine.records", "taskmanager.engine.report", "taskmanager.hosting",
     "taskmanager.model.report", "taskmanager.model.status", "taskmanager.rules.cron", "taskmanager.store.memory",
     "taskmanager.store.statistics", "taskmanager.submission",
@@ -137,10 +138,9 @@ MAKES_A_GENERATOR: Final = frozenset({"taskmanager/manager.py", "taskmanager/tes
 # do not add to these.
 NO_REACHING: Final = ("engine/", "duties/", "console/", "cli/")
 REACHES: Final[Mapping[str, int]] = {
-    "taskmanager/duties/schedules/actions.py": 1,
-    "taskmanager/duties/schedules/book.py": 1,
-    "taskmanager/duties/schedules/firing.py": 2,
-    "taskmanager/duties/schedules/schedule.py": 3,
+    "taskmanager/duties/schedule_book.py": 1,
+    "taskmanager/duties/schedule_firing.py": 2,
+    "taskmanager/duties/schedule.py": 3,
     "taskmanager/engine/claiming.py": 1,
     "taskmanager/engine/dispatch.py": 5,
     "taskmanager/engine/intake.py": 1,

@@ -9,7 +9,7 @@ import click
 from taskmanager.cli.database import patiently, read, write
 from taskmanager.cli.options import answer, answer_json, draw, file_options, screen
 from taskmanager.console.documents import schedule_document
-from taskmanager.duties.schedules import actions
+from taskmanager.duties.schedule import run_by_hand, set_paused
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import StoreError
@@ -92,12 +92,12 @@ def schedules(action: str | None, name: str | None, db: Path, as_json: bool) -> 
         raise click.UsageError(f"{action} what? Give the name of a schedule; `taskmanager schedules` lists them")
     elif action == "run":
         task_id = new_task_id()
-        write(db, lambda store: patiently(lambda: actions.run_by_hand(store, name, task_id, now)))
+        write(db, lambda store: patiently(lambda: run_by_hand(store, name, task_id, now)))
         said = f"schedule {name} runs once more, as task {task_id}"
         answer({"schedule_name": name, "task_id": task_id}, said, as_json=as_json)
     else:
         is_paused = action == "pause"
-        write(db, lambda store: patiently(lambda: actions.set_paused(store, name, is_paused, now)))
+        write(db, lambda store: patiently(lambda: set_paused(store, name, is_paused, now)))
         said = f"schedule {name} {'is paused' if is_paused else 'fires again'}"
         answer({"schedule_name": name, "is_paused": is_paused}, said, as_json=as_json)
 

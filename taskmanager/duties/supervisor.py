@@ -14,7 +14,6 @@ from taskmanager.duties.heartbeat import Heartbeat
 from taskmanager.duties.reaper import Reaper
 from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.retention import Retention
-from taskmanager.duties.schedules import NAME as SCHEDULES
 from taskmanager.duties.strays import Strays
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.polling import make_due
@@ -24,8 +23,8 @@ from taskmanager.model.logger import logger
 
 if TYPE_CHECKING:
     from taskmanager.duties.live_tasks import LiveTasks
-    from taskmanager.duties.schedules.loop import Schedules
-    from taskmanager.duties.schedules.schedule import Schedule
+    from taskmanager.duties.schedule import Schedule
+    from taskmanager.duties.schedules import Schedules
     from taskmanager.duties.worker_states import WorkerStates
 
 MAX_PERMANENT_FAILURES: Final = 3
@@ -76,7 +75,7 @@ class Supervisor:
     @cached_property
     def schedules(self) -> "Schedules":
         """The schedules of this instance. Their rounds begin when somebody asks for them, in whatever thread."""
-        from taskmanager.duties.schedules.loop import Schedules
+        from taskmanager.duties.schedules import Schedules
 
         made = Schedules(self._engine, self._declared)
         self._inbox.tell(self._has_schedules.set)
@@ -113,7 +112,7 @@ class Supervisor:
         `on_loop_closed` is called in the thread of the heartbeat, again and again until it returns True.
         """
         logger.look()
-        self._host.start(SCHEDULES, self._run_schedules)
+        self._host.start("schedules", self._run_schedules)
         self._begin("expiry", EXPIRY_INTERVAL_S, self._expiry.run_once, at_once=True)
         if self._is_alone:
             return

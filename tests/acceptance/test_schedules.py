@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from taskmanager import ScheduleInfo, TaskManager, current_task
-from taskmanager.duties.schedules import loop, reading
+from taskmanager.duties import schedules
 from taskmanager.model.clock import SystemClock
 
 pytestmark = pytest.mark.anyio
@@ -128,8 +128,7 @@ async def test_releases_side_by_side_do_not_reset_each_other(
     tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The newer owns the schedule; the older says that it does not fire it, and takes it back when that one is gone."""
-    for module in (loop, reading):
-        monkeypatch.setattr(module, "RECHECK_S", 0.1)
+    monkeypatch.setattr(schedules, "RECHECK_S", 0.1)
     caplog.set_level(logging.WARNING, "taskmanager")
     database = tmp_path / "tasks.db"
     async with application(database, runs, tick={"every": 0.1}) as old:
@@ -156,8 +155,7 @@ async def test_instances_whose_clocks_are_hours_apart_hear_each_other(
     tmp_path: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the one changes is stamped in the other's past; pausing and resuming hold at once all the same."""
-    for module in (loop, reading):
-        monkeypatch.setattr(module, "RECHECK_S", 0.1)
+    monkeypatch.setattr(schedules, "RECHECK_S", 0.1)
     database = tmp_path / "tasks.db"
     other = TaskManager(database)
     other._clock = Behind()

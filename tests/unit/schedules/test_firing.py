@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from taskmanager import TaskManager
-from taskmanager.duties.schedules import declaring, firing
-from taskmanager.duties.schedules.book import ScheduleBook
+from taskmanager.duties import schedule_firing, schedules
+from taskmanager.duties.schedule_book import ScheduleBook
 from taskmanager.testing import START, isolated
 from tests.unit.schedules.fires import Fires
 
@@ -90,8 +90,8 @@ async def test_many_schedules_are_declared_and_fired_some_at_a_time(
     manager: TaskManager, fires: Fires, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the loop nor the store is held for long by thousands; when the start returns, all are declared."""
-    monkeypatch.setattr(declaring, "DECLARED_PAGE", 3)
-    monkeypatch.setattr(firing, "PAGE", 4)
+    monkeypatch.setattr(schedules, "DECLARED_PAGE", 3)
+    monkeypatch.setattr(schedule_firing, "PAGE", 4)
     job = manager.task(fires.run, name="job")
     for number in range(10):
         manager.schedule(every=60, name=f"schedule {number}")(job)

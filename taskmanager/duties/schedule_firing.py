@@ -7,8 +7,8 @@ Who loses that race reads what the winner has written; it is a normal answer.
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from taskmanager.duties.schedules.book import AT_ONCE, ScheduleBook
-from taskmanager.duties.schedules.schedule import Schedule, task_of
+from taskmanager.duties.schedule import Schedule, task_of
+from taskmanager.duties.schedule_book import AT_ONCE, ScheduleBook
 from taskmanager.engine.engine import Engine
 from taskmanager.model.clock import SECOND_US, from_us
 from taskmanager.model.errors import StoreError, StoreUnavailable

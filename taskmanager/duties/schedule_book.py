@@ -2,10 +2,9 @@
 
 import heapq
 from collections.abc import Collection, Iterable
-from itertools import islice
 from typing import Final
 
-from taskmanager.duties.schedules.schedule import Schedule
+from taskmanager.duties.schedule import Schedule
 from taskmanager.model.clock import from_us
 from taskmanager.model.logger import logger
 from taskmanager.model.schedule import ScheduleFire, ScheduleRow
@@ -123,12 +122,6 @@ class ScheduleBook:
             self.plan(name, AT_ONCE)
         else:
             self.plan(name, self.declared[name].plan.timing.due(row.next_run_at))
-
-    def pop_orphans(self, limit: int) -> set[str]:
-        """At most so many of the orphans, which are none from here on."""
-        found = set(islice(self.orphans, limit))
-        self.orphans -= found
-        return found
 
     def upcoming(self) -> tuple[ScheduleInfo, ...]:
         """The next to fire, as far as this instance knows; those without a next fire last."""

@@ -2,6 +2,8 @@
 
 The task of a fire is made from a *template*, the columns of its row that do not depend on the fire. It stands in the
 store too, so that a schedule can be run by hand from another process, which need not know the function.
+
+What people do to one in the store alone is here too: to run it, and to pause it.
 """
 
 import hashlib
@@ -13,17 +15,20 @@ from taskmanager.engine.definition import Definition
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.config import is_int, name_fault, raise_faults
 from taskmanager.model.dataclass import dataclass
-from taskmanager.model.errors import ArgumentError, ConfigurationError, StoreError
+from taskmanager.model.errors import ArgumentError, ConfigurationError, StoreError, StoreUnavailable, UnknownTask
 from taskmanager.model.ids import keyed_task_id
 from taskmanager.model.record import TaskRow
 from taskmanager.model.result import Seconds, seconds_of
-from taskmanager.model.schedule import ScheduleDeclaration, ScheduleRow, tags_of_runs
+from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow, tags_of_runs
 from taskmanager.model.states import TaskStatus
 from taskmanager.rules.cron import cron_of
 from taskmanager.rules.schedule import CatchUp, Overlap, Plan, Timing
+from taskmanager.store.protocol import Store
 
 MIN_INTERVAL_S: Final = 0.01
 """A fire is a transaction; more than a hundred a second are a loop in the task, not a schedule."""
+MAX_TRIES: Final = 20
+"""How often a run by hand is tried again when the schedule fired in the same moment."""
 _TEMPLATE: Final = ("task_name", "queue_name", "priority", "args", "kwargs", "max_retries", "task_options", "tags")
 
 
@@ -120,11 +125,15 @@ class Schedule:
     def __repr__(self) -> str:
         return f"<Schedule {self.name!r} of {self.task_name!r}, {self.plan.timing}>"
 
-    def declaration(self, row: ScheduleRow | None, now: int) -> ScheduleDeclaration:
-        """What the store is told; `row` is what it says now, and saves computing the next fire."""
-        definition = str(self.plan.timing)
-        is_known = row is not None and row.definition == definition
-        next_run_at = None if is_known else self.plan.timing.after(now)
+    def declaration(self, row: ScheduleRow | None, lost: ScheduleRow | None, now: int) -> ScheduleDeclaration:
+        """What the store is told. `row` is what it says now, and saves computing the next fire. One whose row was
+        `lost` with its file goes on with the fire that was planned.
+        """
+        definition, next_run_at = str(self.plan.timing), None
+        if lost is not None and lost.config_hash == self.config_hash:
+            next_run_at = lost.next_run_at
+        if next_run_at is None and (row is None or row.definition != definition):
+            next_run_at = self.plan.timing.after(now)
         return ScheduleDeclaration(self.name, self.config_hash, self.task_name, definition, self.template, next_run_at)
 
     def fire_id(self, fire_at: int) -> str:
@@ -211,3 +220,31 @@ def task_of(template: str, task_id: str, scheduled_for: int, now: int) -> TaskRo
             "updated_at": now,
         }
     )
+
+
+async def run_by_hand(store: Store, name: str, task_id: str, now: int) -> None:
+    """Write one run of a schedule, paused or not, beside its fires. The same id again is the same run.
+
+    Works from the store alone: the function need not be known here. Raises `UnknownTask`.
+    """
+    for _ in range(MAX_TRIES):
+        row = await _row(store, name)
+        task = task_of(row.template, task_id, now, now)
+        fire = ScheduleFire(name, row.config_hash, row.next_run_at, row.next_run_at, task, now, is_manual=True)
+        if not await store.fire_schedules([fire]):
+            return
+    raise StoreUnavailable(f"schedule {name!r} changed each time it was to be run; try again")
+
+
+async def set_paused(store: Store, name: str, paused: bool, now: int) -> None:
+    """Pause or resume a schedule for every instance. Raises `UnknownTask`."""
+    if not await store.set_schedule_paused(name, paused, now):
+        await _row(store, name)
+
+
+async def _row(store: Store, name: str) -> ScheduleRow:
+    found = await store.schedules([name])
+    if found:
+        return found[0]
+    known = ", ".join(repr(row.schedule_name) for row in await store.schedules(limit=5)) or "none"
+    raise UnknownTask(f"there is no schedule {name!r}; there are: {known}")
