@@ -79,9 +79,9 @@ IMPORTED: Final = (
 # What a start without schedules, child processes and a console does not load either.
 NOT_STARTED: Final = (
     *HEAVY, "calendar", "importlib.resources", "shutil", "tempfile", "zipfile", "taskmanager.background",
-    "taskmanager.codec.report", "taskmanager.duties.live_tasks", "taskmanager.duties.schedule",
+    "taskmanager.codec.report", "taskmanager.duties.reports", "taskmanager.duties.schedule",
     "taskmanager.duties.schedule_book", "taskmanager.duties.schedule_firing", "taskmanager.duties.schedules",
-    "taskmanager.duties.stale", "taskmanager.duties.worker_states",
+    "taskmanager.duties.stale",
     "taskmanager.engine.child_link", "taskmanager.engine.records", "taskmanager.engine.report", "taskmanager.hosting",
     "taskmanager.model.report", "taskmanager.model.status", "taskmanager.rules.cron", "taskmanager.store.memory",
     "taskmanager.store.statistics", "taskmanager.submission",

@@ -22,10 +22,9 @@ from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
 
 if TYPE_CHECKING:
-    from taskmanager.duties.live_tasks import LiveTasks
+    from taskmanager.duties.reports import Reports
     from taskmanager.duties.schedule import Schedule
     from taskmanager.duties.schedules import Schedules
-    from taskmanager.duties.worker_states import WorkerStates
 
 MAX_PERMANENT_FAILURES: Final = 3
 """A duty that the store refuses for good this often in a row is given up for this start, loudly."""
@@ -61,16 +60,10 @@ class Supervisor:
         self._has_schedules = asyncio.Event()
 
     @cached_property
-    def _worker_states(self) -> "WorkerStates":
-        from taskmanager.duties.worker_states import WorkerStates
+    def _reports(self) -> "Reports":
+        from taskmanager.duties.reports import Reports
 
-        return WorkerStates(self._engine)
-
-    @cached_property
-    def _live_tasks(self) -> "LiveTasks":
-        from taskmanager.duties.live_tasks import LiveTasks
-
-        return LiveTasks(self._engine)
+        return Reports(self._engine)
 
     @cached_property
     def schedules(self) -> "Schedules":
@@ -120,8 +113,8 @@ class Supervisor:
         self._heartbeat.start(on_loop_closed)
         self._begin("reaper", config.check_interval_ms / 1000, self._reaper.run_once)
         self._begin("retention", config.retention_sweep_interval_s, self._retention.run_once, at_once=True)
-        self._begin("worker states", config.worker_state_snapshot_interval_ms / 1000, self._save_state)
-        self._begin("live tasks", LIVE_TASKS_INTERVAL_S, self._show_live_tasks)
+        self._begin("worker states", config.worker_state_snapshot_interval_ms / 1000, self._add_worker_state)
+        self._begin("live tasks", LIVE_TASKS_INTERVAL_S, self._show)
         self._begin("upkeep", UPKEEP_INTERVAL_S, self._upkeep)
         logger.info("heartbeat, reaper and retention have started")
 
@@ -142,11 +135,11 @@ class Supervisor:
         await self._has_schedules.wait()
         await self.schedules.run()
 
-    async def _save_state(self) -> None:
-        await self._worker_states.run_once()
+    async def _add_worker_state(self) -> None:
+        await self._reports.add_worker_state()
 
-    async def _show_live_tasks(self) -> None:
-        await self._live_tasks.run_once()
+    async def _show(self) -> None:
+        await self._reports.show()
 
     async def _upkeep(self) -> None:
         writer = self._writer

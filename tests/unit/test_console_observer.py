@@ -134,10 +134,10 @@ async def test_a_running_instance_is_seen_with_its_memory(tmp_path: Path) -> Non
     async with manager:
         await manager.pause("mail")
         wait.enqueue()
-        from taskmanager.duties.live_tasks import LiveTasks
+        from taskmanager.duties.reports import Reports
 
         assert manager._lifecycle is not None
-        await LiveTasks(manager._lifecycle.engine).run_once()
+        await Reports(manager._lifecycle.engine).show()
         overview = seen(path)
         await manager.resume("mail")
         await manager.join()
@@ -167,10 +167,10 @@ async def test_the_numbers_of_one_look_come_from_one_moment(tmp_path: Path) -> N
         handles = [job.enqueue(number) for number in range(9)]
         await asyncio.gather(*(each.saved() for each in handles))
         in_memory = [memory.enqueue() for _ in range(2)]
-        from taskmanager.duties.live_tasks import LiveTasks
+        from taskmanager.duties.reports import Reports
 
         assert manager._lifecycle is not None
-        await LiveTasks(manager._lifecycle.engine).run_once()
+        await Reports(manager._lifecycle.engine).show()
         for number in (0, 1, 2):  # what it has said is old from here on
             gates[number].set()
             await handles[number]
@@ -194,10 +194,10 @@ async def test_tasks_whose_function_nobody_knows_are_a_problem(tmp_path: Path) -
     async with TaskManager(path) as manager:
         engine = manager._engine()
         assert engine is not None
-        from taskmanager.duties.live_tasks import LiveTasks
+        from taskmanager.duties.reports import Reports
 
         assert await engine.store.commit([TaskWrite(task(f"t{n}", task_name="renamed"), None) for n in range(2)])
-        await LiveTasks(engine).run_once()
+        await Reports(engine).show()
         (problem,) = seen(path).problems
     assert problem.text == "2 tasks wait for renamed, which no running instance knows"
     assert "import the module" in problem.advice

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from taskmanager import ManagerStatus, QueueConfig, TaskManager, current_task
-from taskmanager.duties.live_tasks import LiveTasks
+from taskmanager.duties.reports import Reports
 from taskmanager.integrations.fastapi import _health
 from taskmanager.testing import isolated
 from tests.unit.cli.test_golden_screens import compare
@@ -64,7 +64,7 @@ async def test_views_of_one_running_instance_are_as_they_were(monkeypatch: pytes
         status = manager.status()
         engine = manager._engine()
         assert engine is not None
-        await LiveTasks(engine).run_once()
+        await Reports(engine).show()
         (row,) = await world.store.instances()
         screens = [shown(manager.console(), width) for width in (80, 120)]
         parts = [

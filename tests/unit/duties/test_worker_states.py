@@ -39,9 +39,9 @@ async def test_a_worker_state_says_how_the_instance_is(stage: Any) -> None:
     handle, waits, other = work.enqueue(), work.with_options(delay=60).enqueue(), memory_only.enqueue()
     await asyncio.gather(handle.saved(), waits.saved())
     await until(lambda: len(scene.engine.runner.running) == 1)
-    await scene.duties._worker_states.run_once()
+    await scene.duties._reports.add_worker_state()
     scene.clock.pass_s(30)
-    await scene.duties._worker_states.run_once()
+    await scene.duties._reports.add_worker_state()
     gate.set()
     await asyncio.gather(handle, other)
     with closing(sqlite3.connect(scene.db)) as connection:

@@ -9,7 +9,7 @@ import pytest
 
 from taskmanager import TaskManager, current_task
 from taskmanager.duties import supervisor
-from taskmanager.duties.live_tasks import LiveTasks
+from taskmanager.duties.reports import Reports
 from taskmanager.engine.report import MAX_SHOWN_CHARS, MAX_SHOWN_QUEUES, MAX_SHOWN_TASKS
 from taskmanager.store.sqlite.reading import open_read_only
 
@@ -23,11 +23,11 @@ def shown(database: Path) -> dict[str, Any]:
     return document
 
 
-def duty_of(manager: TaskManager) -> LiveTasks:
+def duty_of(manager: TaskManager) -> Reports:
     """A duty of the same instance that no loop drives."""
     lifecycle = manager._lifecycle
     assert lifecycle is not None
-    return LiveTasks(lifecycle.engine)
+    return Reports(lifecycle.engine)
 
 
 async def test_it_is_written_only_when_it_says_something_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,11 +46,11 @@ async def test_it_is_written_only_when_it_says_something_new(tmp_path: Path, mon
 
     async with manager:
         duty = duty_of(manager)
-        assert [await duty.run_once() for _ in range(3)] == [True, False, False]
+        assert [await duty.show() for _ in range(3)] == [True, False, False]
         handle = copy.enqueue()
         steps.put_nowait(4)
         await reported.wait()
-        assert [await duty.run_once() for _ in range(3)] == [True, False, False]
+        assert [await duty.show() for _ in range(3)] == [True, False, False]
         (task,) = shown(tmp_path / "tasks.db")["tasks"]
         assert task["progress"] == {"done": 4, "total": 10, "text": "files"}
         assert (task["task_id"], task["task_name"], task["attempt"]) == (handle.task_id, "copy", 1)
@@ -58,10 +58,10 @@ async def test_it_is_written_only_when_it_says_something_new(tmp_path: Path, mon
         reported.clear()
         steps.put_nowait(5)
         await reported.wait()
-        assert [await duty.run_once() for _ in range(2)] == [True, False]
+        assert [await duty.show() for _ in range(2)] == [True, False]
         steps.put_nowait(10)
         await handle
-        assert [await duty.run_once() for _ in range(2)] == [True, False]
+        assert [await duty.show() for _ in range(2)] == [True, False]
         assert shown(tmp_path / "tasks.db")["tasks"] == []
 
 
@@ -80,7 +80,7 @@ async def test_a_hundred_running_tasks_are_shown_those_with_progress_first(tmp_p
     async with manager:
         handles = [wait.enqueue(number) for number in range(130)]
         await full.wait()
-        await duty_of(manager).run_once()
+        await duty_of(manager).show()
         document = shown(tmp_path / "tasks.db")
         assert len(document["tasks"]) == MAX_SHOWN_TASKS
         assert document["tasks"][0]["task_id"] == handles[119].task_id
@@ -110,7 +110,7 @@ async def test_the_fullest_queues_are_listed_and_the_others_counted(tmp_path: Pa
         numbers = [*range(60), 59, 59]
         handles = [wait.with_options(queue_name=f"q{number:02}").enqueue() for number in numbers]
         await began.wait()
-        await duty_of(manager).run_once()
+        await duty_of(manager).show()
         document = shown(tmp_path / "tasks.db")
         assert len(document["queues"]) == MAX_SHOWN_QUEUES
         assert document["queues"]["q59"]["waiting"] == 3
