@@ -234,10 +234,9 @@ class Dispatcher:
             self.delays.discard_stale()
 
     def waiting(self) -> Iterator[LiveTask]:
-        """Every task that waits here, each once, in no order."""
-        for source in self._sources():
-            yield from (live for live in source.heap if live.phase is READY)
-        yield from self.delays
+        """Every task that waits here, each once, in no order. One that left its heap and came back has two entries."""
+        ready = (live for source in self._sources() for live in source.heap if live.phase is READY)
+        return iter(dict.fromkeys((*ready, *self.delays)))
 
     def worst_priority(self, queue_name: str) -> int | None:
         """The largest priority number among the ready tasks of a queue."""

@@ -326,13 +326,18 @@ def test_an_entry_that_is_not_wanted_any_more_is_passed_over() -> None:
     assert world.take() == ["next"]
 
 
-def test_a_task_that_left_and_came_back_starts_once() -> None:
-    """Its old entry is as good as the new one, and the second of the two is stale."""
+def test_a_task_that_left_and_came_back_waits_once_and_starts_once() -> None:
+    """Its old entry is as good as the new one, and the second of the two is stale.
+
+    A key was enqueued here while the claim of its row was on its way, and then others came to share the file: what
+    waited was freed twice.
+    """
     world = World()
     live = world.ready("a")
     for phase in (Phase.LEFT, Phase.ACCEPTED):
         world.dispatcher.move(live, phase)
     world.dispatcher.add_ready(live)
+    assert list(world.dispatcher.waiting()) == [live]
     assert world.take() == ["a"]
     assert world.take() == []
 
