@@ -294,6 +294,17 @@ def test_a_suspect_runs_apart_from_other_suspects_and_from_what_is_not_safe_to_r
     assert world.take() == []
 
 
+def test_a_suspect_starts_beside_what_runs_already() -> None:
+    """A task that is not safe to repeat may run for hours, and others like it may follow it without a gap: a suspect
+    that waited for them would hold them up, or never start.
+    """
+    world = World()
+    world.ready("not safe", DEFAULT, priority=1)
+    world.ready("suspect", SAFE, crash_count=1, priority=2)
+    world.ready("not safe either", DEFAULT, priority=3)
+    assert world.take() == ["not safe", "suspect"]
+
+
 async def test_a_suspect_that_lends_its_slot_is_none_until_it_goes_on() -> None:
     """What it waits for may be what nothing unsafe runs beside; it goes on when no other suspect runs."""
     world = World()
