@@ -1,12 +1,13 @@
-"""The host of one instance: one asyncio task, whose task group holds duties and lanes from the start to the end.
+"""The host of one instance: the asyncio tasks of its loops and of the children of its lanes.
 
 The host begins a loop again that ends before it was told to. A program may cancel every task that it finds, and an
 exception for the interpreter may come in the middle of one of ours. Without its claimer or its reaper an instance would
-go on and break its promises. The host keeps exceptions of a member from the group, which would end all the others.
+go on and break its promises. A task group would end all of its members with the first one that fails, so there is none.
 """
 
 import asyncio
 import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context
@@ -19,7 +20,7 @@ from taskmanager.model.logger import logger
 AGAIN_AFTER_S: Final = 0.1
 """Not at once: code that cancels all tasks before it closes their loop must not find new ones for ever."""
 CLOSE_PATIENCE_S: Final = 1.0
-"""How long the host waits at its end for members that have not ended."""
+"""How long the host waits at its end for spawned tasks that have not ended."""
 
 Run = Callable[[], Coroutine[Any, Any, None]]
 
@@ -29,82 +30,45 @@ class _Loop:
     """A loop that is begun again until it is told to end, and the task that runs it now."""
 
     name: str
-    begin: Callable[["_Loop"], None]
+    begin: "Callable[[], asyncio.Task[Any]]"
     task: "asyncio.Task[Any] | None" = None
-
-
-@dataclass(eq=False, slots=True)
-class _Member:
-    """A member of the task group: waiting for the group, entered without a first step (`entered`), or running."""
-
-    run: Run
-    name: str
-    entered: Coroutine[Any, Any, None] | None = None
-    task: "asyncio.Task[Any] | None" = None
-
-    def leave(self) -> None:
-        """Wait for a group again. Python would warn of a coroutine that nobody has awaited."""
-        if self.entered is not None:
-            self.entered.close()
-            self.entered = None
 
 
 class Host:
-    """Owns the task group of one instance. `faults` tells, by the name of a loop, why it does not run."""
+    """Owns the tasks of one instance. `faults` tells, by the name of a loop, why it does not run."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, faults: dict[str, str]) -> None:
         self._loop = loop
         self._faults = faults
         self._loops: dict[str, _Loop] = {}
         """The loops that are begun again when they end."""
-        self._members: list[_Member] = []
-        """The members that have not ended."""
-        self._task: asyncio.Task[None] | None = None
-        self._group: asyncio.TaskGroup | None = None
+        self._spawned: dict[asyncio.Task[None], bool] = {}
+        """The tasks that run once, and whether each has made its first step."""
         self._is_closed = False
-        self._is_over = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<Host of {', '.join(each.name for each in self._loops.values() if each.task) or 'nothing'}>"
 
     def start(self, name: str, run: Run) -> None:
         """Begin this loop. Begin it again whenever it ends in another way than by returning."""
-        self._begin(_Loop(name, lambda loop: self.spawn(partial(self._keep, loop, run), name)))
+        self.start_task(name, lambda: self._task_of(run(), name))
 
-    def start_task(self, name: str, begin: Callable[[], "asyncio.Task[Any]"]) -> None:
-        """Do the same for a loop that makes a task of its own, outside of the group."""
-
-        def watch(loop: _Loop) -> None:
-            loop.task = begin()
-            loop.task.add_done_callback(partial(self._task_ended, loop))
-
-        self._begin(_Loop(name, watch))
-
-    def _begin(self, loop: _Loop) -> None:
-        assert loop.name not in self._loops, loop.name
-        self._loops[loop.name] = loop
-        loop.begin(loop)
+    def start_task(self, name: str, begin: "Callable[[], asyncio.Task[Any]]") -> None:
+        """Do the same for a loop that makes its task itself."""
+        assert name not in self._loops, name
+        self._loops[name] = loop = _Loop(name, begin)
+        self._begin(loop)
 
     def spawn(self, run: Run, name: str) -> None:
-        """Run this once in the group; nothing that it raises reaches its neighbours."""
-        if self._is_closed:
-            return
-        member = _Member(run, name)
-        self._members.append(member)
-        if self._group is not None:
-            self._enter(self._group, member)
-        elif self._task is None:
-            self._begin_host()
+        """Run this once; nothing that it raises reaches its neighbours."""
+        if not self._is_closed:
+            task = self._task_of(self._once(run), name)
+            self._spawned[task] = False
+            task.add_done_callback(partial(self._spawned_ended, run, name), context=Context())
 
-    def _begin_host(self) -> None:
-        if self._task is None and not self._is_closed:
-            # An empty context: what lives as long as the instance must not hold the context of a task, or log with it.
-            self._task = Context().run(self._loop.create_task, self._live(), name="taskmanager-host")
-            self._task.add_done_callback(self._host_ended)
-
-    def _enter(self, group: asyncio.TaskGroup, member: _Member) -> None:
-        member.entered = self._alone(member)
-        group.create_task(member.entered, name=f"taskmanager-{member.name}", context=Context())
+    def _task_of(self, work: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
+        # An empty context: what lives as long as the instance must not hold the context of a task, or log with it.
+        return self._loop.create_task(work, name=f"taskmanager-{name}", context=Context())
 
     def is_running(self, name: str) -> bool:
         """Whether this loop runs at this moment."""
@@ -117,16 +81,16 @@ class Host:
     def leave_loop(self) -> None:
         """Forget all tasks, because their event loop will not run again. Python must not warn when it collects them."""
         self._is_closed = True
-        for member in self._members:
-            member.leave()
-        tasks = [self._task, *(each.task for each in self._members), *(each.task for each in self._loops.values())]
-        self._loops.clear()
-        self._task = None
-        for task in filter(None, tasks):
+        for task in filter(None, (*self._spawned, *(each.task for each in self._loops.values()))):
             let_loop_close(task)
+            work = task.get_coro()
+            if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                work.close()
+        self._loops.clear()
+        self._spawned.clear()
 
     async def stop(self, *, but: str | None = None) -> None:
-        """End all loops, or all but one. Members that a lane has spawned go on."""
+        """End all loops, or all but one. What a lane has spawned goes on."""
         ended = [self._loops.pop(name) for name in list(self._loops) if name != but]
         tasks = [loop.task for loop in ended if loop.task is not None]
         for task in tasks:
@@ -135,95 +99,48 @@ class Host:
             await asyncio.wait(tasks)
 
     async def close(self) -> None:
-        """End the host. This is the last step of a stop."""
+        """Wait for what was spawned, and end it if it takes too long. This is the last step of a stop."""
         self._is_closed = True
-        self._is_over.set()
-        if (task := self._task) is not None:
-            await asyncio.wait([task], timeout=CLOSE_PATIENCE_S)
+        if self._spawned:
+            await asyncio.wait(self._spawned, timeout=CLOSE_PATIENCE_S)
+        for task in self._spawned:
             task.cancel()
 
-    async def _live(self) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            self._group = await stack.enter_async_context(asyncio.TaskGroup())
-            try:
-                for member in list(self._members):
-                    if member.task is None:
-                        self._enter(self._group, member)
-                await self._is_over.wait()
-            except GeneratorExit:  # collected with its loop: there is nothing to be awaited any more
-                stack.pop_all()
-                raise
-            finally:
-                self._group = None
+    async def _once(self, run: Run) -> None:
+        if (task := asyncio.current_task()) is not None:
+            self._spawned[task] = True
+        await run()
 
-    def _host_ended(self, task: "asyncio.Task[None]") -> None:
-        """Begin the host again if members wait that had not made their first step. Loops begin again by themselves.
+    def _spawned_ended(self, run: Run, name: str, task: "asyncio.Task[None]") -> None:
+        """Begin again what other code has cancelled before its first step: a child process has nobody else."""
+        has_begun = self._spawned.pop(task, True)
+        if task.cancelled():
+            if not has_begun:
+                self._loop.call_later(AGAIN_AFTER_S, self.spawn, run, name)
+        elif isinstance(exc := task.exception(), Exception):
+            logger.critical("the %s failed unexpectedly", name, exc_info=exc)
 
-        Other code has cancelled the host, or it ended with one of its members.
-        """
-        if not task.cancelled():
-            task.exception()
-        self._task = None
-        for member in self._members:
-            member.leave()
-        if any(member.task is None for member in self._members):
-            self._loop.call_later(AGAIN_AFTER_S, self._begin_host)
+    def _begin(self, loop: _Loop) -> None:
+        loop.task = loop.begin()
+        loop.task.add_done_callback(partial(self._ended, loop), context=Context())
 
-    async def _keep(self, loop: _Loop, run: Run) -> None:
-        if not self._has(loop):
-            return  # stopped before its first step
-        task = loop.task = asyncio.current_task()
-        try:
-            await run()
-        except (asyncio.CancelledError, Exception) as exc:  # noqa: BLE001  # logged when it is begun again
-            self._ended(loop, exc)
-        except (KeyboardInterrupt, SystemExit) as exc:
-            self._ended(loop, exc)
-            raise
-        else:
-            if self._has(loop):
-                del self._loops[loop.name]
-        finally:
-            if loop.task is task:
-                loop.task = None
-
-    async def _alone(self, member: _Member) -> None:
-        member.task, member.entered = asyncio.current_task(), None
-        try:
-            await member.run()
-        except Exception:
-            logger.critical("the %s failed unexpectedly", member.name, exc_info=True)
-        except (KeyboardInterrupt, SystemExit) as exc:
-            self._loop.call_soon(_raise, exc)  # from here it would end the group, which would raise it once more
-        finally:
-            self._members.remove(member)
-
-    def _task_ended(self, loop: _Loop, task: "asyncio.Task[Any]") -> None:
-        if loop.task is task:
-            loop.task = None
-        exc = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if exc is not None:
-            self._ended(loop, exc)
-
-    def _has(self, loop: _Loop) -> bool:
-        return self._loops.get(loop.name) is loop
-
-    def _ended(self, loop: _Loop, exc: BaseException) -> None:
-        if self._has(loop):
-            is_cancelled = isinstance(exc, asyncio.CancelledError)
-            why = "cancelled by somebody else" if is_cancelled else f"ended by {type(exc).__name__}"
-            self._faults[loop.name] = why
-            self._loop.call_later(AGAIN_AFTER_S, self._again, loop, why, None if is_cancelled else exc)
+    def _ended(self, loop: _Loop, task: "asyncio.Task[Any]") -> None:
+        loop.task = None
+        exc = None if task.cancelled() else task.exception()
+        if self._loops.get(loop.name) is not loop:
+            return
+        if exc is None and not task.cancelled():
+            del self._loops[loop.name]
+            return
+        why = "cancelled by somebody else" if exc is None else f"ended by {type(exc).__name__}"
+        self._faults[loop.name] = why
+        self._loop.call_later(AGAIN_AFTER_S, self._again, loop, why, exc)
 
     def _again(self, loop: _Loop, why: str, exc: BaseException | None) -> None:
-        if self._has(loop):
+        if self._loops.get(loop.name) is loop:
             logger.critical("the %s was %s, and is begun again", loop.name, why, exc_info=exc)
             self._faults.pop(loop.name, None)
-            loop.begin(loop)
-
-
-def _raise(exc: BaseException) -> None:
-    raise exc
+            self._begin(loop)
 
 
 async def shielded(work: Coroutine[Any, Any, object]) -> None:

@@ -121,12 +121,15 @@ def test_host_passes_an_exit_on_once_and_keeps_the_neighbours(how: type[BaseExce
             made = Scene()
             made.loop("a")
             await made.until(lambda: made.running["a"] == 1)
-            made.loop("b", end=leave)
             return made
+
+        async def exit_in_a_loop() -> None:
+            scene.loop("b", end=leave)
+            await asyncio.Event().wait()
 
         scene = runner.run(begin())
         with pytest.raises(how):
-            runner.run(asyncio.Event().wait())
+            runner.run(exit_in_a_loop())
         runner.run(scene.until(lambda: scene.running == {"a": 1, "b": 1}))
         assert scene.begun == {"a": 1, "b": 2}
         runner.run(scene.end())
@@ -150,7 +153,7 @@ async def test_host_is_whole_again_after_a_stranger_cancelled_everything(scene: 
 
 
 async def test_host_outlives_a_stranger_who_cancels_one_loop(scene: Scene) -> None:
-    """The group would end with its member."""
+    """A task group would end with its member."""
     scene.loop("a")
     scene.loop("b")
     await scene.until(lambda: scene.running.total() == 2)
@@ -170,7 +173,7 @@ async def test_host_begins_a_stopped_loop_no_more(scene: Scene) -> None:
 
 
 async def test_host_has_the_duties_and_tasks_of_users_are_plain() -> None:
-    """One task from start to end opens the group; what users run is in none, so nobody's scope cancels it."""
+    """The duties have names of ours; what users run is in no task group, so nobody's scope cancels it."""
     manager = TaskManager(None)
     seen: list[Any] = []
 
@@ -183,7 +186,7 @@ async def test_host_has_the_duties_and_tasks_of_users_are_plain() -> None:
     async with manager:
         await work.enqueue()
         names = {each.get_name() for each in ours()}
-        assert {"taskmanager-host", "taskmanager-claimer", "taskmanager-schedules"} <= names
+        assert {"taskmanager-takeover", "taskmanager-claimer", "taskmanager-schedules"} <= names
     task, parent = seen
     assert type(task) is asyncio.Task
     assert parent is None
