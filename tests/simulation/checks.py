@@ -355,7 +355,7 @@ class Checks:
         if status not in (None, old.status) or (older_than is not None and ended_at >= older_than):
             self._world.fault(f"{what}, and was not meant")
         trusted_us = self._world.trusted_us(process)
-        if not process.purging and (older_than is None or older_than > trusted_us - RETENTION_US):
+        if not process.is_purge_asked and (older_than is None or older_than > trusted_us - RETENTION_US):
             self._world.fault(f"{what}, and was not old")
 
     def _judge_attempts(self, rows: dict[str, TaskRow], attempts: dict[tuple[str, int], AttemptRow]) -> None:

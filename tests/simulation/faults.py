@@ -100,7 +100,11 @@ class FaultyLine:
             return method
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            work = partial(self._commit, method) if verb == "commit" else method
+            work = method
+            if verb == "commit":
+                work = partial(self._commit, method)
+            elif verb == "purge":
+                work = partial(self._purge, method, self._process.purging > 0)
             return await self._call(verb, lambda: finish(work(*args, **kwargs)), args)
 
         setattr(self, verb, call)  # found without this from now on
@@ -117,6 +121,11 @@ class FaultyLine:
                 refused[write.task_id] = "refused, as the seed wants it"
         report: CommitReport = await commit([write for write in writes if write.task_id not in refused])
         return CommitReport(report.lost, {**report.rejected, **refused})
+
+    async def _purge(self, purge: Callable[..., Any], is_asked: bool, *args: Any) -> Any:
+        """It goes on when the call of the application is cancelled that it is of."""
+        self._process.is_purge_asked = is_asked
+        return await purge(*args)
 
     def _may_refuse(self, write: Write) -> bool:
         """A success on the running row that it expects; any other write is lost, or changes nothing."""

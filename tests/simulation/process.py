@@ -14,7 +14,7 @@ from taskmanager.engine.engine import Engine
 from taskmanager.engine.lanes import CannotStart
 from taskmanager.engine.lifecycle import Lifecycle
 from taskmanager.model.errors import StoreError
-from taskmanager.model.states import TaskStatus
+from taskmanager.model.states import TERMINAL, TaskStatus
 from taskmanager.store.protocol import Beater
 from tests.simulation.faults import Fate, FaultyLine
 from tests.simulation.jobs import define_jobs
@@ -53,9 +53,13 @@ class Process:
         world.timetable.declare(self.manager, self.jobs, number)
         self.children = SimulatedChildren(self)
         self.handles: dict[str, TaskHandle[Any]] = {}
+        self.unwritten: set[str] = set()
+        """Tasks that have ended, and a stop has said that not everything could be written."""
         self.waiting: dict[str, str] = {}
         self.purging = 0
         """Calls of `purge` under way; other records go by the retention only."""
+        self.is_purge_asked = False
+        """Whether the application was in such a call when it asked the store for what is deleted now."""
         self.is_alive = True
         self.is_up = False
         self.is_starting = False
@@ -336,6 +340,7 @@ class Process:
             await self.manager.stop(timeout=drain_s)
         except StoreError as exc:
             self.world.log(self, "stop raised", exc)
+            self.unwritten |= {task_id for task_id, handle in self.handles.items() if handle.status in TERMINAL}
         finally:
             self.is_stopping = False
             self.world.checks.leaves(self)

@@ -77,10 +77,13 @@ class Pauses:
 
 
 async def flush(process: "Process") -> None:
-    """Everything that was accepted or has ended by then is committed when it comes back."""
+    """Everything that was accepted or has ended by then is committed when it comes back. What a stop before could not
+    write, and said so, is known to nobody since.
+    """
     checks = process.world.checks
     accepted = process.held_ids
-    ended = {task_id: handle.status for task_id, handle in process.handles.items() if handle.status in TERMINAL}
+    handles = {task_id: each for task_id, each in process.handles.items() if task_id not in process.unwritten}
+    ended = {task_id: handle.status for task_id, handle in handles.items() if handle.status in TERMINAL}
     await process.manager.flush()
     if process.world.loss_count:
         return  # it may have been committed to the file that is gone

@@ -12,7 +12,7 @@ from taskmanager.model.states import TERMINAL, TaskStatus
 from tests.simulation.disk import FileDisk
 from tests.simulation.faults import Fate, Weather
 from tests.simulation.process import Process
-from tests.simulation.promises import LOOKED_US
+from tests.simulation.promises import LOOKED_US, flush
 from tests.simulation.timetable import Entry
 from tests.simulation.world import World, inhabited
 
@@ -265,3 +265,40 @@ def test_a_start_in_a_lost_file_records_none_of_the_same_count_after_it(world: W
     world.checks.revived[handle.task_id] += 1
     assert world.runs._is_unrecorded(replace(run, life=run.life + 1))
     assert world.faults == []
+
+
+def test_a_purge_goes_on_in_the_store_when_its_call_is_cancelled(world: World) -> None:
+    """The statement is in the thread of the store by then, and what it deletes was meant."""
+    process = started(world)
+    handle = process.jobs["safe"].enqueue(world.next_label(), "sleep:0")
+    assert world.run_until(lambda: _has_ended(world, handle.task_id), 5.0)
+    process.fate = lambda: Fate("ok", 300_000, 0)  # type: ignore[method-assign]  # its line is slow
+    call = process.loop.create_task(process.purge(None, None))
+    assert not world.run_until(lambda: False, 0.1)
+    call.cancel()
+    assert world.run_until(lambda: handle.task_id in world.checks.purged, 5.0)
+    assert call.cancelled()
+    assert world.faults == []
+
+
+def test_a_flush_after_a_stop_that_could_not_write_covers_the_new_start_only(world: World) -> None:
+    """That stop has raised `StoreUnavailable`: what it could not write is lost, and nobody knows of it since."""
+    process = started(world)
+    handle = process.jobs["memory"].enqueue(world.next_label(), "sleep:0")
+    process.handles[handle.task_id] = handle
+    assert world.run_until(lambda: handle.status in TERMINAL, 5.0)
+    process.outage_until_us = world.now_us + 20_000_000
+    process.spawn(process.stop(0.0), "stop")
+    assert world.run_until(lambda: process.manager._lifecycle is None or not process.is_stopping, 15.0)
+    assert handle.task_id not in world.checks.rows
+    process.outage_until_us = 0
+    process.spawn(process.come_up(), "start")
+    assert world.run_until(lambda: process.is_up, 5.0)
+    flushed = process.loop.create_task(flush(process))
+    assert world.run_until(flushed.done, 5.0)
+    assert world.faults == []
+
+
+def _has_ended(world: World, task_id: str) -> bool:
+    row = world.checks.rows.get(task_id)
+    return row is not None and row.status in TERMINAL
