@@ -18,9 +18,9 @@ from taskmanager.model.settings import Settings
 from taskmanager.store.protocol import Store
 
 if TYPE_CHECKING:
+    from taskmanager.duties.reaper import Reaper
     from taskmanager.duties.schedule import Schedule
     from taskmanager.duties.schedules import Schedules
-    from taskmanager.duties.stale import StaleTasks
     from taskmanager.engine.records import Queues, Records
     from taskmanager.model.status import ScheduleInfo
 
@@ -31,9 +31,9 @@ class Running:
     Each part is made, and its module is loaded, by the first call that needs it. A start needs none of them.
     """
 
-    def __init__(self, engine: Engine, supervisor: Supervisor, recovery: Recovery) -> None:
+    def __init__(self, engine: Engine, supervisor: Supervisor) -> None:
         self.lifecycle = Lifecycle(engine, supervisor)
-        self._engine, self._supervisor, self._recovery = engine, supervisor, recovery
+        self._engine, self._supervisor = engine, supervisor
 
     @cached_property
     def records(self) -> "Records":
@@ -58,14 +58,10 @@ class Running:
 
         return Queues(self._engine)
 
-    @cached_property
-    def stale(self) -> "StaleTasks":
+    @property
+    def reaper(self) -> "Reaper":
         """What people do about instances that are silent."""
-        from taskmanager.duties.stale import StaleTasks
-
-        engine = self._engine
-        owner = engine.identity.instance_id
-        return StaleTasks(engine.store, engine.clock, self._recovery, owner, engine.life.wants_claim.set)
+        return self._supervisor.reaper
 
 
 def store_of(settings: Settings) -> Store:
@@ -120,7 +116,5 @@ def composed(
     _check_loop()
     identity = new_identity(settings.instance_name, clock.now_us())
     engine = wire(settings, definitions, store, clock, identity, intake)
-    crash_budget = settings.recovery.crash_budget
-    recovery = Recovery(store, clock, identity, settings.database, crash_budget=crash_budget)
-    supervisor = Supervisor(engine, recovery, schedules, is_alone=is_alone)
-    return Running(engine, supervisor, recovery)
+    recovery = Recovery(store, clock, identity, settings.database, settings.recovery)
+    return Running(engine, Supervisor(engine, recovery, schedules, is_alone=is_alone))

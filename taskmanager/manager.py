@@ -437,15 +437,15 @@ class TaskManager:
 
     async def get_stale_tasks(self, stale_threshold_minutes: float = 2) -> "tuple[TaskInfo, ...]":
         """Return the unfinished tasks of instances that have sent no heartbeat for that long."""
-        return await self._instance.needed().stale.find(stale_threshold_minutes)
+        return await self._instance.needed().reaper.stale_tasks(stale_threshold_minutes)
 
     async def mark_stale_tasks_as_failed(self, stale_threshold_ms: int = 300_000) -> int:
         """Fail the RUNNING tasks of silent instances, or retry them by their policy. Return how many."""
-        return await self._instance.needed().stale.fail_running(stale_threshold_ms)
+        return await self._instance.needed().reaper.recover_stale(stale_threshold_ms, is_running=True)
 
     async def requeue_stale_claimed(self, stale_threshold_ms: int = 120_000) -> int:
         """Free the tasks that wait in the memory of silent instances (PENDING or CLAIMED). Return how many."""
-        return await self._instance.needed().stale.requeue_claimed(stale_threshold_ms)
+        return await self._instance.needed().reaper.recover_stale(stale_threshold_ms, is_running=False)
 
     async def pause(self, queue_name: str, /) -> None:
         """Start nothing more of that queue, in any instance, until it is resumed."""

@@ -10,11 +10,9 @@ import click
 from taskmanager.cli.database import check_is_there, patiently, read, write
 from taskmanager.cli.options import Duration, Status, answer, answer_json, confirm, file_options, yes_option
 from taskmanager.duties.recovery import PAGE, Recovery
-from taskmanager.duties.stale import StaleTasks
 from taskmanager.engine.instance import is_dead, new_identity
 from taskmanager.engine.records import PURGE_PAGE, repeated
 from taskmanager.model.clock import MINUTE_US, SystemClock
-from taskmanager.model.config import RecoveryConfig
 from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow, expected_of
 from taskmanager.model.states import TERMINAL, TaskStatus
@@ -101,9 +99,8 @@ async def _recover(
     known = {each.instance_id for each in await store.instances()}
     dead = {each for each in known if is_dead(database, each)}
     before = await _orphans(store, database, known - dead)
-    identity, budget = new_identity(None, clock.now_us()), RecoveryConfig().crash_budget
     # What is recovered is said at the end, so nothing is told of each write.
-    recovery = Recovery(store, clock, identity, database, crash_budget=budget, tell=lambda write: None)
+    recovery = Recovery(store, clock, new_identity(None, clock.now_us()), database, tell=lambda write: None)
     await patiently(recovery.run_once)
     # One whose lock file was put back meanwhile lives: what has become of its tasks is its own doing.
     alive = {each.instance_id for each in await store.instances()}
@@ -111,9 +108,8 @@ async def _recover(
     dead_count = len({*dead, *(row.claimed_by_worker_id for row in before)} - alive)
     if frozen_minutes is None:
         return moved, dead_count, []
-    silent = StaleTasks(store, clock, recovery, "")
-    rows = await silent.rows(frozen_minutes * MINUTE_US, lambda row: True)
-    await silent.recover(rows)
+    rows = await recovery.stale(frozen_minutes * MINUTE_US)
+    await recovery.recover_stale(rows)
     return moved, dead_count, await _moved(store, rows)
 
 

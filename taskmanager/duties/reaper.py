@@ -1,26 +1,39 @@
-"""Looks every `check_interval_ms` for work whose owner is dead or silent, and gives it back.
+"""Looks every `check_interval_ms` for work that nobody does, and gives it back.
 
-Dead is certain (its lock can be taken) and acted on at once. Silent is judged by observation: a heartbeat whose
-value has not changed for the threshold, on this observer's own clock, while this observer could run and its own beats
-got through; and for what runs, a lock file that shows no sign of life either. A clock that jumps, a machine that slept,
-a file that was locked for minutes or a disk that is slow makes nobody silent.
+Its owner may be dead. That is certain (its lock can be taken) and acted on at once. Or it is silent, which is judged by
+observation: a heartbeat whose value has not changed for the threshold, on this observer's own clock, while this
+observer could run and its own beats got through; and for what runs, a lock file that shows no sign of life either. A
+clock that jumps, a machine that slept, a file that was locked for minutes or a disk that is slow makes nobody silent.
+
+Strays name this instance as their owner, and it does not know them. They come from an older copy of the file that was
+put in its place, or from a person who wrote them by hand. No death would free them, because their owner lives. They are
+judged like the rows of a dead instance. A task that is here in any way is left alone: it is in memory, or it has ended
+and is not saved yet, or its run was given up and its code has not ended. So is a row of a claim whose answer was lost:
+the claimer asks for it again.
+
+Free rows may wait past their `good_until`: for a later moment, behind a backlog, or for a function that nobody knows.
+They expire all the same, and whoever waits for the task is told.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from taskmanager.duties.heartbeat import Heartbeat
 from taskmanager.duties.recovery import PAGE, Recovery
-from taskmanager.duties.strays import Strays
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import sign_of_life
+from taskmanager.model.checks import check_threshold
+from taskmanager.model.clock import MINUTE_US
 from taskmanager.model.logger import logger
-from taskmanager.model.record import TaskRow
-from taskmanager.model.states import TaskStatus
+from taskmanager.model.record import TaskInfo, TaskRow
+from taskmanager.model.states import LIVE, TaskStatus
 from taskmanager.model.wording import counted
+from taskmanager.rules.recovery import Crash
 
 WELL_TIMES: Final = 3
 """An observer with troubles now and then calls somebody silent after this many thresholds of time without any."""
+EXPIRY_INTERVAL_S: Final = 5.0
+LOST: Final = "its owner has lost it"
 
 
 class Observation:
@@ -43,11 +56,12 @@ class Observation:
 class Reaper:
     """The observer of one instance."""
 
-    def __init__(self, engine: Engine, recovery: Recovery, strays: Strays, heartbeat: Heartbeat) -> None:
+    def __init__(self, engine: Engine, recovery: Recovery, heartbeat: Heartbeat) -> None:
         self._store, self._identity, self._stall = engine.store, engine.identity, engine.stall
         self._writer, self._settings, self._life = engine.writer, engine.settings, engine.life
+        self._live, self._runner, self._wall_clock = engine.live, engine.runner, engine.wall_clock
+        self._claiming = engine.claiming
         self._recovery = recovery
-        self._strays = strays
         self._heartbeat = heartbeat
         self._seen: dict[tuple[str, str], Observation] = {}
         self._troubles_seen = 0
@@ -56,7 +70,7 @@ class Reaper:
     async def run_once(self) -> int:
         """Sweep once: dead instances, then strays of this one, then silent instances. Return how many tasks moved."""
         config = self._settings.recovery
-        moved = await self.recover_dead() + await self._strays.recover()
+        moved = await self._recovery.run_once() + await self.recover_strays()
         silent_claimers, silent_runners = await self._silent()
         if silent_claimers and config.auto_requeue_stale_claimed:
             freed = sum([await self._recovery.free_waiting(owner) for owner in silent_claimers])
@@ -66,15 +80,6 @@ class Reaper:
         if moved:
             self._life.wants_claim.set()
         return moved
-
-    async def recover_dead(self, at_once: int | None = None) -> int:
-        """Recover what dead instances left, as far as the two switches of the configuration let it be touched."""
-        config = self._settings.recovery
-        if not (config.auto_requeue_stale_claimed or config.auto_fail_stale_running):
-            return 0
-        return await self._recovery.run_once(
-            waiting=config.auto_requeue_stale_claimed, running=config.auto_fail_stale_running, at_once=at_once
-        )
 
     def _is_stuck(self, row: TaskRow, silent_s: Mapping[str, float]) -> bool:
         """A row whose outcome was on its way (finalizing) has the longer of two thresholds to be patient for."""
@@ -138,4 +143,80 @@ class Reaper:
         if moved:
             text = "took over %s of instances that have been silent too long: %s"
             logger.warning(text, counted(moved, "task"), owners)
+        return moved
+
+    # Rows that name this instance, which does not know them.
+
+    async def recover_strays(self) -> int:
+        """Look once at all rows of this instance. Return how many were moved. Raises `StoreError`.
+
+        At first only ids are read, without holding up claims: nearly always every id is known.
+        """
+        moved, after = 0, ""
+        me = self._identity.instance_id
+        while task_ids := await self._store.fetch_owned_ids(me, limit=PAGE, after=after):
+            after = task_ids[-1]
+            if unknown := self._unknown(task_ids):
+                moved += await self._recover_unknown(unknown)
+        if moved:
+            self._life.has_freed = True
+            self._life.wants_claim.set()
+            text = "%s given back that named this instance in the file only, as after a lost answer or a restored copy"
+            logger.warning(text, counted(moved, "task"))
+        return moved
+
+    async def _recover_unknown(self, task_ids: Sequence[str]) -> int:
+        """Look again while no claim is under way. A row that a commit changes meanwhile fails its precondition."""
+        async with self._claiming:
+            rows = (await self._store.fetch_ids(task_ids)).values()
+            mine = [row for row in rows if row.claimed_by_worker_id == self._identity.instance_id]
+            if self._life.unanswered_claim_at is not None:  # the claimer asks for its rows again: none of them has run
+                mine = [row for row in mine if row.claimed_at != self._life.unanswered_claim_at]
+            unknown = set(self._unknown([row.task_id for row in mine if row.status in LIVE]))
+            strays = [row for row in mine if row.task_id in unknown]
+            return await self._recovery.recover(strays, lambda row: Crash(True, row.task_id, LOST))
+
+    def _unknown(self, task_ids: Sequence[str]) -> list[str]:
+        runner = self._runner
+        executing = {*runner.running, *(attempt.live.task_id for attempt in runner.abandoned)}
+        unsaved = self._writer.unsaved_ended
+        return [each for each in task_ids if not (each in self._live or each in unsaved or each in executing)]
+
+    # Rows that nobody holds, and that must not start any more.
+
+    async def expire(self) -> int:
+        """End free rows past their `good_until`, each only if it still waits there; how many ended. For a while after a
+        step of the wall clock nothing is ended. What is in memory expires there, on time.
+        """
+        ended = 0
+        now_us = self._wall_clock.now_us()
+        if self._wall_clock.holds_expiry or self._writer.degraded_since is not None:
+            return 0
+        while rows := await self._store.fetch_expired(now_us, limit=PAGE):
+            count = await self._recovery.recover(rows)
+            ended += count
+            if not count or len(rows) < PAGE:
+                break
+        if ended:
+            logger.info("%s expired in the store", counted(ended, "task"))
+            self._life.wants_claim.set()  # our own writes do not change the version by which the store tells of others'
+        return ended
+
+    # What people ask for.
+
+    async def stale_tasks(self, threshold_minutes: float) -> tuple[TaskInfo, ...]:
+        """Return the stale tasks, as users see them."""
+        from taskmanager.engine.stored_tasks import summary_info  # seldom asked for
+
+        check_threshold(threshold_minutes, "stale_threshold_minutes")
+        rows = await self._recovery.stale(threshold_minutes * MINUTE_US)
+        return tuple(summary_info(row, is_saved=True) for row in rows)
+
+    async def recover_stale(self, threshold_ms: float, *, is_running: bool) -> int:
+        """Give back the stale tasks that run, or those that wait in their owner's memory. Return how many."""
+        check_threshold(threshold_ms, "stale_threshold_ms")
+        found = await self._recovery.stale(threshold_ms * 1_000)
+        rows = [row for row in found if (row.status == TaskStatus.RUNNING) == is_running]
+        moved = await self._recovery.recover_stale(rows)
+        self._life.wants_claim.set()
         return moved

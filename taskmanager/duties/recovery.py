@@ -9,21 +9,16 @@ behind the last row seen, so that rows which cannot be recovered never starve th
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from taskmanager.codec.results import encode_error_text
 from taskmanager.engine.definition import options_of, retry_rule_of
 from taskmanager.engine.events import log_judged
-from taskmanager.engine.instance import (
-    PUT_BACK_S,
-    Identity,
-    has_lock_file,
-    is_dead,
-    remove_leftover_locks,
-)
+from taskmanager.engine.instance import PUT_BACK_S, Identity, has_lock_file, is_dead, remove_leftover_locks
 from taskmanager.model.clock import SECOND_US, Clock
+from taskmanager.model.config import DEFAULT_RECOVERY, RecoveryConfig
 from taskmanager.model.logger import logger
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, UnreadableRow, due_at, expected_of
 from taskmanager.model.result import TaskError
@@ -41,7 +36,7 @@ FIRST_PAGE: Final = 2_000
 
 
 class Recovery:
-    """Finds rows whose owner is dead and moves them on."""
+    """Finds rows whose owner is dead and moves them on, as far as the two switches of the configuration allow it."""
 
     def __init__(
         self,
@@ -49,28 +44,29 @@ class Recovery:
         clock: Clock,
         identity: Identity,
         database: Path | None,
+        config: RecoveryConfig = DEFAULT_RECOVERY,
         *,
-        crash_budget: int,
         random_01: Callable[[], float] = random.random,
         tell: Callable[[TaskWrite], None] = log_judged,
     ) -> None:
-        self._store = store
-        self._clock = clock
-        self._identity = identity
+        self._store, self._clock, self._identity = store, clock, identity
         self._database = database
-        self._crash_budget = crash_budget
+        self._config = config
         self._random_01 = random_01
         self._has_swept = False
         self._tell = tell
         self.is_cut = False
         """Whether the last call has left rows that the next one frees."""
 
-    async def run_once(self, *, waiting: bool = True, running: bool = True, at_once: int | None = None) -> int:
-        """Recover what dead instances left waiting, running or both, and return how many rows were moved.
+    async def run_once(self, at_once: int | None = None) -> int:
+        """Recover what dead instances left, and return how many rows were moved.
 
         With `at_once`, tasks can start before thousands of rows are free: an owner that has left that many keeps all
         but the first `at_once` of each queue, in the order of a claim, until the next call.
         """
+        waiting, running = self._config.auto_requeue_stale_claimed, self._config.auto_fail_stale_running
+        if not (waiting or running):
+            return 0
         instances = {each.instance_id: each for each in await self._store.instances()}
         known = {*instances, self._identity.instance_id}
         dead = await self._find_dead(instances.keys() - {self._identity.instance_id})
@@ -163,6 +159,28 @@ class Recovery:
                 self._tell(write)
         return moved + len(rows) - len(report.lost) - len(report.rejected)
 
+    # What is silent, on request. One look at the wall clock decides, so the caller must know what it is doing.
+
+    async def stale(self, threshold_us: float) -> list[TaskRow]:
+        """Return the rows of others that no heartbeat of their role has covered for so long, without `PAYLOAD`."""
+        now, me = self._clock.now_us(), self._identity.instance_id
+        beats = {(sender, role): sent_at for sender, role, sent_at in await self._store.heartbeats()}
+        found: list[TaskRow] = []
+        after = ""
+        while rows := await self._store.fetch_orphans({me}, limit=PAGE, after=after, is_summary=True):
+            after = rows[-1].task_id
+            found.extend(row for row in rows if now - _last_sign(row, beats) > threshold_us)
+        return found
+
+    async def recover_stale(self, found: Sequence[TaskRow]) -> int:
+        """Move the rows that are still as they were found. Return how many. Only these are read with `PAYLOAD`."""
+        count = 0
+        for start in range(0, len(found), PAGE):
+            page = {row.task_id: expected_of(row) for row in found[start : start + PAGE]}
+            whole = (await self._store.fetch_ids(list(page))).values()
+            count += await self.recover([row for row in whole if expected_of(row) == page.get(row.task_id)])
+        return count
+
     async def _find_dead(self, registered: Iterable[str]) -> set[str]:
         """Those of them that are dead. One whose lock file is gone has time to put it back."""
         dead = {each for each in registered if self._is_dead(each)}
@@ -178,13 +196,24 @@ class Recovery:
     def _judge(self, row: TaskRow, crash: Crash) -> TaskWrite:
         now = self._clock.now_us()
         orphan = orphan_of(row, crash)
-        verdict = judge_orphan(orphan, now, self._random_01(), self._crash_budget)
+        verdict = judge_orphan(orphan, now, self._random_01(), self._config.crash_budget)
         if isinstance(row, UnreadableRow) and verdict.status is TaskStatus.PENDING:
             code = BuiltInTaskCode.UNHANDLED_EXCEPTION  # else it would be put back to run, which it cannot
             verdict = Verdict(TaskStatus.FAILED, None, False, code, verdict.outcome, row.fault)
         attempts = () if verdict.outcome is None else (_attempt(row, verdict, now),)
         moved = _moved(row._replace(crash_count=orphan.crash_count), verdict, now)
         return TaskWrite(moved, expected_of(row), attempts)
+
+
+def _last_sign(row: TaskRow, beats: Mapping[tuple[str, str], int]) -> int:
+    """Return the instant of the latest beat that covers the row.
+
+    If there is none yet, it is the instant when the row was started, claimed, or written by the owner that accepted it.
+    """
+    is_running = row.status == TaskStatus.RUNNING
+    beat = beats.get((row.claimed_by_worker_id or "", "runner" if is_running else "claimer"))
+    taken_at = row.started_at if is_running else row.claimed_at
+    return max(beat or 0, row.updated_at if taken_at is None else taken_at)
 
 
 def orphan_of(row: TaskRow, crash: Crash = NO_CRASH) -> Orphan:

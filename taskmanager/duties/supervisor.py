@@ -8,13 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
-from taskmanager.duties.expiry import INTERVAL_S as EXPIRY_INTERVAL_S
-from taskmanager.duties.expiry import Expiry
 from taskmanager.duties.heartbeat import Heartbeat
-from taskmanager.duties.reaper import Reaper
+from taskmanager.duties.reaper import EXPIRY_INTERVAL_S, Reaper
 from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.retention import Retention
-from taskmanager.duties.strays import Strays
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.polling import make_due
 from taskmanager.engine.timers import next_beat
@@ -52,9 +49,7 @@ class Supervisor:
         self._is_alone = is_alone
         self._heartbeat = Heartbeat(engine)
         self._recovery = recovery
-        self._strays = Strays(engine, recovery)
-        self._reaper = Reaper(engine, recovery, self._strays, self._heartbeat)
-        self._expiry = Expiry(engine, recovery)
+        self.reaper = Reaper(engine, recovery, self._heartbeat)
         self._retention = Retention(engine)
         self._declared = schedules
         self._has_schedules = asyncio.Event()
@@ -90,14 +85,14 @@ class Supervisor:
         # The clock is read after the stamp, which others may have written while this waited for the file.
         if await self._store.latest_stamp() > (now_us := self._wall_clock.now_us()):
             await make_due(self._store, now_us)
-        moved = await self._reaper.recover_dead(at_once)
+        moved = await self._recovery.run_once(at_once)
         if self.has_schedules or await self._store.schedules(limit=1):
             await self.schedules.open()
         return moved
 
     async def recover_strays(self) -> int:
         """Give back what names this instance and is unknown to it."""
-        return await self._strays.recover()
+        return await self.reaper.recover_strays()
 
     def start(self, on_loop_closed: Callable[[], bool]) -> None:
         """Begin every duty. A store that nobody else sees, and that ends with the instance, needs two of them only.
@@ -106,12 +101,12 @@ class Supervisor:
         """
         logger.look()
         self._host.start("schedules", self._run_schedules)
-        self._begin("expiry", EXPIRY_INTERVAL_S, self._expiry.run_once, at_once=True)
+        self._begin("expiry", EXPIRY_INTERVAL_S, self.reaper.expire, at_once=True)
         if self._is_alone:
             return
         config = self._settings.recovery
         self._heartbeat.start(on_loop_closed)
-        self._begin("reaper", config.check_interval_ms / 1000, self._reaper.run_once)
+        self._begin("reaper", config.check_interval_ms / 1000, self.reaper.run_once)
         self._begin("retention", config.retention_sweep_interval_s, self._retention.run_once, at_once=True)
         self._begin("worker states", config.worker_state_snapshot_interval_ms / 1000, self._add_worker_state)
         self._begin("live tasks", LIVE_TASKS_INTERVAL_S, self._show)

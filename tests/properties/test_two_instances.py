@@ -62,7 +62,7 @@ class Owner:
     def recovery(self) -> Recovery:
         """Takes every other instance for dead: the worst that a judge of the living can do."""
         who = Identity(self.instance_id, None, "host", 1, "main", None, 0)
-        return Recovery(self.store, self.clock, who, None, crash_budget=3, random_01=lambda: 0.5)
+        return Recovery(self.store, self.clock, who, None, random_01=lambda: 0.5)
 
     def begun(self, row: TaskRow) -> TaskWrite:
         """Start what waits, for this owner."""

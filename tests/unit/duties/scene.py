@@ -84,7 +84,7 @@ class Scene:
 
     async def sweep(self) -> dict[str, str]:
         """One round of the reaper; what it has left, by id."""
-        await self.duties._reaper.run_once()
+        await self.duties.reaper.run_once()
         return self.statuses()
 
     def statuses(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ from taskmanager import TaskManager
 from taskmanager.duties import recovery
 from taskmanager.duties.recovery import Recovery
 from taskmanager.engine.instance import new_identity
+from taskmanager.model.config import DEFAULT_RECOVERY, RecoveryConfig
 from taskmanager.model.record import TaskRow
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import InstanceRow, Store
@@ -21,12 +22,12 @@ pytestmark = pytest.mark.anyio
 SAFE = '{"persist": true, "requeue_on_interrupt": true}'
 
 
-async def left_by_a_dead_one(store: Store, *rows: TaskRow) -> Recovery:
+async def left_by_a_dead_one(store: Store, *rows: TaskRow, config: RecoveryConfig = DEFAULT_RECOVERY) -> Recovery:
     """A recovery that finds them. Without a file, every other instance is dead."""
     clock = Clock()
     await store.save_instance(InstanceRow("died", None, "host", 1, "main", None, 1, None, None, 1))
     await put(store, *(row._replace(claimed_by_worker_id="died") for row in rows))
-    return Recovery(store, clock, new_identity(None, clock.now_us()), None, crash_budget=3)
+    return Recovery(store, clock, new_identity(None, clock.now_us()), None, config)
 
 
 async def owners(store: Store, *task_ids: str) -> str:
@@ -79,8 +80,9 @@ async def test_start_waits_for_all_rows_of_more_queues_than_a_page_holds(monkeyp
 async def test_recovery_without_the_switch_for_waiting_rows_leaves_them() -> None:
     store = MemoryStore()
     rows = [task(f"t{i}", status="CLAIMED") for i in range(5)]
-    found = await left_by_a_dead_one(store, *rows, task("ran", status="RUNNING", task_options=SAFE))
-    assert await found.run_once(waiting=False, at_once=2) == 1
+    ran, config = task("ran", status="RUNNING", task_options=SAFE), RecoveryConfig(auto_requeue_stale_claimed=False)
+    found = await left_by_a_dead_one(store, *rows, ran, config=config)
+    assert await found.run_once(at_once=2) == 1
     assert await owners(store, *(row.task_id for row in rows), "ran") == "ooooo-"
 
 

@@ -139,7 +139,7 @@ async def test_no_stray_is_judged_while_a_claim_or_a_commit_is_under_way(
             await world.elsewhere()
         handle = None if verb == "claim" else world.work.enqueue()
         await until(lambda: world.faulty.held == [verb])
-        sweep = asyncio.ensure_future(world.duties._strays.recover())
+        sweep = asyncio.ensure_future(world.duties.reaper.recover_strays())
         await until(lambda: sweep.done() or bool(world.lifecycle.engine.claiming._waiters))
         world.faulty.let_go()
         assert await sweep == 0
@@ -160,7 +160,7 @@ async def test_an_end_that_was_told_is_no_stray_between_two_tries_to_write_it(
         await handle
         await until(lambda: world.faulty.held == ["commit"])
         assert [handle.task_id] == list(world.lifecycle.engine.writer.unsaved_ended)
-        assert await world.duties._strays.recover() == 0
+        assert await world.duties.reaper.recover_strays() == 0
         world.faulty.let_go()
         await manager.flush()
         assert not world.lifecycle.engine.writer.unsaved_ended
@@ -260,7 +260,7 @@ async def test_a_running_task_of_which_a_copied_file_has_more_starts_is_recorded
         await until(lambda: world.faulty.calls.count("open") == 2 and not quiet.locked())
         await manager.flush()
         assert world.counts() == {"RUNNING": 1}
-        await world.duties._strays.recover()
+        await world.duties.reaper.recover_strays()
         world.gate.set()
         await handle
         await manager.flush()
@@ -329,7 +329,7 @@ async def test_a_stray_whose_id_cannot_be_read_is_ended_and_passed(stage: Any) -
         for task_id, odd in (("a", b"\xff"), ("b", b"\xfe"), ("c", b"c\0c"), ("d", b"d\0d")):
             connection.execute("UPDATE taskmanager_tasks SET id = CAST(? AS TEXT) WHERE id = ?", (odd, task_id))
     for _ in range(2):  # two ids that look the same are dealt with one after the other
-        await asyncio.wait_for(scene.duties._reaper.run_once(), 20)
+        await asyncio.wait_for(scene.duties.reaper.run_once(), 20)
     said = "SELECT hex(id), status FROM taskmanager_tasks"
     assert dict(scene.query(said)) == {
         "FF": "FAILED", "FE": "FAILED", "630063": "FAILED", "640064": "FAILED", "65": "PENDING",
