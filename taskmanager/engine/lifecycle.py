@@ -73,7 +73,7 @@ class Lifecycle:
         self._duties = duties
         self._patience = engine.writer.patience
         self._after_write = AfterWrite(engine)
-        self._file_watch = FileWatch(engine, self._made_anew)
+        self._file_watch = FileWatch(engine, self._made_anew, self._after_write.lost)
         self._takeover = Takeover(engine, duties.recover)
         neighbours = Neighbours(self._settings.database, self._identity.instance_id)
         self._claimer = Claimer(engine, neighbours, self._after_write.give_up)

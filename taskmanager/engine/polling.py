@@ -7,15 +7,19 @@ with it; the free rows among it are the claimer's.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import Final
 
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import EARLY_S, Neighbours
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.sharing import Sharing
 from taskmanager.engine.timers import next_beat
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
+from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
+from taskmanager.model.states import WAITING, TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import Store
 
@@ -25,6 +29,9 @@ FILE_CHECK_S: Final = 0.5
 """How often it is looked whether the file is still there."""
 FAILED_PAUSE_S: Final = 1.0
 FAILED_RECOVERY_PAUSE_S: Final = 0.25
+OLD_FILE_S: Final = 10.0
+"""How long a lost file, which is still open, is tried to be read. Its volume may be gone for good."""
+OLD_PAGE: Final = 500
 LET_GO_S: Final = 0.1
 """How long a stop waits for the look it has cancelled. One that is inside a call of the store ends with that call."""
 CLOSE_POLL_S: Final = 0.002
@@ -269,12 +276,19 @@ class FileWatch:
     one held is gone, and an ERROR says so.
     """
 
-    def __init__(self, engine: Engine, on_made_anew: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        on_made_anew: Callable[[], Awaitable[None]],
+        lost: Callable[[LiveTask, TaskRow], None],
+    ) -> None:
         self._store, self._clock, self._identity = engine.store, engine.clock, engine.identity
         self._live, self._dispatcher, self._writer = engine.live, engine.dispatcher, engine.writer
         self._settings, self._life = engine.settings, engine.life
         self._engine = engine
         self._on_made_anew = on_made_anew
+        self._lost = lost
+        self._old_until_s = 0.0
         self._looking: asyncio.Task[None] | None = None
         self._paused: list[str] = []
         self._owes_rest = False
@@ -362,12 +376,39 @@ class FileWatch:
         # The list is made first, because what ends meanwhile has been written to the old file only. The writer is kept
         # waiting, or it would look in the new file for rows that it committed to the old one.
         async with self._writer.quiet:
+            if not self._owes_rest:
+                await self._read_old()
             lives = {**self._writer.unsaved_ended, **self._live}.values()
             # Before the file is opened: who cancels every task may do so when it is open, and no look finds it then.
             self._writer.lose_everything_committed([live for live in lives if live.is_persisted])
             self._owes_rest = True
             await self._store.close()
             await self._store.open()
+
+    async def _read_old(self) -> None:
+        """Drop what others have run while it waited here. Only the lost file tells of that, and it is still open.
+
+        Written to the new file as it is here, it would start again.
+        """
+        try:
+            await self._drop_what_others_ran()
+        except StoreUnavailable:
+            now_s = self._life.loop.time()
+            if not self._old_until_s:
+                self._old_until_s = now_s + OLD_FILE_S
+            if now_s < self._old_until_s and not self._life.is_stopping:
+                raise
+        except StoreError as exc:
+            logger.debug("the lost file cannot be read: %s", exc)
+        self._old_until_s = 0.0
+
+    async def _drop_what_others_ran(self) -> None:
+        waiting = {live.task_id: live for live in self._live.values() if _waits_by_the_file(live)}
+        for start in range(0, len(waiting), OLD_PAGE):
+            rows = await self._store.fetch_ids(list(islice(waiting, start, start + OLD_PAGE)))
+            for task_id, row in rows.items():
+                if self._live.get(task_id) is waiting[task_id] and _is_run_by_others(waiting[task_id], row):
+                    self._lost(waiting[task_id], row)
 
     async def _renew_log(self) -> None:
         """The log was deleted, and the file was not: nothing is lost yet."""
@@ -379,3 +420,16 @@ class FileWatch:
         async with self._writer.quiet:
             await self._store.renew_log()
         self._paused, self._owes_rest = [], True  # the same file, but what was read of it may not be its newest state
+
+
+def _waits_by_the_file(live: LiveTask) -> bool:
+    return live.saving.committed is not None and live.saving.committed.status in WAITING
+
+
+def _is_run_by_others(live: LiveTask, row: TaskRow) -> bool:
+    """Whether it has ended, or has started and is not safe to repeat."""
+    committed = live.saving.committed
+    if committed is None or isinstance(row, UnreadableRow) or expected_of(row) in live.saving.in_doubt:
+        return False
+    is_once = row.start_count > committed.start_count and not live.definition.requeue_on_interrupt
+    return is_once or TaskStatus(row.status).is_terminal

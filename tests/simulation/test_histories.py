@@ -206,6 +206,38 @@ def test_a_run_goes_on_though_a_copied_file_names_the_dead_owner_before_it(tmp_p
         world.close()
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_task_that_others_ran_by_a_lost_file_does_not_start_again(tmp_path: Path, *, fails: bool) -> None:
+    """It waited at a process that was out when another one took it over, ended it, and the file was deleted. The lost
+    file, which is still open, tells of that; where it cannot be read at once, it is read a moment later.
+    """
+    world = World(3, tmp_path)
+    world.timetable.entries.clear()
+    world.weather, world.kinds = Weather(), ("once",)
+    world.options |= {"concurrency": 1}
+    with inhabited(world):
+        first = started(world)
+        first.jobs["once"].enqueue(world.next_label(), "sleep:9")
+        assert world.run_until(lambda: bool(world.runs.now), 5.0)
+        handle = first.jobs["once"].enqueue(world.next_label(), "sleep:0.05")
+        assert world.run_until(lambda: handle.task_id in world.checks.rows, 5.0)
+        first.was_out, first.frozen_until_us = True, world.now_us + 3_000_000
+        world.at(first.frozen_until_us, first.thaw)
+        started(world)
+        assert world.run_until(lambda: world.checks.rows[handle.task_id].status in TERMINAL, 2.0)
+        assert world.runs.starts[handle.task_id, 1] == 1
+        world.lose_file()
+        if fails:
+            first.outage_until_us = first.frozen_until_us + 2_000_000
+        assert first.engine is not None
+        live = first.engine.live
+        assert world.run_until(lambda: not live, 30.0)
+        assert handle.task_id not in world.checks.rows
+        assert world.runs.total == 2
+        assert world.faults == []
+        world.close()
+
+
 async def asked_for_long(process: Process) -> None:
     """A question to the store whose answer takes 20 s: it is closed no sooner."""
     assert process.engine is not None
