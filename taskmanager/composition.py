@@ -40,7 +40,7 @@ class Running:
         """What is known of each task."""
         from taskmanager.engine.records import Records
 
-        return Records(self._engine)
+        return Records(self._engine, self.lifecycle.has_strays, self.lifecycle.stopped)
 
     @property
     def schedules(self) -> "Schedules":

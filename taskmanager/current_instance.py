@@ -229,15 +229,16 @@ class CurrentInstance:
         """Wait until nothing accepted or claimed here is unfinished."""
         check_tags(tags)
         check_timeout(timeout)
-        lifecycle = self.needed().lifecycle
-        refuse_inside(lifecycle.engine.dispatcher, "join()", "await the handles you need instead")
+        running = self.needed()
+        engine = running.lifecycle.engine
+        refuse_inside(engine.dispatcher, "join()", "await the handles you need instead")
         try:
             async with asyncio.timeout(timeout):
-                await lifecycle.joiner.join(dict(tags or {}))
+                await running.records.join(dict(tags or {}))
         except TimeoutError:
             if timeout is None:
                 raise
-            here = counted(len(lifecycle.engine.live), "task")
+            here = counted(len(engine.live), "task")
             raise TimeoutError(f"join: not all tasks have ended after {timeout:g} s; {here} here") from None
 
     def find_live(self, task_id: str) -> LiveTask | None:

@@ -14,7 +14,7 @@ The modules by what they are about. Each knows only modules that stand before it
     One start of it all:    life engine
     What becomes of writes: after_write
     What people ask for:    stored_tasks records report
-    The store, and others:  sharing claiming polling joiner
+    The store, and others:  sharing claiming polling
     From start to stop:     stop lifecycle
 
 Modules before `engine` do not know it. They tell it what has happened through the callables that they were given: the

@@ -17,7 +17,6 @@ from taskmanager.engine.attempt import StopReason
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import InstanceLock, Neighbours
-from taskmanager.engine.joiner import Joiner
 from taskmanager.engine.loops import cancelled_once, shielded
 from taskmanager.engine.phases import STARTING
 from taskmanager.engine.polling import NAME as CLAIMER
@@ -90,8 +89,8 @@ class Lifecycle:
         self._cut_short = asyncio.Event()
         self._starting: asyncio.Task[Any] | None = None
         self._came_up = asyncio.Event()
-        self._stopped = asyncio.Event()
-        self.joiner = Joiner(engine, self._poller, self._stopped)
+        self.stopped = asyncio.Event()
+        self.has_strays = self._poller.has_strays
         self._commit_deadline = 0.0
         self._has_failed = self._has_closed = False
         self.is_stopping = False
@@ -199,7 +198,7 @@ class Lifecycle:
 
     async def wait_stopped(self) -> None:
         """Return when a stop that is under way has ended."""
-        await shielded(self._stopped.wait())
+        await shielded(self.stopped.wait())
 
     async def stop(self, drain_timeout_s: float) -> None:
         """Stop in order, within `drain_timeout_s` + 2 seconds; longer only to write what is left, while batches get
@@ -238,7 +237,7 @@ class Lifecycle:
         finally:
             if not self._inbox.is_loop_closed():  # else the stop was cut off, and `Unstopped` writes the rest
                 self._unstopped.end()
-            self._stopped.set()
+            self.stopped.set()
             self._abandoned.may_let_go = True  # a stop that still writes lets go by itself
 
     async def _stop_or_abort(self, drain_timeout_s: float) -> None:

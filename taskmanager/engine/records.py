@@ -1,14 +1,17 @@
 """What people ask of tasks and queues: the verbs of the manager that see both memory and the file.
 
-A task that both know is seen once, as its newest state.
+A task that both know is seen once, as its newest state. Unfinished work may be in memory, free in the store where
+memory had no room for it, or on its way between the two.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
+from taskmanager.engine.definition import carries
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.phases import DONE, ENDED
@@ -25,16 +28,18 @@ from taskmanager.engine.stored_tasks import (
 from taskmanager.engine.waiters import lent_slot
 from taskmanager.model.checks import check_age, check_queue_name, check_status, check_task_id, is_storable
 from taskmanager.model.config import is_int, queue_name_fault
-from taskmanager.model.errors import ConfigurationError, UnknownTask, unknown_task
+from taskmanager.model.errors import ConfigurationError, ManagerStopped, StoreError, UnknownTask, unknown_task
 from taskmanager.model.logger import logger
 from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow
 from taskmanager.model.result import TaskResult
-from taskmanager.model.states import TERMINAL, TaskStatus
+from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import DELETE_PAUSE_S, TaskFilter
 from taskmanager.store.statistics import said_by
 
 PURGE_PAGE: Final = 1_000
+JOIN_PAGE: Final = 1_000
+"""Waiting rows that are read at once, in search of one with the tags."""
 MAX_LIMIT: Final = 1_000_000_000
 MAX_TRIES: Final = 5
 """How often an action is tried again when the row changed under it."""
@@ -43,14 +48,20 @@ _OF_EVERYBODY: Final = "default"
 
 
 class Records:
-    """The records of one engine: its memory first, then the store."""
+    """The tasks of one engine: those in its memory first, then those in the store.
 
-    def __init__(self, engine: Engine) -> None:
+    `has_strays` says whether rows of a claim may be in nobody's memory; `stopped` is set when the start has ended.
+    """
+
+    def __init__(self, engine: Engine, has_strays: Callable[[], Awaitable[bool]], stopped: asyncio.Event) -> None:
         self._store, self._clock, self._identity = engine.store, engine.clock, engine.identity
         self._intake, self._inbox, self._live = engine.intake, engine.inbox, engine.live
         self._dispatcher, self._runner, self._writer = engine.dispatcher, engine.runner, engine.writer
         self._follower, self._row_codec, self._life = engine.follower, engine.row_codec, engine.life
-        self._claiming = engine.claiming
+        self._claiming, self._definitions = engine.claiming, engine.definitions
+        self._poll_s, self._patience = engine.settings.store_poll_s, engine.writer.patience
+        self._has_strays = has_strays
+        self._stopped = stopped
         self._cancelling: set[asyncio.Task[bool]] = set()
 
     # Reading.
@@ -63,18 +74,20 @@ class Records:
         """The newest state of one task, or None."""
         check_task_id(task_id)
         await self._inbox.caught_up()
-        row: TaskRow | None = None
+        row = None if self.find_live(task_id) is not None else await self._store.fetch(task_id)
         live = self.find_live(task_id)
-        if live is None:
-            row = await self._store.fetch(task_id)
-            live = self.find_live(task_id)
-            if live is None and row is None:
-                return None
+        if live is None and row is None:
+            return None
         attempts = await self._attempts(task_id, live) if include_attempts else None
+        result: TaskResult[Any] | None = None
         if live is not None:
-            return self._info(live.row(), is_saved=live.is_saved, attempts=attempts, result=_result_in(live))
+            row = live.row()
+            if live.phase in (ENDED, DONE) and live.ending is not None and live.ending.status.is_terminal:
+                result = live.ending.result
         assert row is not None
-        return self._info(row, is_saved=True, attempts=attempts)
+        if result is None and row.result is not None and TaskStatus(row.status).is_terminal:
+            result = self._row_codec.decode_result(row)
+        return task_info(row, is_saved=live is None or live.is_saved, result=result, attempts=attempts)
 
     async def _attempts(self, task_id: str, live: LiveTask | None) -> tuple[AttemptInfo, ...]:
         # What leaves memory while the store is read may have come there too late to be read.
@@ -154,19 +167,6 @@ class Records:
                     found[TaskStatus(base.status)] -= 1
                 found[live.status] += 1
         return found
-
-    def _info(
-        self,
-        row: TaskRow,
-        *,
-        is_saved: bool,
-        attempts: tuple[AttemptInfo, ...] | None,
-        result: TaskResult[Any] | None = None,
-    ) -> TaskInfo:
-        status = TaskStatus(row.status)
-        if result is None and status.is_terminal and row.result is not None:
-            result = self._row_codec.decode_result(row)
-        return task_info(row, is_saved=is_saved, result=result, attempts=attempts)
 
     # Acting.
 
@@ -270,6 +270,81 @@ class Records:
         keys.purged(gone_keys)
         return gone
 
+    # Waiting for all.
+
+    async def join(self, tags: dict[str, str]) -> None:
+        """Wait until no task (with all these tags) is unfinished here, rows that are still to be claimed included.
+
+        Raises `ManagerStopped` when the manager stops before that: some of them go on at the next start.
+        """
+        with self._patience.rushed():
+            while True:
+                await (self._tagged_ended(tags) if tags else self._all_ended())
+                if self._life.has_backlog and not tags:
+                    self._life.wants_claim.set()
+                    await self._pause(self._poll_s / 10)
+                elif await self._may_have_freed(tags):
+                    await self._pause(self._poll_s)
+                elif not self._unfinished(tags):  # one may have been claimed while the store was read
+                    return
+
+    async def _all_ended(self) -> None:
+        await self._life.idle()
+        if self._life.goes_on_count:
+            raise _stopped_too_soon()
+
+    async def _tagged_ended(self, tags: dict[str, str]) -> None:
+        await self._inbox.caught_up()
+        for live in self._unfinished(tags):
+            if (await self._life.ended(live)).requeued and self._life.is_stopping:
+                raise _stopped_too_soon()
+
+    def _unfinished(self, tags: dict[str, str]) -> Sequence[LiveTask]:
+        return [live for live in self._live.values() if not tags or carries(live.tags_text, tags)]
+
+    async def _may_have_freed(self, tags: dict[str, str]) -> bool:
+        """Whether tasks accepted here may wait in the store for their time, or a claim has taken some that are not in
+        memory yet. Whose a free row was, it does not say.
+        """
+        # Interrupted without a stop, and on their way to a store that is degraded: their waiters were told already.
+        if any(live.goes_on for live in self._writer.unsaved_ended.values()):
+            return True
+        try:
+            if await self._follower.has_unfinished(tags):
+                return True
+            # In this order: what is claimed while the store is read is in memory when there are no strays.
+            is_there = (self._life.has_freed and await self._has_free_rows(tags)) or await self._has_strays()
+        except StoreError:
+            return True
+        if not tags and self._life.has_freed:
+            self._life.has_freed = is_there
+        return is_there
+
+    async def _has_free_rows(self, tags: dict[str, str]) -> bool:
+        """Whether rows (with these tags) wait in the store, due or not, that this instance could run."""
+        store, known = self._store, self._definitions
+        if not any(each.task_name in known for each in await store.free_queues()):
+            return False
+        if not tags:
+            return True
+        before = None
+        while page := await store.fetch_many(TaskFilter(TaskStatus.PENDING, limit=JOIN_PAGE, before=before)):
+            if any(is_free(row) and row.task_name in known and carries(row.tags, tags) for row in page):
+                return True
+            before = page[-1].sent_at, page[-1].task_id
+        return False
+
+    async def _pause(self, pause_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self._stopped.wait()
+        if self._stopped.is_set():
+            raise _stopped_too_soon()
+
+
+def _stopped_too_soon() -> ManagerStopped:
+    return ManagerStopped("the manager stopped before all tasks had ended; those that are left run at the next start")
+
 
 async def repeated(step: Callable[[], Awaitable[int]]) -> int:
     """Call a verb that deletes until it finds nothing more, and let others write in between; the sum of what it did."""
@@ -293,11 +368,6 @@ def _checked(wanted: TaskFilter) -> TaskFilter:
 def _check_text(value: object, name: str) -> None:
     if value is not None and not is_storable(value):
         raise ConfigurationError(f"list: {name} must be text or None, not {value!r}")
-
-
-def _result_in(live: LiveTask) -> TaskResult[Any] | None:
-    ending = live.ending
-    return ending.result if ending is not None and ending.status in TERMINAL and live.phase in (ENDED, DONE) else None
 
 
 def _matches(live: LiveTask, wanted: TaskFilter) -> bool:
