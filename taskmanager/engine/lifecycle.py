@@ -386,8 +386,12 @@ class Lifecycle:
         try:
             if not unsaved and not self._abandoned:
                 # Rows that still name it come from a claim whose answer nobody waited for.
-                me, now_us = self._identity.instance_id, self._clock.now_us()
+                me, now_us = self._identity.instance_id, self._wall_clock.now_us()
                 await self._store.release(me, now_us, self._life.unanswered_claim_at)
+                if self._wall_clock.holds_expiry:
+                    # Its row may be all that tells of a clock that was ahead, by which the delays were freed just now.
+                    await self._store.save_instance(self._identity.row(now_us))
+                    return
                 await self._store.forget_instances([me])
                 if self._lock is not None:
                     self._lock.drop()  # the row first: a row without its lock file leaves a doubt

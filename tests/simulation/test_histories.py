@@ -331,6 +331,24 @@ def test_a_flush_after_a_stop_that_could_not_write_covers_the_new_start_only(wor
     assert world.faults == []
 
 
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_a_delay_is_kept_by_a_stop_right_after_the_clock_was_set_ahead(world: World, *, is_alone: bool) -> None:
+    """No heartbeat has told of that clock yet. Who lives, or starts, hears of it by the row of the stopped instance."""
+    first = started(world)
+    if not is_alone:
+        started(world)
+    handle = first.jobs["safe"].with_options(delay=5).enqueue(world.next_label(), "sleep:0")
+    assert world.run_until(lambda: handle.task_id in world.checks.rows, 5.0)
+    first.step(TWO_HOURS_S)
+    first.leave(0.0)
+    assert world.run_until(lambda: not first.is_alive, 5.0)
+    assert world.checks.rows[handle.task_id].enqueued_at > world.clock.now_us() + TWO_HOURS_S * 1_000_000
+    if is_alone:
+        started(world)
+    assert world.run_until(lambda: _has_ended(world, handle.task_id), 10.0)
+    assert world.faults == []
+
+
 def _has_ended(world: World, task_id: str) -> bool:
     row = world.checks.rows.get(task_id)
     return row is not None and row.status in TERMINAL
