@@ -24,7 +24,6 @@ from taskmanager.store.sqlite import (
     SqliteStore,
     claims,
     connection,
-    lean_writes,
     queries,
     schema,
     starting,
@@ -543,21 +542,11 @@ async def test_a_take_over_is_found_through_the_index_of_what_waits(path: Path) 
         (f"SELECT status, count(*) FROM {queries._NOT_COMPLETED} GROUP BY status", (), "status"),
         ("SELECT count(*) FROM taskmanager_tasks", (), "sent_at"),
         ("SELECT 1 FROM taskmanager_tasks ORDER BY sent_at DESC, id DESC LIMIT 9", (), "sent_at"),
-        (
-            statements.update_tasks((), statements.bound_columns(statements.UPDATE, frozenset()), 2).sql,
-            [None] * 2 * len(statements.bound_columns(statements.UPDATE, frozenset())),
-            "autoindex_taskmanager_tasks_1",
-        ),
         *[
-            (
-                statements.step_tasks((), statements.bound_columns(step, frozenset()), 2, step).sql,
-                [None] * 2 * len(statements.bound_columns(step, frozenset())),
-                "autoindex_taskmanager_tasks_1",
-            )
-            for step in statements.STEPS.values()
+            (made.sql, [None] * made.sql.count("?"), "autoindex_taskmanager_tasks_1")
+            for kind in (statements.UPDATE, *statements.STEPS.values(), statements.START, statements.SUCCESS)
+            for made in (statements.statement(kind, (), 1), statements.statement(kind, (), 8))
         ],
-        (lean_writes._START, [None] * lean_writes._START.count("?"), "autoindex_taskmanager_tasks_1"),
-        (lean_writes._SUCCESS, [None] * lean_writes._SUCCESS.count("?"), "autoindex_taskmanager_tasks_1"),
     ],
 )
 async def test_hot_statements_use_their_index(path: Path, query: str, parameters: Any, index: str) -> None:
@@ -701,14 +690,19 @@ def test_a_forked_child_neither_uses_nor_closes_what_it_inherited(path: Path) ->
 async def test_batches_of_any_size_are_cut_into_full_statements(path: Path, count: int) -> None:
     """Padding is never stored, nothing is left out, and the statements are few."""
     names = [f"t{number}" for number in range(count)]
-    layout = statements.Layout(("id", "text", "never"), (frozenset({"text"}), frozenset({"never"})))
-    cut = list(statements.chunks([(name, name, None) for name in names], layout))
-    sent = [value for chunk in cut for value in chunk.flat if value]
-    sent += [chunk.common[name] for chunk in cut for name in chunk.shared for _ in range(chunk.size)]
-    assert sorted(sent) == sorted(name for name in names for _ in "12")
-    assert all({*chunk.bound, *chunk.shared} == {"id", "text"} and chunk.size in statements.SIZES for chunk in cut)
-    assert all(len(chunk.flat) == len(chunk.bound) * chunk.size for chunk in cut)
-    assert len(cut) <= 5
+    plain = sqlite3.connect(":memory:")
+    plain.execute("CREATE TABLE texts (id, text, same)")
+    sent: list[str] = []
+    plain.set_trace_callback(sent.append)
+    kind = statements.Kind(
+        "INSERT INTO texts SELECT [id], [text], [same] FROM (VALUES) AS v WHERE [id] IS NOT NULL",
+        ("id", "never", "text", "same"),
+        ("never", "same"),
+    )
+    assert statements.write(plain, kind, [(name, "n", name, "s") for name in names]) == count
+    assert plain.execute("SELECT * FROM texts ORDER BY rowid").fetchall() == [(name, name, "s") for name in names]
+    assert len([text for text in sent if text.startswith("INSERT")]) <= 8
+    plain.close()
     store = SqliteStore(path)
     await store.open()
     attempts = AttemptRow("", 1, "COMPLETED", False, 1, 1, None, None, None, None, None, None, None, 1)

@@ -10,7 +10,7 @@ import aiosqlite
 
 from taskmanager.model.errors import ConfigurationError, StoreError, StoreUnavailable
 from taskmanager.model.record import TaskRow
-from taskmanager.store.sqlite.statements import TASK_COLUMNS, insert_tasks
+from taskmanager.store.sqlite.statements import INSERT, statement
 
 _FILES: Final = "PRAGMA database_list"
 """As a statement of its own: a SELECT of the same would begin the transaction with a snapshot, which can grow stale."""
@@ -18,7 +18,8 @@ _FILES: Final = "PRAGMA database_list"
 
 def insert_statement(row: TaskRow) -> tuple[str, tuple[object, ...]]:
     """SQL and parameters that insert one free task."""
-    return insert_tasks((), TASK_COLUMNS, 1).sql, tuple(row)
+    made = statement(INSERT, (), 1)
+    return made.sql, made.before(row) + made.after(row)
 
 
 def insert_through(connection: Any, row: TaskRow, database: Path | None) -> Coroutine[Any, Any, None] | None:

@@ -11,8 +11,7 @@ from taskmanager.store.constraints import encodable_write
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.queries import fetch_ids
 from taskmanager.store.sqlite.rows import read_schedule, unpacked
-from taskmanager.store.sqlite.statements import LIVE_SQL
-from taskmanager.store.sqlite.transitions import insert
+from taskmanager.store.sqlite.statements import INSERT, LIVE_SQL, write
 
 _COLUMNS: Final = ScheduleRow._fields[:-1]
 _NAMES: Final = ", ".join(_COLUMNS)
@@ -65,7 +64,7 @@ def fire(connection: sqlite3.Connection, fires: Sequence[ScheduleFire]) -> froze
         winners = [each for each in fires if each.wins(there.get(each.schedule_name), unfinished)]
         before = fetch_ids(connection, [each.task.task_id for each in winners if each.task is not None])
         fresh = {name: task for name, task in tasks.items() if task.task_id not in before}
-        insert(connection, [fresh[each.schedule_name] for each in winners if each.schedule_name in fresh])
+        write(connection, INSERT, [fresh[each.schedule_name] for each in winners if each.schedule_name in fresh])
         moves = [
             (name, each.next_run_at, each.now, fresh[name].task_id if name in fresh else None)
             for each in winners

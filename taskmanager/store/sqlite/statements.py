@@ -1,89 +1,44 @@
-"""The few big statements that carry a batch, and how a batch is cut into them.
+"""The kinds of writes, each described once. From the description come a statement for one row, and one for hundreds.
 
-Every `sqlite3_step` gives the GIL away and must win it back; beside a busy event loop that takes up to the
-interpreter's switch interval of 5 ms. So a batch is a handful of statements with many rows each. Their sizes are fixed,
-so that each is prepared once; a batch that nearly fills a size is padded with rows without an id, which the statement
-ignores.
+Every `sqlite3_step` gives the GIL away and must win it back. A busy event loop takes it during each step that lasts,
+and keeps it for the interpreter's switch interval of 5 ms. So a large batch is a handful of statements with many rows
+each. Their sizes are fixed, so that each is prepared once; a batch that nearly fills a size is padded with rows without
+an id, which the statement ignores. A few rows are written one by one: steps that short do not lose the GIL, and the
+fixed statement needs no look at what the rows have in common.
 
-Binding a None costs Python's driver ten times what an integer costs: it looks for an adapter first. Most columns of
-most rows are NULL, so columns are grouped by when they are filled, and a group that is empty in the whole batch is a
-literal NULL. And most of the others are the same in the whole batch (the owner, the worker, the queue, "RUNNING"): such
-a column is shared, bound once, and the rows hold only what differs.
+Most values are the same in all rows of a batch (NULL, the owner, the worker, the queue): such a column is shared, which
+means that it is bound once. Binding a None costs Python's driver ten times what an integer costs, because it looks for
+an adapter first.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 from itertools import chain
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from taskmanager.model.dataclass import dataclass
-from taskmanager.model.record import AttemptRow, TaskRow
+from taskmanager.model.record import AttemptRow, HistoryWrite, NewWrite, StartWrite, SuccessWrite, TaskRow
 from taskmanager.model.states import LIVE, TERMINAL
 from taskmanager.store import constraints
 
-R = TypeVar("R")
+Row = tuple[Any, ...]
 
-SIZES: Final = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
+SIZES: Final = (512, 256, 128, 64, 32, 16, 8)
 _PADDING_FRACTION: Final = 0.25
 VARIANTS: Final = 256
-"""Texts kept of each statement; as many as a connection keeps prepared."""
+"""Statements that are kept; as many as a connection keeps prepared."""
 
 TASK_COLUMNS: Final = ("id", *TaskRow._fields[1:])
 ATTEMPT_COLUMNS: Final = AttemptRow._fields
 EXPECTED: Final = ("expected_status", "expected_owner", "expected_start_count")
-_NEVER_UPDATED: Final = frozenset({"task_name", "sent_at", "created_at"})
-
-
-@dataclass(frozen=True, eq=False)  # compared, and hashed as a key of the caches below, by identity
-class Layout:
-    """The values of a row, by name in their order, which of them are filled together, and which are never used."""
-
-    columns: tuple[str, ...]
-    groups: tuple[frozenset[str], ...]
-    unused: frozenset[str] = frozenset()
-    shared: tuple[str, ...] = ()
-    """Columns that nearly always are the same in a whole batch, so that no other one is worth a look."""
-
-    @cached_property
-    def others(self) -> tuple[str, ...]:
-        """The columns that are bound for each row beside those."""
-        return tuple(name for name in self.columns if name not in self.shared)
-
-
-_TASK_GROUPS: Final = (
-    frozenset({"completed_at", "result"}),
-    frozenset({"failed_at", "failed_reason", "error_code", "next_retry_at"}),
-    frozenset({"claimed_at", "claim_expires_at"}),
-    frozenset({"good_until", "scheduled_for", "cancel_requested_at", "finalizing_at", "finalizing_by_worker_id"}),
-    frozenset({"tags", "idempotency_key", "enqueue_sha"}),
-    frozenset({"progress", "log"}),
-    frozenset({"worker_pid", "worker_hostname", "worker_process_name", "started_at"}),
-)
-TASK: Final = Layout(TASK_COLUMNS, _TASK_GROUPS)
-UPDATE: Final = Layout(TASK_COLUMNS + EXPECTED, _TASK_GROUPS, _NEVER_UPDATED)
-STEPS: Final = {
-    step: Layout(TASK_COLUMNS + EXPECTED, _TASK_GROUPS, frozenset(TASK_COLUMNS[1:]) - step)
-    for step in constraints.STEPS
-}
+_NEVER_UPDATED: Final = frozenset({"id", "task_name", "sent_at", "created_at"})
 _WORKER: Final = ("worker_pid", "worker_hostname", "worker_process_name")
-START: Final = Layout(("id", "started_at", *_WORKER, *EXPECTED), (), shared=(*_WORKER, *EXPECTED))
-SUCCESS: Final = Layout(("id", "completed_at", "result", *EXPECTED), (), shared=EXPECTED)
-_OF_A_SUCCESS: Final = (
-    "attempt", "outcome", "will_retry", "error_code", "error_message", "failed_reason",
-    "worker_id", "worker_hostname", "worker_pid", "worker_process_name",
-)  # fmt: skip
-_ERROR: Final = frozenset({"error_code", "error_message", "failed_reason"})
-ATTEMPT: Final = Layout(ATTEMPT_COLUMNS, (_ERROR,), shared=_OF_A_SUCCESS)
-
-# Plain tasks: what they have in common is bound once, if it is the same for all, else for each row.
-CALL: Final = ("task_name", "queue_name", "priority", "max_retries", "task_options")
-OWNER: Final = ("claimed_by_worker_id", *_WORKER)
-_SENT: Final = {"id": "id", "args": "args", "kwargs": "kwargs", "tags": "tags"} | dict.fromkeys(
-    ("sent_at", "enqueued_at", "created_at"), "sent_at"
-)
-_COMPLETED: Final = {"completed_at": "completed_at", "updated_at": "completed_at", "result": "result"}
+_CALL: Final = ("task_name", "queue_name", "priority", "max_retries", "task_options", "claimed_by_worker_id", *_WORKER)
+_ROWS: Final = "FROM (VALUES) AS v"
+_VALUE: Final = re.compile(r"\[(\w+)\]")
 
 
 def quoted(statuses: Sequence[str]) -> str:
@@ -106,243 +61,186 @@ def replaceable(table: str) -> str:
     return f"{table}.status IN ({TERMINAL_SQL}) AND {memory_only(table)}"
 
 
-def _values(columns: int, rows: int) -> str:
-    row = "(" + ", ".join("?" * columns) + ")"
-    return ", ".join([row] * rows)
+@dataclass(frozen=True, eq=False)  # compared, and hashed as a key of the caches below, by identity
+class Kind:
+    """One kind of write: its SQL, which names values in brackets, and the names of what a row of it holds.
 
-
-class Statement(NamedTuple):
-    """SQL, and which shared columns it binds before its rows and after them, in the order of their places.
-
-    Numbered parameters would need each only once, but Python's driver takes them from mappings only.
+    The first value is the id. What the SQL does not name is never bound.
     """
 
     sql: str
-    before: tuple[str, ...]
-    after: tuple[str, ...]
+    columns: tuple[str, ...]
+    often_alike: tuple[str, ...]
+    """Values that many rows have in common. Only these are looked at: each set that is shared is another statement."""
+
+    @cached_property
+    def used(self) -> tuple[str, ...]:
+        """The values that are bound."""
+        named = frozenset(_VALUE.findall(self.sql))
+        return tuple(name for name in self.columns if name in named)
+
+    @cached_property
+    def candidates(self) -> tuple[str, ...]:
+        """The bound values that may be the same in all rows."""
+        return tuple(name for name in self.used if name in self.often_alike)
 
 
-_SHARED: Final = re.compile(r"\[(\w+)\]")
-
-
-def _statement(text: str) -> Statement:
-    """Put a parameter where the text names a shared column in brackets."""
-    head, rows, tail = text.partition("(VALUES")
-    return Statement(
-        _SHARED.sub("?", head) + rows + _SHARED.sub("?", tail),
-        tuple(_SHARED.findall(head)),
-        tuple(_SHARED.findall(tail)),
+def _insert(table: str, values: Mapping[str, str], conflict: str) -> str:
+    key = next(iter(values.values()))
+    return (
+        f"INSERT INTO {table} ({', '.join(values)}) SELECT {', '.join(values.values())} {_ROWS}"
+        f" WHERE {key} IS NOT NULL ON CONFLICT {conflict}"
     )
 
 
-def _names(shared: tuple[str, ...], bound: tuple[str, ...], table: str = "") -> dict[str, str]:
-    """How a statement calls each column: shared ones in brackets, others by their place in `VALUES`."""
-    names = {name: f"[{name}]" for name in shared}
-    return names | {name: f"{table}column{number}" for number, name in enumerate(bound, 1)}
+def _update(changes: Mapping[str, str]) -> str:
+    """Change tasks, each only while its status, owner and start count are what the writer last saw."""
+    return (
+        f"UPDATE taskmanager_tasks AS t SET {', '.join(f'{name} = {value}' for name, value in changes.items())} {_ROWS}"
+        " WHERE t.id = [id] AND t.status = [expected_status] AND t.claimed_by_worker_id IS [expected_owner]"
+        " AND t.start_count = [expected_start_count]"
+    )
 
 
-@lru_cache(VARIANTS)
-def insert_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> Statement:
-    """Insert tasks. An id that is taken is left alone, except that an ended memory-only task may replace another."""
-    at = _names(shared, bound)
-    replaced = ", ".join(f"{name} = excluded.{name}" for name in TASK_COLUMNS[1:])
-    return _statement(f"""
-        INSERT INTO taskmanager_tasks ({", ".join(TASK_COLUMNS)}, claimed)
-        SELECT {", ".join(at.get(name, "NULL") for name in TASK_COLUMNS)}, {at["status"]} = 'CLAIMED'
-        FROM (VALUES {_values(len(bound), rows)}) WHERE {at["id"]} IS NOT NULL
-        ON CONFLICT (id) DO UPDATE SET {replaced}, claimed = 0
-        WHERE {replaceable("taskmanager_tasks")} AND {replaceable("excluded")}
-    """)
+def _same(names: Sequence[str]) -> dict[str, str]:
+    return {name: f"[{name}]" for name in names}
 
 
-@lru_cache(VARIANTS)
-def update_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> Statement:
-    """Change tasks, each only while its status, owner and start count are what the writer last saw.
+def _whole_update(names: Sequence[str]) -> str:
+    """Change these columns of a whole row.
 
     A cancel request in the row was perhaps put there by somebody else since, so NULL does not clear it, except where a
     terminal row is retried.
     """
-    return _update(shared, bound, rows, _NEVER_UPDATED)
-
-
-@lru_cache(VARIANTS)
-def step_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int, layout: Layout) -> Statement:
-    """Start tasks, end their runs, or let them wait again: only the columns of that step."""
-    return _update(shared, bound, rows, layout.unused)
-
-
-@lru_cache(VARIANTS)
-def start_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> Statement:
-    """First starts of waiting tasks: only what a start changes."""
-    at = _names(shared, bound, "v.")
-    changed = {name: at[name] for name in START.columns[1:] if name not in EXPECTED}
-    changed |= {"status": "'RUNNING'", "start_count": "t.start_count + 1", "updated_at": at["started_at"]}
-    changed["claimed"] = "0"
-    return _conditional(changed, at, bound, rows)
-
-
-@lru_cache(VARIANTS)
-def complete_tasks(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> Statement:
-    """Successes of running tasks: only what a success changes."""
-    at = _names(shared, bound, "v.")
-    changed = {"status": "'COMPLETED'", "updated_at": at["completed_at"]}
-    changed |= {name: at[name] for name in ("completed_at", "result")}
-    return _conditional(changed, at, bound, rows)
-
-
-def _update(shared: tuple[str, ...], bound: tuple[str, ...], rows: int, kept: frozenset[str]) -> Statement:
-    at = _names(shared, bound, "v.")
-    changed = {name: at.get(name, "NULL") for name in TASK_COLUMNS[1:] if name not in kept}
-    cancel = changed["cancel_requested_at"]
-    changed["cancel_requested_at"] = (
-        f"CASE WHEN {at['expected_status']} IN ({TERMINAL_SQL}) THEN {cancel}"
-        f" ELSE coalesce({cancel}, t.cancel_requested_at) END"
+    cancel = (
+        f"CASE WHEN [expected_status] IN ({TERMINAL_SQL}) THEN [cancel_requested_at]"
+        " ELSE coalesce([cancel_requested_at], t.cancel_requested_at) END"
     )
-    changed["claimed"] = f"({at['status']} = 'CLAIMED')"
-    return _conditional(changed, at, bound, rows)
+    return _update(_same(names) | {"cancel_requested_at": cancel, "claimed": "([status] = 'CLAIMED')"})
 
 
-def _conditional(changed: Mapping[str, str], at: Mapping[str, str], bound: tuple[str, ...], rows: int) -> Statement:
-    """An update of the rows whose status, owner and start count are the expected ones."""
-    return _statement(f"""
-        UPDATE taskmanager_tasks AS t SET {", ".join(f"{name} = {value}" for name, value in changed.items())}
-        FROM (VALUES {_values(len(bound), rows)}) AS v
-        WHERE t.id = {at["id"]} AND t.status = {at["expected_status"]}
-            AND t.claimed_by_worker_id IS {at["expected_owner"]} AND t.start_count = {at["expected_start_count"]}
-    """)
+# An id that is taken is left alone, except that an ended memory-only task may replace another.
+INSERT: Final = Kind(
+    _insert(
+        "taskmanager_tasks",
+        _same(TASK_COLUMNS) | {"claimed": "([status] = 'CLAIMED')"},
+        f"(id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in TASK_COLUMNS[1:])}, claimed = 0"
+        f" WHERE {replaceable('taskmanager_tasks')} AND {replaceable('excluded')}",
+    ),
+    TASK_COLUMNS,
+    TASK_COLUMNS[1:],
+)
+_CHANGED: Final = TASK_COLUMNS + EXPECTED
+UPDATE: Final = Kind(
+    _whole_update([name for name in TASK_COLUMNS if name not in _NEVER_UPDATED]), _CHANGED, _CHANGED[1:]
+)
+STEPS: Final = {
+    step: Kind(_whole_update([name for name in TASK_COLUMNS if name in step]), _CHANGED, _CHANGED[1:])
+    for step in constraints.STEPS
+}
+# What was there already stays as it is.
+ATTEMPT: Final = Kind(
+    _insert("taskmanager_task_attempts", _same(ATTEMPT_COLUMNS), "(task_id, attempt) DO NOTHING"),
+    ATTEMPT_COLUMNS,
+    tuple(name for name in ATTEMPT_COLUMNS if name not in ("task_id", "started_at", "finished_at", "created_at")),
+)
+
+# Plain tasks. Columns that are not named have no value, and need none.
+_PENDING: Final = _same(("id", "args", "kwargs", "tags", "sent_at", *_CALL[:-3])) | {
+    "enqueued_at": "[sent_at]", "created_at": "[sent_at]", "updated_at": "[sent_at]", "status": "'PENDING'",
+}  # fmt: skip
+_RUNNING: Final = (
+    _PENDING
+    | _same(("started_at", *_WORKER))
+    | {"updated_at": "[started_at]", "status": "'RUNNING'", "start_count": "1"}
+)
+_COMPLETED: Final = (
+    _RUNNING | _same(("completed_at", "result")) | {"updated_at": "[completed_at]", "status": "'COMPLETED'"}
+)
+NEW, STARTED, HISTORY = (
+    Kind(
+        _insert("taskmanager_tasks", values, "(id) DO NOTHING"),
+        ("id", *write._fields[1:], *_CALL),  # of the write, and of its call
+        ("tags", *_CALL),
+    )
+    for values, write in ((_PENDING, NewWrite), (_RUNNING, NewWrite), (_COMPLETED, HistoryWrite))
+)
+START: Final = Kind(
+    _update(
+        {
+            "status": "'RUNNING'", "claimed": "0", "start_count": "t.start_count + 1",
+            "started_at": "[started_at]", "updated_at": "[started_at]",
+        }
+        | _same(_WORKER)
+    ),
+    ("id", *StartWrite._fields[1:], *EXPECTED),
+    (*_WORKER, *EXPECTED),
+)  # fmt: skip
+SUCCESS: Final = Kind(
+    _update({"status": "'COMPLETED'", "updated_at": "[completed_at]"} | _same(("completed_at", "result"))),
+    ("id", *SuccessWrite._fields[1:], *EXPECTED),
+    EXPECTED,
+)
 
 
-@lru_cache(VARIANTS)
-def insert_attempts(shared: tuple[str, ...], bound: tuple[str, ...], rows: int) -> Statement:
-    """Insert attempts; one that is there already stays as it is."""
-    at = _names(shared, bound)
-    return _statement(f"""
-        INSERT INTO taskmanager_task_attempts ({", ".join(ATTEMPT_COLUMNS)})
-        SELECT {", ".join(at.get(name, "NULL") for name in ATTEMPT_COLUMNS)}
-        FROM (VALUES {_values(len(bound), rows)}) WHERE {at["task_id"]} IS NOT NULL
-        ON CONFLICT (task_id, attempt) DO NOTHING
-    """)
+class Statement(NamedTuple):
+    """SQL, and what picks its values: from one row those before and after the rows, from each row the others.
 
-
-@lru_cache(VARIANTS)
-def insert_plain(bound: tuple[str, ...], rows: int) -> Statement:
-    """Insert plain tasks, in the state that the bound columns tell. An id that is taken is left alone.
-
-    Columns that are not named have no value, and need none.
+    Numbered parameters would need a shared value only once, but Python's driver takes them from mappings only.
     """
-    has_started, has_ended = "started_at" in bound, "completed_at" in bound
-    shared = tuple(name for name in CALL + OWNER if name not in bound)
-    at = _names(shared, bound)
-    values = {name: at[source] for name, source in _SENT.items() if source in bound} | {name: at[name] for name in CALL}
-    values |= {"claimed_by_worker_id": at["claimed_by_worker_id"], "updated_at": at["sent_at"], "status": "'PENDING'"}
-    if has_started:
-        values |= {name: at[name] for name in ("started_at", *_WORKER)}
-        values |= {"updated_at": at["started_at"], "status": "'RUNNING'", "start_count": "1"}
-    if has_ended:
-        values |= {name: at[source] for name, source in _COMPLETED.items()} | {"status": "'COMPLETED'"}
-    return _statement(f"""
-        INSERT INTO taskmanager_tasks ({", ".join(values)}) SELECT {", ".join(values.values())}
-        FROM (VALUES {_values(len(bound), rows)}) WHERE {at["id"]} IS NOT NULL
-        ON CONFLICT (id) DO NOTHING
-    """)
+
+    sql: str
+    before: Callable[[Row], Row]
+    each: Callable[[Row], Row]
+    after: Callable[[Row], Row]
+    width: int
+    """Values of each row."""
 
 
-class Chunk(NamedTuple):
-    """One execution: the columns bound once with their values, those bound per row, how many rows, and their values."""
-
-    shared: tuple[str, ...]
-    common: Mapping[str, Any]
-    bound: tuple[str, ...]
-    size: int
-    flat: list[Any]
-
-    def parameters(self, statement: Statement) -> list[Any]:
-        """All values in the order in which `statement` binds them."""
-        common = self.common
-        return [common[name] for name in statement.before] + self.flat + [common[name] for name in statement.after]
+@lru_cache(VARIANTS)
+def statement(kind: Kind, shared: tuple[str, ...], size: int) -> Statement:
+    """Return what writes `size` rows that have the values of `shared` in common, or any one row."""
+    bound = tuple(name for name in kind.used if size > 1 and name not in shared)
+    places = {name: f"v.column{number}" for number, name in enumerate(bound, 1)}
+    head, tail = (_VALUE.sub(lambda found: places.get(found[1], found[0]), part) for part in kind.sql.split(_ROWS))
+    row = f"({', '.join('?' * len(bound))})"
+    rows = _ROWS.replace("VALUES", f"VALUES {', '.join([row] * size)}") if size > 1 else ""
+    before, each, after = (_picker(kind, names) for names in (_VALUE.findall(head), bound, _VALUE.findall(tail)))
+    return Statement(_VALUE.sub("?", head + rows + tail), before, each, after, len(bound))
 
 
-def chunks(rows: Sequence[Sequence[Any]], layout: Layout) -> Iterator[Chunk]:
-    """Cut `rows` into few statements of fixed sizes."""
-    if layout.shared:
-        pick = _picker(layout, layout.shared)
-        first = pick(rows[0])
-        if all(map(first.__eq__, map(pick, rows))):
-            yield from _cut(rows, layout, layout.shared, layout.others)
-            return
-    if len(rows) == 1:
-        yield _alone(rows[0], layout)
-        return
-    values = dict(zip(layout.columns, zip(*rows, strict=True), strict=True))
-    columns = bound_columns(layout, _empty_groups(values, layout, len(rows)))
-    key, rest = columns[0], columns[1:]
-    shared = tuple(name for name in rest if values[name].count(values[name][0]) == len(rows))
-    yield from _cut(rows, layout, shared, (key, *(name for name in rest if name not in shared)))
+def _picker(kind: Kind, names: Sequence[str]) -> Callable[[Row], Row]:
+    places = [kind.columns.index(name) for name in names]
+    if len(places) > 1:
+        return itemgetter(*places)
+    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
 
 
-def _cut(
-    rows: Sequence[Sequence[Any]], layout: Layout, shared: tuple[str, ...], bound: tuple[str, ...]
-) -> Iterator[Chunk]:
-    common = dict(zip(shared, _picker(layout, shared)(rows[0]), strict=True)) if shared else {}
-    pick = _picker(layout, bound)
-    for part, size in cut(rows):
-        flat = list(chain.from_iterable(map(pick, part)))
-        flat.extend(padding(len(bound), size - len(part)))
-        yield Chunk(shared, common, bound, size, flat)
-
-
-def cut(rows: Sequence[R]) -> Iterator[tuple[Sequence[R], int]]:
-    """Cut `rows` into parts, each with the size of the statement that carries it."""
-    start = 0
+def write(connection: sqlite3.Connection, kind: Kind, rows: Sequence[Row]) -> int:
+    """Write these rows. Return how many of them have changed something."""
+    changed, start, shared = 0, 0, _alike(kind, rows) if _size_for(len(rows)) > 1 else ()
     while start < len(rows):
         size = _size_for(len(rows) - start)
-        yield rows[start : start + size], size
+        part = rows[start : start + size]
+        made = statement(kind, shared if size > 1 else (), size)
+        values = [*made.before(part[0]), *chain.from_iterable(map(made.each, part))]
+        # Only the id marks what fills the statement up. Zeros bind faster than NULLs.
+        values += [None, *[0] * (made.width - 1)] * (size - len(part))
+        values += made.after(part[0])
+        changed += connection.execute(made.sql, values).rowcount
         start += size
-
-
-def padding(columns: int, rows: int) -> list[Any]:
-    """Return values that fill up a statement: NULL as the id marks them, and zeros for the rest bind faster."""
-    return [None, *[0] * (columns - 1)] * rows
-
-
-def _alone(row: Sequence[Any], layout: Layout) -> Chunk:
-    """A single row: nothing is gained by looking for what it shares with others, and somebody waits for this commit."""
-    empty = frozenset(
-        [number for number, (pick, size) in enumerate(_group_pickers(layout)) if pick(row).count(None) == size]
-    )
-    columns = bound_columns(layout, empty)
-    return Chunk((), {}, columns, 1, list(_picker(layout, columns)(row)))
-
-
-@cache
-def _group_pickers(layout: Layout) -> tuple[tuple[Callable[[Sequence[Any]], tuple[Any, ...]], int], ...]:
-    """What takes the values of each group out of a row, and how many they are."""
-    return tuple((_picker(layout, tuple(group)), len(group)) for group in layout.groups)
-
-
-def _empty_groups(values: Mapping[str, tuple[Any, ...]], layout: Layout, count: int) -> frozenset[int]:
-    return frozenset(
-        number for number, group in enumerate(layout.groups) if all(values[name].count(None) == count for name in group)
-    )
-
-
-@cache
-def bound_columns(layout: Layout, empty: frozenset[int]) -> tuple[str, ...]:
-    """The columns of which a value has to be bound, the id first."""
-    left_out = layout.unused.union(*(layout.groups[number] for number in empty))
-    return tuple(name for name in layout.columns if name not in left_out)
-
-
-@cache
-def _picker(layout: Layout, bound: tuple[str, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    places = [layout.columns.index(name) for name in bound]
-    return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
+    return changed
 
 
 @cache
 def _size_for(left: int) -> int:
-    """The largest size that `left` rows fill, or nearly fill."""
-    for size in SIZES:
-        if left >= size * (1 - _PADDING_FRACTION):
-            return size
-    return 1
+    """The largest size that `left` rows fill, or nearly fill; 1 if there is none."""
+    return next((size for size in SIZES if left >= size * (1 - _PADDING_FRACTION)), 1)
+
+
+def _alike(kind: Kind, rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return the values that are the same in all rows."""
+    columns = zip(*map(_picker(kind, kind.candidates), rows), strict=True)
+    return tuple(
+        name for name, values in zip(kind.candidates, columns, strict=True) if values.count(values[0]) == len(rows)
+    )

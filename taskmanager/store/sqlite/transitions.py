@@ -8,15 +8,13 @@ fails is halved until the guilty row stands alone.
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, Final
 
 from taskmanager.model.record import (
     AttemptRow,
     Expected,
     HistoryWrite,
-    LeanInsert,
     NewWrite,
     StartWrite,
     SuccessWrite,
@@ -29,13 +27,11 @@ from taskmanager.model.record import (
 from taskmanager.model.states import TERMINAL
 from taskmanager.store.constraints import encodable_write, is_memory_only, step_of
 from taskmanager.store.protocol import CommitReport
-from taskmanager.store.sqlite import lean_writes
 from taskmanager.store.sqlite import statements as sql
 from taskmanager.store.sqlite.connection import primary_code, transaction
 from taskmanager.store.sqlite.queries import fetch_ids
 from taskmanager.store.sqlite.rows import unpacked
 
-_Statement = Callable[[tuple[str, ...], tuple[str, ...], int], sql.Statement]
 _GUILTY_CODES: Final = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH})
 
 _EXISTING: Final = f"""
@@ -62,10 +58,7 @@ def commit(connection: sqlite3.Connection, writes: Sequence[Write]) -> CommitRep
         return CommitReport({}, {})
     try:
         with transaction(connection):
-            if not lean_writes.are_few(writes):
-                _apply(connection, writes)
-            elif not lean_writes.write_few(connection, writes):
-                raise _SomebodyLost
+            _apply(connection, writes)
         return CommitReport({}, {})
     except _SomebodyLost:
         return _commit_with_care(connection, writes)
@@ -75,11 +68,6 @@ def commit(connection: sqlite3.Connection, writes: Sequence[Write]) -> CommitRep
         if not _is_rows_fault(error):
             raise
         return _commit_with_care(connection, writes)
-
-
-def insert(connection: sqlite3.Connection, rows: Sequence[TaskRow]) -> None:
-    """Insert tasks whose ids are known to be free, inside a transaction of the caller's."""
-    _execute(connection, sql.insert_tasks, rows, sql.TASK)
 
 
 _END_UNREADABLE: Final = """
@@ -118,79 +106,50 @@ def end_unreadable(
 
 def _apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> None:
     """Kind by kind, because starts have much in common with starts, and ends with ends: that is bound once."""
-    plain: tuple[list[LeanInsert], ...] = ([], [], [])  # new, started, ended
-    inserts: list[TaskRow] = []
-    first_starts: list[tuple[Any, ...]] = []
-    successes: list[tuple[Any, ...]] = []
-    steps: defaultdict[frozenset[str], list[tuple[Any, ...]]] = defaultdict(list)
-    changes: list[tuple[Any, ...]] = []
-    has_unreadable = False
+    rows: defaultdict[sql.Kind, list[sql.Row]] = defaultdict(list)
+    attempts: list[AttemptRow] = []
     for write in writes:
         if isinstance(write, StartWrite):
-            first_starts.append((write[0], *write[3:], *write[2]))
-        elif isinstance(write, SuccessWrite):
-            successes.append((write[0], write[3], write[4], *write[2]))
+            rows[sql.START].append(write + write.expected)
         elif isinstance(write, NewWrite):
-            plain[write.started_at is not None].append(write)
-        elif isinstance(write, HistoryWrite):
-            plain[2].append(write)
-        elif (expected := write.expected) is None:
-            inserts.append(write.row)
-        elif isinstance(write.row, UnreadableRow):
-            end_unreadable(connection, write.row, expected, write.attempts)
-            has_unreadable = True
+            rows[sql.NEW if write.started_at is None else sql.STARTED].append(write + write.call)
+        elif isinstance(write, TaskWrite) and isinstance(write.row, UnreadableRow) and write.expected is not None:
+            end_unreadable(connection, write.row, write.expected, write.attempts)
         else:
-            step = step_of(write, expected)
-            (changes if step is None else steps[step]).append(write.row + expected)
-    for alike in plain:
-        if alike and not lean_writes.insert(connection, alike):
+            attempts += write.attempts
+            if isinstance(write, SuccessWrite):
+                rows[sql.SUCCESS].append(write + write.expected)
+            elif isinstance(write, HistoryWrite):
+                rows[sql.HISTORY].append(write + write.call)
+            elif (expected := write.expected) is None:
+                rows[sql.INSERT].append(write.row)
+            else:
+                step = step_of(write, expected)
+                rows[sql.UPDATE if step is None else sql.STEPS[step]].append(write.row + expected)
+    for kind, alike in rows.items():
+        if sql.write(connection, kind, alike) != len(alike):
             raise _SomebodyLost
-    _execute(connection, sql.insert_tasks, inserts, sql.TASK)
-    _execute(connection, sql.start_tasks, first_starts, sql.START)
-    _execute(connection, sql.complete_tasks, successes, sql.SUCCESS)
-    for step, rows in steps.items():
-        layout = sql.STEPS[step]
-        _execute(connection, partial(sql.step_tasks, layout=layout), rows, layout)
-    _execute(connection, sql.update_tasks, changes, sql.UPDATE)
-    if has_unreadable:
-        writes = [write for write in writes if not _is_unreadable(write)]
-    _add_attempts(connection, writes)
+    if attempts and sql.write(connection, sql.ATTEMPT, attempts) != len(attempts):
+        _replace_attempts(connection, writes)
 
 
 def _is_unreadable(write: Write) -> bool:
     return isinstance(write, TaskWrite) and isinstance(write.row, UnreadableRow)
 
 
-def _execute(
-    connection: sqlite3.Connection, statement: _Statement, rows: Sequence[Sequence[Any]], layout: sql.Layout
-) -> None:
-    if rows and _changed(connection, statement, rows, layout) != len(rows):
-        raise _SomebodyLost
+def _replace_attempts(connection: sqlite3.Connection, writes: Sequence[Write]) -> None:
+    """Some attempts were there. Under an update that is a replay.
 
-
-def _changed(
-    connection: sqlite3.Connection, statement: _Statement, rows: Sequence[Sequence[Any]], layout: sql.Layout
-) -> int:
-    changed = 0
-    for chunk in sql.chunks(rows, layout):
-        made = statement(chunk.shared, chunk.bound, chunk.size)
-        changed += connection.execute(made.sql, chunk.parameters(made)).rowcount
-    return changed
-
-
-def _add_attempts(connection: sqlite3.Connection, writes: Sequence[Write]) -> None:
-    attempts = [attempt for write in writes for attempt in write.attempts]
-    if not attempts or _changed(connection, sql.insert_attempts, attempts, sql.ATTEMPT) == len(attempts):
-        return
-    # Some were there. Under an update that is a replay. Under an insert the row has replaced an earlier task of the
-    # same key that counted its attempts from the same number: what that one left is not this one's history.
+    Under an insert the row has replaced an earlier task of the same key that counted its attempts from the same number:
+    what that one left is not this one's history.
+    """
     for write in writes:
         if isinstance(write, TaskWrite) and write.expected is None and write.attempts:
             first = min(attempt.attempt for attempt in write.attempts)
             connection.execute(
                 "DELETE FROM taskmanager_task_attempts WHERE task_id = ? AND attempt >= ?", (write.task_id, first)
             )
-            _changed(connection, sql.insert_attempts, write.attempts, sql.ATTEMPT)
+            sql.write(connection, sql.ATTEMPT, write.attempts)
 
 
 def _commit_with_care(connection: sqlite3.Connection, sent: Sequence[Write]) -> CommitReport:
