@@ -1,16 +1,18 @@
-"""Signs of life and snapshots: the heartbeat's own connection, and what is read and written of both tables."""
+"""What instances write of themselves: their rows, signs of life by the heartbeat's own connection, and snapshots."""
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Final
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
-from taskmanager.store.protocol import Beat, WorkerState
+from taskmanager.store.constraints import encodable
+from taskmanager.store.protocol import Beat, InstanceRow, WorkerState
 from taskmanager.store.sqlite.connection import BUSY_TIMEOUT_S, primary_code, transaction, translate
 from taskmanager.store.sqlite.files import Files
 from taskmanager.store.sqlite.open_files import open_existing
 
+_INSTANCE: Final = ", ".join(InstanceRow._fields)
 _STATE: Final = ", ".join(WorkerState._fields)
 
 
@@ -92,4 +94,22 @@ def save_worker_state(connection: sqlite3.Connection, state: WorkerState) -> Non
     with transaction(connection):
         connection.execute(
             f"INSERT INTO taskmanager_worker_states ({_STATE}) VALUES ({', '.join('?' * len(state))})", state
+        )
+
+
+def save_instance(connection: sqlite3.Connection, row: InstanceRow) -> None:
+    """See `Store.save_instance`."""
+    with transaction(connection):
+        connection.execute(
+            f"INSERT OR REPLACE INTO taskmanager_instances ({_INSTANCE}) VALUES ({', '.join('?' * len(row))})",
+            # A process may be named after a file whose name is no UTF-8.
+            [encodable(value) if isinstance(value, str) else value for value in row],
+        )
+
+
+def forget_instances(connection: sqlite3.Connection, instance_ids: Collection[str]) -> None:
+    """See `Store.forget_instances`."""
+    with transaction(connection):
+        connection.executemany(
+            "DELETE FROM taskmanager_instances WHERE instance_id = CAST(? AS TEXT)", [(each,) for each in instance_ids]
         )

@@ -215,7 +215,7 @@ def _places(connection: sqlite3.Connection, request: ClaimRequest, file_limit: i
     return max(0, int(lent) - request.borrowed) + max(0, file_limit - int(taken))
 
 
-def release(connection: sqlite3.Connection, owner: str, now: int, unanswered: int | None) -> int:
+def release(connection: sqlite3.Connection, owner: str, now: int, unanswered: int | None = None) -> int:
     """See `Store.release`."""
     parameters = {"now": now, "owner": owner, "unanswered": unanswered}
     owned = "taskmanager_tasks INDEXED BY taskmanager_tasks_owner"
@@ -242,7 +242,7 @@ LIMIT :limit
 """
 
 
-def free_waiting(connection: sqlite3.Connection, owner: str, now: int, limit: int, per_queue: int | None) -> int:
+def free_waiting(connection: sqlite3.Connection, owner: str, now: int, limit: int, per_queue: int | None = None) -> int:
     """See `Store.free_waiting`. One statement for all of them: nothing of a row has to be known to free it."""
     which = _ANY_LEFT if per_queue is None else _FIRST_LEFT
     with transaction(connection):
@@ -252,7 +252,7 @@ def free_waiting(connection: sqlite3.Connection, owner: str, now: int, limit: in
         ).rowcount
 
 
-def latest_stamp(connection: sqlite3.Connection, until: int) -> int:
+def latest_stamp(connection: sqlite3.Connection, until: int = LAST_US) -> int:
     """See `Store.latest_stamp`: the ends of two indexes, and a few rows."""
     (found,) = connection.execute(
         """

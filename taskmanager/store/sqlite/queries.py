@@ -132,14 +132,14 @@ ORDER BY t.id LIMIT :limit
 
 
 def fetch_owned(
-    connection: sqlite3.Connection, owners: Collection[str], limit: int, after: str, is_running: bool
+    connection: sqlite3.Connection, owners: Collection[str], *, limit: int, after: str = "", is_running: bool = False
 ) -> list[TaskRow]:
     """See `Store.fetch_owned`."""
     wanted = {"owners": json.dumps(list(owners)), "after": after, "limit": limit}
     return task_rows(connection, _RUNNING if is_running else _OWNED, wanted)
 
 
-def fetch_owned_ids(connection: sqlite3.Connection, owner: str, limit: int, after: str) -> list[str]:
+def fetch_owned_ids(connection: sqlite3.Connection, owner: str, *, limit: int, after: str = "") -> list[str]:
     """See `Store.fetch_owned_ids`. The index holds all that is asked for."""
     query = f"""
         SELECT json_group_array(id) FROM (
@@ -152,10 +152,15 @@ def fetch_owned_ids(connection: sqlite3.Connection, owner: str, limit: int, afte
 
 
 def fetch_orphans(
-    connection: sqlite3.Connection, owners: Collection[str], limit: int, after: str, is_summary: bool
+    connection: sqlite3.Connection,
+    live_owners: Collection[str],
+    *,
+    limit: int,
+    after: str = "",
+    is_summary: bool = False,
 ) -> list[TaskRow]:
     """See `Store.fetch_orphans`."""
-    wanted = {"owners": json.dumps(list(owners)), "after": after, "limit": limit}
+    wanted = {"owners": json.dumps(list(live_owners)), "after": after, "limit": limit}
     return task_rows(connection, _ORPHANS, wanted, SUMMARY if is_summary else _TASK)
 
 
@@ -166,7 +171,7 @@ ORDER BY t.good_until, t.id LIMIT :limit
 """
 
 
-def fetch_expired(connection: sqlite3.Connection, now: int, limit: int) -> list[TaskRow]:
+def fetch_expired(connection: sqlite3.Connection, now: int, *, limit: int) -> list[TaskRow]:
     """See `Store.fetch_expired`."""
     return task_rows(connection, _EXPIRED, {"now": now, "limit": limit})
 

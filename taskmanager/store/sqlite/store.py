@@ -3,27 +3,20 @@
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, TypeVarTuple
 
-from taskmanager.model.clock import LAST_US
 from taskmanager.model.errors import StoreError, StoreUnavailable
-from taskmanager.model.record import AttemptRow, TaskRow, Write
-from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow
+from taskmanager.model.record import TaskRow, Write
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import (
-    FREE_COUNT_CAP,
     ClaimRequest,
     CommitReport,
-    FreeQueue,
-    InstanceRow,
-    TaskFilter,
-    WaitingLevel,
-    WorkerState,
 )
-from taskmanager.store.sqlite import beat, claims, pruning, queries, schedules, starting, transitions, upkeep
+from taskmanager.store.sqlite import beat, claims, pruning, queries, starting, transitions, wal
+from taskmanager.store.sqlite import schedules as schedule_state
 from taskmanager.store.sqlite.beat import SqliteBeater
 from taskmanager.store.sqlite.connection import (
     Connection,
@@ -54,8 +47,31 @@ They look twice a second, however seldom they poll.
 """
 BEATER_PATIENCE_S: Final = 3.0
 _PAUSE_S: Final = 0.05
+P = ParamSpec("P")
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
+
+
+def _reads(
+    work: Callable[Concatenate[sqlite3.Connection, P], R],
+) -> Callable[Concatenate["SqliteStore", P], Coroutine[Any, Any, R]]:
+    """Make a verb of a function that reads."""
+
+    async def verb(self: "SqliteStore", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._read(lambda connection: work(connection, *args, **kwargs))
+
+    return verb
+
+
+def _writes(
+    work: Callable[Concatenate[sqlite3.Connection, P], R],
+) -> Callable[Concatenate["SqliteStore", P], Coroutine[Any, Any, R]]:
+    """Make a verb of a function that writes."""
+
+    async def verb(self: "SqliteStore", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._write(lambda connection: work(connection, *args, **kwargs))
+
+    return verb
 
 
 class SqliteStore:
@@ -111,7 +127,7 @@ class SqliteStore:
     def _prepare(self, connection: sqlite3.Connection) -> None:
         configure_writer(connection, self._synchronous)
         self._moves_after = self._wal.pages_to_move()
-        upkeep.move_after(connection, self._moves_after)
+        wal.move_after(connection, self._moves_after)
         migrate(connection, self.path, self._is_dead)
 
     def work_inline(self) -> None:
@@ -153,7 +169,7 @@ class SqliteStore:
             if not files.is_database_there():
                 self._files = None
                 files.remove_leftovers()
-                await writer.hop(upkeep.move_all)
+                await writer.hop(wal.move_all)
 
     async def _write(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
         if self._had_no_room:
@@ -210,91 +226,18 @@ class SqliteStore:
     async def fetch_claim(self, owner: str, claimed_at: int) -> list[TaskRow]:
         return await self._in_writer(claims.fetch_claim, owner, claimed_at)
 
-    async def release(self, owner: str, now: int, unanswered: int | None = None) -> int:
-        return await self._write(claims.release, owner, now, unanswered)
-
     async def free_waiting(self, owner: str, now: int, limit: int, per_queue: int | None = None) -> int:
         return await self._write_unsynced(claims.free_waiting, owner, now, limit, per_queue)
 
-    async def latest_stamp(self, until: int = LAST_US) -> int:
-        return await self._read(claims.latest_stamp, until)
-
-    async def make_due(self, now: int) -> int:
-        return await self._write(claims.make_due, now)
-
-    async def free_queues(self, count_cap: int = FREE_COUNT_CAP) -> list[FreeQueue]:
-        return await self._read(claims.free_queues, count_cap)
-
-    async def waiting_levels(self, limit: int) -> list[WaitingLevel]:
-        return await self._read(starting.waiting_levels, limit)
-
-    async def fetch_taken(self, task_ids: Sequence[str], owner: str) -> dict[str, TaskRow]:
-        return await self._read(starting.fetch_taken, task_ids, owner)
-
-    async def best_waiting(self, task_names: Collection[str], queue_name: str, now: int) -> str | None:
-        return await self._read(claims.best_waiting, task_names, queue_name, now)
-
-    async def fetch(self, task_id: str) -> TaskRow | None:
-        return await self._read(queries.fetch, task_id)
-
-    async def fetch_attempts(self, task_id: str) -> list[AttemptRow]:
-        return await self._read(queries.fetch_attempts, task_id)
-
-    async def fetch_ids(self, task_ids: Sequence[str]) -> dict[str, TaskRow]:
-        return await self._read(queries.fetch_ids, task_ids)
-
-    async def fetch_many(self, wanted: TaskFilter) -> list[TaskRow]:
-        return await self._read(queries.fetch_many, wanted)
-
-    async def fetch_owned(
-        self, owners: Collection[str], *, limit: int, after: str = "", is_running: bool = False
-    ) -> list[TaskRow]:
-        return await self._read(queries.fetch_owned, owners, limit, after, is_running)
-
-    async def fetch_owned_ids(self, owner: str, *, limit: int, after: str = "") -> list[str]:
-        return await self._read(queries.fetch_owned_ids, owner, limit, after)
-
-    async def fetch_orphans(
-        self, live_owners: Collection[str], *, limit: int, after: str = "", is_summary: bool = False
-    ) -> list[TaskRow]:
-        return await self._read(queries.fetch_orphans, live_owners, limit, after, is_summary)
-
-    async def fetch_expired(self, now: int, *, limit: int) -> list[TaskRow]:
-        return await self._read(queries.fetch_expired, now, limit)
-
-    async def fetch_cancel_requests(self, owner: str) -> list[str]:
-        return await self._read(queries.fetch_cancel_requests, owner)
-
-    async def request_cancel(self, task_id: str, now: int) -> bool:
-        return await self._write(upkeep.request_cancel, task_id, now)
-
-    async def counts(self) -> dict[TaskStatus, int]:
-        return await self._read(queries.counts)
-
     async def purge(self, status: TaskStatus | None, older_than: int | None, limit: int) -> int:
         return await self._write_unsynced(pruning.purge, self._batches["tasks"], status, older_than, limit)
-
-    async def save_instance(self, row: InstanceRow) -> None:
-        await self._write(upkeep.save_instance, row)
-
-    async def instances(self) -> list[InstanceRow]:
-        return await self._read(queries.instances)
-
-    async def forget_instances(self, instance_ids: Collection[str]) -> None:
-        await self._write(upkeep.forget_instances, instance_ids)
 
     def open_beater(self) -> SqliteBeater:
         self._beater = SqliteBeater(self.path, lambda: self._files)
         return self._beater
 
-    async def heartbeats(self) -> list[tuple[str, str, int]]:
-        return await self._read(beat.heartbeats)
-
     async def prune_heartbeats(self, cutoff: int, limit: int) -> int:
         return await self._write_unsynced(pruning.prune_heartbeats, self._batches["heartbeats"], cutoff, limit)
-
-    async def save_worker_state(self, state: WorkerState) -> None:
-        await self._write(beat.save_worker_state, state)
 
     async def prune_worker_states(self, cutoff: int, limit: int) -> int:
         return await self._write_unsynced(pruning.prune_worker_states, self._batches["worker states"], cutoff, limit)
@@ -306,31 +249,8 @@ class SqliteStore:
         if is_idle or self._wal.is_large:
             await self.checkpoint()
         if (pages := self._wal.pages_to_move()) != self._moves_after:
-            await self._in_writer(upkeep.move_after, pages)
+            await self._in_writer(wal.move_after, pages)
             self._moves_after = pages
-
-    async def set_paused(self, queue_name: str, paused: bool, now: int) -> None:
-        await self._write(upkeep.set_paused, queue_name, paused, now)
-
-    async def paused_queues(self) -> frozenset[str]:
-        return await self._read(queries.paused_queues)
-
-    async def declare_schedules(self, declared: Sequence[ScheduleDeclaration], owner: str, now: int) -> frozenset[str]:
-        return await self._write(schedules.declare, declared, owner, now)
-
-    async def fire_schedules(self, fires: Sequence[ScheduleFire]) -> frozenset[str]:
-        return await self._write(schedules.fire, fires)
-
-    async def schedules(
-        self, names: Collection[str] | None = None, *, limit: int | None = None, changed_since: int | None = None
-    ) -> list[ScheduleRow]:
-        return await self._read(schedules.fetch, names, limit, changed_since)
-
-    async def busy_schedules(self, names: Collection[str]) -> frozenset[str]:
-        return await self._read(schedules.busy, names)
-
-    async def set_schedule_paused(self, name: str, paused: bool, now: int) -> bool:
-        return await self._write(schedules.set_paused, name, paused, now)
 
     async def data_version(self) -> int:
         if self._writer is not None and self._stamp.is_unchanged:
@@ -361,7 +281,7 @@ class SqliteStore:
         if writer is not None:
             self._writer = None  # nothing is written any more to what nobody else can find
             try:
-                is_moved = await writer.hop(upkeep.move_all)
+                is_moved = await writer.hop(wal.move_all)
             finally:
                 self._writer = writer
             if not is_moved:
@@ -389,9 +309,43 @@ class SqliteStore:
 
     async def checkpoint(self) -> bool:
         """Move the log into the file, and cut it where it is large; False when a reader kept part of it back."""
-        is_moved = await self._in_writer(upkeep.checkpoint, self._wal.is_large)
+        is_moved = await self._in_writer(wal.checkpoint, self._wal.is_large)
         self._wal.note(is_moved)
         return is_moved
+
+    # What needs no more than its statement.
+
+    latest_stamp = _reads(claims.latest_stamp)
+    free_queues = _reads(claims.free_queues)
+    waiting_levels = _reads(starting.waiting_levels)
+    fetch_taken = _reads(starting.fetch_taken)
+    best_waiting = _reads(claims.best_waiting)
+    fetch = _reads(queries.fetch)
+    fetch_attempts = _reads(queries.fetch_attempts)
+    fetch_ids = _reads(queries.fetch_ids)
+    fetch_many = _reads(queries.fetch_many)
+    fetch_owned = _reads(queries.fetch_owned)
+    fetch_owned_ids = _reads(queries.fetch_owned_ids)
+    fetch_orphans = _reads(queries.fetch_orphans)
+    fetch_expired = _reads(queries.fetch_expired)
+    fetch_cancel_requests = _reads(queries.fetch_cancel_requests)
+    counts = _reads(queries.counts)
+    instances = _reads(queries.instances)
+    heartbeats = _reads(beat.heartbeats)
+    paused_queues = _reads(queries.paused_queues)
+    schedules = _reads(schedule_state.fetch)
+    busy_schedules = _reads(schedule_state.busy)
+
+    release = _writes(claims.release)
+    make_due = _writes(claims.make_due)
+    request_cancel = _writes(transitions.request_cancel)
+    save_instance = _writes(beat.save_instance)
+    forget_instances = _writes(beat.forget_instances)
+    save_worker_state = _writes(beat.save_worker_state)
+    set_paused = _writes(transitions.set_paused)
+    declare_schedules = _writes(schedule_state.declare)
+    fire_schedules = _writes(schedule_state.fire)
+    set_schedule_paused = _writes(schedule_state.set_paused)
 
     def wal_size(self) -> int:
         """Bytes of the log beside the file, 0 when there is none."""

@@ -1,5 +1,7 @@
 """One commit: many changes of tasks in one transaction, each with its precondition, and none that spoils the others.
 
+Below it stand the two wishes of people that wait in the file: a cancel request and a paused queue.
+
 First all of them at once, which is what nearly always succeeds. When the count of changed rows says that somebody lost,
 or a row cannot be stored, everything is rolled back and done again with care: losers are found first, and a batch that
 fails is halved until the guilty row stands alone.
@@ -215,3 +217,31 @@ def _is_rows_fault(error: Exception) -> bool:
     code = primary_code(error)
     # Without a code the driver itself refused a value (a type that SQLite has no column for).
     return code in _GUILTY_CODES or (code == 0 and isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError))
+
+
+def request_cancel(connection: sqlite3.Connection, task_id: str, now: int) -> bool:
+    """See `Store.request_cancel`."""
+    with transaction(connection):
+        asked = connection.execute(
+            f"""
+            UPDATE OR IGNORE taskmanager_tasks
+            SET updated_at = CASE WHEN cancel_requested_at IS NULL THEN :now ELSE updated_at END,
+                cancel_requested_at = coalesce(cancel_requested_at, :now)
+            WHERE id = CAST(:id AS TEXT) AND status IN ({sql.LIVE_SQL})
+            """,
+            {"id": task_id, "now": now},
+        )
+    return asked.rowcount == 1
+
+
+def set_paused(connection: sqlite3.Connection, queue_name: str, paused: bool, now: int) -> None:
+    """See `Store.set_paused`. Pausing again keeps the instant of the first time."""
+    with transaction(connection):
+        if paused:
+            connection.execute(
+                "INSERT INTO taskmanager_queues (queue_name, paused_at) VALUES (?, ?)"
+                " ON CONFLICT (queue_name) DO UPDATE SET paused_at = coalesce(paused_at, excluded.paused_at)",
+                (queue_name, now),
+            )
+        else:
+            connection.execute("DELETE FROM taskmanager_queues WHERE queue_name = CAST(? AS TEXT)", (queue_name,))
