@@ -26,6 +26,13 @@ class Run:
     """It awaits a handle, and its slot is lent."""
 
     @property
+    def is_abandoned(self) -> bool:
+        """Whether its time was over, and the thread that still works at it was left alone."""
+        engine = self.process.engine
+        abandoned = () if engine is None else engine.runner.abandoned
+        return any((each.task_id, each.number) == (self.task_id, self.attempt) for each in abandoned)
+
+    @property
     def lane(self) -> str:
         return next((lane for lane in ("thread", "process") if lane in self.name), "async")
 
@@ -148,12 +155,15 @@ class Runs:
     def _judge_suspects(self, run: Run) -> None:
         """A task under which its process has died runs beside no other such one, and while it runs nothing starts that
         is not safe to repeat. By the stamps of the starts: what got its slot at the same moment may begin in any order.
-        They say nothing where the wall clock was set between the two starts.
+        They say nothing where the wall clock was set between the two starts. An attempt is over at its timeout, though
+        its thread goes on.
         """
         mine, changed_us = self._suspect_since(run), self._world.checks.changed_us
         for other in self.now:
             since = self._suspect_since(other)
             if other.instance_id != run.instance_id or other.is_waiting or (mine is None and since is None):
+                continue
+            if other.is_abandoned:
                 continue
             if mine is not None and since is not None:
                 self._world.fault(f"{run.name} {run.task_id} runs beside {other.task_id}, and both are suspects")

@@ -1,14 +1,16 @@
 """Histories that seeds have found, each with the rule that was broken there: by the library, or by the judge."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from taskmanager.engine.child import ChildCall, ChildReply, Heard
+from taskmanager.model.record import Write
 from taskmanager.model.states import TERMINAL, TaskStatus
+from taskmanager.store.protocol import CommitReport
 from tests.simulation.disk import FileDisk
 from tests.simulation.faults import Fate, Weather
 from tests.simulation.process import Process
@@ -329,6 +331,36 @@ def test_a_flush_after_a_stop_that_could_not_write_covers_the_new_start_only(wor
     flushed = process.loop.create_task(flush(process))
     assert world.run_until(flushed.done, 5.0)
     assert world.faults == []
+
+
+def test_a_suspect_is_over_at_its_timeout_though_its_thread_goes_on(tmp_path: Path) -> None:
+    """The end of its attempt is not in the file yet, and what is not safe to repeat is claimed and starts."""
+    world = World(3, tmp_path)
+    world.timetable.entries.clear()
+    world.weather, world.kinds, world.crash_budget = Weather(), ("once", "thread_safe"), 3
+    with inhabited(world):
+        first = started(world)
+        handle = first.jobs["thread_safe"].enqueue(world.next_label(), "sleep:3")
+        assert world.run_until(lambda: bool(world.runs.now), 5.0)
+        first.kill()
+        second = started(world)
+        assert world.run_until(lambda: bool(world.runs.now), 5.0)
+        assert second.engine is not None
+        store, commit = second.engine.store, second.engine.store.commit
+
+        async def late(writes: Sequence[Write]) -> CommitReport:
+            if handle.task_id in [write.task_id for write in writes]:
+                await asyncio.sleep(0.5)
+            return await commit(writes)
+
+        store.commit = late  # type: ignore[method-assign]
+        runner = second.engine.runner
+        assert world.run_until(lambda: bool(runner.abandoned), 5.0)
+        second.submit("once", keeps=True, held_s=0.0)
+        assert world.run_until(lambda: len(world.runs.now) == 2, 0.4)
+        assert world.checks.rows[handle.task_id].status == TaskStatus.RUNNING
+        assert world.faults == []
+        world.close()
 
 
 @pytest.mark.parametrize("is_alone", [False, True])
