@@ -21,9 +21,8 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
 
 if TYPE_CHECKING:
-    from taskmanager.composition import Running
     from taskmanager.engine.attempt import Attempt
-    from taskmanager.engine.lifecycle import Lifecycle
+    from taskmanager.lifecycle import Lifecycle
     from taskmanager.model.record import TaskInfo
     from taskmanager.model.settings import Settings
     from taskmanager.model.status import ManagerStatus
@@ -109,28 +108,46 @@ _instances: "weakref.WeakSet[CurrentInstance]" = weakref.WeakSet()
 class CurrentInstance:
     """One object per manager, for all its starts.
 
-    `running` returns the start that runs now. `starting` returns the lifecycle as soon as a start begins. `intake`
-    takes calls also between starts.
+    `starting` returns the lifecycle from the begin of a start to the end of its stop. `intake` takes calls also between
+    starts.
     """
 
     def __init__(
-        self,
-        running: "Callable[[], Running | None]",
-        starting: "Callable[[], Lifecycle | None]",
-        intake: Callable[[], Intake],
-        database: Path | None,
+        self, starting: "Callable[[], Lifecycle | None]", intake: Callable[[], Intake], database: Path | None
     ) -> None:
-        self._running = running
         self._starting = starting
         self._intake = intake
         self._database = database
         _instances.add(self)
 
-    def new_store(self, settings: "Settings") -> "Store":
-        """Return a store on the file of the manager, or one in memory if it has none."""
-        from taskmanager.composition import store_of
+    def running(self) -> "Lifecycle | None":
+        """Return the start that runs now."""
+        lifecycle = self._starting()
+        return lifecycle if lifecycle is not None and lifecycle.is_up else None
 
-        return store_of(settings)
+    def new_store(self, settings: "Settings") -> "Store":
+        """Return a store on the file of the manager, not opened yet, or a store in memory if it has none."""
+        if settings.database is None:
+            from taskmanager.store.memory import MemoryStore
+
+            return MemoryStore()
+        from taskmanager.engine.instance import is_dead
+        from taskmanager.store.sqlite import SqliteStore
+
+        is_gone = partial(is_dead, settings.database)
+        return SqliteStore(settings.database, synchronous=settings.synchronous, is_dead=is_gone)
+
+    def check_start(self, database: Path | None) -> None:
+        """Raise `WrongProcess` in a child that was forked while its parent had the file open."""
+        if database is None:
+            return
+        from taskmanager.store.sqlite import open_files
+
+        try:
+            open_files.check_process(database)
+        except WrongProcess:
+            self._intake().is_forked = True  # what is enqueued from now on would be held for a start that cannot come
+            raise
 
     def check_stop(self, lifecycle: "Lifecycle") -> None:
         """Raise where a stop would wait for ever: in another loop, or in a task of the manager.
@@ -158,31 +175,31 @@ class CurrentInstance:
         from taskmanager.engine.report import status_report
         from taskmanager.model.status import status_of
 
-        running, starting, intake = self._running(), self._starting(), self._intake()
+        running, starting, intake = self.running(), self._starting(), self._intake()
         upcoming = () if running is None else running.upcoming_schedules()
         report = status_report(None if starting is None else starting.engine)
         return status_of(report, intake.door.value, len(intake.held), upcoming)
 
-    def needed(self) -> "Running":
+    def needed(self) -> "Lifecycle":
         """Return the start that runs now.
 
         Raises `ManagerStopped` if there is none, and `ConfigurationError` outside of its loop.
         """
-        running = self._running()
+        running = self.running()
         if running is None:
             raise ManagerStopped("the manager does not run; use `async with manager:` or await manager.start()")
-        check_loop(running.lifecycle)
+        check_loop(running)
         return running
 
     def hint_of_no_start(self, live: LiveTask) -> Hint | None:
         """Start a timer for a hint: a start that was forgotten, or not awaited, looks like a task that hangs."""
-        if self._running() is not None or self._intake().has_warned:
+        if self.running() is not None or self._intake().has_warned:
             return None
         return Hint(partial(self._say_no_start, live))
 
     def _say_no_start(self, live: LiveTask) -> bool:
         """Warn once per manager. Return False to be called again, because a start is under way."""
-        if self._running() is not None or self._intake().has_warned:
+        if self.running() is not None or self._intake().has_warned:
             return True
         if self._starting() is not None:  # the start may wait for a locked file, and may fail
             return False
@@ -210,14 +227,14 @@ class CurrentInstance:
 
     def is_of_another_loop(self) -> bool:
         """Whether the manager runs in another loop than the calling one. Raises if its loop will never run again."""
-        running = self._running()
-        return running is not None and not _is_here(running.lifecycle)
+        running = self.running()
+        return running is not None and not _is_here(running)
 
     async def in_its_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Let `work` run in the loop of the manager, and wait for it here."""
-        running = self._running()
+        running = self.running()
         assert running is not None, "asked without a look at is_of_another_loop()"
-        loop = running.lifecycle.engine.life.loop
+        loop = running.engine.life.loop
         hint = None if loop.is_running() else Hint(partial(_say_no_loop, loop))
         try:
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
@@ -229,12 +246,12 @@ class CurrentInstance:
         """Wait until nothing accepted or claimed here is unfinished."""
         check_tags(tags)
         check_timeout(timeout)
-        running = self.needed()
-        engine = running.lifecycle.engine
+        lifecycle = self.needed()
+        engine = lifecycle.engine
         refuse_inside(engine.dispatcher, "join()", "await the handles you need instead")
         try:
             async with asyncio.timeout(timeout):
-                await running.records.join(dict(tags or {}))
+                await lifecycle.records.join(dict(tags or {}))
         except TimeoutError:
             if timeout is None:
                 raise
@@ -243,10 +260,10 @@ class CurrentInstance:
 
     def find_live(self, task_id: str) -> LiveTask | None:
         """The task in memory, if it is there."""
-        running = self._running()
+        running = self.running()
         if running is None:
             return self._intake().find_held(task_id)
-        inbox = running.lifecycle.engine.inbox
+        inbox = running.engine.inbox
         inbox.look()
         return running.records.find_live(task_id) or inbox.find(task_id)
 
@@ -267,9 +284,9 @@ class CurrentInstance:
 
         After a stop nobody reads the store. A task that was accepted here gets the ending that the stop gave to others.
         """
-        if was_accepted and self._running() is None:
+        if was_accepted and self.running() is None:
             return GOES_ON
-        engine = self.needed().lifecycle.engine
+        engine = self.needed().engine
         await engine.inbox.caught_up()
         live = engine.live.get(task_id)
         if live is not None:
@@ -287,20 +304,19 @@ class CurrentInstance:
         info = await self.needed().records.get(task_id, include_attempts=include_attempts)
         if info is None:
             raise unknown_task(task_id)
-        self.needed().lifecycle.engine.follower.saw(task_id, info.status)
+        self.needed().engine.follower.saw(task_id, info.status)
         return info
 
     def cancel_now(self, task_id: str, live: LiveTask | None) -> bool:
         """Ask at once for a cancellation, in memory or through the store in the background. From any thread."""
         if live is not None and live.status.is_terminal:
             return False
-        running = self._running()
-        if running is None:
+        lifecycle = self.running()
+        if lifecycle is None:
             return live is not None and self._intake().cancel_held(live)
-        lifecycle = running.lifecycle
         _check_process(lifecycle)
         if _running_loop() is lifecycle.engine.life.loop:
-            return running.records.cancel_now(task_id, live)
+            return lifecycle.records.cancel_now(task_id, live)
         # From another thread, such as that of a route that is no coroutine. The end of the task will be the answer.
         try:
             lifecycle.engine.life.loop.call_soon_threadsafe(self.cancel_now, task_id, live)
@@ -310,25 +326,25 @@ class CurrentInstance:
 
     def hurry(self, live: LiveTask) -> None:
         """Write this task soon, because a caller waits until it is saved."""
-        running = self._running()
+        running = self.running()
         if running is not None and live.saving.is_dirty:
-            running.lifecycle.engine.writer.mark(live)
+            running.engine.writer.mark(live)
 
     def last_status(self, task_id: str) -> TaskStatus | None:
         """Return the status of a task that was elsewhere: from memory if it is here now, else as the store had it."""
-        running = self._running()
+        running = self.running()
         if running is None:
             return None
-        engine = running.lifecycle.engine
+        engine = running.engine
         live = engine.live.get(task_id)
         return engine.follower.last_status.get(task_id) if live is None or live.has_left else live.status
 
     def running_attempts(self) -> "Mapping[str, Attempt]":
         """Return the running attempts by the ids of their tasks."""
-        running = self._running()
-        return {} if running is None else running.lifecycle.engine.runner.running
+        running = self.running()
+        return {} if running is None else running.engine.runner.running
 
     def degraded_reason(self) -> str | None:
         """Why the store takes no writes now, or None."""
-        running = self._running()
-        return None if running is None else running.lifecycle.engine.writer.degraded_reason
+        running = self.running()
+        return None if running is None else running.engine.writer.degraded_reason

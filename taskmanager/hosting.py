@@ -17,14 +17,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple, NoReturn
 
-from taskmanager.engine.lifecycle import CANCEL_GRACE_S
 from taskmanager.engine.loops import let_loop_close
-from taskmanager.engine.stop import leave_unstopped
+from taskmanager.lifecycle import CANCEL_GRACE_S
 from taskmanager.model.errors import ConfigurationError, StoreError, StoreUnavailable, TaskManagerError, error_line
 from taskmanager.model.logger import logger
 from taskmanager.model.settings import Settings
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
+from taskmanager.stop import leave_unstopped
 
 Main = Callable[[], Coroutine[Any, Any, Any]]
 Asked = list[signal.Signals]

@@ -38,13 +38,12 @@ if TYPE_CHECKING:
 
     from taskmanager.background import Background
     from taskmanager.codec.values import Codec
-    from taskmanager.composition import Running
     from taskmanager.duties.schedule import ScheduleOptions
     from taskmanager.engine.definition import Definition
     from taskmanager.engine.engine import Engine
     from taskmanager.engine.intake import Intake
-    from taskmanager.engine.lifecycle import Lifecycle
     from taskmanager.handle import TaskHandle
+    from taskmanager.lifecycle import Lifecycle
     from taskmanager.model.record import TaskInfo
     from taskmanager.model.status import ManagerStatus, ScheduleInfo
     from taskmanager.store.protocol import Store
@@ -70,8 +69,7 @@ class TaskManager:
     """
 
     _lifecycle: "Lifecycle | None" = None
-    """It is here from `start` to the end of `stop`. While tasks can run, `_current` has it too."""
-    _current: "Running | None" = None
+    """It is here from the begin of `start` to the end of `stop`."""
     _is_isolated = False
 
     def __init__(
@@ -121,9 +119,7 @@ class TaskManager:
         self._clock: Clock = SystemClock()
         self._make_store: Callable[[], Store] = lambda: self._instance.new_store(self._settings)
         self._intake = self._new_intake()
-        self._instance = CurrentInstance(
-            lambda: self._current, lambda: self._lifecycle, lambda: self._intake, self._settings.database
-        )
+        self._instance = CurrentInstance(lambda: self._lifecycle, lambda: self._intake, self._settings.database)
         self._handle_of = partial(TaskHandle, self._instance)
 
     def _new_intake(self) -> "Intake":
@@ -228,8 +224,8 @@ class TaskManager:
     def _schedule(self, fn: Callable[..., Any], options: "ScheduleOptions") -> Task[..., Any]:
         task = self._bind(fn if isinstance(fn, Task) else Task(fn, TaskOptions()))
         self._registry.schedule(task, options)
-        if self._current is not None:
-            self._current.schedules.add()
+        if (running := self._instance.running()) is not None:
+            running.schedules.add()
         return task
 
     def register(self, *tasks: Task[..., Any]) -> None:
@@ -298,9 +294,9 @@ class TaskManager:
         `WrongProcess` in a child that was forked while the file was open. A stopped manager may be started again, on
         another loop too.
         """
-        from taskmanager.composition import check_process, composed
+        from taskmanager.lifecycle import new_lifecycle
 
-        check_process(self._settings, self._intake)
+        self._instance.check_start(self._settings.database)
         if self._lifecycle is not None and not self._lifecycle.engine.inbox.is_loop_closed():
             raise ConfigurationError("the manager runs already; stop it before starting it again")
         await self.stop()
@@ -308,14 +304,14 @@ class TaskManager:
         self._intake.reopen_for_start()
         is_alone = self._is_isolated or self._settings.database is None
         known = self._registry.definitions, self._registry.schedules
-        running = composed(self._settings, *known, self._make_store(), self._clock, self._intake, is_alone=is_alone)
-        self._lifecycle = running.lifecycle
+        self._lifecycle = new_lifecycle(
+            self._settings, *known, self._make_store(), self._clock, self._intake, is_alone=is_alone
+        )
         try:
-            await running.lifecycle.start()
+            await self._lifecycle.start()
         except BaseException:
             self._lifecycle = None
             raise
-        self._current = running
 
     async def stop(self, *, timeout: float | None = None) -> None:
         """Wait `timeout` seconds (default `drain_timeout`) for running tasks, cancel the rest, write, and close.
@@ -334,7 +330,7 @@ class TaskManager:
         try:
             await lifecycle.stop(self._settings.drain_timeout_s if timeout is None else timeout)
         finally:
-            self._lifecycle = self._current = None
+            self._lifecycle = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -385,7 +381,7 @@ class TaskManager:
 
     async def flush(self) -> None:
         """Wait until all that was accepted or has ended so far is committed, records of memory-only tasks included."""
-        await self._instance.needed().lifecycle.engine.life.flush()
+        await self._instance.needed().engine.life.flush()
 
     def _engine(self) -> "Engine | None":
         return None if self._lifecycle is None else self._lifecycle.engine

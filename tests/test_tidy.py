@@ -33,7 +33,7 @@ TEXT_SUFFIXES: Final = frozenset(
 # From the bottom up: a unit imports only from itself and from those above it in this list.
 LAYERS: Final = (
     "model", "codec", "rules", "store", "engine", "duties", "console",
-    "composition", "current_instance", "submission",
+    "stop", "lifecycle", "current_instance", "submission",
     # A task gives handles, the registry holds tasks.
     "handle", "calling", "task", "sameness", "registry", "hosting", "background", "manager",
     "testing", "integrations", "__init__", "cli", "__main__",
@@ -91,7 +91,7 @@ MAX_FUNCTION_LINES: Final = 40  # without the docstring
 
 # What is longer, and by how much exactly. Lower a number when the code gets shorter; do not add to these lightly.
 LONG_MODULES: Final[Mapping[str, int]] = {
-    "taskmanager/manager.py": 505,  # the public contract: signatures and docstrings of one-line delegations
+    "taskmanager/manager.py": 501,  # the public contract: signatures and docstrings of one-line delegations
 }
 LONG_FUNCTIONS: Final[Mapping[str, int]] = {}
 
@@ -135,7 +135,7 @@ MAKES_A_GENERATOR: Final = frozenset({"taskmanager/manager.py", "taskmanager/tes
 
 # Where no part may reach through another, and how often each file still does. Lower a number when the code gets better;
 # do not add to these.
-NO_REACHING: Final = ("engine/", "duties/", "console/", "cli/")
+NO_REACHING: Final = ("engine/", "duties/", "console/", "cli/", "lifecycle.py", "stop.py")
 REACHES: Final[Mapping[str, int]] = {
     "taskmanager/duties/schedule_book.py": 1,
     "taskmanager/duties/schedule_firing.py": 2,
@@ -143,10 +143,8 @@ REACHES: Final[Mapping[str, int]] = {
     "taskmanager/engine/claiming.py": 1,
     "taskmanager/engine/dispatch.py": 5,
     "taskmanager/engine/intake.py": 1,
-    "taskmanager/engine/lifecycle.py": 3,
     "taskmanager/engine/records.py": 1,
     "taskmanager/engine/settle.py": 1,
-    "taskmanager/engine/stop.py": 2,
 }
 
 NAMELESS_MODULES: Final = frozenset({"utils", "util", "helpers", "helper", "common", "base", "misc", "mixins"})

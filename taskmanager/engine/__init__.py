@@ -15,11 +15,11 @@ The modules by what they are about. Each knows only modules that stand before it
     What becomes of writes: after_write
     What people ask for:    stored_tasks records report
     The store, and others:  sharing claiming polling
-    From start to stop:     stop lifecycle
 
 Modules before `engine` do not know it. They tell it what has happened through the callables that they were given: the
 runner reports outcomes, the writer reports what became of its writes (to `WriterListener`, which is `after_write`), the
-inbox and the alarm report that it is time. Modules behind it act on an engine. `lifecycle` puts them together.
+inbox and the alarm report that it is time. Modules behind it act on an engine.
+`taskmanager.lifecycle` puts them together with the duties, and starts and stops it all.
 
 docs/architecture.md tells the life of a task through these modules.
 """

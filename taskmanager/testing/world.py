@@ -225,7 +225,7 @@ class World:
             now_us, is_held = engine.clock.now_us(), engine.wall_clock.holds_expiry
             found.append(engine.dispatcher.delays.next_wall_delay_s(now_us, holds_expiry=is_held))
         found.extend(self.store.free_delays_s(self.clock.now_us(), engine.definitions))
-        running = self.manager._current
+        running = self.manager._instance.running()
         next_fire_s = None if running is None else running.schedules.next_due_in_s()
         if next_fire_s is not None:
             found.append(next_fire_s)

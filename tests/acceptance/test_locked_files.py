@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from taskmanager import StoreUnavailable, TaskHandle
-from taskmanager.engine import lifecycle
+from taskmanager import StoreUnavailable, TaskHandle, lifecycle
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.testing.faulty import Fault, FaultyStore
 from tests.acceptance.file_faults import LOCKED_S, ROOT, World, eventually, locked, loop_is_free

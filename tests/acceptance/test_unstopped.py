@@ -204,7 +204,7 @@ def test_a_closed_loop_whose_file_is_locked_is_tried_again_until_the_exit(tmp_pa
     tries = "\nwriter = manager._lifecycle.engine.writer\nwhile writer.degraded_since is None: time.sleep(0.05)"
     tries += "\nwhile any(each._writing.locked() for each in stop._unstopped): time.sleep(0.01)"
     end = "\nc.rollback()\nwhile stop._unstopped: time.sleep(0.05)" if is_unlocked else ""
-    done = ended(tmp_path, f"from taskmanager.engine import stop\nasyncio.run(main())\n{locked}{tries}{end}")
+    done = ended(tmp_path, f"from taskmanager import stop\nasyncio.run(main())\n{locked}{tries}{end}")
     assert done.returncode == 0, done.stderr
     if is_unlocked:
         assert LINE in said(done)

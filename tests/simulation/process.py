@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from taskmanager import TaskHandle, TaskManager, TaskManagerError, TaskNotCompleted
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.lanes import CannotStart
-from taskmanager.engine.lifecycle import Lifecycle
+from taskmanager.lifecycle import Lifecycle
 from taskmanager.model.errors import StoreError
 from taskmanager.model.states import TERMINAL, TaskStatus
 from taskmanager.store.protocol import Beater
@@ -335,7 +335,7 @@ class Process:
         """Stop the manager, and judge how long that took."""
         self.is_up, self.is_stopping, self.has_outlived_the_file = False, True, False
         began, pauses = self.loop.time(), (self.was_out, self.world.suspension_count)
-        was_up = self.manager._current is not None
+        was_up = self.manager._instance.running() is not None
         try:
             await self.manager.stop(timeout=drain_s)
         except StoreError as exc:

@@ -210,8 +210,7 @@ async def test_the_schedules_of_one_that_died_are_taken_over(tmp_path: Path) -> 
     lock.take()
     async with manager:
         assert manager._lifecycle is not None
-        assert manager._current is not None
-        neighbours, schedules = manager._lifecycle._poller.neighbours, manager._current.schedules
+        neighbours, schedules = manager._lifecycle._poller.neighbours, manager._lifecycle.schedules
         await other.open()
         await other.save_instance(InstanceRow("zz-later", None, "host", 1, "main", None, 1, None, None, 1))
         newer = ScheduleDeclaration("tick", "another", "tick", "every 7200 s", "{}", 1)

@@ -25,8 +25,9 @@ from taskmanager import (
     TaskNotCompleted,
     TaskStatus,
     current_task,
+    lifecycle,
 )
-from taskmanager.engine import lifecycle, writer
+from taskmanager.engine import writer
 from taskmanager.model.record import AttemptRow, TaskRow, Write
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import CommitReport, Store

@@ -1,4 +1,4 @@
-"""Starting and stopping an engine, each in the one order that loses nothing.
+"""One start of a manager, from its parts to its stop: both happen in the one order that loses nothing.
 
 Start: open and migrate → lock and register the instance → recover what dead instances left → claim → only then run.
 Stop: the door closes for memory-only tasks → nothing new starts → running tasks get the drain time → what is left is
@@ -8,25 +8,39 @@ final batch → commit → every open handle is told → close. What still execu
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
-from typing import Any, Final, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final
 
+from taskmanager.duties.recovery import Recovery
+from taskmanager.duties.supervisor import Supervisor
 from taskmanager.engine.after_write import AfterWrite
 from taskmanager.engine.attempt import StopReason
 from taskmanager.engine.claiming import Claimer
-from taskmanager.engine.engine import Engine
-from taskmanager.engine.instance import InstanceLock, Neighbours
-from taskmanager.engine.loops import cancelled_once, shielded
+from taskmanager.engine.definition import Definition
+from taskmanager.engine.engine import Engine, wire
+from taskmanager.engine.instance import InstanceLock, Neighbours, new_identity
+from taskmanager.engine.intake import Intake
+from taskmanager.engine.loops import cancelled_once, outlast, shielded
 from taskmanager.engine.phases import STARTING
 from taskmanager.engine.polling import NAME as CLAIMER
 from taskmanager.engine.polling import FileWatch, Poller, Takeover
 from taskmanager.engine.sharing import Sharing
-from taskmanager.engine.stop import Abandoned, Release, Unstopped
 from taskmanager.engine.writer import NAME as WRITER
-from taskmanager.model.errors import StoreError, StoreUnavailable
+from taskmanager.model.clock import Clock
+from taskmanager.model.errors import ConfigurationError, StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
+from taskmanager.model.settings import Settings
 from taskmanager.model.wording import counted, remedy
+from taskmanager.stop import Abandoned, Release, Unstopped
+from taskmanager.store.protocol import Store
+
+if TYPE_CHECKING:
+    from taskmanager.duties.reaper import Reaper
+    from taskmanager.duties.schedule import Schedule
+    from taskmanager.duties.schedules import Schedules
+    from taskmanager.engine.records import Queues, Records
+    from taskmanager.model.status import ScheduleInfo
 
 CANCEL_GRACE_S: Final = 1.0
 """How long cancelled work may take to end at a stop."""
@@ -39,18 +53,6 @@ START_PAUSE_S: Final = 0.05
 _left_to_parents: list["Lifecycle"] = []
 
 
-class Duties(Protocol):
-    """What goes on beside the tasks, from the registration of the instance to its end."""
-
-    async def recover(self) -> int: ...
-    async def recover_at_start(self) -> bool: ...
-    async def recover_strays(self) -> int: ...
-    def start(self, on_loop_closed: Callable[[], bool]) -> None: ...
-    def stop_heartbeat(self) -> None: ...
-    def outlive_loop(self) -> None: ...
-    async def made_anew(self) -> None: ...
-
-
 @contextlib.asynccontextmanager
 async def _until(when_s: float) -> AsyncIterator[None]:
     """Leave the block at that time of the loop, and go on behind it."""
@@ -60,21 +62,26 @@ async def _until(when_s: float) -> AsyncIterator[None]:
 
 
 class Lifecycle:
-    """The start and the stop of one engine, and the loops it has in between."""
+    """One start of a manager: its start, its stop, and the parts that answer calls in between.
 
-    def __init__(self, engine: Engine, duties: Duties) -> None:
+    Each of these parts is made, and its module is loaded, by the first call that needs it. A start needs none of them.
+    """
+
+    def __init__(self, engine: Engine, duties: Supervisor) -> None:
         self._store, self._clock, self._wall_clock = engine.store, engine.clock, engine.wall_clock
         self._identity, self._intake, self._inbox = engine.identity, engine.intake, engine.inbox
         self._live, self._stall, self._runner = engine.live, engine.stall, engine.runner
-        self._writer, self._host, self._settings = engine.writer, engine.host, engine.settings
-        self._life = engine.life
+        self._threads, self._processes = engine.runner.threads, engine.runner.processes
+        self._writer, self._patience, self._host = engine.writer, engine.writer.patience, engine.host
+        self._settings, self._life = engine.settings, engine.life
         self.engine = engine
         self._duties = duties
-        self._patience = engine.writer.patience
+        database, me = self._settings.database, self._identity.instance_id
+        self._lock = None if database is None else InstanceLock(database, me)
         self._after_write = AfterWrite(engine)
         self._file_watch = FileWatch(engine, self._made_anew, self._after_write.lost)
         self._takeover = Takeover(engine, duties.recover)
-        neighbours = Neighbours(self._settings.database, self._identity.instance_id)
+        neighbours = Neighbours(database, me)
         self._claimer = Claimer(engine, neighbours, self._after_write.give_up)
         self._poller = Poller(
             engine,
@@ -85,19 +92,22 @@ class Lifecycle:
             on_death=self._takeover.death.set,
             recover_strays=duties.recover_strays,
         )
-        self._lock: InstanceLock | None = None
         self._cut_short = asyncio.Event()
         self._starting: asyncio.Task[Any] | None = None
         self._came_up = asyncio.Event()
         self.stopped = asyncio.Event()
-        self.has_strays = self._poller.has_strays
         self._commit_deadline = 0.0
         self._has_failed = self._has_closed = False
         self.is_stopping = False
         """True from the moment a stop was asked for."""
         self._release = Release(engine)
-        self._abandoned = Abandoned(engine, self._let_go)
-        self._unstopped = Unstopped(engine, self._after_write, self)
+        self._abandoned = Abandoned(engine, duties, self._lock)
+        self._unstopped = Unstopped(engine, self._after_write, self._release, self._abandoned, self.stop_now)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the start is over, so that tasks can run."""
+        return self._life.is_up
 
     async def start(self) -> None:
         """Bring the engine up; on an error everything that was opened is closed again."""
@@ -153,9 +163,7 @@ class Lifecycle:
 
     async def _open(self) -> None:
         await cancelled_once(self._store.open())  # or what it closes then stays open behind the start
-        database = self._settings.database
-        if database is not None:
-            self._lock = InstanceLock(database, self._identity.instance_id)
+        if self._lock is not None:
             try:
                 self._lock.take()
             except OSError as exc:
@@ -182,7 +190,7 @@ class Lifecycle:
         self._duties.stop_heartbeat()
         engine.close_timers()
         await self._writer.close(0.0)
-        await self._runner.processes.close(0.0)
+        await self._processes.close(0.0)
         await self._host.close()
         if self._lock is not None:
             self._lock.close_descriptor()  # the file stays beside the row: it proves the death
@@ -206,68 +214,48 @@ class Lifecycle:
         waits for its end first. It goes on to its end whatever happens to who waits for it, who must not leave the file
         open and every handle hanging.
         """
-        cancelled: asyncio.CancelledError | None = None
-        while True:
-            try:
-                await shielded(self._stop_once(drain_timeout_s))
-                break
-            except asyncio.CancelledError as exc:
-                if self.is_stopping:
-                    raise
-                # Code that cancels every task has cancelled this one before its first step.
-                cancelled, drain_timeout_s = exc, 0.0
-        if cancelled is not None:
-            raise cancelled
-
-    async def _stop_once(self, drain_timeout_s: float) -> None:
         self.is_stopping = True
         if self._intake.is_forked:
             # All of it is the parent's, and the parent goes on. Kept, because collecting it would close and cancel.
             _left_to_parents.append(self)
             self._intake.close()
             self._unstopped.end()
-            return
-        if self._inbox.is_loop_closed():
-            await self._unstopped.write()
-            return
-        try:
-            await self._came_up.wait()
-            if not self._has_failed:
-                await self._stop_or_abort(drain_timeout_s)
-        finally:
-            if not self._inbox.is_loop_closed():  # else the stop was cut off, and `Unstopped` writes the rest
-                self._unstopped.end()
-            self.stopped.set()
-            self._abandoned.may_let_go = True  # a stop that still writes lets go by itself
-
-    async def _stop_or_abort(self, drain_timeout_s: float) -> None:
-        """Stop. If a fault of ours breaks the stop off, still close the file and wake all waiters."""
-        try:
-            await self._stop_whoever_cancels(drain_timeout_s)
-        except GeneratorExit:  # as above
-            raise
-        except BaseException:
-            if not self._has_closed:
-                self._intake.close()
-                self._inbox.take_all()
-                for attempt in list(self._runner.running.values()):
-                    self._runner.stop(attempt, StopReason.SHUTDOWN)
-                self._release.tell_everybody()
-                await self._abort()
-            raise
+        elif self._inbox.is_loop_closed():
+            await shielded(self._unstopped.write())
+        else:
+            try:
+                await self._stop_whoever_cancels(drain_timeout_s)
+            finally:
+                if not self._inbox.is_loop_closed():  # else the stop was cut off, and `Unstopped` writes the rest
+                    self._unstopped.end()
+                self.stopped.set()
+                self._abandoned.may_let_go = True  # a stop that still writes lets go by itself
 
     async def _stop_whoever_cancels(self, drain_timeout_s: float) -> None:
-        """Stop also when this task is cancelled, as at the end of an event loop: that only cuts the drain short."""
-        task = asyncio.current_task()
-        assert task is not None
+        """Stop in a task of its own. To cancel that task, as the end of an event loop does, only cuts the drain short.
+
+        If a fault of ours breaks the stop off, still close the file and wake all waiters.
+        """
+        cancelled: BaseException | None = None
         while True:
-            try:
-                return await self._stop(drain_timeout_s)
-            except asyncio.CancelledError:
-                if self._has_closed or not task.cancelling():  # nobody has cancelled this one
-                    raise
-                task.uncancel()
-                drain_timeout_s = 0.0
+            stopping = self._life.loop.create_task(self._stop(drain_timeout_s))
+            cancelled = await outlast(stopping, cancelled)
+            if self._has_closed or not (stopping.cancelled() and stopping.cancelling()):
+                break
+            drain_timeout_s = 0.0
+        if not self._has_closed and (stopping.cancelled() or stopping.exception() is not None):
+            await shielded(self._break_off())
+        stopping.result()
+        if cancelled is not None:
+            raise cancelled
+
+    async def _break_off(self) -> None:
+        self._intake.close()
+        self._inbox.take_all()
+        for attempt in list(self._runner.running.values()):
+            self._runner.stop(attempt, StopReason.SHUTDOWN)
+        self._release.tell_everybody()
+        await self._abort()
 
     async def stop_now(self) -> None:
         """Stop without a drain. If a stop is under way already, end its drain and wait for it."""
@@ -275,6 +263,9 @@ class Lifecycle:
         await (self.wait_stopped() if self.is_stopping else self.stop(0.0))
 
     async def _stop(self, drain_timeout_s: float) -> None:
+        await self._came_up.wait()
+        if self._has_failed:
+            return
         self._intake.drain()
         drained_s = self._life.loop.time() + drain_timeout_s
         # Time that the drain does not need is left for the last batches.
@@ -289,7 +280,7 @@ class Lifecycle:
         await self._stop_what_runs()
         await self._host.stop(but=WRITER)
         await self._take_in_lost_claim()
-        self.note_abandoned(is_loop_gone=False)
+        self._abandoned.note(is_loop_gone=False)
         unsaved = await self._final_batches()
         self._release.tell_everybody()
         await self._close_store(unsaved)
@@ -327,12 +318,6 @@ class Lifecycle:
             async with _until(self._commit_deadline - FINAL_COMMIT_S / 2):
                 await self._claimer.ask_again()
 
-    def _let_go(self) -> None:
-        """End the signs of life, as the last step. From here on others take this instance for dead."""
-        self._duties.stop_heartbeat()
-        if self._lock is not None:
-            self._lock.close_descriptor()
-
     async def _final_batches(self) -> int:
         """Free the waiting rows and write everything. The door is closed before the last batch is filled."""
         deadline = max(self._commit_deadline, self._life.loop.time() + FINAL_COMMIT_S / 2)
@@ -356,47 +341,15 @@ class Lifecycle:
         engine = self.engine
         engine.close_timers()
         await self._file_watch.close()
-        self._runner.threads.close()
-        await self._runner.processes.close(max(0.0, self._commit_deadline - self._life.loop.time()))
+        self._threads.close()
+        await self._processes.close(max(0.0, self._commit_deadline - self._life.loop.time()))
         await self._host.close()
-        await self.unregister(unsaved)
+        await self._abandoned.unregister(unsaved)
         self._has_closed = True
         try:
             await self._store.close()
         finally:
-            if not self._abandoned:
-                self._let_go()
-
-    def note_abandoned(self, *, is_loop_gone: bool) -> None:
-        """Note what still executes, and go on without it. The heartbeat goes on while threads are left."""
-        self._abandoned.note(is_loop_gone=is_loop_gone)
-        if self._abandoned.thread_count:
-            self._duties.outlive_loop()
-
-    def let_go_when_over(self) -> None:
-        """End the signs of life of a start that nobody stopped, now or when what still executes has ended."""
-        self._abandoned.may_let_go = True
-        if not self._abandoned:
-            self._let_go()
-
-    async def unregister(self, unsaved: int) -> None:
-        """Remove this instance from the store, if no row there needs it any more."""
-        if not self._abandoned:
-            self._duties.stop_heartbeat()
-        try:
-            if not unsaved and not self._abandoned:
-                # Rows that still name it come from a claim whose answer nobody waited for.
-                me, now_us = self._identity.instance_id, self._wall_clock.now_us()
-                await self._store.release(me, now_us, self._life.unanswered_claim_at)
-                if self._wall_clock.holds_expiry:
-                    # Its row may be all that tells of a clock that was ahead, by which the delays were freed just now.
-                    await self._store.save_instance(self._identity.row(now_us))
-                    return
-                await self._store.forget_instances([me])
-                if self._lock is not None:
-                    self._lock.drop()  # the row first: a row without its lock file leaves a doubt
-        except StoreError as exc:
-            logger.warning("the instance row could not be removed: %s", exc)
+            self._abandoned.let_go_if_over()
 
     # What the manager asks in between.
 
@@ -413,3 +366,58 @@ class Lifecycle:
         self._poller.is_owed = True
         self._life.wants_claim.set()
         await self._duties.made_anew()
+
+    @cached_property
+    def records(self) -> "Records":
+        """What is known of each task."""
+        from taskmanager.engine.records import Records
+
+        return Records(self.engine, self._poller.has_strays, self.stopped)
+
+    @cached_property
+    def queues(self) -> "Queues":
+        """What people do with queues."""
+        from taskmanager.engine.records import Queues
+
+        return Queues(self.engine)
+
+    @property
+    def schedules(self) -> "Schedules":
+        """What people do with schedules."""
+        return self._duties.schedules
+
+    def upcoming_schedules(self) -> "tuple[ScheduleInfo, ...]":
+        """Return what this instance would fire next."""
+        book = self.schedules.book if self._duties.has_schedules else None
+        return () if book is None else book.upcoming()
+
+    @property
+    def reaper(self) -> "Reaper":
+        """What people do about instances that are silent."""
+        return self._duties.reaper
+
+
+def new_lifecycle(
+    settings: Settings,
+    definitions: Mapping[str, Definition],
+    schedules: "Mapping[str, Schedule]",
+    store: Store,
+    clock: Clock,
+    intake: Intake,
+    *,
+    is_alone: bool,
+) -> Lifecycle:
+    """Make the parts of a new start; none of them works yet. `is_alone` says that nobody else can see the store.
+
+    Raises `ConfigurationError` outside of an event loop of asyncio.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # under trio, of which Python would only say that there is no running event loop
+        raise ConfigurationError(
+            "the manager needs an event loop of asyncio, and there is none here; with anyio choose the backend asyncio"
+        ) from None
+    identity = new_identity(settings.instance_name, clock.now_us())
+    engine = wire(settings, definitions, store, clock, identity, intake)
+    recovery = Recovery(store, clock, identity, settings.database, settings.recovery)
+    return Lifecycle(engine, Supervisor(engine, recovery, schedules, is_alone=is_alone))

@@ -12,14 +12,16 @@ import os
 import threading
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from concurrent.futures import Future
-from typing import Final, Protocol
+from typing import Final
 
+from taskmanager.duties.supervisor import Supervisor
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.events import extra_of
 from taskmanager.engine.inbox import HELPING
+from taskmanager.engine.instance import InstanceLock
 from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask
 from taskmanager.engine.loops import let_loop_close
 from taskmanager.engine.outcome import Outcome
@@ -99,17 +101,19 @@ class Release:
 
 
 class Abandoned:
-    """What still executes after the stop of one engine.
+    """What still executes after the stop of one engine, and the signs of life that the instance gives as long.
 
-    `let_go` is called when the last of it has ended, once `may_let_go` is set.
+    When the last of it has ended, the instance lets go of its lock, once `may_let_go` is set.
     """
 
     may_let_go = False
 
-    def __init__(self, engine: Engine, let_go: Callable[[], None]) -> None:
+    def __init__(self, engine: Engine, duties: Supervisor, lock: InstanceLock | None) -> None:
         self._life, self._runner, self._threads = engine.life, engine.runner, engine.runner.threads
-        self._dispatcher, self._writer = engine.dispatcher, engine.writer
-        self._let_go = let_go
+        self._dispatcher, self._writer, self._store = engine.dispatcher, engine.writer, engine.store
+        self._identity, self._wall_clock = engine.identity, engine.wall_clock
+        self._duties = duties
+        self._instance_lock = lock
         self._attempts: set[Attempt] = set()
         self.thread_count = 0
         self._lock = threading.Lock()
@@ -121,7 +125,10 @@ class Abandoned:
         return f"<Abandoned {len(self)} attempts, {self.thread_count} of them threads>"
 
     def note(self, *, is_loop_gone: bool) -> None:
-        """Go on without what has not ended. Of a loop that will not run again only threads go on."""
+        """Go on without what has not ended, of which the heartbeat tells as long as threads are left.
+
+        Of a loop that will not run again only threads go on.
+        """
         runner = self._runner
         with self._lock:  # a thread that ends meanwhile waits until it was counted
             threads = self._threads.outlive(self._thread_outlived_loop)
@@ -140,6 +147,8 @@ class Abandoned:
             attempt.on_end = lambda ended=attempt: self._ended(ended)
             if attempt.task is not None:
                 let_loop_close(attempt.task)
+        if self.thread_count:
+            self._duties.outlive_loop()
 
     def _record(self, attempt: Attempt) -> None:
         live = attempt.live
@@ -170,17 +179,42 @@ class Abandoned:
         self._attempts.discard(attempt)
         with self._lock:
             self.thread_count -= attempt.live.definition.lane == "thread"
-        if self.may_let_go and not self._attempts:
+        if self.may_let_go:
+            self.let_go_if_over()
+
+    # The signs of life.
+
+    async def unregister(self, unsaved: int) -> None:
+        """Remove this instance from the store, if no row there needs it any more."""
+        if self._attempts:
+            return
+        self._duties.stop_heartbeat()
+        if unsaved:
+            return
+        me, now_us = self._identity.instance_id, self._wall_clock.now_us()
+        try:
+            # Rows that still name it come from a claim whose answer nobody waited for.
+            await self._store.release(me, now_us, self._life.unanswered_claim_at)
+            if self._wall_clock.holds_expiry:
+                # Its row may be all that tells of a clock that was ahead, by which the delays were freed just now.
+                await self._store.save_instance(self._identity.row(now_us))
+                return
+            await self._store.forget_instances([me])
+            if self._instance_lock is not None:
+                self._instance_lock.drop()  # the row first: a row without its lock file leaves a doubt
+        except StoreError as exc:
+            logger.warning("the instance row could not be removed: %s", exc)
+
+    def let_go_if_over(self) -> None:
+        """End the signs of life, unless something still executes. The last of that ends them."""
+        if not self._attempts:
             self._let_go()
 
-
-class Start(Protocol):
-    """The lifecycle of the start."""
-
-    async def stop_now(self) -> None: ...
-    def note_abandoned(self, *, is_loop_gone: bool) -> None: ...
-    async def unregister(self, unsaved: int) -> None: ...
-    def let_go_when_over(self) -> None: ...
+    def _let_go(self) -> None:
+        """From here on others take this instance for dead."""
+        self._duties.stop_heartbeat()
+        if self._instance_lock is not None:
+            self._instance_lock.close_descriptor()
 
 
 class Unstopped:
@@ -192,16 +226,22 @@ class Unstopped:
     writes nothing, because the start belongs to its parent.
     """
 
-    def __init__(self, engine: Engine, listener: WriterListener, start: Start) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        listener: WriterListener,
+        release: Release,
+        abandoned: Abandoned,
+        stop_now: Callable[[], Coroutine[object, object, None]],
+    ) -> None:
         self._store, self._intake, self._inbox = engine.store, engine.intake, engine.inbox
-        self._live, self._runner, self._writer = engine.live, engine.runner, engine.writer
-        self._settings, self._life = engine.settings, engine.life
+        self._live, self._writer, self._outbox = engine.live, engine.writer, engine.writer.outbox
+        self._threads, self._settings = engine.runner.threads, engine.settings
         self._engine = engine
         self._listener = listener
-        self._start = start
+        self._release, self._abandoned, self._stop_now = release, abandoned, stop_now
         self._pid = os.getpid()
-        self._loop = self._life.loop
-        self._release = Release(engine)
+        self._loop = engine.life.loop
         self._is_over = self._has_left = False
         self._noted: list[LiveTask] | None = None
         """What was unfinished when the loop of another thread was asked to stop, and again when its door was closed."""
@@ -258,7 +298,7 @@ class Unstopped:
         """Ask the loop of another thread to stop: it runs until the last line of the program, and changes memory."""
         lives, reason = self._unfinished(), None
         self._noted = lives
-        stopping = asyncio.run_coroutine_threadsafe(self._start.stop_now(), self._loop)
+        stopping = asyncio.run_coroutine_threadsafe(self._stop_now(), self._loop)
         try:
             self._wait_while_it_writes(stopping)
         except TimeoutError:
@@ -300,7 +340,8 @@ class Unstopped:
         finally:
             if is_done:
                 self.end()
-                self._start.let_go_when_over()
+                self._abandoned.may_let_go = True
+                self._abandoned.let_go_if_over()
         return is_done
 
     async def _write(self, *, is_last: bool) -> bool:
@@ -315,7 +356,7 @@ class Unstopped:
             except StoreError as exc:
                 reason = str(exc)
                 await self._forget_lost_file(lives)
-            self._start.note_abandoned(is_loop_gone=True)
+            self._abandoned.note(is_loop_gone=True)
             self._has_left = True
         if reason is None:
             self._writer.start(self._listener)
@@ -326,10 +367,10 @@ class Unstopped:
             if unsaved and not is_last:
                 return False
             reason = self._writer.degraded_reason if unsaved else None
-            await self._start.unregister(unsaved)
+            await self._abandoned.unregister(unsaved)
         self._release.tell_everybody()
         await self._store.close()
-        self._runner.threads.close()
+        self._threads.close()
         self._say(lives, reason)
         return True
 
@@ -343,7 +384,7 @@ class Unstopped:
 
     def _unfinished(self) -> list[LiveTask]:
         """Return what may be lost: tasks in memory, and ended ones that are not written. Some come twice."""
-        found = [*self._live.values(), *self._writer.outbox.unsaved(), *self._inbox]
+        found = [*self._live.values(), *self._outbox.unsaved(), *self._inbox]
         return [live for live in found if not live.status.is_terminal or not live.is_saved]
 
     def _say(self, lives: Iterable[LiveTask], reason: str | None) -> None:
