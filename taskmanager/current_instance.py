@@ -22,7 +22,9 @@ from taskmanager.model.wording import counted
 
 if TYPE_CHECKING:
     from taskmanager.engine.attempt import Attempt
+    from taskmanager.engine.definition import Definition
     from taskmanager.lifecycle import Lifecycle
+    from taskmanager.model.call_options import CallOptions
     from taskmanager.model.record import TaskInfo
     from taskmanager.model.settings import Settings
     from taskmanager.model.status import ManagerStatus
@@ -113,11 +115,14 @@ class CurrentInstance:
     """
 
     def __init__(
-        self, starting: "Callable[[], Lifecycle | None]", intake: Callable[[], Intake], database: Path | None
+        self,
+        starting: "Callable[[], Lifecycle | None]",
+        intake: Callable[[], Intake],
+        settings: "Callable[[], Settings]",
     ) -> None:
         self._starting = starting
         self._intake = intake
-        self._database = database
+        self._settings = settings
         _instances.add(self)
 
     def running(self) -> "Lifecycle | None":
@@ -125,26 +130,32 @@ class CurrentInstance:
         lifecycle = self._starting()
         return lifecycle if lifecycle is not None and lifecycle.is_up else None
 
-    def new_store(self, settings: "Settings") -> "Store":
+    @property
+    def database(self) -> Path | None:
+        """The file of the manager."""
+        return self._settings().database
+
+    def new_store(self) -> "Store":
         """Return a store on the file of the manager, not opened yet, or a store in memory if it has none."""
-        if settings.database is None:
+        database = self.database
+        if database is None:
             from taskmanager.store.memory import MemoryStore
 
             return MemoryStore()
         from taskmanager.engine.instance import is_dead
         from taskmanager.store.sqlite import SqliteStore
 
-        is_gone = partial(is_dead, settings.database)
-        return SqliteStore(settings.database, synchronous=settings.synchronous, is_dead=is_gone)
+        return SqliteStore(database, synchronous=self._settings().synchronous, is_dead=partial(is_dead, database))
 
-    def check_start(self, database: Path | None) -> None:
+    def check_start(self) -> None:
         """Raise `WrongProcess` in a child that was forked while its parent had the file open."""
+        database = self.database
         if database is None:
             return
-        from taskmanager.store.sqlite import open_files
+        from taskmanager.store.sqlite.open_files import check_process
 
         try:
-            open_files.check_process(database)
+            check_process(database)
         except WrongProcess:
             self._intake().is_forked = True  # what is enqueued from now on would be held for a start that cannot come
             raise
@@ -158,7 +169,47 @@ class CurrentInstance:
             check_loop(lifecycle)
             refuse_inside(lifecycle.engine.dispatcher, "stop()", _STOP_OUTSIDE)
 
-    def expect_submission(self, task_id: str) -> None:
+    # Tasks that the application writes in its own transaction.
+
+    def submit(
+        self, connection: Any, call: "tuple[Definition, CallOptions]", args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> str | Coroutine[Any, Any, str]:
+        """Insert a task through the connection, and return its id. Await the id if the connection is asynchronous."""
+        from taskmanager.store.sqlite.caller import insert_through
+
+        live = self._submitted(call, args, kwargs)
+        inserted = insert_through(connection, live.row(), self.database)
+        return live.task_id if inserted is None else self._when_inserted(inserted, live.task_id)
+
+    async def _when_inserted(self, inserted: Coroutine[Any, Any, None], task_id: str) -> str:
+        await inserted
+        self._expect(task_id)
+        return task_id
+
+    def insert_statement(
+        self, call: "tuple[Definition, CallOptions]", args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[str, tuple[object, ...]]:
+        """Return the SQL that inserts a task, and its parameters."""
+        from taskmanager.store.sqlite.caller import insert_statement
+
+        return insert_statement(self._submitted(call, args, kwargs).row())
+
+    def _submitted(
+        self, call: "tuple[Definition, CallOptions]", args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> LiveTask:
+        definition, options = call
+        if self.database is None or not definition.is_persisted:
+            raise ConfigurationError(
+                f"task {definition.name!r} is memory-only and cannot be written in a transaction; give it persist=True"
+            )
+        from taskmanager.store.sqlite.open_files import check_process
+
+        check_process(self.database)
+        live = self._intake().make(definition, options, args, kwargs)
+        self._expect(live.task_id)
+        return live
+
+    def _expect(self, task_id: str) -> None:
         """Look often for a task that a transaction of the application is writing."""
         lifecycle = self._starting()
         if lifecycle is not None:
@@ -205,12 +256,12 @@ class CurrentInstance:
             return False
         self._intake().has_warned = True
         of, extra = (live.definition.name, live.task_id), extra_of(live)
-        if any(each is not self and each.is_started_on(self._database) for each in list(_instances)):
+        if any(each is not self and each.is_started_on(self.database) for each in list(_instances)):
             logger.warning(
                 "task %s (%s) is waited for, and its manager was never started, while another one on the same file, "
                 "%s, runs in this process: was the module imported twice, as __main__ and by its name? Make the "
                 "manager in a module of its own, and import it from there",
-                *of, self._database, extra=extra,
+                *of, self.database, extra=extra,
             )  # fmt: skip
         else:
             logger.warning("task %s (%s) is waited for, and its manager was never started; %s", *of, HOW, extra=extra)
@@ -218,12 +269,12 @@ class CurrentInstance:
 
     def is_started_on(self, database: Path | None) -> bool:
         """Whether this manager runs, or is starting, on that file."""
-        if self._starting() is None or self._database is None or database is None:
+        if self._starting() is None or self.database is None or database is None:
             return False
         try:
-            return self._database.samefile(database)
+            return self.database.samefile(database)
         except OSError:  # the file is not there yet
-            return self._database.resolve() == database.resolve()
+            return self.database.resolve() == database.resolve()
 
     def is_of_another_loop(self) -> bool:
         """Whether the manager runs in another loop than the calling one. Raises if its loop will never run again."""

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from taskmanager.model.record import TaskInfo
     from taskmanager.model.status import ManagerStatus, ScheduleInfo
     from taskmanager.store.protocol import Store
-    from taskmanager.submission import Submission
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -117,9 +116,9 @@ class TaskManager:
         from taskmanager.handle import TaskHandle
 
         self._clock: Clock = SystemClock()
-        self._make_store: Callable[[], Store] = lambda: self._instance.new_store(self._settings)
         self._intake = self._new_intake()
-        self._instance = CurrentInstance(lambda: self._lifecycle, lambda: self._intake, self._settings.database)
+        self._instance = CurrentInstance(lambda: self._lifecycle, lambda: self._intake, lambda: self._settings)
+        self._make_store: Callable[[], Store] = self._instance.new_store
         self._handle_of = partial(TaskHandle, self._instance)
 
     def _new_intake(self) -> "Intake":
@@ -272,18 +271,13 @@ class TaskManager:
         The write is part of the open transaction: the task exists only if that commits. Use `BEGIN IMMEDIATE`; a
         stale snapshot raises `StoreUnavailable`. With an `aiosqlite` connection, await the call.
         """
-        return self._submission().write(connection, bound_call(task, self), args, kwargs)
+        return self._instance.submit(connection, bound_call(task, self), args, kwargs)
 
     def insert_statement(
         self, task: TaskCall[P, Any], /, *args: P.args, **kwargs: P.kwargs
     ) -> tuple[str, tuple[object, ...]]:
         """Return SQL with `?` placeholders and its parameters, for any other driver on the same file."""
-        return self._submission().statement(bound_call(task, self), args, kwargs)
-
-    def _submission(self) -> "Submission":
-        from taskmanager.submission import Submission
-
-        return Submission(self._intake, self._settings.database, self._instance.expect_submission)
+        return self._instance.insert_statement(bound_call(task, self), args, kwargs)
 
     # Starting and stopping.
 
@@ -296,7 +290,7 @@ class TaskManager:
         """
         from taskmanager.lifecycle import new_lifecycle
 
-        self._instance.check_start(self._settings.database)
+        self._instance.check_start()
         if self._lifecycle is not None and not self._lifecycle.engine.inbox.is_loop_closed():
             raise ConfigurationError("the manager runs already; stop it before starting it again")
         await self.stop()

@@ -33,9 +33,9 @@ TEXT_SUFFIXES: Final = frozenset(
 # From the bottom up: a unit imports only from itself and from those above it in this list.
 LAYERS: Final = (
     "model", "codec", "rules", "store", "engine", "duties", "console",
-    "stop", "lifecycle", "current_instance", "submission",
+    "stop", "lifecycle", "current_instance",
     # A task gives handles, the registry holds tasks.
-    "handle", "calling", "task", "sameness", "registry", "hosting", "background", "manager",
+    "handle", "calling", "task", "registry", "hosting", "background", "manager",
     "testing", "integrations", "__init__", "cli", "__main__",
 )  # fmt: skip
 
@@ -83,7 +83,7 @@ NOT_STARTED: Final = (
     "taskmanager.duties.schedule_book", "taskmanager.duties.schedule_firing", "taskmanager.duties.schedules",
     "taskmanager.engine.child_link", "taskmanager.engine.records", "taskmanager.engine.report", "taskmanager.hosting",
     "taskmanager.model.report", "taskmanager.model.status", "taskmanager.rules.cron", "taskmanager.store.memory",
-    "taskmanager.store.statistics", "taskmanager.submission",
+    "taskmanager.store.statistics",
 )  # fmt: skip
 
 MAX_MODULE_LINES: Final = 450
@@ -91,7 +91,7 @@ MAX_FUNCTION_LINES: Final = 40  # without the docstring
 
 # What is longer, and by how much exactly. Lower a number when the code gets shorter; do not add to these lightly.
 LONG_MODULES: Final[Mapping[str, int]] = {
-    "taskmanager/manager.py": 501,  # the public contract: signatures and docstrings of one-line delegations
+    "taskmanager/manager.py": 495,  # the public contract: signatures and docstrings of one-line delegations
 }
 LONG_FUNCTIONS: Final[Mapping[str, int]] = {}
 
