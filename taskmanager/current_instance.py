@@ -108,27 +108,20 @@ _instances: "weakref.WeakSet[CurrentInstance]" = weakref.WeakSet()
 
 
 class CurrentInstance:
-    """One object per manager, for all its starts.
+    """One object per manager, for all its starts. `intake` takes calls also between them."""
 
-    `starting` returns the lifecycle from the begin of a start to the end of its stop. `intake` takes calls also between
-    starts.
-    """
+    lifecycle: "Lifecycle | None" = None
+    """It is here from the begin of a start to the end of its stop."""
 
-    def __init__(
-        self,
-        starting: "Callable[[], Lifecycle | None]",
-        intake: Callable[[], Intake],
-        settings: "Callable[[], Settings]",
-    ) -> None:
-        self._starting = starting
+    def __init__(self, intake: Callable[[], Intake], settings: "Callable[[], Settings]") -> None:
         self._intake = intake
         self._settings = settings
         _instances.add(self)
 
     def running(self) -> "Lifecycle | None":
         """Return the start that runs now."""
-        lifecycle = self._starting()
-        return lifecycle if lifecycle is not None and lifecycle.is_up else None
+        lifecycle = self.lifecycle
+        return lifecycle if lifecycle is not None and lifecycle.engine.life.is_up else None
 
     @property
     def database(self) -> Path | None:
@@ -211,14 +204,12 @@ class CurrentInstance:
 
     def _expect(self, task_id: str) -> None:
         """Look often for a task that a transaction of the application is writing."""
-        lifecycle = self._starting()
-        if lifecycle is not None:
+        if (lifecycle := self.lifecycle) is not None:
             lifecycle.expect_submission(task_id)
 
     def cut_short(self) -> None:
         """End the wait of a stop, or of a start for its file, because a second signal came."""
-        lifecycle = self._starting()
-        if lifecycle is not None:
+        if (lifecycle := self.lifecycle) is not None:
             lifecycle.cut_short()
 
     def status(self) -> "ManagerStatus":
@@ -226,7 +217,7 @@ class CurrentInstance:
         from taskmanager.engine.report import status_report
         from taskmanager.model.status import status_of
 
-        running, starting, intake = self.running(), self._starting(), self._intake()
+        running, starting, intake = self.running(), self.lifecycle, self._intake()
         upcoming = () if running is None else running.upcoming_schedules()
         report = status_report(None if starting is None else starting.engine)
         return status_of(report, intake.door.value, len(intake.held), upcoming)
@@ -252,7 +243,7 @@ class CurrentInstance:
         """Warn once per manager. Return False to be called again, because a start is under way."""
         if self.running() is not None or self._intake().has_warned:
             return True
-        if self._starting() is not None:  # the start may wait for a locked file, and may fail
+        if self.lifecycle is not None:  # the start may wait for a locked file, and may fail
             return False
         self._intake().has_warned = True
         of, extra = (live.definition.name, live.task_id), extra_of(live)
@@ -269,7 +260,7 @@ class CurrentInstance:
 
     def is_started_on(self, database: Path | None) -> bool:
         """Whether this manager runs, or is starting, on that file."""
-        if self._starting() is None or self.database is None or database is None:
+        if self.lifecycle is None or self.database is None or database is None:
             return False
         try:
             return self.database.samefile(database)

@@ -104,11 +104,6 @@ class Lifecycle:
         self._abandoned = Abandoned(engine, duties, self._lock)
         self._unstopped = Unstopped(engine, self._after_write, self._release, self._abandoned, self.stop_now)
 
-    @property
-    def is_up(self) -> bool:
-        """Whether the start is over, so that tasks can run."""
-        return self._life.is_up
-
     async def start(self) -> None:
         """Bring the engine up; on an error everything that was opened is closed again."""
         # Also held by this frame: a start that is collected must not drop the last reference to itself while it ends.

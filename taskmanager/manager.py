@@ -67,8 +67,6 @@ class TaskManager:
     Raises `ConfigurationError` with everything that is wrong.
     """
 
-    _lifecycle: "Lifecycle | None" = None
-    """It is here from the begin of `start` to the end of `stop`."""
     _is_isolated = False
 
     def __init__(
@@ -117,7 +115,7 @@ class TaskManager:
 
         self._clock: Clock = SystemClock()
         self._intake = self._new_intake()
-        self._instance = CurrentInstance(lambda: self._lifecycle, lambda: self._intake, lambda: self._settings)
+        self._instance = CurrentInstance(lambda: self._intake, lambda: self._settings)
         self._make_store: Callable[[], Store] = self._instance.new_store
         self._handle_of = partial(TaskHandle, self._instance)
 
@@ -146,6 +144,10 @@ class TaskManager:
         finally:
             self._is_isolated = False
             self._clock, self._make_store, self._intake, self._settings, self._registry.defaults = kept
+
+    @property
+    def _lifecycle(self) -> "Lifecycle | None":
+        return self._instance.lifecycle
 
     def __repr__(self) -> str:
         engine = "" if self._lifecycle is None else f" {self._lifecycle.engine!r}"
@@ -298,13 +300,13 @@ class TaskManager:
         self._intake.reopen_for_start()
         is_alone = self._is_isolated or self._settings.database is None
         known = self._registry.definitions, self._registry.schedules
-        self._lifecycle = new_lifecycle(
+        self._instance.lifecycle = lifecycle = new_lifecycle(
             self._settings, *known, self._make_store(), self._clock, self._intake, is_alone=is_alone
         )
         try:
-            await self._lifecycle.start()
+            await lifecycle.start()
         except BaseException:
-            self._lifecycle = None
+            self._instance.lifecycle = None
             raise
 
     async def stop(self, *, timeout: float | None = None) -> None:
@@ -324,7 +326,7 @@ class TaskManager:
         try:
             await lifecycle.stop(self._settings.drain_timeout_s if timeout is None else timeout)
         finally:
-            self._lifecycle = None
+            self._instance.lifecycle = None
 
     async def __aenter__(self) -> Self:
         await self.start()
