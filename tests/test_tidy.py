@@ -106,7 +106,7 @@ CATCHES_BASE_EXCEPTION: Final = frozenset(
         "taskmanager/engine/outcome.py",  # the text of an exception is made by its class
         "taskmanager/engine/definition.py",  # codecs and classes of the application store and read values
         "taskmanager/engine/settle.py",  # an error may hold a mapping of the application
-        "taskmanager/store/sqlite/threaded.py",  # a function in the thread of a connection: raised where it is awaited
+        "taskmanager/store/sqlite/connection.py",  # work in the thread of a connection: raised where it is awaited
         "taskmanager/model/logger.py",  # filters and handlers of the application: a record is lost, nothing else
     }
 )

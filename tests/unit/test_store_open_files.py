@@ -9,12 +9,13 @@ import textwrap
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from taskmanager import TaskManager
-from taskmanager.store.sqlite import SqliteStore, threaded
-from taskmanager.store.sqlite.open_files import Factory, FileConnection, is_open_here
+from taskmanager.store.sqlite import SqliteStore, connection
+from taskmanager.store.sqlite.open_files import FileConnection, is_open_here
 from taskmanager.store.sqlite.reading import open_read_only
 from taskmanager.store.sqlite.wal_index import only_user_of, read_wal_index
 
@@ -257,17 +258,16 @@ async def test_a_connection_is_closed_though_who_opens_it_is_cancelled(
     path = str(tmp_path / "tasks.db")
     going, may_go = threading.Event(), threading.Event()
     threads: list[threading.Thread] = []
-    make = Factory.__call__
 
-    def made(self: Factory, *args: object, **options: object) -> FileConnection:
+    def made(*args: Any, **options: Any) -> FileConnection:
         threads.append(threading.current_thread())
-        found = make(self, *args, **options) if is_made_before else None
+        found = FileConnection(*args, **options) if is_made_before else None
         going.set()
         may_go.wait(10)
-        return found or make(self, *args, **options)
+        return found or FileConnection(*args, **options)
 
-    monkeypatch.setattr(Factory, "__call__", made)
-    monkeypatch.setattr(threaded, "THREAD_ENDS_S", 0.0)
+    monkeypatch.setattr(connection, "FileConnection", made)
+    monkeypatch.setattr(connection, "THREAD_ENDS_S", 0.0)
     opening = asyncio.ensure_future(SqliteStore(path).open())
     await asyncio.to_thread(going.wait, 10)
     opening.cancel()

@@ -3,24 +3,30 @@
 import asyncio
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Final, Literal, NoReturn, TypeVar, TypeVarTuple
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.wording import MORE_THREADS, remedy
-from taskmanager.store.sqlite.open_files import IS_FORKED, Factory, FileConnection, open_existing
+from taskmanager.store.sqlite.open_files import IS_FORKED, FileConnection, open_existing
 from taskmanager.store.sqlite.rows import text_of
-from taskmanager.store.sqlite.threaded import Threaded
 
 Synchronous = Literal["full", "normal"]
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
+_Queue = SimpleQueue[tuple[asyncio.Future[Any] | None, Callable[[], Any]]]
+_LAST: Final = object()
+"""What a connection that was closed returns: its thread ends."""
+
 MINIMUM_SQLITE: Final = (3, 37, 0)
 BUSY_TIMEOUT_S: Final = 1.0
+THREAD_ENDS_S: Final = 1.0
 INLINE_TIMEOUT_S: Final = 0.5
 """The same while the program waits for it at its end."""
 OPEN_PATIENCE_S: Final = 30.0
@@ -92,27 +98,58 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 class Connection:
-    """One connection, used by whole functions only: in its thread, or, of a plain one, in the caller's."""
+    """One connection, used by whole functions only: in its own thread, or, where there is none, in the caller's.
 
-    __slots__ = ("_inner", "_path", "_raw")
+    The thread opens the connection, uses it and closes it. A transaction of separate awaited calls would cost a hop for
+    each of them, and a cancelled await would leave it half done with the lock held.
+    """
 
-    def __init__(self, path: str, inner: Threaded | None, raw: FileConnection) -> None:
+    __slots__ = ("_is_closed", "_path", "_raw", "_thread", "_work")
+
+    def __init__(self, path: str, raw: FileConnection | None = None) -> None:
         self._path = path
-        self._inner = inner
         self._raw = raw
-        raw.kept_with = self
+        self._is_closed = False
+        self._work: _Queue = SimpleQueue()
+        # Not awaited at the interpreter's exit: a store that nobody closed must not hold it up, and threads that are no
+        # daemons are joined before any exit hook could end them.
+        self._thread = threading.Thread(target=_do, args=(self._work,), name="taskmanager-store", daemon=True)
 
     def __repr__(self) -> str:
-        return f"<Connection {self._path} {'inherited' if self._raw.is_inherited else 'open'}>"
+        return f"<Connection {self._path} {'inherited' if self._is_inherited else 'open'}>"
+
+    @property
+    def _is_inherited(self) -> bool:
+        return self._raw is not None and self._raw.is_inherited
+
+    @property
+    def has_thread(self) -> bool:
+        """Whether its thread lives. It ends when it cannot tell its loop what it has done, because that is closed."""
+        return self._thread.is_alive()
+
+    async def open(self, configure: Callable[[sqlite3.Connection], None]) -> None:
+        """Start the thread, which makes the connection."""
+        self._thread.start()
+        try:
+            await self._begin(asyncio.get_running_loop(), self._open, configure)
+        except BaseException:  # cancelled, or collected with its loop: nothing more is awaited
+            self.end()
+            raise
+
+    def _open(self, configure: Callable[[sqlite3.Connection], None]) -> None:
+        options = {"isolation_level": None, "cached_statements": CACHED_STATEMENTS, "check_same_thread": False}
+        self._raw = FileConnection(self._path, self._path, timeout=BUSY_TIMEOUT_S, **options)
+        configure(self._raw)
 
     async def hop(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
         """Run `work(connection, *args)` in the connection's thread, to its end even when the caller is cancelled."""
+        assert self._raw is not None
         if self._raw.is_inherited:
             raise StoreError(f"{self._path} {IS_FORKED}; return the work to the parent process")
         with self._translated():
-            if self._inner is None or not self._inner.has_thread:
+            if not self.has_thread:
                 return work(self._raw, *args)
-            return await self._inner.run(work, *args)
+            return await self._begin(asyncio.get_running_loop(), work, self._raw, *args)
 
     def begin(
         self, loop: asyncio.AbstractEventLoop, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts
@@ -121,13 +158,18 @@ class Connection:
 
         Raises `StoreUnavailable` where there is no thread that does it.
         """
-        if self._raw.is_inherited or self._inner is None or not self._inner.has_thread:
+        if self._raw is None or self._raw.is_inherited or not self.has_thread:
             raise StoreUnavailable(f"{self._path} has no thread that works on it")
-        return self._finish(self._inner.begin(loop, work, *args))
+        return self._finish(self._begin(loop, work, self._raw, *args))
 
     async def _finish(self, result: "asyncio.Future[R]") -> R:
         with self._translated():
             return await result
+
+    def _begin(self, loop: asyncio.AbstractEventLoop, work: Callable[[*Ts], R], *args: *Ts) -> "asyncio.Future[R]":
+        result: asyncio.Future[R] = loop.create_future()
+        self._work.put((result, partial(work, *args)))
+        return result
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -140,28 +182,61 @@ class Connection:
 
     async def close(self) -> None:
         """Close it and end its thread. An inherited connection is only forgotten."""
-        if self._raw.kept_with is self and not self._raw.is_inherited:
-            self._raw.kept_with = None
-            if self._inner is None or not self._inner.has_thread:
-                self._close_here()
-            else:
-                await self._inner.close()
+        if self._is_closed or self._is_inherited:
+            return
+        self._is_closed = True
+        if self.has_thread:
+            await self._begin(asyncio.get_running_loop(), self._close)
+        else:
+            self._close()
 
     def end(self) -> None:
-        """Close it and end its thread, from another loop than that which used it, and which will not run again."""
-        if self._inner is None or self._raw.kept_with is not self or self._raw.is_inherited:
+        """Close it and end its thread, without a loop: that which used it is gone."""
+        if self._is_closed or self._is_inherited:
             return
-        self._raw.kept_with = None
-        if self._inner.has_thread:
-            self._inner.stop()
-            self._inner.join()
-        if not self._inner.has_thread:  # else it closes the connection when it has done what it is at
-            self._close_here()
+        self._is_closed = True
+        if self.has_thread:
+            self._work.put((None, self._close))
+            self._thread.join(THREAD_ENDS_S)
+        if not self.has_thread:  # else it closes the connection when it has done what it is at
+            self._close()
 
-    def _close_here(self) -> None:
-        self._raw.close()
-        if self._inner is not None:
-            self._inner.forget()
+    def _close(self) -> object:
+        if self._raw is not None:
+            self._raw.close()
+        return _LAST
+
+
+def _do(work: _Queue) -> None:
+    while _do_next(*work.get()):
+        # What was done is forgotten here, with the frame that did it. The last future would otherwise be kept while the
+        # thread waits for work, so that a start that was left in the middle could never be collected.
+        pass
+
+
+def _do_next(future: asyncio.Future[Any] | None, function: Callable[[], Any]) -> bool:
+    """Do it, and tell its loop. Return False when there is no more to do."""
+    tell: Callable[[asyncio.Future[Any], Any], None] = _succeed
+    try:
+        found = function()
+    except BaseException as error:  # noqa: BLE001  # raised where it is awaited
+        tell, found = _fail, error
+    if future is not None:
+        try:
+            future.get_loop().call_soon_threadsafe(tell, future, found)
+        except RuntimeError:  # the loop is closed
+            return False
+    return found is not _LAST
+
+
+def _succeed(future: asyncio.Future[Any], found: object) -> None:
+    if not future.done():
+        future.set_result(found)
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
 
 
 def create_private(path: Path) -> None:
@@ -211,44 +286,17 @@ async def connect(path: str, configure: Callable[[sqlite3.Connection], None]) ->
     loop = asyncio.get_running_loop()
     deadline = loop.time() + OPEN_PATIENCE_S
     while True:
+        connection = Connection(path)
         try:
-            return await _connect_once(path, configure)
+            await connection.open(configure)
         except sqlite3.Error as error:
             if primary_code(error) != sqlite3.SQLITE_BUSY or loop.time() >= deadline:
                 raise translate(path, error) from error
         except RuntimeError as error:
             raise StoreUnavailable(f"{path} cannot be opened ({error}); {MORE_THREADS}") from error
+        else:
+            return connection
         await asyncio.sleep(_OPEN_PAUSE_S)
-
-
-async def _connect_once(path: str, configure: Callable[[sqlite3.Connection], None]) -> Connection:
-    factory = Factory(path)
-    inner = Threaded(
-        partial(
-            factory,
-            path,
-            timeout=BUSY_TIMEOUT_S,
-            isolation_level=None,
-            cached_statements=CACHED_STATEMENTS,
-            check_same_thread=False,
-        )
-    )
-    try:
-        await inner
-    except BaseException:  # cancelled, too
-        inner.join()
-        factory.forget()
-        raise
-    connection = Connection(path, inner, factory.made())
-    try:
-        await inner.run(configure)
-    except GeneratorExit:  # collected with its loop: there is nothing to be awaited any more
-        connection.end()
-        raise
-    except BaseException:
-        await connection.close()
-        raise
-    return connection
 
 
 def connect_inline(path: str, synchronous: Synchronous) -> Connection:
@@ -264,7 +312,7 @@ def connect_inline(path: str, synchronous: Synchronous) -> Connection:
             raise
     except sqlite3.Error as error:
         raise translate(path, error, was_well=True) from error
-    return Connection(path, None, raw)
+    return Connection(path, raw)
 
 
 def configure_writer(connection: sqlite3.Connection, synchronous: Synchronous) -> None:

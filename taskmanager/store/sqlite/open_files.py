@@ -34,8 +34,6 @@ class FileConnection(sqlite3.Connection):
     def __init__(self, path: str, database: str, *args: Any, **options: Any) -> None:
         check_process(path)
         self.is_inherited = False
-        self.kept_with: object = None
-        """Another object that a forked child must not collect."""
         self.ids = {id_at(path)}
         _open.add(self)
         try:
@@ -50,35 +48,6 @@ class FileConnection(sqlite3.Connection):
         if not self.is_inherited:
             super().close()
             _open.discard(self)
-
-
-class Factory:
-    """The `factory` of one connection to this file, which can close the connection that it makes.
-
-    The waiter may be cancelled while another thread makes the connection. Then nobody else could ever close it.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._made: FileConnection | None = None
-        self._is_wanted = True
-
-    def __call__(self, *args: Any, **options: Any) -> FileConnection:
-        self._made = made = FileConnection(self._path, *args, **options)
-        if not self._is_wanted:
-            made.close()
-        return made
-
-    def made(self) -> FileConnection:
-        """Return the connection, which has been made."""
-        assert self._made is not None
-        return self._made
-
-    def forget(self) -> None:
-        """Close the connection, now or as soon as it is made."""
-        self._is_wanted = False
-        if self._made is not None:
-            self._made.close()
 
 
 def open_existing(path: str, mode: str, **options: Any) -> FileConnection:
