@@ -8,7 +8,7 @@ running task may be silent, the claimer's beat stops, so that waiting work is ta
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Final
 
 from taskmanager.engine.engine import Engine
@@ -18,7 +18,6 @@ from taskmanager.model.logger import logger
 from taskmanager.model.wording import MORE_THREADS
 from taskmanager.store.protocol import Beat, Beater
 
-NAME: Final = "heartbeat"
 LOOP_PROBE_S: Final = 0.5
 ASK_AFTER_S: Final = 0.75
 """A loop that runs is heard of by its own beat. Only one that was not heard of for this long is woken, and asked."""
@@ -26,11 +25,6 @@ BLOCKED_AFTER_S: Final = 2.0
 """A loop that does not answer for this long is reported as blocked."""
 SLOW_WRITE_S: Final = 1.0
 """A beat that takes this long meets what others may not get through at all."""
-
-
-def _nothing() -> bool:
-    """Do nothing, for a heartbeat that has nobody to tell of a closed loop."""
-    return True
 
 
 class Rest:
@@ -83,14 +77,14 @@ class Heartbeat:
     def __init__(self, engine: Engine) -> None:
         self._store, self._clock, self._identity = engine.store, engine.clock, engine.identity
         self._inbox, self._stall, self._runner = engine.inbox, engine.stall, engine.runner
-        self._settings, self._failing_duties, self._life = engine.settings, engine.failing_duties, engine.life
+        self._failing_duties, self._life = engine.failing_duties, engine.life
         self._stop = threading.Event()
         self._rest: Rest | None = None
         self._thread: threading.Thread | None = None
-        self._on_loop_closed: Callable[[], bool] = _nothing
         self._loop_thread = threading.current_thread()
         self._answered_s = self._rested_s = self._clock.elapsed_s()
-        config = self._settings.recovery
+        config = engine.settings.recovery
+        self._max_silence_s = config.running_stale_threshold_ms / 1000
         self._intervals_s = {
             "claimer": config.claimer_heartbeat_interval_ms / 1000,
             "runner": config.runner_heartbeat_interval_ms / 1000,
@@ -107,15 +101,14 @@ class Heartbeat:
         """All that could not be written so far. While it grows, the silence of others says nothing."""
         self._writing_since_s: float | None = None
 
-    def start(self, on_loop_closed: Callable[[], bool] = _nothing) -> None:
+    def start(self, on_loop_closed: Callable[[], bool]) -> None:
         """Beat once now, then every interval, until `stop` or the end of the thread whose loop this is about.
 
         That need not be the main thread, which may end before it. `on_loop_closed` is called in the thread of the
         heartbeat until it returns True, and may ask it to outlive the loop.
         """
-        self._on_loop_closed = on_loop_closed
         self._answered_s = self._rested_s = self._clock.elapsed_s()  # a start may have waited for the file
-        thread = threading.Thread(target=self._run, name="taskmanager-heartbeat", daemon=True)
+        thread = threading.Thread(target=self._run, args=(on_loop_closed,), name="taskmanager-heartbeat", daemon=True)
         try:
             thread.start()
         except RuntimeError as exc:
@@ -130,46 +123,39 @@ class Heartbeat:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(patience_s)
 
-    def _run(self) -> None:
+    def _run(self, on_loop_closed: Callable[[], bool]) -> None:
         beater = self._store.open_beater()
         if beater is None:
             return
-        self._rest = rest = Rest(self._stop)
-        try:
-            self._beat_until_stopped(beater, rest)
-        finally:
-            rest.close()
-            beater.close()
+        self._rest = Rest(self._stop)
+        with closing(beater), closing(self._rest):
+            while self._goes_on(beater, on_loop_closed):
+                if self._rest.wait(LOOP_PROBE_S):
+                    return
 
-    def _beat_until_stopped(self, beater: Beater, rest: Rest) -> None:
-        while True:
-            if not self._survives(beater) and self._leave_loop() and not self.outlives_loop:
-                return
-            if rest.wait(LOOP_PROBE_S):
-                return
-            if not (self._loop_thread.is_alive() or self.outlives_loop or self._inbox.is_loop_closed()):
-                return
-
-    def _leave_loop(self) -> bool:
-        """Tell that the loop was closed without a stop. Return False to be called again."""
+    def _goes_on(self, beater: Beater, on_loop_closed: Callable[[], bool]) -> bool:
+        """One round, and whether there is a next one: not once the loop was closed, and that was told."""
+        if self._survives(beater):
+            return self._loop_thread.is_alive() or self.outlives_loop or self._inbox.is_loop_closed()
         try:
-            return self._on_loop_closed()
+            is_told = on_loop_closed()
         except Exception:
             logger.critical("what a manager that was never stopped holds could not be written", exc_info=True)
-            return True
+            is_told = True
+        return not is_told or self.outlives_loop
 
     def _survives(self, beater: Beater) -> bool:
         """One round. A bug of ours must not end the heartbeat: others would take over what runs here."""
         try:
             is_open = self.pulse(beater)
         except Exception as exc:
-            if NAME not in self._failing_duties:
-                logger.critical("the %s failed unexpectedly, and tries again", NAME, exc_info=True)
-            self._failing_duties[NAME] = f"{type(exc).__name__}: {exc}"
+            if "heartbeat" not in self._failing_duties:
+                logger.critical("the heartbeat failed unexpectedly, and tries again", exc_info=True)
+            self._failing_duties["heartbeat"] = f"{type(exc).__name__}: {exc}"
             self.failed_count += 1
             self.trouble_count += 1
             return True
-        self._failing_duties.pop(NAME, None)
+        self._failing_duties.pop("heartbeat", None)
         return is_open
 
     def pulse(self, beater: Beater) -> bool:
@@ -178,9 +164,10 @@ class Heartbeat:
         self._excuse(now_s - self._rested_s - LOOP_PROBE_S, now_s)
         self._keep_lock()
         beater.let_go()
-        roles = [role for role, at in self._due_s.items() if at <= now_s]
-        if roles and self._beat(beater, self._allowed(roles, now_s)):
-            self._due_s.update((role, now_s + self._intervals_s[role]) for role in roles)
+        due = [role for role, at in self._due_s.items() if at <= now_s]
+        is_blocked = now_s - self._answered_s > self._max_silence_s
+        if due and self._beat(beater, [role for role in due if role != "claimer" or not is_blocked]):
+            self._due_s.update((role, now_s + self._intervals_s[role]) for role in due)
         written_s = self._clock.elapsed_s()
         self._excuse(written_s - now_s, written_s)
         is_open = self._probe_loop() or self.outlives_loop
@@ -207,12 +194,6 @@ class Heartbeat:
         """Whether its beats get through: the reaper trusts no observation made while they do not, or take long."""
         began_s = self._writing_since_s
         return not self.failed_count and (began_s is None or self._clock.elapsed_s() - began_s < SLOW_WRITE_S)
-
-    def _allowed(self, roles: list[str], now_s: float) -> list[str]:
-        limit_s = self._settings.recovery.running_stale_threshold_ms / 1000
-        if now_s - self._answered_s > limit_s:
-            return [role for role in roles if role != "claimer"]
-        return roles
 
     def _beat(self, beater: Beater, roles: list[str]) -> bool:
         """One write for all roles; a failure is tried again soon, and never harms a task.

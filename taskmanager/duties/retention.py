@@ -50,14 +50,12 @@ class Retention:
         if self._was_stepped():
             self._steps_seen = self._wall_clock.step_count
             return {}
-        categories: list[tuple[str, int | None, Callable[[int, int], Awaitable[int]]]] = [
+        batch, gone = config.retention_delete_batch_size, dict[str, int]()
+        for name, hours, prune in (
             ("heartbeats", config.heartbeat_retention_hours, store.prune_heartbeats),
             ("worker states", config.worker_state_retention_hours, store.prune_worker_states),
             ("ended tasks", config.terminal_record_retention_hours, self._prune_tasks),
-        ]
-        batch = config.retention_delete_batch_size
-        gone: dict[str, int] = {}
-        for name, hours, prune in categories:
+        ):
             if hours is None:
                 continue
             try:

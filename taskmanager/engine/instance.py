@@ -325,10 +325,8 @@ class Neighbours:
         if self._database is None or now_s < self._next_check_s:
             return False
         self._next_check_s = now_s + CHECK_S - EARLY_S
+        known, known_dead = self.living | self.dead, self.dead
         # One whose lock file was removed looks dead until it has put it back.
-        self.living |= {each for each in self.dead if not is_dead(self._database, each)}
-        found = {each for each in self.living if is_dead(self._database, each)}
-        self.living -= found
-        self.dead -= self.living
-        self.dead |= found
-        return bool(found)
+        self.dead = {each for each in known if is_dead(self._database, each)}
+        self.living = known - self.dead
+        return not self.dead <= known_dead

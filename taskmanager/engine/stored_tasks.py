@@ -5,7 +5,7 @@ each write repeats the state of the row that was read. Answers are the ids of th
 """
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from dataclasses import replace
 from typing import Any, Final
 
 from taskmanager.codec.values import dumps, loads
@@ -61,11 +61,12 @@ def why_not_again(row: TaskRow, *, force: bool) -> str | None:
 
 async def retry_stored(store: Store, ended: Sequence[TaskRow], now: int) -> frozenset[str]:
     """Put ended tasks back, with their stored arguments, free and due now."""
-    return await _write(store, [(again(row, now, _persisted_options(row)), row) for row in ended])
+    return await _write(store, [(_again(row, now), row) for row in ended])
 
 
-def again(row: TaskRow, now: int, options_text: str) -> TaskRow:
-    """An ended row as it stands when a person, or the same key, asks for it again: free, and due now."""
+def _again(row: TaskRow, now: int) -> TaskRow:
+    """A memory-only task that is put back is persisted from now on: the file is all there is of it."""
+    options = options_of(row.task_options)
     return row._replace(
         status=TaskStatus.PENDING.value,
         enqueued_at=now,
@@ -88,14 +89,8 @@ def again(row: TaskRow, now: int, options_text: str) -> TaskRow:
         worker_pid=None,
         worker_hostname=None,
         worker_process_name=None,
-        task_options=options_text,
+        task_options=row.task_options if options.get("persist") else dumps({**options, "persist": True}),
     )
-
-
-def _persisted_options(row: TaskRow) -> str:
-    """A memory-only task that is put back is persisted from now on: the file is all there is of it."""
-    options = options_of(row.task_options)
-    return row.task_options if options.get("persist") else dumps({**options, "persist": True})
 
 
 async def _write(store: Store, changes: Sequence[tuple[TaskRow, TaskRow]], *, are_ends: bool = False) -> frozenset[str]:
@@ -109,10 +104,6 @@ async def _write(store: Store, changes: Sequence[tuple[TaskRow, TaskRow]], *, ar
         odd = [(UnreadableRow._make(row), read) for row, read in changes if row.task_id in report.rejected]
         won |= await _write(store, odd)
     return won
-
-
-def _instant(value: int | None) -> datetime | None:
-    return None if value is None else from_us(value)
 
 
 def _log_line(line: dict[str, Any]) -> dict[str, Any]:
@@ -136,32 +127,29 @@ def task_info(
     row: TaskRow,
     *,
     is_saved: bool,
-    result: TaskResult[Any] | None,
-    attempts: tuple[AttemptInfo, ...] | None,
+    result: TaskResult[Any] | None = None,
+    attempts: tuple[AttemptInfo, ...] | None = None,
 ) -> TaskInfo:
     """The view of a row that users get."""
-    return TaskInfo(**_values(row), result=result, saved=is_saved, attempts=attempts)
-
-
-def _values(row: TaskRow) -> dict[str, Any]:
     values: dict[str, Any] = row._asdict()
     if isinstance(row, UnreadableRow):  # the id alone is more than its text: it must lead to the row again
         values |= {name: str(text) for name, text in values.items() if isinstance(text, str) and name != "task_id"}
     for name in _INSTANTS:
-        values[name] = _instant(values[name])
+        values[name] = None if values[name] is None else from_us(values[name])
     for name, read in _JSON.items():
         values[name] = read(values[name])
-    values["status"] = TaskStatus(row.status)
-    values["claimed"] = row.status in WAITING and row.claimed_by_worker_id is not None
-    values["is_workflow_task"] = bool(row.is_workflow_task)
-    del values["result"]
-    return values
+    values |= {
+        "status": TaskStatus(row.status),
+        "claimed": row.status in WAITING and row.claimed_by_worker_id is not None,
+        "is_workflow_task": bool(row.is_workflow_task),
+        "result": result,
+    }
+    return TaskInfo(**values, saved=is_saved, attempts=attempts)
 
 
 def summary_info(row: TaskRow, *, is_saved: bool) -> TaskInfo:
     """The view of a row in a list: without its `PAYLOAD`, even where it was read."""
-    row = row.without_payload()
-    return TaskInfo(**{**_values(row), "log": None}, result=None, saved=is_saved, attempts=None)
+    return replace(task_info(row.without_payload(), is_saved=is_saved), log=None)
 
 
 def attempt_info(row: AttemptRow) -> AttemptInfo:
