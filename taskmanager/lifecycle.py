@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
-from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.supervisor import Supervisor
 from taskmanager.engine.after_write import AfterWrite
 from taskmanager.engine.attempt import StopReason
@@ -399,10 +398,8 @@ def new_lifecycle(
     store: Store,
     clock: Clock,
     intake: Intake,
-    *,
-    is_alone: bool,
 ) -> Lifecycle:
-    """Make the parts of a new start; none of them works yet. `is_alone` says that nobody else can see the store.
+    """Make the parts of a new start; none of them works yet.
 
     Raises `ConfigurationError` outside of an event loop of asyncio.
     """
@@ -414,5 +411,4 @@ def new_lifecycle(
         ) from None
     identity = new_identity(settings.instance_name, clock.now_us())
     engine = wire(settings, definitions, store, clock, identity, intake)
-    recovery = Recovery(store, clock, identity, settings.database, settings.recovery)
-    return Lifecycle(engine, Supervisor(engine, recovery, schedules, is_alone=is_alone))
+    return Lifecycle(engine, Supervisor(engine, schedules))

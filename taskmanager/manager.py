@@ -298,11 +298,9 @@ class TaskManager:
         await self.stop()
         self._registry.warn_at_start()
         self._intake.reopen_for_start()
-        is_alone = self._is_isolated or self._settings.database is None
         known = self._registry.definitions, self._registry.schedules
-        self._instance.lifecycle = lifecycle = new_lifecycle(
-            self._settings, *known, self._make_store(), self._clock, self._intake, is_alone=is_alone
-        )
+        lifecycle = new_lifecycle(self._settings, *known, self._make_store(), self._clock, self._intake)
+        self._instance.lifecycle = lifecycle
         try:
             await lifecycle.start()
         except BaseException:

@@ -136,13 +136,17 @@ class Schedule:
             next_run_at = self.plan.timing.after(now)
         return ScheduleDeclaration(self.name, self.config_hash, self.task_name, definition, self.template, next_run_at)
 
-    def fire_id(self, fire_at: int) -> str:
-        """The id of the run of one fire, the same in every process: no two rows can stand for one fire."""
-        return keyed_task_id(f"schedule:{self.name}", str(fire_at))
+    def run_id(self, of: object) -> str:
+        """The id of the run of one fire, or of the start of one instance.
 
-    def startup_id(self, instance_id: str) -> str:
-        """The id of the run at the start of that instance."""
-        return keyed_task_id(f"schedule:{self.name}", instance_id)
+        It is the same in every process: no two rows can stand for one fire.
+        """
+        return keyed_task_id(f"schedule:{self.name}", str(of))
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether a run of it does not begin before the one before has ended."""
+        return self.plan.overlap != "allow"
 
 
 def make_schedule(name: str, definition: Definition, options: ScheduleOptions) -> Schedule:
@@ -188,19 +192,14 @@ def make_schedule(name: str, definition: Definition, options: ScheduleOptions) -
     )
 
 
-def _columns(template: str) -> dict[str, Any]:
-    try:
-        found = loads(template)
-    except ArgumentError:
-        found = None
-    if not isinstance(found, dict) or not found.keys() >= {*_TEMPLATE}:
-        raise StoreError("what the schedule runs cannot be read in the file; declare it under another name")
-    return found
-
-
 def task_of(template: str, task_id: str, scheduled_for: int, now: int) -> TaskRow:
     """The free row of one run. Raises `StoreError` for a template that cannot be read."""
-    columns = _columns(template)
+    try:
+        columns = loads(template)
+    except ArgumentError:
+        columns = None
+    if not isinstance(columns, dict) or not columns.keys() >= {*_TEMPLATE}:
+        raise StoreError("what the schedule runs cannot be read in the file; declare it under another name")
     blank: dict[str, Any] = dict.fromkeys(TaskRow._fields)
     return TaskRow(
         **blank

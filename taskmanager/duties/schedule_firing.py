@@ -5,6 +5,7 @@ Who loses that race reads what the winner has written; it is a normal answer.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from math import inf
 from typing import Final
 
 from taskmanager.duties.schedule import Schedule, task_of
@@ -13,6 +14,7 @@ from taskmanager.engine.engine import Engine
 from taskmanager.model.clock import SECOND_US, from_us
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
+from taskmanager.model.record import TaskRow
 from taskmanager.model.schedule import ScheduleFire, ScheduleRow
 from taskmanager.rules.schedule import Hold, Move, judge
 
@@ -25,49 +27,42 @@ UNWATCHED_S: Final = 10.0
 FIRST_LOOK_US: Final = 5_000
 
 
-class Watch:
-    """Since when the wall clock has been looked at without a gap. What came due before that was missed."""
+class Firing:
+    """Of one start; `refresh` reads schedules anew whose step was refused, because others have moved them.
 
-    def __init__(self, engine: Engine) -> None:
+    What came due before `_watched_since` was missed: from then on the wall clock was looked at without a gap.
+    """
+
+    def __init__(self, engine: Engine, book: ScheduleBook, refresh: Callable[[Sequence[str]], Awaitable[None]]) -> None:
+        self._store, self._identity, self._intake = engine.store, engine.identity, engine.intake
         self._clock, self._wall_clock = engine.clock, engine.wall_clock
-        self.since_us = 0
-        self._looked_s: float | None = None
-        self._step_count = 0
+        self._settings, self._life = engine.settings, engine.life
+        self._book = book
+        self._refresh = refresh
+        self._watched_since = self._mended_since = self._step_count = 0
+        self._looked_s = -inf
+        self._hold_counts: dict[str, int] = {}
+        self._full_queues: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<Firing, {len(self._hold_counts)} held, watched since {self._watched_since}>"
 
     @property
-    def is_owed(self) -> bool:
+    def has_stepped(self) -> bool:
         """Whether the wall clock was stepped since the last look. Then a planned run may be due by now, or far away."""
         return self._wall_clock.step_count != self._step_count
 
     def look(self) -> int:
         """The wall time; and notice that nobody looked for a while, or that the wall clock was stepped."""
         now, now_s = self._wall_clock.now_us(), self._clock.elapsed_s()
-        step_count = self._wall_clock.step_count
-        if self._looked_s is None or now_s - self._looked_s > UNWATCHED_S or step_count != self._step_count:
-            self.since_us = now
-        self._looked_s, self._step_count = now_s, step_count
+        if now_s - self._looked_s > UNWATCHED_S or self.has_stepped:
+            self._watched_since = now
+        self._looked_s, self._step_count = now_s, self._wall_clock.step_count
         return now
-
-
-class Firing:
-    """Of one start; `refresh` reads schedules anew whose step was refused, because others have moved them."""
-
-    def __init__(self, engine: Engine, book: ScheduleBook, refresh: Callable[[Sequence[str]], Awaitable[None]]) -> None:
-        self._store, self._identity, self._intake = engine.store, engine.identity, engine.intake
-        self._settings, self._life = engine.settings, engine.life
-        self._book = book
-        self._refresh = refresh
-        self.watch = Watch(engine)
-        self._watched_since = 0
-        self._hold_counts: dict[str, int] = {}
-        self._full_queues: set[str] = set()
-
-    def __repr__(self) -> str:
-        return f"<Firing, {len(self._hold_counts)} held, watched since {self.watch.since_us}>"
 
     async def fire_due(self) -> bool:
         """Fire what is due, a page of it at the most; False when nothing is."""
-        now = self.watch.look()
+        now = self.look()
         self._find_those_ahead(now)
         due = self._book.pop_due(now, PAGE)
         if not due:
@@ -83,7 +78,7 @@ class Firing:
     async def _fire_page(self, names: Sequence[str], now: int) -> None:
         """One transaction for all of them, or as many as must be told apart."""
         declared, busy = self._book.declared, frozenset[str]()
-        if alone := [name for name in names if _runs_alone(declared[name])]:
+        if alone := [name for name in names if declared[name].runs_alone]:
             busy = await self._store.busy_schedules(alone)
         fires = []
         for name in names:
@@ -106,11 +101,11 @@ class Firing:
         Only their owner mends them: two instances with different clocks would undo each other's plans in turns.
         """
         book = self._book
-        is_watched = self.watch.since_us == self._watched_since
+        is_watched = self._watched_since == self._mended_since
         if is_watched and not book.unjudged:
             return
         rows = book.planned(book.unjudged if is_watched else None)
-        self._watched_since, book.unjudged = self.watch.since_us, set()
+        self._mended_since, book.unjudged = self._watched_since, set()
         for row in rows:
             if self._anew(row, now) is not None:
                 book.plan(row.schedule_name, AT_ONCE)
@@ -128,15 +123,17 @@ class Firing:
         book = self._book
         schedule, row = book.declared[name], book.rows[name]
         if name in book.owed_at_startup:
-            if not (is_busy and _runs_alone(schedule)):
+            if not (is_busy and schedule.runs_alone):
                 book.unjudged.add(name)
-                return self._startup_run(schedule, row, now)
+                # Written again when nobody knows whether it was, so its id is that of the start.
+                task = task_of(schedule.template, schedule.run_id(self._identity.instance_id), now, now)
+                return _step(schedule, row, row.next_run_at, now, task)
             if schedule.plan.overlap == "skip":
                 book.owed_at_startup.discard(name)
         if (at := self._anew(row, now)) is not None:
             logger.warning("schedule %s was planned by a clock that was ahead; it fires next at %s", name, from_us(at))
-            return ScheduleFire(name, schedule.config_hash, row.next_run_at, at, None, now)
-        step = judge(schedule.plan, row.next_run_at, now, self.watch.since_us, is_busy)
+            return _step(schedule, row, at, now)
+        step = judge(schedule.plan, row.next_run_at, now, self._watched_since, is_busy)
         if isinstance(step, Move):
             return self._move(schedule, row, step, now)
         if isinstance(step, Hold) or name in book.owed_at_startup:
@@ -154,20 +151,10 @@ class Firing:
             if self._is_full(schedule):
                 self._book.plan(name, now + int(RETRY_S * SECOND_US))
                 return None
-            task = task_of(schedule.template, schedule.fire_id(step.fire_at), step.fire_at, now)
+            task = task_of(schedule.template, schedule.run_id(step.fire_at), step.fire_at, now)
         if step.reason is not None and row.next_run_at is not None:
             logger.info("schedule %s: fires from %s on are dropped (%s)", name, from_us(row.next_run_at), step.reason)
-        is_alone = task is not None and _runs_alone(schedule)
-        return ScheduleFire(name, schedule.config_hash, row.next_run_at, step.next_run_at, task, now, is_alone=is_alone)
-
-    def _startup_run(self, schedule: Schedule, row: ScheduleRow, now: int) -> ScheduleFire:
-        """The run at the start of the owner; the fires that are planned stay as they are.
-
-        Written again when nobody knows whether it was, so its id is that of the start.
-        """
-        task = task_of(schedule.template, schedule.startup_id(self._identity.instance_id), now, now)
-        at, is_alone = row.next_run_at, _runs_alone(schedule)
-        return ScheduleFire(schedule.name, schedule.config_hash, at, at, task, now, is_alone=is_alone)
+        return _step(schedule, row, step.next_run_at, now, task)
 
     def _soon(self, name: str, now: int) -> int:
         """When to look again whether an earlier run has ended: at once after it began, and ever more patiently."""
@@ -222,6 +209,9 @@ class Firing:
         self._book.plan(name, self._book.declared[name].plan.timing.after(guilty.now, guilty.expected_next))
 
 
-def _runs_alone(schedule: Schedule) -> bool:
-    """Whether a run of it does not begin before the one before has ended."""
-    return schedule.plan.overlap != "allow"
+def _step(
+    schedule: Schedule, row: ScheduleRow, next_run_at: int | None, now: int, task: TaskRow | None = None
+) -> ScheduleFire:
+    """Return the step from the row as it is to `next_run_at`, with a run or without one."""
+    is_alone = task is not None and schedule.runs_alone
+    return ScheduleFire(schedule.name, schedule.config_hash, row.next_run_at, next_run_at, task, now, is_alone=is_alone)

@@ -47,7 +47,6 @@ class Schedules:
         self._was_added = False
         self.book = ScheduleBook()
         self._firing = Firing(engine, self.book, self.refresh)
-        self._watch = self._firing.watch
         self._changed = asyncio.Event()
         self._declaring = asyncio.Lock()
         self._version: int | None = None
@@ -64,7 +63,7 @@ class Schedules:
         """What a start does before anything runs: declare everything, and read everything. Again when an instance has
         died: what that one owned is taken over, and nothing that others wrote is passed over. Raises `StoreError`.
         """
-        self._read_at, self._read_s = self._watch.look(), self._clock.elapsed_s()
+        self._read_at, self._read_s = self._firing.look(), self._clock.elapsed_s()
         self._version = await self._store.data_version()
         await self.declare()
         rows = await self._store.schedules()
@@ -108,7 +107,7 @@ class Schedules:
         if self._life.is_stopping:
             return None
         now_us = self._wall_clock.now_us()
-        if self._has_new() or self._watch.is_owed:
+        if self._has_new() or self._firing.has_stepped:
             return 0.0
         at_us = self.book.next_look()
         return None if at_us is None else max(0.0, (at_us - now_us) / SECOND_US)

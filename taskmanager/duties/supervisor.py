@@ -39,17 +39,15 @@ them at once.
 class Supervisor:
     """The duties of one start. The host ends them; the heartbeat covers what is still being settled, and stops last."""
 
-    def __init__(
-        self, engine: Engine, recovery: Recovery, schedules: "Mapping[str, Schedule]", *, is_alone: bool
-    ) -> None:
+    def __init__(self, engine: Engine, schedules: "Mapping[str, Schedule]") -> None:
         self._engine = engine
         self._store, self._wall_clock, self._writer = engine.store, engine.wall_clock, engine.writer
         self._inbox = engine.inbox
         self._host, self._settings, self._failing_duties = engine.host, engine.settings, engine.failing_duties
-        self._is_alone = is_alone
         self._heartbeat = Heartbeat(engine)
-        self._recovery = recovery
-        self.reaper = Reaper(engine, recovery, self._heartbeat)
+        config = engine.settings
+        self._recovery = Recovery(engine.store, engine.clock, engine.identity, config.database, config.recovery)
+        self.reaper = Reaper(engine, self._recovery, self._heartbeat)
         self._retention = Retention(engine)
         self._declared = schedules
         self._has_schedules = asyncio.Event()
@@ -95,14 +93,14 @@ class Supervisor:
         return await self.reaper.recover_strays()
 
     def start(self, on_loop_closed: Callable[[], bool]) -> None:
-        """Begin every duty. A store that nobody else sees, and that ends with the instance, needs two of them only.
+        """Begin every duty. A store in memory, which nobody else sees, needs two of them only.
 
         `on_loop_closed` is called in the thread of the heartbeat, again and again until it returns True.
         """
         logger.look()
         self._host.start("schedules", self._run_schedules)
         self._begin("expiry", EXPIRY_INTERVAL_S, self.reaper.expire, at_once=True)
-        if self._is_alone:
+        if self._settings.database is None:
             return
         config = self._settings.recovery
         self._heartbeat.start(on_loop_closed)
