@@ -86,6 +86,7 @@ class FaultyLine:
         self._store = process.view.store
         self._busy_until_us = {"reader": 0, "writer": 0}
         self._under_way = 0
+        self._open_count = 0
 
     def as_store(self) -> Store:
         """Itself, as the protocol that it answers."""
@@ -156,10 +157,15 @@ class FaultyLine:
         begins = max(now_us, self._busy_until_us[connection]) + fate.wait_us
         self._busy_until_us[connection] = begins + fate.answer_us
         answer: asyncio.Future[Any] = process.loop.create_future()
+        open_count = self._open_count
 
         def begin() -> None:
             if is_close and self._under_way:  # it comes behind everything that is under way
                 process.at(world.now_us + CLOSE_LOOK_US, begin)
+                return
+            if is_close and open_count != self._open_count:  # a start has a store of its own, and this was another's
+                if not answer.done():
+                    answer.set_result(None)
                 return
             process.closing_us = world.now_us - now_us
             self._happen(verb, work, args, fate, answer)
@@ -206,6 +212,7 @@ class FaultyLine:
         value = work()
         if verb in ("open", "close"):
             self._process.has_closed = verb == "close"
+            self._open_count += verb == "open"
         if verb in WRITES and not fate.wait_us:
             self._process.world.disk.log_is_written(self._process.world.clock.now_us())
         self._process.world.checks.observe(self._process, verb, args)

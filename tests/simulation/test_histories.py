@@ -315,6 +315,24 @@ def test_a_purge_goes_on_in_the_store_when_its_call_is_cancelled(world: World) -
     assert world.faults == []
 
 
+def test_a_close_of_the_start_before_does_not_close_the_store_of_the_next(world: World) -> None:
+    """It was held up by a slow answer, and each start has a store of its own."""
+    process = started(world)
+    assert process.engine is not None
+    store = process.engine.store
+    process.fate = lambda: Fate("ok", 0, 300_000)  # type: ignore[method-assign]  # its line is slow
+    asked = process.loop.create_task(store.instances())
+    late = process.loop.create_task(store.close())
+    assert not world.run_until(lambda: False, 0.1)
+    process.view.cut()
+    process.loop.create_task(store.open())
+    del process.fate
+    assert world.run_until(late.done, 5.0)
+    assert asked.done()
+    handle = process.jobs["safe"].enqueue(world.next_label(), "sleep:0")
+    assert world.run_until(lambda: _has_ended(world, handle.task_id), 5.0)
+
+
 def test_a_flush_after_a_stop_that_could_not_write_covers_the_new_start_only(world: World) -> None:
     """That stop has raised `StoreUnavailable`: what it could not write is lost, and nobody knows of it since."""
     process = started(world)
