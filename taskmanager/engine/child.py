@@ -4,7 +4,8 @@ A child gets a module and a qualified name, imports the module and takes the fun
 messages are frames: a length, and a pickle of plain data. Values and exceptions of user code are packed into these as
 pickles of their own. If one of them cannot be made or read, only that one is lost.
 
-A child that has taken a call replies, whatever user code does to it, or it dies.
+A child says `BEGUN` when it takes a call, then any `News`, and a `ChildReply` at the end, whatever user code does to
+it, or it dies. Its first reply, without a call, says that it can take one.
 """
 
 import importlib
@@ -14,19 +15,15 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from taskmanager.codec.annotations import is_async
 from taskmanager.codec.safe import readable
-from taskmanager.engine.context import current
-from taskmanager.engine.outcome import describe, error_of, mistake_in, words_of
-from taskmanager.model.clock import SystemClock, from_us
+from taskmanager.engine.outcome import describe, error_of, words_of
 from taskmanager.model.errors import ArgumentError, ConfigurationError
 from taskmanager.model.result import TaskResult, plain_text
 
 HEADER: Final = struct.Struct(">Q")
-_clock = SystemClock()
 
 is_lane_child = False
 """True in a child process of the process lane; enqueueing there raises `WrongProcess`."""
@@ -37,6 +34,7 @@ LogEntry = tuple[int, str, dict[str, object]]
 """The instant, the text and the fields of `current_task().log`."""
 Levels = tuple[int, dict[str, int]]
 """The level of `logging.disable`, and that of each logger that has one of its own. The root logger is "root"."""
+BEGUN: Final = "begun"
 
 
 class Welcome(NamedTuple):
@@ -86,6 +84,7 @@ class ChildReply(NamedTuple):
 
     `lost` says why a value could not come. After a raise there are `words`, and as far as they could come `kind`, the
     class, and `exc`, the exception itself. A `TaskResult` with an error has a `code`, and its data are the `value`.
+    On its way, `value`, `kind` and `exc` are pickles, so that an unreadable one breaks nothing else.
     """
 
     value: Any = None
@@ -93,74 +92,32 @@ class ChildReply(NamedTuple):
     words: str | None = None
     code: str | None = None
     trace: str = ""
-    kind: type[BaseException] | None = None
-    exc: BaseException | None = None
+    kind: Any = None
+    exc: Any = None
 
 
-class PackedReply(NamedTuple):
-    """The reply as it is sent. Objects of user code are pickles, so that an unreadable one breaks nothing else."""
-
-    value: bytes | None = None
-    lost: str | None = None
-    words: str | None = None
-    code: str | None = None
-    trace: str = ""
-    kind: bytes | None = None
-    exc: bytes | None = None
-
-
-class Reports(Protocol):
-    """Takes what user code reports in a child."""
-
-    def progress(self, done: float, total: float | None, text: str) -> None: ...
-    def log(self, entry: LogEntry) -> None: ...
-
-
-class ChildSource:
-    """What `current_task()` shows inside the child."""
-
-    is_cancelled = False
-    is_detached = False
-    is_over = False
-    """Set at the end, so that a thread that the task has left behind does not report for the next task."""
-
-    def __init__(self, call: ChildCall, reports: Reports) -> None:
-        self.task_id = call.task_id
-        self.task_name = call.task_name
-        self.attempt = call.attempt
-        self.tags = call.tags
-        self.deadline: datetime | None = None
-        if call.timeout_s is not None:
-            self.deadline = from_us(call.started_at) + timedelta(seconds=call.timeout_s)
-        self.scheduled_for = None if call.scheduled_for is None else from_us(call.scheduled_for)
-        self._reports = reports
-
-    def now_us(self) -> int:
-        return _clock.now_us()
-
-    def progress(self, done: float, total: float | None, text: str) -> None:
-        if not self.is_over:
-            self._reports.progress(readable(done), readable(total), readable(text))
-
-    def log(self, at: int, text: str, fields: dict[str, object]) -> None:
-        if not self.is_over:
-            self._reports.log((at, readable(text), {key: readable(fields[key]) for key in fields}))
-
-
-def framed(word: str, payload: object) -> bytes:
-    """Return one frame, for either direction. `payload` is plain data."""
-    import pickle
-
-    body = pickle.dumps((word, payload), pickle.HIGHEST_PROTOCOL)
+def framed(message: object) -> bytes:
+    """Return one frame, for either direction."""
+    body = _dumps(message)
     return HEADER.pack(len(body)) + body
 
 
-def packed_call(call: ChildCall) -> bytes:
-    """Return the call as a pickle. Raises `ArgumentError`, which names the argument that cannot be pickled."""
+def _dumps(value: object) -> bytes:
+    import pickle  # only a program with a process lane pays for it
+
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+
+def _loads(packed: bytes) -> Any:
     import pickle
 
+    return pickle.loads(packed)  # noqa: S301  # our child's, or our own bytes
+
+
+def framed_call(call: ChildCall, levels: Levels) -> bytes:
+    """Return the frame of a call. Raises `ArgumentError`, which names the argument that cannot be pickled."""
     try:
-        return pickle.dumps(call, pickle.HIGHEST_PROTOCOL)
+        return framed((call, levels))
     except Exception as exc:  # whatever the arguments raise
         words = traceback.format_exception_only(exc)[-1].strip()
         raise ArgumentError(
@@ -170,33 +127,13 @@ def packed_call(call: ChildCall) -> bytes:
 
 
 def _unpicklable(call: ChildCall) -> str:
-    import pickle
-
     values = [(f"argument {number}", value) for number, value in enumerate(call.args, 1)]
     for name, value in [*values, *((f"argument {name!r}", value) for name, value in call.kwargs.items())]:
         try:
-            pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+            _dumps(value)
         except Exception:  # whatever the value raises
             return f"{name} ({type(value).__name__})"
     return "what belongs to the call"
-
-
-def run(call: ChildCall, reports: Reports, pid: int) -> PackedReply:
-    """Run one task in this child, which is process `pid`, and return the reply, whatever the task raises."""
-    source = ChildSource(call, reports)
-    token = current.set(source)
-    try:
-        fn = find_function(call.module, call.qualname)
-        value = fn(*call.args, **call.kwargs)
-        end_if_copy(pid, None)
-        mistake = mistake_in(value)
-        return _packed_value(value) if mistake is None else packed_failure(mistake)
-    except BaseException as exc:
-        end_if_copy(pid, exc)
-        return packed_failure(exc)
-    finally:
-        source.is_over = True
-        current.reset(token)
 
 
 def end_if_copy(of_pid: int, error: BaseException | None) -> None:
@@ -219,49 +156,37 @@ def end_if_copy(of_pid: int, error: BaseException | None) -> None:
     os._exit(status & 0xFF)
 
 
-def unpacked(reply: PackedReply) -> ChildReply:
+def packed_value(value: Any) -> ChildReply:
+    """Return the reply for what the task has returned."""
+    if isinstance(value, TaskResult) and not value.is_ok():
+        error = error_of(value.err_value)  # the task fails, whether its data can be sent or not
+        data = _packed(error.data) or _packed(readable(error.data))
+        return ChildReply(value=data, words=plain_text(error.message), code=plain_text(error.error_code))
+    try:
+        return ChildReply(value=_dumps(value))
+    except BaseException as broken:
+        return ChildReply(lost=_why_lost(broken))
+
+
+def unpacked(reply: ChildReply) -> ChildReply:
     """Return the reply with the value or the exception unpacked. For the parent."""
     # In a child, and in `multiprocessing`, what the main module defines belongs to a module of this name.
     sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
-    if reply.code is not None:
-        return ChildReply(value=_read(reply.value, object)[0], words=reply.words, code=reply.code)
-    if reply.words is not None:
-        exc, _ = _read(reply.exc, BaseException)
-        kind, _ = (type(exc), None) if exc is not None else _read(reply.kind, type)
-        if kind is not None and not _has_ancestor(kind, BaseException):
-            kind = None
-        return ChildReply(words=reply.words, trace=reply.trace, kind=kind, exc=exc)
     value, broken = _read(reply.value, object)
-    return ChildReply(value=value, lost=reply.lost if broken is None else _why_lost(broken))
+    exc, _ = _read(reply.exc, BaseException)
+    kind = _read(reply.kind, type)[0] if exc is None else type(exc)
+    if kind is not None and not issubclass(kind, BaseException):
+        kind = None
+    return reply._replace(value=value, lost=reply.lost if broken is None else _why_lost(broken), kind=kind, exc=exc)
 
 
 def _read(packed: bytes | None, kind: type) -> tuple[Any, BaseException | None]:
     """Return what was packed, or None and the reason why it cannot be read here."""
-    import pickle
-
     try:
-        found = None if packed is None else pickle.loads(packed)  # noqa: S301  # our child's
-        return (found if _has_ancestor(type(found), kind) else None), None
+        found = None if packed is None else _loads(packed)
+        return (found if issubclass(type(found), kind) else None), None
     except BaseException as broken:
         return None, broken
-
-
-def _has_ancestor(kind: type, ancestor: type) -> bool:
-    """Whether `ancestor` is a base of `kind`. Does not call its metaclass, which is user code."""
-    return any(each is ancestor for each in type.mro(kind))
-
-
-def _packed_value(value: Any) -> PackedReply:
-    import pickle
-
-    if isinstance(value, TaskResult) and not value.is_ok():
-        error = error_of(value.err_value)  # the task fails, whether its data can be sent or not
-        data = _packed(error.data) or _packed(readable(error.data))
-        return PackedReply(value=data, words=plain_text(error.message), code=plain_text(error.error_code))
-    try:
-        return PackedReply(value=pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
-    except BaseException as broken:
-        return PackedReply(lost=_why_lost(broken))
 
 
 def _why_lost(broken: BaseException) -> str:
@@ -288,17 +213,15 @@ def find_function(module_name: str, qualname: str) -> Any:
     return found
 
 
-def packed_failure(exc: BaseException) -> PackedReply:
+def packed_failure(exc: BaseException) -> ChildReply:
     """Return the reply for an exception of the task. Never fails."""
-    return PackedReply(words=words_of(exc), trace=describe(exc), kind=_packed(type(exc)), exc=_packed_exception(exc))
+    return ChildReply(words=words_of(exc), trace=describe(exc), kind=_packed(type(exc)), exc=_packed_exception(exc))
 
 
 def _packed(value: object) -> bytes | None:
-    import pickle
-
     try:
-        packed = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-        pickle.loads(packed)  # noqa: S301  # our own bytes, a moment old
+        packed = _dumps(value)
+        _loads(packed)
     except BaseException:
         return None
     return packed
@@ -306,12 +229,10 @@ def _packed(value: object) -> bytes | None:
 
 def _packed_exception(exc: BaseException) -> bytes | None:
     """Return `exc` pickled if that keeps its class, else a pickle of an exception of its class with the same text."""
-    import pickle
-
     for candidate in (exc, _Bare(exc)):
         packed = _packed(candidate)
         try:
-            back = None if packed is None else pickle.loads(packed)  # noqa: S301  # our own bytes, a moment old
+            back = None if packed is None else _loads(packed)
             if type(back) is type(exc) and (candidate is exc or str(back) == str(exc)):
                 return packed
         except BaseException:

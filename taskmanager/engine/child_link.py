@@ -8,11 +8,10 @@ import sys
 import threading
 from collections.abc import Callable
 from subprocess import PIPE
-from typing import Any, Final
+from typing import Final
 
 from anyio import (
     BrokenResourceError,
-    CancelScope,
     ClosedResourceError,
     EndOfStream,
     IncompleteRead,
@@ -22,7 +21,7 @@ from anyio import (
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from taskmanager.engine.child import HEADER, Heard, News, PackedReply, Welcome, framed
+from taskmanager.engine.child import BEGUN, HEADER, ChildReply, Heard, News, Welcome
 from taskmanager.engine.loops import Host, shielded
 
 MAX_FRAME_BYTES: Final = 1 << 40
@@ -54,20 +53,12 @@ class _Unreadable(Exception):
     """The child has sent something that is not one of our frames."""
 
 
-class MainFailed(Exception):
-    """The main module of the program has raised in the child."""
-
-
 async def spawned(host: Host, heard_idle: Heard, on_gone: "Callable[[Child], None]") -> "Child":
-    """Start a child and return it. Its `is_ready` is done when it has loaded the main module and can take a task.
-
-    Raises the error of the system when the system provides no process.
-    """
+    """Start a child and return it. Raises the error of the system when the system provides no process."""
     command = [sys.executable, "-P", "-u", "-c", _PROGRAM]
     child = Child(await open_process(command, stdin=PIPE, stdout=PIPE, stderr=PIPE), heard_idle, on_gone)
     for run in (child.listen, child.keep_stderr, child.watch_exit):
         host.spawn(run, f"child {child.pid}")
-    await child.send(pickle.dumps(list(sys.path)) + pickle.dumps(tuple(_welcome())))
     return child
 
 
@@ -84,14 +75,12 @@ class Child:
     """One child process, which runs one task at a time. `heard_idle` gets the news that come between tasks."""
 
     def __init__(self, process: Process, heard_idle: Heard, on_gone: "Callable[[Child], None]") -> None:
-        loop = asyncio.get_running_loop()
-        self.is_ready: asyncio.Future[None] = loop.create_future()
         self.is_gone = False
         self.idle_since_s = 0.0
         self._process = process
         self._heard_idle = heard_idle
         self._on_gone = on_gone
-        self._reply: asyncio.Future[PackedReply] | None = None
+        self._reply: asyncio.Future[ChildReply] | None = None
         self._heard: Heard | None = None
         self._has_begun = False
         self._is_killed = False
@@ -107,7 +96,11 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
-    async def ask(self, body: object, heard: Heard) -> PackedReply:
+    async def load_main(self) -> ChildReply:
+        """Let it load the main module of the program. After a reply without words it can take a task."""
+        return await self.ask(pickle.dumps(list(sys.path)) + pickle.dumps(_welcome()), self._heard_idle)
+
+    async def ask(self, framed: bytes, heard: Heard) -> ChildReply:
         """Return the reply to one call. A cancellation kills the child and waits until it is gone. Raises `Died`."""
         if self.is_gone:
             raise Died("it died before it had a task", has_begun=False)
@@ -115,7 +108,7 @@ class Child:
         self._heard, self._has_begun = heard, False
         self._tail.clear()
         try:
-            await self.send(framed("call", body))
+            await self._send(framed)
             return await self._reply
         except asyncio.CancelledError:
             self.kill()
@@ -124,7 +117,7 @@ class Child:
         finally:
             self._reply = self._heard = None
 
-    async def send(self, data: bytes) -> None:
+    async def _send(self, data: bytes) -> None:
         """Send data to the child. If nobody reads there any more, do nothing: `listen` reports the end of the child."""
         assert self._process.stdin is not None
         try:
@@ -160,71 +153,55 @@ class Child:
         """Hear the child until it ends, and tell its waiters what ended it, however often this is cancelled."""
         assert self._process.stdout is not None
         stream = BufferedByteReceiveStream(self._process.stdout)
-        is_broken, cancelled = False, None
+        is_broken = False
         try:
             while True:
-                word, payload = await _frame(stream)
-                self._hear(word, payload)
+                self._hear(await _message(stream))
                 await asyncio.sleep(0)  # a child may fill the buffer faster than this loop reads
         except _AT_END:
             pass
         except _Unreadable:
             is_broken = True
-        except asyncio.CancelledError as exc:
-            cancelled = exc
+        except asyncio.CancelledError:
             self.kill()
+            raise
+        finally:
+            await shielded(self._bury(is_broken))
+
+    def _hear(self, message: object) -> None:
+        if isinstance(message, News):
+            (self._heard or self._heard_idle)(message)
+        elif message == BEGUN:
+            self._has_begun = True
+        elif isinstance(message, ChildReply) and self._reply is not None and not self._reply.done():
+            self._reply.set_result(message)
+
+    async def _bury(self, is_broken: bool) -> None:
+        """Wait until the child is gone, and tell its waiter what ended it."""
         why = "it was killed"
         try:
-            with CancelScope(shield=True):
-                why = await self._bury(is_broken)
-        except asyncio.CancelledError as exc:
-            cancelled = exc
+            with move_on_after(0.0 if is_broken else EXIT_PATIENCE_S):
+                await self._process.wait()
+            has_exited, was_killed = self._process.returncode is not None, self._is_killed
             self.kill()
-        self._tell_end(why)
-        if cancelled is not None:
-            raise cancelled
-
-    def _hear(self, word: str, payload: Any) -> None:
-        if word == "news":
-            (self._heard or self._heard_idle)(News(*payload))
-        elif word == "begun":
-            self._has_begun = True
-        elif word == "reply":
-            if self._reply is not None and not self._reply.done():
-                self._reply.set_result(PackedReply(*payload))
-        elif not self.is_ready.done():
-            if word == "ready":
-                self.is_ready.set_result(None)
+            with move_on_after(STDERR_PATIENCE_S):
+                await self._stderr_over.wait()
+            await self._process.aclose()
+            if is_broken:
+                why = "it was killed: what came from it cannot be read"
+            elif not has_exited:
+                why = "it was killed: it had closed the connection to its parent"
             else:
-                words, is_interrupt = payload
-                self.is_ready.set_exception(Died(words, has_begun=False) if is_interrupt else MainFailed(words))
-
-    async def _bury(self, is_broken: bool) -> str:
-        """Wait until the child is gone, and return what ended it."""
-        with move_on_after(0.0 if is_broken else EXIT_PATIENCE_S):
-            await self._process.wait()
-        has_exited = self._process.returncode is not None
-        was_killed = self._is_killed
-        self.kill()
-        with move_on_after(STDERR_PATIENCE_S):
-            await self._stderr_over.wait()
-        await self._process.aclose()
-        if is_broken:
-            return "it was killed: what came from it cannot be read"
-        if not has_exited:
-            return "it was killed: it had closed the connection to its parent"
-        return ending(self._process.returncode or 0, is_ours=was_killed)
-
-    def _tell_end(self, why: str) -> None:
-        tail = self._tail.decode("utf-8", "replace").strip()
-        died = Died(why, has_begun=self._has_begun, tail=tail)
-        for waiter in (self.is_ready, self._reply):
-            if waiter is not None and not waiter.done():
-                waiter.set_exception(died)
-                waiter.exception()  # whoever waited for it may have gone
-        self.is_gone = True
-        self._gone.set()
-        self._on_gone(self)
+                why = ending(self._process.returncode or 0, is_ours=was_killed)
+        finally:
+            self.kill()
+            if self._reply is not None and not self._reply.done():
+                tail = self._tail.decode("utf-8", "replace").strip()
+                self._reply.set_exception(Died(why, has_begun=self._has_begun, tail=tail))
+                self._reply.exception()  # whoever waited for it may have gone
+            self.is_gone = True
+            self._gone.set()
+            self._on_gone(self)
 
     async def keep_stderr(self) -> None:
         """Keep the end of what the child writes to its standard error."""
@@ -250,16 +227,15 @@ class Child:
             await self._process.stdout.aclose()
 
 
-async def _frame(stream: BufferedByteReceiveStream) -> tuple[str, Any]:
+async def _message(stream: BufferedByteReceiveStream) -> object:
     (length,) = HEADER.unpack(await stream.receive_exactly(HEADER.size))
     if length > MAX_FRAME_BYTES:
         raise _Unreadable
     body = await stream.receive_exactly(length)
     try:
-        word, payload = pickle.loads(body)  # noqa: S301  # our child's
+        return pickle.loads(body)  # noqa: S301  # our child's
     except Exception as exc:  # bytes that are not ours may raise anything
         raise _Unreadable from exc
-    return word, payload
 
 
 def ending(returncode: int, *, is_ours: bool = False) -> str:

@@ -22,7 +22,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, BinaryIO, Final
@@ -31,20 +32,23 @@ from taskmanager.codec.safe import readable, safe_text
 from taskmanager.engine import child
 from taskmanager.engine.attempt import MAX_LOG_ENTRIES
 from taskmanager.engine.child import (
+    BEGUN,
     HEADER,
     ChildCall,
+    ChildReply,
     Levels,
     LogEntry,
     News,
-    PackedReply,
     Welcome,
+    end_if_copy,
     find_function,
     framed,
     packed_failure,
-    run,
+    packed_value,
 )
-from taskmanager.engine.outcome import describe, name_of, words_of
-from taskmanager.model.clock import SystemClock
+from taskmanager.engine.context import Source, current
+from taskmanager.engine.outcome import describe, mistake_in, name_of
+from taskmanager.model.clock import SystemClock, from_us
 
 PARENT_POLL_S: Final = 0.5
 _PR_SET_PDEATHSIG: Final = 1
@@ -61,14 +65,8 @@ BUFFER_BYTES: Final = 1 << 17
 LONG_TEXT: Final = 10_000
 """A report with more characters than this is not sent at once, because its frame must fit into the buffer."""
 
-# The fields of a record that are sent. Its arguments, its traceback and its `relativeCreated` are not.
-_FIELDS: Final = (
-    "name", "levelno", "levelname", "pathname", "filename", "module", "lineno", "funcName", "created", "msecs",
-    "thread", "threadName", "processName", "process", "taskName",
-)  # fmt: skip
-_NOT_EXTRA: Final = frozenset(
-    (*_FIELDS, "relativeCreated", "msg", "args", "exc_info", "exc_text", "stack_info", "message")
-)
+_NOT_SENT: Final = frozenset({"args", "exc_info", "message", "relativeCreated"})
+"""The fields of a log record that stay here: the parent makes them anew, or has no use for them."""
 
 
 class ChildReports:
@@ -130,11 +128,11 @@ class ChildReports:
             self._is_sending = False
             self._writing.release()
 
-    def say(self, word: str, payload: object) -> None:
+    def say(self, message: object) -> None:
         """Send this after everything that was reported before."""
         with self._writing:
             self._send_news(sys.maxsize)
-            self._write(framed(word, payload))
+            self._write(framed(message))
 
     def _send_later(self) -> None:
         while True:
@@ -157,7 +155,7 @@ class ChildReports:
             self._gone_count += len(records)
             dropped = self._last_number - self._gone_count
             self._gone_count += dropped
-            self._write(framed("news", News(progress, entries, [fields for _, fields in records], dropped)))
+            self._write(framed(News(progress, entries, [fields for _, fields in records], dropped)))
 
     def _write(self, frame: bytes) -> None:
         # A signal handler that raises here leaves no half frame: the rest of it stays in the buffer.
@@ -181,6 +179,30 @@ def _taken(found: "deque[Any]", most: int) -> list[Any]:
     return taken
 
 
+class ChildSource(Source):
+    """What `current_task()` shows inside the child."""
+
+    is_detached = False
+    is_over = False
+    """Set at the end, so that a thread that the task has left behind does not report for the next task."""
+
+    def __init__(self, call: ChildCall, reports: ChildReports) -> None:
+        super().__init__(call.task_name)
+        self.task_id, self.attempt, self.tags = call.task_id, call.attempt, call.tags
+        if call.timeout_s is not None:
+            self.deadline = from_us(call.started_at) + timedelta(seconds=call.timeout_s)
+        self.scheduled_for = None if call.scheduled_for is None else from_us(call.scheduled_for)
+        self._reports = reports
+
+    def progress(self, done: float, total: float | None, text: str) -> None:
+        if not self.is_over:
+            self._reports.progress(readable(done), readable(total), readable(text))
+
+    def log(self, at: int, text: str, fields: dict[str, object]) -> None:
+        if not self.is_over:
+            self._reports.log((at, readable(text), {key: readable(fields[key]) for key in fields}))
+
+
 class CrossingLogs:
     """Sends the log records of this child to the loggers of its parent, in place of the handlers that it has here.
 
@@ -192,7 +214,6 @@ class CrossingLogs:
     def __init__(self, reports: ChildReports) -> None:
         self._reports = reports
         self._loaded: dict[int, logging.Handler] = {}
-        self._levels: Levels = (0, {})
         self._call_handlers = logging.Logger.callHandlers
         self.is_on = False
         """Whether records are sent. Off while modules are loaded: the parent logged the same when it loaded them."""
@@ -217,20 +238,16 @@ class CrossingLogs:
         yield
         found = ((id(handler), handler) for logger in _loggers() for handler in logger.handlers)
         self._loaded.update((number, handler) for number, handler in found if number not in before)
-        self._levels = self._levels[0], {logger.name: logger.level for logger in _loggers() if logger.level}
 
     def follow(self, levels: Levels) -> None:
         """Take over the levels of the parent, so that only records pass that the parent would emit."""
-        logging.root.manager.disable, now = levels
-        before, self._levels = self._levels[1], levels
+        logging.root.manager.disable, own = levels
+        for name in own:
+            logging.getLogger(name)  # it may not be there yet
         for each in _loggers():  # a logger that is disabled in the parent comes with a level instead
             each.disabled = False  # `logging.config` may have disabled it in an earlier task
-        for name in before.keys() - now.keys():
-            logging.getLogger(name).setLevel(logging.NOTSET)
-        for name, level in now.items():
-            logger = logging.getLogger(name)
-            if logger.level != level:
-                logger.setLevel(level)
+            if each.level != (level := own.get(each.name, logging.NOTSET)):
+                each.setLevel(level)
 
     def cross(self, logger: logging.Logger, record: logging.LogRecord) -> bool:
         """Send the record, unless the task has a handler of its own for it."""
@@ -270,22 +287,21 @@ def _writes_to_standard_stream(handler: logging.Handler) -> bool:
 
 
 def _plain(value: object) -> object:
+    # `readable` would make a text of a level if a signal handler raised in it.
     return value if type(value) in (str, int, float) else readable(value)
 
 
 def _fields_of(record: logging.LogRecord) -> dict[str, object]:
     """Return the record as plain data. Its text is formatted here, because its arguments are not sent."""
-    found = vars(record)
-    fields = {name: readable(value) for name, value in found.items() if name not in _NOT_EXTRA}
-    fields.update((name, _plain(found[name])) for name in _FIELDS if name in found)
+    fields = {name: _plain(value) for name, value in vars(record).items() if name not in _NOT_SENT}
     try:
         text = record.getMessage()
     except Exception as exc:  # what `%s` calls is user code
         text = f"{readable(record.msg)}, <its text cannot be made: {name_of(type(exc))}>"
     raised = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
     fields["msg"] = safe_text(text)
-    fields["exc_text"] = describe(raised) if raised is not None else readable(record.exc_text)
-    fields["stack_info"] = readable(record.stack_info)
+    if raised is not None:
+        fields["exc_text"] = describe(raised)
     return fields
 
 
@@ -296,7 +312,7 @@ def serve(calls: BinaryIO) -> None:
     """Get ready, and answer calls until the parent sends no more. `calls` is a copy of the standard input."""
     reports = ChildReports(_own_channel())
     faulthandler.enable(file=2)
-    welcome = Welcome(*pickle.load(calls))  # noqa: S301  # our parent's
+    welcome: Welcome = pickle.load(calls)  # noqa: S301  # our parent's
     _bind_to_parent(welcome)
     logs = CrossingLogs(reports)
     logs.install()
@@ -305,33 +321,42 @@ def serve(calls: BinaryIO) -> None:
         with logs.loading():
             _load_main(welcome)
     except BaseException as exc:
-        reports.say("failed", (words_of(exc), issubclass(type(exc), KeyboardInterrupt)))
+        reports.say(packed_failure(exc))
         raise
     child.is_loading_main, child.is_lane_child = False, True
     _leave_signals_to_parent()
     reports.start()
-    reports.say("ready", None)
+    reports.say(ChildReply())
     while header := calls.read(HEADER.size):
         # From here on the task has begun, so a death of this process counts as a start of the task.
-        reports.say("begun", None)
+        reports.say(BEGUN)
         (length,) = HEADER.unpack(header)
-        reports.say("reply", tuple(_answer(calls.read(length), reports, logs)))
+        reports.say(_answer(calls.read(length), reports, logs))
 
 
-def _answer(body: bytes, reports: ChildReports, logs: CrossingLogs) -> PackedReply:
-    pid = os.getpid()
+def _answer(body: bytes, reports: ChildReports, logs: CrossingLogs) -> ChildReply:
+    """Run one task in this child, and return the reply, whatever the task raises."""
+    pid, source = os.getpid(), None
     try:
-        _, (levels, packed) = pickle.loads(body)  # noqa: S301  # our parent's
-        call: ChildCall = pickle.loads(packed)  # noqa: S301  # our parent's
-        if call.module not in sys.modules:
-            with logs.loading():
-                find_function(call.module, call.qualname)
+        call, levels = pickle.loads(body)  # noqa: S301  # our parent's
+        with nullcontext() if call.module in sys.modules else logs.loading():
+            fn = find_function(call.module, call.qualname)
         # After the import: the module may set levels, and the parent may have changed them since its own import.
         logs.follow(levels)
+        logs.is_on, source = True, ChildSource(call, reports)
+        current.set(source)
+        value = fn(*call.args, **call.kwargs)
+        end_if_copy(pid, None)
+        if mistake := mistake_in(value):
+            raise mistake
+        return packed_value(value)
     except BaseException as exc:
+        end_if_copy(pid, exc)
         return packed_failure(exc)
-    logs.is_on = True
-    return run(call, reports, pid)
+    finally:
+        current.set(None)
+        if source is not None:
+            source.is_over = True
 
 
 def _own_channel() -> int:

@@ -4,38 +4,38 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from datetime import datetime
 from types import CoroutineType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import NotInTask
 
 current: ContextVar[Any] = ContextVar("taskmanager_current_task")
-"""The attempt (or its stand-in) that the running code belongs to."""
+"""The attempt, or a `Source`, that the running code belongs to."""
 _clock = SystemClock()
 
 
-class ContextSource(Protocol):
-    """The source of a `TaskContext`: an attempt, a child process, or a direct call."""
+class Source:
+    """Where a `TaskContext` has its facts from. This is a direct call; an attempt and a child process look like it."""
 
-    @property
-    def task_id(self) -> str: ...
-    @property
-    def task_name(self) -> str: ...
-    @property
-    def attempt(self) -> int: ...
-    @property
-    def tags(self) -> Mapping[str, str]: ...
-    @property
-    def deadline(self) -> datetime | None: ...
-    @property
-    def scheduled_for(self) -> datetime | None: ...
-    @property
-    def is_cancelled(self) -> bool: ...
-    @property
-    def is_detached(self) -> bool: ...
-    def now_us(self) -> int: ...
-    def progress(self, done: float, total: float | None, text: str) -> None: ...
-    def log(self, at: int, text: str, fields: dict[str, object]) -> None: ...
+    task_id = "detached"
+    attempt = 1
+    deadline: datetime | None = None
+    scheduled_for: datetime | None = None
+    is_cancelled = False
+    is_detached = True
+
+    def __init__(self, task_name: str) -> None:
+        self.task_name = task_name
+        self.tags: Mapping[str, str] = {}
+
+    def now_us(self) -> int:
+        return _clock.now_us()
+
+    def progress(self, done: float, total: float | None, text: str) -> None:
+        """Do nothing: nobody watches a direct call."""
+
+    def log(self, at: int, text: str, fields: dict[str, object]) -> None:
+        """Do nothing: a direct call has no record."""
 
 
 class TaskContext:
@@ -43,7 +43,7 @@ class TaskContext:
 
     __slots__ = ("_source",)
 
-    def __init__(self, source: ContextSource) -> None:
+    def __init__(self, source: Source) -> None:
         self._source = source
 
     @property
@@ -98,34 +98,6 @@ class TaskContext:
         return f"<TaskContext {self.task_name!r} {self.task_id} attempt {self.attempt}>"
 
 
-class DetachedSource:
-    """The source for a direct call. Reports go nowhere."""
-
-    __slots__ = ("task_name",)
-    task_id = "detached"
-    attempt = 1
-    deadline: datetime | None = None
-    scheduled_for: datetime | None = None
-    is_cancelled = False
-    is_detached = True
-
-    def __init__(self, task_name: str) -> None:
-        self.task_name = task_name
-
-    @property
-    def tags(self) -> Mapping[str, str]:
-        return {}
-
-    def now_us(self) -> int:
-        return _clock.now_us()
-
-    def progress(self, done: float, total: float | None, text: str) -> None:
-        """Do nothing: nobody watches a direct call."""
-
-    def log(self, at: int, text: str, fields: dict[str, object]) -> None:
-        """Do nothing: a direct call has no record."""
-
-
 def current_task() -> TaskContext:
     """Return the task that the calling code runs in. Raises `NotInTask` outside of one."""
     source = current.get(None)
@@ -138,7 +110,7 @@ def current_task() -> TaskContext:
 
 def call_detached(fn: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a sync function outside of the surrounding task."""
-    token = current.set(DetachedSource(name))
+    token = current.set(Source(name))
     try:
         return fn(*args, **kwargs)
     finally:
@@ -153,7 +125,7 @@ def await_detached(coro: Coroutine[Any, Any, Any], name: str, qualname: str) -> 
 
 
 async def _await_detached(coro: Coroutine[Any, Any, Any], name: str) -> Any:
-    token = current.set(DetachedSource(name))
+    token = current.set(Source(name))
     try:
         return await coro
     finally:

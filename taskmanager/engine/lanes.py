@@ -18,9 +18,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context, copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskmanager.engine.child import ChildCall, ChildReply, Heard, Levels, News, end_if_copy
+from taskmanager.engine.child import ChildCall, ChildReply, Heard, Levels, News, end_if_copy, framed_call, unpacked
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.loops import Host, let_loop_close
 from taskmanager.engine.outcome import Outcome, words_of
@@ -49,18 +50,12 @@ class Ended(NamedTuple):
     error: BaseException | None = None
 
 
-class _Job(NamedTuple):
-    call: Callable[[], Any]
-    context: Context
-    future: "asyncio.Future[Ended]"
-
-
 class ThreadLane:
     """Threads that are started when they are needed, and kept. While a thread hangs, another one replaces it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._idle = 0
         self._thread_count = 0
         self._lock = threading.Lock()
@@ -80,7 +75,7 @@ class ThreadLane:
             else:
                 self._start_thread()
             self._executing.add(future)
-        self._jobs.put(_Job(call, context, future))
+        self._jobs.put(partial(self._do, call, context, future))
         return future
 
     def _start_thread(self) -> None:
@@ -99,23 +94,28 @@ class ThreadLane:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            self._do(job)
+            job()
             del job  # or the thread would keep the last task's arguments alive while it waits
             with self._lock:
                 self._idle += 1
 
-    def _do(self, job: _Job) -> None:
-        ended = _run(job)
+    def _do(self, call: Callable[[], Any], context: Context, future: "asyncio.Future[Ended]") -> None:
+        pid = os.getpid()
+        try:
+            ended = Ended(context.run(call))
+        except BaseException as exc:  # SystemExit too: it ends the task, never the thread
+            ended = Ended(error=exc)
+        end_if_copy(pid, ended.error)
         with self._lock:  # first of all: the loop may be closed before it hears of the end
-            self._executing.discard(job.future)
+            self._executing.discard(future)
             on_outlived = self._on_outlived
         try:
-            self._loop.call_soon_threadsafe(_deliver, job.future, ended)
+            self._loop.call_soon_threadsafe(_deliver, future, ended)
         except RuntimeError:  # the manager has stopped and recorded this attempt as interrupted
             if on_outlived is not None:
                 on_outlived()
         finally:
-            del ended, job  # the exception refers to these frames, which must not hold it
+            del ended, call, context, future  # the exception refers to this frame, which must not hold it
 
     def outlive(self, on_outlived: Callable[[], None]) -> "frozenset[asyncio.Future[Ended]]":
         """Return the futures of running code. A thread calls `on_outlived` at its end if its loop is closed by then."""
@@ -125,20 +125,6 @@ class ThreadLane:
 
     def __repr__(self) -> str:
         return f"<ThreadLane {self._thread_count} threads, {self._idle} idle>"
-
-
-def _run(job: _Job) -> "Ended":
-    """Run the code of a job, and return its end."""
-    pid = os.getpid()
-    try:
-        ended = Ended(job.context.run(job.call))
-    except BaseException as exc:  # SystemExit too: it ends the task, never the thread
-        ended = Ended(error=exc)
-    end_if_copy(pid, ended.error)
-    try:
-        return ended
-    finally:
-        del ended, job  # as above
 
 
 def _deliver(future: "asyncio.Future[Any]", ended: Ended) -> None:
@@ -175,16 +161,16 @@ class ProcessLane:
 
         Cancelling kills the child. Raises `BrokenProcess` when it died by itself, `CannotStart` when there is none.
         """
-        from taskmanager.engine import child, child_link
+        from taskmanager.engine.child_link import Died
 
-        packed, context = child.packed_call(call), copy_context()
+        framed, context = framed_call(call, _levels()), copy_context()
         why = ""
         for _ in range(TRIES):
             found = await self._child()
             on_child()
             try:
-                reply = await found.ask((_levels(), packed), lambda news: context.run(heard, news))
-            except child_link.Died as exc:
+                reply = await found.ask(framed, lambda news: context.run(heard, news))
+            except Died as exc:
                 if exc.has_begun:
                     raise BrokenProcess(f"the child process died while it ran the task: {exc}", exc.tail) from None
                 why = str(exc)  # it died while it was idle, which is noticed only now
@@ -193,7 +179,7 @@ class ProcessLane:
                 raise
             else:
                 self._has_idle(found)
-                return child.unpacked(reply)
+                return unpacked(reply)
         raise CannotStart(f"child processes die before they take a task: {why}")
 
     async def close(self, patience_s: float) -> None:
@@ -241,10 +227,9 @@ class ProcessLane:
         """Give a child to the task that has waited longest, or keep it for the next one."""
         if child not in self._children:
             return
-        for wanted in self._wanted:
-            if not wanted.done():
-                wanted.set_result(child)
-                return
+        if wanted := self._next_wanted():
+            wanted.set_result(child)
+            return
         now_s = child.idle_since_s = asyncio.get_running_loop().time()
         self._idle.append(child)
         while now_s - self._idle[0].idle_since_s > IDLE_S:
@@ -270,7 +255,7 @@ class ProcessLane:
             coming.add_done_callback(self._came_up)
 
     async def _come_up(self) -> None:
-        from taskmanager.engine.child_link import Died, MainFailed, spawned
+        from taskmanager.engine.child_link import Died, spawned
 
         child = None
         try:
@@ -278,33 +263,34 @@ class ProcessLane:
             self._rising.add(child)
             if self._is_closed:
                 child.kill()
-            await child.is_ready
-        except MainFailed as exc:
-            self._has_none(BrokenProcess(_why_main_failed(str(exc))))
+            failed = unpacked(await child.load_main())
         except Died as exc:
             last_line = exc.tail.rpartition("\n")[2]
             self._has_none(CannotStart(_why_none_came_up(f"{exc}: {last_line}" if last_line else str(exc))))
-        except (OSError, RuntimeError, ValueError, TypeError) as exc:  # what user code raises comes as a reply
+        except Exception as exc:  # of the system; what user code raises comes as a reply
             self._has_none(CannotStart(f"no child process can be started: {words_of(exc)}"))
         else:
-            self._children.add(child)
-            self._has_idle(child)
+            if failed.words is None:
+                self._children.add(child)
+                self._has_idle(child)
+            elif failed.kind is not None and issubclass(failed.kind, KeyboardInterrupt):
+                self._has_none(CannotStart(_why_none_came_up(failed.words)))
+            else:
+                self._has_none(BrokenProcess(_why_main_failed(failed.words)))
         finally:
             if child is not None:
                 self._rising.discard(child)
 
     def _has_none(self, why: Exception) -> None:
         """Fail the task that has waited longest, because the child that did not come was meant for it."""
-        for wanted in self._wanted:
-            if not wanted.done():
-                wanted.set_exception(why)
-                return
+        if wanted := self._next_wanted():
+            wanted.set_exception(why)
+
+    def _next_wanted(self) -> "asyncio.Future[Child] | None":
+        return next((each for each in self._wanted if not each.done()), None)
 
     def _came_up(self, coming: "asyncio.Task[None]") -> None:
         self._coming.discard(coming)
-        if not coming.cancelled() and (exc := coming.exception()) is not None:
-            logger.critical("a child process could not be brought up", exc_info=exc)
-            self._has_none(CannotStart(f"no child process can be started: {words_of(exc)}"))
         self._bring_up_wanted()
 
     @staticmethod
@@ -355,16 +341,16 @@ class BrokenProcess(Exception):
 class Shortage:
     """One lane that is short of threads, or of processes, and what is tried there."""
 
-    __slots__ = ("look", "pause_s", "step", "timer")
+    __slots__ = ("is_vain", "pause_s", "step", "timer")
 
     def __init__(self) -> None:
         self.pause_s = FIRST_RETRY_S
         self.step = 1
         """How many tasks more than run now are tried next."""
+        self.is_vain = False
+        """Whether the last try was in vain, so that nothing more starts before the next one."""
         self.timer: asyncio.TimerHandle | None = None
-        """Rings for the next try."""
-        self.look: asyncio.TimerHandle | None = None
-        """Rings for a look at what has come of the last try."""
+        """Rings for the next try, which is also a look at what has come of the last one."""
 
 
 class LaneFaults:
@@ -397,38 +383,35 @@ class LaneFaults:
         if shortage is None:
             shortage = self._shortages[lane] = Shortage()
             logger.error("the %s lane starts no more tasks now; they wait, and it is tried again: %s", lane, reason)
-        if shortage.timer is None:  # else several of them found it at once
-            shortage.step = 1
-            if shortage.look is not None:
-                shortage.look.cancel()  # the last try was in vain
-            shortage.timer = self._loop.call_later(shortage.pause_s, self._try_again, lane, shortage)
+        if not shortage.is_vain:  # else several of them found it at once
+            shortage.is_vain = True
+            self._try_later(lane, shortage)
             shortage.pause_s = min(shortage.pause_s * 2, LAST_RETRY_S)
 
+    def _try_later(self, lane: Lane, shortage: Shortage) -> None:
+        if shortage.timer is not None:
+            shortage.timer.cancel()
+        shortage.timer = self._loop.call_later(shortage.pause_s, self._try_again, lane, shortage)
+
     def _try_again(self, lane: Lane, shortage: Shortage) -> None:
-        """Let a few more start. Unless one of them comes back to `note`, the system gives more again."""
+        """Let one more start, or twice as many as last time. Unless one comes back to `note`, the system gives more."""
         slots = self._dispatcher.lanes[lane]
-        slots.cap = slots.running + shortage.step
-        shortage.timer = None
-        self._dispatcher.wants_take()
-        self._look_later(lane, shortage)
-
-    def _look_later(self, lane: Lane, shortage: Shortage) -> None:
-        shortage.look = self._loop.call_later(shortage.pause_s, self._look, lane, shortage)
-
-    def _look(self, lane: Lane, shortage: Shortage) -> None:
-        """End the shortage if the lane may use its limit again, else let twice as many tasks start."""
-        if lane == "process" and self._processes.is_coming_up:  # nobody knows yet whether that child will run
-            self._look_later(lane, shortage)
+        if shortage.is_vain:
+            shortage.is_vain, shortage.step = False, 1
+        elif lane == "process" and self._processes.is_coming_up:  # nobody knows yet whether that child will run
+            self._try_later(lane, shortage)
             return
-        slots = self._dispatcher.lanes[lane]
-        if slots.limit is None or (slots.cap is not None and slots.cap >= slots.limit):
+        elif slots.limit is None or (slots.cap is not None and slots.cap >= slots.limit):
             slots.cap = None
             del self._shortages[lane]
             self._faults.pop(f"{lane} lane", None)
             logger.warning("the %s lane starts tasks again", lane)
             self._dispatcher.wants_take()
             return
-        shortage.step *= 2
-        if not slots.has_room:  # all that were let in have begun
-            shortage.pause_s = FIRST_RETRY_S
-        self._try_again(lane, shortage)
+        else:
+            shortage.step *= 2
+            if not slots.has_room:  # all that were let in have begun
+                shortage.pause_s = FIRST_RETRY_S
+        slots.cap = slots.running + shortage.step
+        self._dispatcher.wants_take()
+        self._try_later(lane, shortage)
