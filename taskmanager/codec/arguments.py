@@ -7,7 +7,7 @@ hand cannot make the process import or call anything.
 import hashlib
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from types import NoneType
@@ -42,7 +42,7 @@ _SHORT_CHARS: Final = 2_000
 """Longer texts are not tried as scalars first: most of them are not, and would be decoded twice."""
 
 _KEPT: Final = "the task keeps its arguments, and can then be retried"
-_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_Parameter: Final = inspect.Parameter
 
 
 class ArgumentCodec:
@@ -52,17 +52,12 @@ class ArgumentCodec:
     construction when an annotation names something that does not exist at run time.
     """
 
-    _positional: tuple[StoredType, ...]
-    _positional_names: tuple[str, ...]
-    _scalars: tuple[frozenset[type[Any]], ...]
-
     __slots__ = (
         "_codec",
         "_extra",
         "_named",
         "_needed",
         "_positional",
-        "_positional_names",
         "_rest",
         "_scalars",
         "_task_name",
@@ -73,41 +68,32 @@ class ArgumentCodec:
 
     def __init__(self, fn: Callable[..., Any], *, task_name: str, codec: Codec | None = None) -> None:
         signature = signature_of(fn)
-        hints = resolve(fn, task_name=task_name, wanted=signature.parameters)
+        parameters = signature.parameters
+        hints = resolve(fn, task_name=task_name, wanted=parameters)
+        types = {name: StoredType(hints.get(name, Any)) for name in parameters}
+
+        def of_kind(*kinds: Any) -> list[tuple[str, StoredType]]:
+            return [(name, types[name]) for name, each in parameters.items() if each.kind in kinds]
+
         self._task_name = task_name
         self._codec = codec
-        self._positional = ()
-        self._positional_names = ()
-        self._scalars = ()
-        self._named: dict[str, StoredType] = {}
-        self._rest = self._extra = _UNTYPED
-        self._needed: dict[str, StoredType] = {}
-        """The parameters without a default."""
-        for parameter in signature.parameters.values():
-            self._add(parameter, hints.get(parameter.name, Any))
+        self._positional = of_kind(_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
+        self._scalars = tuple([stored.scalars for _, stored in self._positional])
+        self._rest = dict(of_kind(_Parameter.VAR_POSITIONAL))
+        self._named = dict(of_kind(_Parameter.POSITIONAL_OR_KEYWORD, _Parameter.KEYWORD_ONLY))
+        self._extra = _UNTYPED
+        for name, stored in of_kind(_Parameter.VAR_KEYWORD):
+            if typing.get_origin(hints.get(name)) is typing.Unpack:
+                keys = typing.get_type_hints(typing.get_args(hints[name])[0])
+                self._named.update({key: StoredType(each) for key, each in keys.items()})
+            else:
+                self._extra = stored
+        self._needed = {
+            name: types[name]
+            for name, each in parameters.items()
+            if each.default is each.empty and each.kind is not each.VAR_KEYWORD
+        }
         self.check = _make_check(fn, signature)
-
-    def _add(self, parameter: inspect.Parameter, annotation: Any) -> None:
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD and typing.get_origin(annotation) is typing.Unpack:
-            keys = typing.get_type_hints(typing.get_args(annotation)[0])
-            self._named.update({name: StoredType(each) for name, each in keys.items()})
-            annotation = Any
-        stored = StoredType(annotation)
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            self._extra = stored
-            return
-        if parameter.default is inspect.Parameter.empty:
-            self._needed[parameter.name] = stored
-        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            self._rest = stored
-            self._positional_names += (parameter.name,)
-            return
-        if parameter.kind in _POSITIONAL:
-            self._positional += (stored,)
-            self._scalars += (stored.scalars,)
-            self._positional_names += (parameter.name,)
-        if parameter.kind is not inspect.Parameter.POSITIONAL_ONLY:
-            self._named[parameter.name] = stored
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str]:
         """The arguments, which `check` has passed, as stored: a JSON array and a JSON object; no defaults filled in.
@@ -165,14 +151,10 @@ class ArgumentCodec:
         subject = f"task {self._task_name}: the arguments"
         return seal(self._codec, args_data, subject), seal(self._codec, kwargs_data, subject)
 
-    def _slots(self, count: int) -> Iterator[tuple[str, StoredType]]:
-        """Name and type of the first `count` positional arguments."""
-        known = len(self._positional)
-        for index in range(count):
-            if index < known:
-                yield self._positional_names[index], self._positional[index]
-            else:
-                yield f"{self._positional_names[known]}[{index - known}]", self._rest
+    def _slots(self, count: int) -> list[tuple[str, StoredType]]:
+        """Return name and type of the first `count` positional arguments."""
+        rest = [(f"{name}[{index}]", each) for name, each in self._rest.items() for index in range(count)]
+        return [*self._positional, *rest][:count]
 
     def _encode_one(self, name: str, stored: StoredType, value: Any) -> bytes:
         data = stored.encode(value)
@@ -299,9 +281,8 @@ def _make_check(
     but parameter names, which the interpreter has already accepted as identifiers; every default is None, since only
     its presence counts.
     """
-    empty = inspect.Parameter.empty
     bare = [
-        each.replace(annotation=empty, default=empty if each.default is empty else None)
+        each.replace(annotation=each.empty, default=each.empty if each.default is each.empty else None)
         for each in signature.parameters.values()
     ]
     namespace: dict[str, Any] = {}
