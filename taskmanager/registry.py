@@ -67,10 +67,8 @@ class Registry:
         self.definitions: dict[str, Definition] = {}
         self.schedules: dict[str, Schedule] = {}
         self._scheduled: dict[str, tuple[Task[..., Any], ScheduleOptions]] = {}
-        self._unkept: dict[str, tuple[str, int]] = {}
-        """The tasks with `requeue_on_interrupt=True` that are not persisted, and where they are declared."""
         self._looked_at: set[str] = set()
-        """The tasks whose parameters were checked already."""
+        """The tasks that a start has looked at already."""
 
     def __repr__(self) -> str:
         return f"<Registry of {len(self.tasks)} tasks>"
@@ -91,8 +89,6 @@ class Registry:
         if known is not None:
             _check_stands_for_one(known, task)
         definition = define(task, self.defaults)
-        if task.options.requeue_on_interrupt and not definition.is_persisted:
-            self._unkept[task.name] = _users_line()
         if task.binding is not None:
             task.binding.forget(task.name)
         self.tasks[task.name] = task
@@ -100,8 +96,8 @@ class Registry:
         task.binding = Binding(definition, submitter, self._forget)
 
     def _forget(self, name: str) -> None:
-        for each in (self.tasks, self.definitions, self._unkept):
-            each.pop(name, None)
+        self.tasks.pop(name, None)
+        self.definitions.pop(name, None)
         for schedule in [each.name for each in self.schedules.values() if each.task_name == name]:
             del self.schedules[schedule], self._scheduled[schedule]
 
@@ -114,7 +110,7 @@ class Registry:
         known, said = self._scheduled.get(name, (None, None))
         if known is not None:
             is_another = known is task or (known.fn is task.fn and said != options)
-            if is_another or not (_is_same_function(known, task) or _is_typed_anew(known, task)):
+            if is_another or not _is_defined_again(known, task):
                 raise ConfigurationError(
                     f"there is a schedule {name!r} already, of {known.name}; give one of them a name="
                 )
@@ -124,39 +120,13 @@ class Registry:
         self._scheduled[name] = (task, options)
 
     def warn_at_start(self) -> None:
-        """Warn of tasks that cannot work as they are declared, once for each."""
-        self._warn_of_unkept()
-        self._warn_of_unstorable()
-
-    def _warn_of_unstorable(self) -> None:
-        """Warn of parameters that can never be stored, before a call of a user is refused."""
-        new = [each for name, each in self.definitions.items() if each.is_persisted and name not in self._looked_at]
+        """Warn of tasks that cannot work as they are declared, once for each. Only a start knows all schedules."""
+        scheduled = {schedule.task_name for schedule in self.schedules.values()} if self.defaults.has_store else set()
+        new = [each for name, each in self.definitions.items() if name not in self._looked_at]
         self._looked_at |= {each.name for each in new}
         for definition in new:
-            for parameter, kind in definition.arguments.unstorable().items():
-                file, line = _place_of(definition)
-                warn(
-                    f"task {definition.name!r} is persisted, but its parameter {parameter!r} takes {kind}, which "
-                    "cannot be stored: every call will be refused. Pass an id, a path or data, and open the rest "
-                    "inside the task; or give the task persist=False, and it is lost at a restart",
-                    UserWarning,
-                    file,
-                    line,
-                )
-
-    def _warn_of_unkept(self) -> None:
-        """Warn of `requeue_on_interrupt` without persistence. Only a start knows that no schedule persists the runs."""
-        scheduled = {schedule.task_name for schedule in self.schedules.values()} if self.defaults.has_store else set()
-        unkept, self._unkept = self._unkept, {}
-        for name, (file, line) in unkept.items():
-            if name not in scheduled:
-                warn(
-                    f"task {name!r} has requeue_on_interrupt=True but nothing persists it; it will not come back. "
-                    "Give it persist=True, or the manager requeue_pending=True",
-                    UserWarning,
-                    file,
-                    line,
-                )
+            for fault in _faults(definition, is_scheduled=definition.name in scheduled):
+                warn(fault, UserWarning, *_place_of(definition))
 
     @staticmethod
     def tasks_in(packages: Iterable[str]) -> Iterator[Task[..., Any]]:
@@ -206,14 +176,19 @@ def _check_stands_for_one(known: Task[..., Any], task: Task[..., Any]) -> None:
             f"there is a task {task.name!r} already, of the same function with other options; give one of them another "
             "name=, or use the task in the place of the function"
         )
-    if not _is_same_function(known, task) and not _is_typed_anew(known, task):
+    if not _is_defined_again(known, task):
         raise ConfigurationError(
             f"there is a task {task.name!r} already (from {vars(known)['__module__']}); give one of them another name="
         )
 
 
-def _is_typed_anew(known: Task[..., Any], task: Task[..., Any]) -> bool:
-    """Return whether a person defined the function again at the prompt or in a notebook."""
+def _is_defined_again(known: Task[..., Any], task: Task[..., Any]) -> bool:
+    """Return whether one module was executed twice (by reload, or as `__main__`) and defined one function again.
+
+    A person at the prompt or in a notebook does so too, with other code.
+    """
+    if _is_same_code(inspect.unwrap(known.fn), inspect.unwrap(task.fn)):
+        return True
     before, now = annotated_function(known.fn), annotated_function(task.fn)
     return (
         not hasattr(sys.modules.get("__main__"), "__file__")
@@ -221,11 +196,6 @@ def _is_typed_anew(known: Task[..., Any], task: Task[..., Any]) -> bool:
         and before.__qualname__ == now.__qualname__
         and "<locals>" not in now.__qualname__
     )
-
-
-def _is_same_function(known: Task[..., Any], task: Task[..., Any]) -> bool:
-    """Return whether one module was executed twice (by reload, or as `__main__`) and defined one function again."""
-    return _is_same_code(inspect.unwrap(known.fn), inspect.unwrap(task.fn))
 
 
 def _is_same_code(a: Any, b: Any, depth: int = 0) -> bool:
@@ -319,12 +289,22 @@ def _place_of(definition: Definition) -> tuple[str, int]:
     return (definition.module, 1) if code is None else (code.co_filename, code.co_firstlineno)
 
 
-def _users_line() -> tuple[str, int]:
-    """Return file and line of the first frame outside this package, for a warning to name."""
-    frame = sys._getframe(1)  # noqa: SLF001  # as warnings.warn does
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("taskmanager."):
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
+def _faults(definition: Definition, *, is_scheduled: bool) -> Iterator[str]:
+    """Yield what cannot work: a parameter that cannot be stored, and a task that shall come back, but is not stored."""
+    name = definition.name
+    if not definition.is_persisted:
+        if definition.requeue_on_interrupt and not is_scheduled:
+            yield (
+                f"task {name!r} has requeue_on_interrupt=True but nothing persists it; it will not come back. "
+                "Give it persist=True, or the manager requeue_pending=True"
+            )
+        return
+    for parameter, kind in definition.arguments.unstorable().items():
+        yield (
+            f"task {name!r} is persisted, but its parameter {parameter!r} takes {kind}, which cannot be stored: every "
+            "call will be refused. Pass an id, a path or data, and open the rest inside the task; or give the task "
+            "persist=False, and it is lost at a restart"
+        )
 
 
 def retry_rule(task: Task[..., Any], manager_policy: RetryPolicy | None) -> RetryRule:

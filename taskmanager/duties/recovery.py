@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from taskmanager.codec.results import encode_error_text
-from taskmanager.engine.definition import options_of, retry_rule_of
+from taskmanager.engine.definition import options_of
 from taskmanager.engine.events import log_judged
 from taskmanager.engine.instance import PUT_BACK_S, Identity, has_lock_file, is_dead, remove_leftover_locks
 from taskmanager.model.clock import SECOND_US, Clock
@@ -25,6 +25,7 @@ from taskmanager.model.result import TaskError
 from taskmanager.model.states import INTERRUPTION_NOTE, BuiltInTaskCode, TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.rules.recovery import NO_CRASH, Crash, Orphan, Verdict, judge_orphan
+from taskmanager.rules.retry import RetryRule
 from taskmanager.store.constraints import unreadable
 from taskmanager.store.protocol import InstanceRow, Store
 
@@ -225,7 +226,7 @@ def orphan_of(row: TaskRow, crash: Crash = NO_CRASH) -> Orphan:
         status=TaskStatus(row.status),
         is_cancel_requested=row.cancel_requested_at is not None,
         requeue_on_interrupt=bool(options.get("requeue_on_interrupt")),
-        rule=retry_rule_of(options),
+        rule=RetryRule.from_options(options.get("retry")),
         retry_count=row.retry_count,
         crash_count=row.crash_count + has_crashed,
         is_only_suspect=crash.only_suspect == row.task_id,

@@ -55,18 +55,14 @@ class Definition:
 
         Defaults are left out: every row carries this text, and a row's bytes are most of what it costs to write.
         """
-        options: dict[str, Any] = {}
-        if self.is_persisted:
-            options["persist"] = True
-        if self.requeue_on_interrupt:
-            options["requeue_on_interrupt"] = True
-        if self.lane != "async":
-            options["lane"] = self.lane
-        if timeout_s is not None:
-            options["timeout_s"] = timeout_s
-        if self.retry.max_retries:
-            options["retry"] = self.retry.to_options()
-        return dumps(options)
+        options = {
+            "persist": self.is_persisted,
+            "requeue_on_interrupt": self.requeue_on_interrupt,
+            "lane": self.lane if self.lane != "async" else None,
+            "timeout_s": timeout_s,
+            "retry": self.retry.to_options() if self.retry.max_retries else None,
+        }
+        return dumps({name: value for name, value in options.items() if value})
 
     def code_of(self, kind: type[BaseException]) -> str:
         """Return the error code of an exception of this class that user code raised."""
@@ -164,11 +160,6 @@ def timeout_of(text: str) -> float | None:
     if type(timeout_s) not in (int, float) or not 0 < timeout_s <= MAX_DELAY_S:  # type: ignore[operator]  # a number
         return None
     return timeout_s
-
-
-def retry_rule_of(options: Mapping[str, Any]) -> RetryRule:
-    """Return the retry rule that a row carries in its options."""
-    return RetryRule.from_options(options.get("retry"))
 
 
 def tags_of(tags_text: str | None) -> dict[str, str]:

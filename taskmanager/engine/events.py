@@ -12,7 +12,7 @@ from taskmanager.engine.definition import tags_of
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.outcome import frames_of
 from taskmanager.model.errors import ArgumentError
-from taskmanager.model.logger import Block, Raised, logger, plain
+from taskmanager.model.logger import Raised, logger, plain
 from taskmanager.model.record import TaskRow, TaskWrite
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import TaskStatus
@@ -77,7 +77,7 @@ def _raised(live: LiveTask, exc: BaseException | None) -> Raised | None:
     if exc is None:
         return None
     try:
-        return Raised(exc, frames_of(exc), Block(live.failed_reason or ""))
+        return Raised(exc, frames_of(exc), live.failed_reason or "")
     except Exception:  # noqa: BLE001  # its attributes may be user code
         return None
 

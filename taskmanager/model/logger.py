@@ -31,18 +31,15 @@ DISABLED: Final = (
 )
 
 
-class Block(str):
-    """A text of several lines, such as a traceback. Each line is indented in a record, so none looks like a record."""
-
-    __slots__ = ()
-
-
 class Raised(NamedTuple):
-    """An exception for a record: the object for those who group and look at it, and its traceback as it is printed."""
+    """An exception for a record: the object for those who group and look at it, and its traceback as it is printed.
+
+    Each line of the traceback is indented, so that none looks like a record.
+    """
 
     exc: BaseException
     frames: TracebackType | None
-    text: Block
+    text: str
 
 
 class Log(logging.LoggerAdapter[logging.Logger]):
@@ -120,7 +117,8 @@ class Log(logging.LoggerAdapter[logging.Logger]):
         file, line, function, _ = self.logger.findCaller(stacklevel=stacklevel + 1)
         exc_info = (type(raised.exc), raised.exc, raised.frames)
         record = self.logger.makeRecord(self.logger.name, level, file, line, msg, args, exc_info, function, extra)
-        record.exc_text = str(plain(raised.text))
+        lines = escaped_lines(raised.text.rstrip("\n")).split("\n")
+        record.exc_text = "\n".join(INDENT + line for line in lines)
         self.logger.handle(record)
 
     def _note(self, exc: BaseException) -> None:
@@ -145,8 +143,6 @@ def warn(text: str, category: type[Warning] = RuntimeWarning, file: str = "taskm
 
 def plain(value: object) -> object:
     """Return the value if its text needs no escapes, else its escaped text."""
-    if isinstance(value, Block):
-        return "\n".join(INDENT + line for line in escaped_lines(value.rstrip("\n")).split("\n"))
     text = str(value)
     return value if text.isprintable() else escaped(text)
 
