@@ -9,6 +9,7 @@ import asyncio
 from taskmanager.engine.attempt import StopReason
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.events import extra_of
+from taskmanager.engine.instance import is_dead
 from taskmanager.engine.keys import Answer, answer_of, tell_other_arguments
 from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.phases import ACCEPTED, DELAYED, DONE, ENDED, FREEING, LEFT, STARTING
@@ -26,7 +27,7 @@ class AfterWrite:
 
     def __init__(self, engine: Engine) -> None:
         self._life, self._live, self._store = engine.life, engine.live, engine.store
-        self._instance_id = engine.identity.instance_id
+        self._instance_id, self._database = engine.identity.instance_id, engine.settings.database
         self._dispatcher, self._alarm, self._runner = engine.dispatcher, engine.alarm, engine.runner
         self._settlement, self._writer, self._follower = engine.settlement, engine.writer, engine.follower
         self._keys, self._clock, self._row_codec = engine.keys, engine.clock, engine.row_codec
@@ -275,6 +276,10 @@ class AfterWrite:
         self._dispatcher.wake_room_waiters()
         if self._dispatcher.has_shared_limits:
             self._life.wants_more()
+
+    def is_dead(self, instance_id: str) -> bool:
+        """Whether nothing runs at this instance any more."""
+        return self._database is not None and is_dead(self._database, instance_id)
 
     def restored(self) -> None:
         """The store is back."""

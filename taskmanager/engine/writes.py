@@ -157,7 +157,7 @@ def _short_attempt(row: AttemptRow) -> AttemptRow:
     return row._replace(error_message=_short(row.error_message), failed_reason=_short(row.failed_reason))
 
 
-def _is_ours(live: LiveTask, row: TaskRow) -> bool:
+def _is_ours(live: LiveTask, row: TaskRow, is_dead: Callable[[str], bool]) -> bool:
     """Whether the row says what we wrote ourselves: in a commit that seemed to fail, or by a claim meanwhile.
 
     The owner alone proves nothing: who recovers a task leaves there who had it, and that must stay refused.
@@ -167,22 +167,24 @@ def _is_ours(live: LiveTask, row: TaskRow) -> bool:
         # Any other row is an earlier task of the key, also one that reads like what was sent.
         return found in live.saving.in_doubt and row.sent_at == live.sent_at
     if live.saving.is_written_anew:
-        return live.has_overtaken(row) and _is_left_to_us(live, row)
+        return live.has_overtaken(row) and _is_left_to_us(live, row, is_dead)
     # Of a row that cannot be read the count is a guess, by which no write would ever win.
     is_as_known = found == live.saving.committed and not isinstance(row, UnreadableRow)
     return is_as_known or found in live.saving.in_doubt
 
 
-def _is_left_to_us(live: LiveTask, row: TaskRow) -> bool:
+def _is_left_to_us(live: LiveTask, row: TaskRow, is_dead: Callable[[str], bool]) -> bool:
     """Whether nobody else has taken or ended the task since the older copy of the file that has this row came."""
     owner, has_fewer_starts = row.claimed_by_worker_id, row.start_count < live.start_count
     if owner is None:
         # What has ended with as many starts was ended by somebody since, unless the task was put back after that end.
         return row.status in LIVE or has_fewer_starts or live.run_number > 0
-    # What waits with fewer starts is not begun anywhere, and its owner may be dead. If it were recovered, the same
-    # attempt would start again. Once it is written over, no owner of it can start it.
-    is_before = has_fewer_starts and row.status in WAITING and not isinstance(row, UnreadableRow)
-    return owner == live.owner or is_before
+    if owner == live.owner:
+        return True
+    # What waits with fewer starts is not begun anywhere, and what runs at a dead owner runs nowhere. If it were
+    # recovered, the same attempt would start again. Once it is written over, no owner of it can start it.
+    is_before = has_fewer_starts and row.status in LIVE and not isinstance(row, UnreadableRow)
+    return is_before and (row.status in WAITING or is_dead(owner))
 
 
 class WriterListener(Protocol):
@@ -194,6 +196,7 @@ class WriterListener(Protocol):
     def degraded(self, exc: StoreError) -> None: ...
     def restored(self) -> None: ...
     def written(self) -> None: ...
+    def is_dead(self, instance_id: str) -> bool: ...
 
 
 class Answers:
@@ -252,7 +255,7 @@ class Answers:
         """
         live, saving = sent.live, sent.live.saving
         with self._another_try(live):
-            if row is None or not _is_ours(live, row):
+            if row is None or not _is_ours(live, row, self._listener.is_dead):
                 self._listener.lost(live, row)
                 return
             saving.committed = expected_of(row)

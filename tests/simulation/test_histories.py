@@ -208,6 +208,32 @@ def test_a_run_goes_on_though_a_copied_file_names_the_dead_owner_before_it(tmp_p
         world.close()
 
 
+@pytest.mark.parametrize("kind", ["crash_retry", "safe"])
+def test_a_run_goes_on_though_a_copied_row_runs_at_the_dead_owner_before_it(tmp_path: Path, kind: str) -> None:
+    """The copy says that the attempt before this one runs. Who had it is dead, so nobody is asked to end this run, and
+    it does not start again.
+    """
+    world = World(3, tmp_path)
+    world.timetable.entries.clear()
+    world.weather, world.kinds, world.crash_budget = Weather(), (kind,), 3
+    assert isinstance(world.disk, FileDisk)
+    with inhabited(world):
+        first = started(world)
+        handle = first.jobs[kind].enqueue(world.next_label(), "sleep:9")
+        assert world.run_until(lambda: bool(world.runs.now), 5.0)
+        world.disk.keep_copy()
+        first.kill()
+        second = started(world)
+        assert world.run_until(lambda: bool(world.runs.now), 10.0)
+        world.restore_file()
+        assert world.run_until(lambda: _has_ended(world, handle.task_id), 20.0)
+        row = world.checks.rows[handle.task_id]
+        assert (row.status, row.start_count, row.claimed_by_worker_id) == ("COMPLETED", 2, second.instance_id)
+        assert world.runs.total == 2
+        assert world.faults == []
+        world.close()
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_task_that_others_ran_by_a_lost_file_does_not_start_again(tmp_path: Path, *, fails: bool) -> None:
     """It waited at a process that was out when another one took it over, ended it, and the file was deleted. The lost

@@ -57,6 +57,9 @@ class Listener:
     def written(self) -> None:
         """Room for records; not what these tests are about."""
 
+    def is_dead(self, instance_id: str) -> bool:
+        return instance_id == "dead"
+
 
 class Store(MemoryStore):
     """Keeps what was sent to it; the next commits happen as the script says, one word of each kind per commit:
@@ -745,17 +748,22 @@ async def test_a_new_file_gets_everything_that_lives() -> None:
         assert live.saving.committed == Expected("RUNNING", "me", 1)
 
 
-KEPT = [("PENDING", 0), ("PENDING", 1), ("CLAIMED", 1)]
-GIVEN_UP = [("PENDING", 2), ("CLAIMED", 2), ("RUNNING", 1), ("RUNNING", 2), ("COMPLETED", 1)]
+KEPT = [("PENDING", 0, "other"), ("PENDING", 1, "other"), ("CLAIMED", 1, "other"), ("RUNNING", 1, "dead")]
+GIVEN_UP = [
+    *(("PENDING", 2, "other"), ("CLAIMED", 2, "other"), ("RUNNING", 1, "other"), ("RUNNING", 2, "other")),
+    *(("RUNNING", 2, "dead"), ("COMPLETED", 1, "other"), ("COMPLETED", 1, "dead")),
+]
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
-@pytest.mark.parametrize(("says", "start_count"), [*KEPT, *GIVEN_UP])
-async def test_run_is_kept_over_a_copied_row_that_waits_with_fewer_starts(
-    says: str, start_count: int, *, has_ended: bool
+@pytest.mark.parametrize(("says", "start_count", "owner"), [*KEPT, *GIVEN_UP])
+async def test_run_is_kept_over_a_copied_row_with_fewer_starts_that_runs_nowhere(
+    says: str, start_count: int, owner: str, *, has_ended: bool
 ) -> None:
-    """Nobody has begun that row. One that runs, or has as many starts, another may have taken from the copy since."""
-    store, is_kept = Store(), (says, start_count) in KEPT
+    """Nobody has begun it, or who had is dead. Another instance that lives may have taken and begun it from the copy
+    since, and so it may be with one that has as many starts.
+    """
+    store, is_kept = Store(), (says, start_count, owner) in KEPT
     async with a_writer(store) as (writer, listener):
         live = new_live(task_id="a")
         at: dict[str, Any] = {
@@ -763,7 +771,7 @@ async def test_run_is_kept_over_a_copied_row_that_waits_with_fewer_starts(
             "started_at": 1_500,
             "completed_at": 1_600 if says == "COMPLETED" else None,
         }
-        copied = live.row()._replace(claimed_by_worker_id="other", status=says, start_count=start_count, **at)
+        copied = live.row()._replace(claimed_by_worker_id=owner, status=says, start_count=start_count, **at)
         live.start_count, live.phase = 1, Phase.RUNNING
         start(live)
         writer.mark(live)
@@ -777,7 +785,7 @@ async def test_run_is_kept_over_a_copied_row_that_waits_with_fewer_starts(
         row = await store.fetch("a")
         assert row is not None
         assert (("lost", "a", says) in listener.heard) is not is_kept
-        expected = (live.status.value, "me", 2) if is_kept else (says, "other", start_count)
+        expected = (live.status.value, "me", 2) if is_kept else (says, owner, start_count)
         assert (row.status, row.claimed_by_worker_id, row.start_count) == expected
 
 
