@@ -7,7 +7,7 @@ written: otherwise the application's own next commit, which checkpoints from 1,0
 
 import sqlite3
 from time import perf_counter
-from typing import Final, NamedTuple
+from typing import Final
 
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.sqlite.connection import transaction
@@ -17,16 +17,7 @@ HOLD_S: Final = 0.005
 FIRST_SIZE: Final = 100
 FEW: Final = 50
 """Below this number of rows a commit takes as long as the disk takes for any commit: fewer would not shorten it."""
-_BY_SENT_AT: Final = "INDEXED BY taskmanager_tasks_sent_at"
 _INCREMENTAL: Final = 2
-
-
-class _Old(NamedTuple):
-    """Rows of a table that may go, and by which index they are found."""
-
-    table: str
-    condition: str
-    hint: str = ""
 
 
 class BatchSize:
@@ -61,24 +52,33 @@ def purge(
     is_old = f"sent_at IS NOT NULL AND {is_ended}"
     if older_than is not None:
         is_old += " AND sent_at < :cutoff AND coalesce(completed_at, failed_at, updated_at, created_at) < :cutoff"
-    return _delete(connection, batch, _Old("taskmanager_tasks", is_old, _BY_SENT_AT), older_than, limit)
+    by_sent_at = "INDEXED BY taskmanager_tasks_sent_at"
+    return _delete(connection, batch, "taskmanager_tasks", is_old, older_than, limit, by_sent_at)
 
 
 def prune_heartbeats(connection: sqlite3.Connection, batch: BatchSize, cutoff: int, limit: int) -> int:
     """See `Store.prune_heartbeats`."""
-    return _delete(connection, batch, _Old("taskmanager_heartbeats", "sent_at < :cutoff"), cutoff, limit)
+    return _delete(connection, batch, "taskmanager_heartbeats", "sent_at < :cutoff", cutoff, limit)
 
 
 def prune_worker_states(connection: sqlite3.Connection, batch: BatchSize, cutoff: int, limit: int) -> int:
     """See `Store.prune_worker_states`."""
-    return _delete(connection, batch, _Old("taskmanager_worker_states", "snapshot_at < :cutoff"), cutoff, limit)
+    return _delete(connection, batch, "taskmanager_worker_states", "snapshot_at < :cutoff", cutoff, limit)
 
 
-def _delete(connection: sqlite3.Connection, batch: BatchSize, old: _Old, cutoff: int | None, limit: int) -> int:
+def _delete(
+    connection: sqlite3.Connection,
+    batch: BatchSize,
+    table: str,
+    is_old: str,
+    cutoff: int | None,
+    limit: int,
+    found_by: str = "",
+) -> int:
     """Delete some of them; 0 only when there are none."""
-    find = f"SELECT rowid AS row FROM {old.table} {old.hint} WHERE {old.condition} LIMIT :limit"
+    find = f"SELECT rowid AS row FROM {table} {found_by} WHERE {is_old} LIMIT :limit"
     # Between the search and the lock somebody may have retried a task, or deleted it, and its place be another's.
-    delete = f"DELETE FROM {old.table} WHERE rowid IN (SELECT value FROM json_each(:rows)) AND {old.condition}"
+    delete = f"DELETE FROM {table} WHERE rowid IN (SELECT value FROM json_each(:rows)) AND {is_old}"
     known = {"cutoff": cutoff, "limit": min(limit, batch.size)}
     while True:
         (rows,) = connection.execute(f"SELECT json_group_array(row) FROM ({find})", known).fetchone()
