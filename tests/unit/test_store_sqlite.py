@@ -518,7 +518,7 @@ async def test_a_claim_is_found_through_an_index_of_free_rows_alone(
     wanted = {"task_names": "[]", "odd_name": None, "queue_name": "q", "better_than": 101, "now": 1, "limit": 9}
     steps = plan(path, query, wanted | {"scanned": 9})
     assert f"taskmanager_tasks_{index} ({leads_with}queue_name=? AND priority=? AND enqueued_at<?)" in steps
-    assert f"taskmanager_tasks_{index} ({leads_with}queue_name=? AND priority>?)" in steps
+    assert f"taskmanager_tasks_{index} ({leads_with}queue_name=? AND priority>? AND priority<?)" in steps
     assert "SCAN taskmanager_tasks" not in steps
     assert "SCAN t" not in steps.splitlines()
     assert "ORDER BY" not in steps or index == "free"

@@ -20,9 +20,9 @@ from taskmanager.model.record import DELAY_KEY, TaskRow, UnreadableRow, expected
 from taskmanager.store.constraints import failed, row_faults, unreadable
 from taskmanager.store.protocol import FREE_COUNT_CAP, ClaimRequest, FreeQueue
 from taskmanager.store.sqlite.connection import transaction
-from taskmanager.store.sqlite.queries import task_rows
+from taskmanager.store.sqlite.queries import hops, task_rows
 from taskmanager.store.sqlite.rows import Undecodable
-from taskmanager.store.sqlite.starting import HELD, QUEUES, WAITS, is_worth_a_look, start_best, take_over
+from taskmanager.store.sqlite.starting import HELD, WAITS, is_worth_a_look, start_best, take_over
 from taskmanager.store.sqlite.statements import LIVE_SQL
 from taskmanager.store.sqlite.transitions import end_unreadable
 
@@ -30,25 +30,18 @@ _FREE: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_free"
 _IS_FREE: Final = "status = 'PENDING' AND claimed_by_worker_id IS NULL"
 _IN_QUEUE: Final = "queue_name = CAST(:queue_name AS TEXT)"
 
+# A name that is not UTF-8 cannot be a part of JSON.
+_NAMES: Final = "SELECT value FROM json_each(:task_names) UNION ALL SELECT CAST(:odd_name AS TEXT)"
+_BETTER: Final = f"{_IN_QUEUE} AND priority < :better_than AND {_IS_FREE}"
 CANDIDATES: Final = f"""
-WITH RECURSIVE level (task_name, priority) AS (
-    SELECT value, (
-        SELECT min(priority) FROM {_FREE} WHERE task_name = value AND {_IN_QUEUE} AND {_IS_FREE}
-    ) FROM (SELECT value FROM json_each(:task_names) UNION ALL SELECT CAST(:odd_name AS TEXT))
-    UNION ALL
-    SELECT level.task_name, (
-        SELECT min(priority) FROM {_FREE}
-        WHERE task_name = level.task_name AND {_IN_QUEUE} AND priority > level.priority AND {_IS_FREE}
-    ) FROM level WHERE level.priority < :better_than
-)
+{hops(_FREE, _BETTER, "task_name", "priority", given=_NAMES)}
 SELECT json_group_array(row) FROM (
-    SELECT t.rowid AS row FROM level JOIN taskmanager_tasks AS t ON t.rowid IN (
+    SELECT t.rowid AS row FROM each_priority AS level JOIN taskmanager_tasks AS t ON t.rowid IN (
         SELECT rowid FROM {_FREE}
         WHERE task_name = level.task_name AND {_IN_QUEUE} AND priority = level.priority
             AND enqueued_at <= :now AND {_IS_FREE}
         ORDER BY enqueued_at, id LIMIT :limit
     )
-    WHERE level.priority < :better_than
     ORDER BY t.priority, t.enqueued_at, t.id LIMIT :limit
 )
 """
@@ -57,18 +50,12 @@ _SCANNED_AT_LEAST: Final = 1_000
 _READY: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_ready"
 # The levels come in order, and the rows of each in that of the index. An ORDER BY would sort all that could be claimed.
 READY_CANDIDATES: Final = f"""
-WITH RECURSIVE level (priority) AS (
-    SELECT min(priority) FROM {_READY} WHERE {_IN_QUEUE} AND {_IS_FREE}
-    UNION ALL
-    SELECT (SELECT min(priority) FROM {_READY} WHERE {_IN_QUEUE} AND priority > level.priority AND {_IS_FREE})
-    FROM level WHERE level.priority < :better_than
-)
+{hops(_READY, _BETTER, "priority")}
 SELECT json_group_array(row), count(*) FROM (
     SELECT row FROM (
         SELECT t.rowid AS row, t.task_name AS name
-        FROM level CROSS JOIN taskmanager_tasks AS t INDEXED BY taskmanager_tasks_ready
-        WHERE level.priority < :better_than AND t.queue_name = CAST(:queue_name AS TEXT)
-            AND t.priority = level.priority AND t.enqueued_at <= :now
+        FROM each_priority AS level CROSS JOIN taskmanager_tasks AS t INDEXED BY taskmanager_tasks_ready
+        WHERE t.queue_name = CAST(:queue_name AS TEXT) AND t.priority = level.priority AND t.enqueued_at <= :now
             AND t.status = 'PENDING' AND t.claimed_by_worker_id IS NULL
         LIMIT :scanned
     )
@@ -233,9 +220,9 @@ _ANY_LEFT: Final = f"""
 SELECT rowid FROM taskmanager_tasks INDEXED BY taskmanager_tasks_owner WHERE {_MAY_RUN} LIMIT :limit
 """
 _FIRST_LEFT: Final = f"""
-WITH RECURSIVE {QUEUES}
-SELECT t.rowid FROM queue JOIN taskmanager_tasks AS t ON t.rowid IN (
-    SELECT rowid FROM {HELD} WHERE queue_name = queue.name AND {WAITS} AND {_MAY_RUN}
+{hops(HELD, WAITS, "queue_name")}
+SELECT t.rowid FROM each_queue_name AS each JOIN taskmanager_tasks AS t ON t.rowid IN (
+    SELECT rowid FROM {HELD} WHERE queue_name = each.queue_name AND {WAITS} AND {_MAY_RUN}
     ORDER BY priority, enqueued_at, id LIMIT :per_queue
 )
 LIMIT :limit
@@ -281,34 +268,7 @@ def make_due(connection: sqlite3.Connection, now: int) -> int:
 
 
 _FREE_QUEUES: Final = f"""
-WITH RECURSIVE
-name (task_name) AS (
-    SELECT min(task_name) FROM {_FREE} WHERE {_IS_FREE}
-    UNION ALL
-    SELECT (SELECT min(task_name) FROM {_FREE} WHERE task_name > name.task_name AND {_IS_FREE})
-    FROM name WHERE name.task_name IS NOT NULL
-),
-pair (task_name, queue_name) AS (
-    SELECT name.task_name, (
-        SELECT min(queue_name) FROM {_FREE} WHERE task_name = name.task_name AND {_IS_FREE}
-    ) FROM name WHERE name.task_name IS NOT NULL
-    UNION ALL
-    SELECT pair.task_name, (
-        SELECT min(queue_name) FROM {_FREE}
-        WHERE task_name = pair.task_name AND queue_name > pair.queue_name AND {_IS_FREE}
-    ) FROM pair WHERE pair.queue_name IS NOT NULL
-),
-level (task_name, queue_name, priority) AS (
-    SELECT pair.task_name, pair.queue_name, (
-        SELECT min(priority) FROM {_FREE}
-        WHERE task_name = pair.task_name AND queue_name = pair.queue_name AND {_IS_FREE}
-    ) FROM pair WHERE pair.queue_name IS NOT NULL
-    UNION ALL
-    SELECT level.task_name, level.queue_name, (
-        SELECT min(priority) FROM {_FREE}
-        WHERE task_name = level.task_name AND queue_name = level.queue_name AND priority > level.priority AND {_IS_FREE}
-    ) FROM level WHERE level.priority IS NOT NULL
-)
+{hops(_FREE, _IS_FREE, "task_name", "queue_name", "priority")}
 SELECT level.task_name, level.queue_name,
     (
         SELECT count(*) FROM (
@@ -320,13 +280,13 @@ SELECT level.task_name, level.queue_name,
         SELECT min(enqueued_at) FROM {_FREE}
         WHERE task_name = level.task_name AND queue_name = level.queue_name AND priority = level.priority AND {_IS_FREE}
     ))
-FROM level WHERE level.priority IS NOT NULL
+FROM each_priority AS level WHERE level.priority IS NOT NULL
 GROUP BY level.task_name, level.queue_name
 ORDER BY level.task_name, level.queue_name
 """
 
 
 def free_queues(connection: sqlite3.Connection, count_cap: int = FREE_COUNT_CAP) -> list[FreeQueue]:
-    """See `Store.free_queues`. A loose index scan: from each pair straight to the next."""
+    """See `Store.free_queues`."""
     rows = connection.execute(_FREE_QUEUES, {"count_cap": count_cap}).fetchall()
     return [FreeQueue._make((*row, Undecodable not in map(type, row))) for row in rows]

@@ -44,6 +44,35 @@ def task_rows(
     return packed_rows(text)
 
 
+def hops(source: str, where: str, *columns: str, given: str = "") -> str:
+    """Return a WITH clause for the values that stand in these columns, with which an index begins.
+
+    It goes from each value straight to the next one, so it costs by the number of values, not of rows. The table
+    `each_COLUMN` holds the values of a column, beside those of the columns before it, and a NULL at the end of each
+    series. `given` is a query for the values of the first column.
+    """
+    tables = []
+    for place, column in enumerate(columns):
+        keys, table, parent = columns[:place], f"each_{column}", f"each_{columns[place - 1]}"
+        if given and not keys:
+            tables.append(f"{table} ({column}) AS ({given})")
+            continue
+        first = _least(source, where, column, keys, parent)
+        from_parent = f"FROM {parent} WHERE {keys[-1]} IS NOT NULL" if keys else ""
+        following = _least(source, f"{column} > {table}.{column} AND {where}", column, keys, table)
+        tables.append(
+            f"{table} ({', '.join((*keys, column))}) AS"
+            f" ({first} {from_parent} UNION ALL {following} FROM {table} WHERE {column} IS NOT NULL)"
+        )
+    return f"WITH RECURSIVE {', '.join(tables)}"
+
+
+def _least(source: str, where: str, column: str, keys: Sequence[str], table: str) -> str:
+    same = "".join(f"{key} = {table}.{key} AND " for key in keys)
+    shown = "".join(f"{table}.{key}, " for key in keys)
+    return f"SELECT {shown}(SELECT min({column}) FROM {source} WHERE {same}{where})"
+
+
 def fetch(connection: sqlite3.Connection, task_id: str) -> TaskRow | None:
     """See `Store.fetch`."""
     query = f"SELECT {_TASK} FROM taskmanager_tasks AS t WHERE t.id = CAST(? AS TEXT)"
@@ -78,22 +107,26 @@ def fetch_ids(connection: sqlite3.Connection, task_ids: Sequence[str], columns: 
 
 def fetch_many(connection: sqlite3.Connection, wanted: TaskFilter) -> list[TaskRow]:
     """See `Store.fetch_many`."""
-    conditions: list[str] = []
-    parameters: list[str | int] = []
-    for column in ("status", "task_name", "queue_name"):
-        value = getattr(wanted, column)
-        if value is not None:
-            conditions.append(f"t.{column} = ?")
-            parameters.append(str(value))
-    if wanted.task_id is not None:
-        conditions.append("t.id = CAST(? AS TEXT)")
-        parameters.append(wanted.task_id)
+    names = ("status", "task_name", "queue_name", "task_id")
+    given: dict[str, Any] = {name: value for name in names if (value := getattr(wanted, name)) is not None}
+    conditions = [f"t.{'id' if name == 'task_id' else name} = CAST(:{name} AS TEXT)" for name in given]
     if wanted.before is not None:
-        conditions.append("(t.sent_at, t.id) < (?, CAST(? AS TEXT))")
-        parameters.extend(wanted.before)
-    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-    source = f"taskmanager_tasks AS t {where} ORDER BY t.sent_at DESC, t.id DESC LIMIT ?"
-    return task_rows(connection, source, (*parameters, wanted.limit), SUMMARY)
+        given["before_at"], given["before_id"] = wanted.before
+        conditions.append("(t.sent_at, t.id) < (:before_at, CAST(:before_id AS TEXT))")
+    return newest(connection, conditions, given, wanted.limit)
+
+
+def newest(
+    connection: sqlite3.Connection, conditions: Sequence[str], parameters: dict[str, Any], limit: int
+) -> list[TaskRow]:
+    """At most `limit` rows for which all of that holds, newest first, without their `PAYLOAD`."""
+    source = f"taskmanager_tasks AS t {where(conditions)} ORDER BY t.sent_at DESC, t.id DESC LIMIT :limit"
+    return task_rows(connection, source, parameters | {"limit": limit}, SUMMARY)
+
+
+def where(conditions: Sequence[str]) -> str:
+    """The clause that wants all of them; none where there are none."""
+    return f"WHERE {' AND '.join(conditions)}" if conditions else ""
 
 
 # Without statistics the planner takes the status index instead, and reads rows of everybody.
@@ -111,19 +144,14 @@ WHERE t.status = 'RUNNING' AND t.status <> 'COMPLETED'
 ORDER BY t.id LIMIT :limit
 """
 _NOT_COMPLETED: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_status WHERE status <> 'COMPLETED'"
-# Owners are few and their rows many, so the owners are hopped through first.
+OWNED: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_owner"
+IS_OWNED: Final = f"claimed_by_worker_id IS NOT NULL AND status IN ({LIVE_SQL})"
+# Owners are few and their rows many.
 _ORPHANS: Final = f"""
 (
-    WITH RECURSIVE owner (id) AS (
-        SELECT min(claimed_by_worker_id) FROM taskmanager_tasks INDEXED BY taskmanager_tasks_owner
-        WHERE status IN ({LIVE_SQL}) AND claimed_by_worker_id IS NOT NULL
-        UNION ALL
-        SELECT (
-            SELECT min(claimed_by_worker_id) FROM taskmanager_tasks INDEXED BY taskmanager_tasks_owner
-            WHERE status IN ({LIVE_SQL}) AND claimed_by_worker_id > owner.id
-        ) FROM owner WHERE owner.id IS NOT NULL
-    )
-    SELECT id FROM owner WHERE id IS NOT NULL AND id NOT IN (SELECT value FROM json_each(:owners))
+    {hops(OWNED, IS_OWNED, "claimed_by_worker_id")}
+    SELECT claimed_by_worker_id AS id FROM each_claimed_by_worker_id
+    WHERE id NOT IN (SELECT value FROM json_each(:owners))
 ) AS dead
 JOIN taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owner ON t.claimed_by_worker_id = dead.id
 WHERE t.id > CAST(:after AS TEXT) AND t.status IN ({LIVE_SQL})

@@ -3,11 +3,11 @@
 import json
 import sqlite3
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.sqlite.queries import SUMMARY, fetch_ids, instances, task_rows, whole_id
+from taskmanager.store.sqlite.queries import fetch_ids, instances, newest, where, whole_id
 from taskmanager.store.sqlite.rows import unpacked
 from taskmanager.store.sqlite.statements import quoted
 from taskmanager.store.statistics import said_by
@@ -37,9 +37,7 @@ class Search(NamedTuple):
 
 def find(connection: sqlite3.Connection, search: Search, limit: int) -> list[TaskRow]:
     """At most `limit` rows, newest first by (sent_at, id), without their `PAYLOAD`."""
-    where, parameters = _conditions(search)
-    source = f"taskmanager_tasks AS t {where} ORDER BY t.sent_at DESC, t.id DESC LIMIT :limit"
-    return task_rows(connection, source, {**parameters, "limit": limit}, SUMMARY)
+    return newest(connection, _conditions(search), search._asdict(), limit)
 
 
 def error_messages(connection: sqlite3.Connection, task_ids: Sequence[str], max_chars: int) -> dict[str, str]:
@@ -55,9 +53,8 @@ def error_messages(connection: sqlite3.Connection, task_ids: Sequence[str], max_
 
 def find_ids(connection: sqlite3.Connection, search: Search) -> list[str]:
     """The ids of all of them, oldest first: the order in which a batch works through them."""
-    where, parameters = _conditions(search)
-    source = f"SELECT t.id FROM taskmanager_tasks AS t {where} ORDER BY t.sent_at, t.id"
-    (text,) = connection.execute(f"SELECT json_group_array(id) FROM ({source})", parameters).fetchone()
+    source = f"SELECT t.id FROM taskmanager_tasks AS t {where(_conditions(search))} ORDER BY t.sent_at, t.id"
+    (text,) = connection.execute(f"SELECT json_group_array(id) FROM ({source})", search._asdict()).fetchone()
     return unpacked(text)
 
 
@@ -117,8 +114,7 @@ def is_pattern(task_name: str) -> bool:
     return any(sign in task_name for sign in "*?")
 
 
-def _conditions(search: Search) -> tuple[str, dict[str, Any]]:
-    """The WHERE clause and its parameters."""
+def _conditions(search: Search) -> list[str]:
     conditions = []
     if search.statuses:
         conditions.append(f"t.status IN ({quoted(search.statuses)})")
@@ -136,5 +132,4 @@ def _conditions(search: Search) -> tuple[str, dict[str, Any]]:
             "(t.sent_at, t.id) < (SELECT b.sent_at, b.id FROM taskmanager_tasks AS b"
             " WHERE b.id = CAST(:before AS TEXT))"
         )
-    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-    return where, search._asdict()
+    return conditions

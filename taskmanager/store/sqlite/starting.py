@@ -8,7 +8,7 @@ from typing import Any, Final
 from taskmanager.model.record import TaskRow
 from taskmanager.rules.claims import started
 from taskmanager.store.protocol import ClaimRequest, WaitingLevel
-from taskmanager.store.sqlite.queries import task_rows
+from taskmanager.store.sqlite.queries import hops, task_rows
 from taskmanager.store.sqlite.rows import Undecodable, unpacked
 
 _IS_PLAIN: Final = "t.crash_count = 0 AND t.good_until IS NULL AND t.cancel_requested_at IS NULL"
@@ -27,20 +27,14 @@ WHERE rowid IN (SELECT value FROM json_each(:rows))
 """
 WAITS: Final = "claimed_by_worker_id IS NOT NULL AND status IN ('PENDING', 'CLAIMED')"
 HELD: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_waiting"
-_WAITING: Final = f"{HELD} WHERE queue_name = :queue_name AND {WAITS}"
 # In the order of the index, as in `claims.READY_CANDIDATES`. What has run before may have code that goes on there, in a
 # thread that nobody can end.
 OTHERS: Final = f"""
-WITH RECURSIVE level (priority) AS (
-    SELECT min(priority) FROM {_WAITING}
-    UNION ALL
-    SELECT (SELECT min(priority) FROM {_WAITING} AND priority > level.priority)
-    FROM level WHERE level.priority IS NOT NULL
-)
+{hops(HELD, f"queue_name = :queue_name AND {WAITS}", "priority")}
 SELECT json_group_array(json_array(row, task_name)) FROM (
     SELECT row, task_name FROM (
         SELECT t.rowid AS row, t.task_name, t.start_count, t.claimed_by_worker_id AS owner, {_IS_PLAIN} AS is_plain
-        FROM level CROSS JOIN taskmanager_tasks AS t INDEXED BY taskmanager_tasks_waiting
+        FROM each_priority AS level CROSS JOIN taskmanager_tasks AS t INDEXED BY taskmanager_tasks_waiting
         WHERE t.queue_name = :queue_name AND t.priority = level.priority AND t.enqueued_at <= :due_at
             AND t.claimed_by_worker_id IS NOT NULL AND t.status IN ('PENDING', 'CLAIMED')
         LIMIT :scanned
@@ -56,30 +50,12 @@ WHERE t.claimed_by_worker_id IS NOT NULL AND t.claimed_by_worker_id <> CAST(? AS
 """
 _SCANNED_PER_ROW: Final = 10
 _SCANNED_AT_LEAST: Final = 100
-QUEUES: Final = f"""
-queue (name) AS (
-    SELECT min(queue_name) FROM {HELD} WHERE {WAITS}
-    UNION ALL
-    SELECT (SELECT min(queue_name) FROM {HELD} WHERE queue_name > queue.name AND {WAITS})
-    FROM queue WHERE queue.name IS NOT NULL
-)
-"""
-"""The queues in which something waits at an instance, one step in the index for each."""
 _LEVELS: Final = f"""
-WITH RECURSIVE {QUEUES},
-level (queue_name, priority) AS (
-    SELECT queue.name, (SELECT min(priority) FROM {HELD} WHERE queue_name = queue.name AND {WAITS})
-    FROM queue WHERE queue.name IS NOT NULL
-    UNION ALL
-    SELECT level.queue_name, (
-        SELECT min(priority) FROM {HELD}
-        WHERE queue_name = level.queue_name AND priority > level.priority AND {WAITS}
-    ) FROM level WHERE level.priority IS NOT NULL
-)
+{hops(HELD, WAITS, "queue_name", "priority")}
 SELECT queue_name, priority, (
     SELECT min(enqueued_at) FROM {HELD}
     WHERE queue_name = level.queue_name AND priority = level.priority AND {WAITS}
-) FROM level WHERE priority IS NOT NULL LIMIT ?
+) FROM each_priority AS level WHERE priority IS NOT NULL LIMIT ?
 """
 
 

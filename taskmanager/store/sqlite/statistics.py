@@ -4,14 +4,14 @@ Only `counts` (in `queries`) reads an index from end to end, some 10 ms per mill
 """
 
 import sqlite3
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar
 
 from taskmanager.model.clock import HOUR_US, MINUTE_US
 from taskmanager.store.protocol import InstanceRow
 from taskmanager.store.sqlite.claims import free_queues
-from taskmanager.store.sqlite.queries import paused_queues
+from taskmanager.store.sqlite.queries import IS_OWNED, OWNED, hops, paused_queues
 from taskmanager.store.sqlite.schema import version
-from taskmanager.store.sqlite.statements import LIVE_SQL
 from taskmanager.store.statistics import (
     ENDED_CAP,
     HELD_CAP,
@@ -33,11 +33,10 @@ from taskmanager.store.statistics import (
     TaskPace,
 )
 
+R = TypeVar("R")
 _ENDED: Final = "taskmanager_task_attempts INDEXED BY taskmanager_task_attempts_finished_at"
 _FAILED: Final = "taskmanager_task_attempts INDEXED BY taskmanager_task_attempts_failed"
 _IS_FAILURE: Final = "error_code IS NOT NULL AND outcome IN ('FAILED', 'WORKER_FAILURE')"
-_OWNER: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_owner"
-_IS_OWNED: Final = f"claimed_by_worker_id IS NOT NULL AND status IN ({LIVE_SQL})"
 
 
 def statistics(connection: sqlite3.Connection, now: int) -> Statistics:
@@ -65,12 +64,16 @@ def statistics(connection: sqlite3.Connection, now: int) -> Statistics:
     )
 
 
+def _all(
+    make: Callable[[Iterable[Any]], R], connection: sqlite3.Connection, query: str, *parameters: int
+) -> tuple[R, ...]:
+    return tuple(map(make, connection.execute(query, parameters).fetchall()))
+
+
 def _instances(connection: sqlite3.Connection) -> tuple[InstanceRow, ...]:
     names = ", ".join(InstanceRow._fields)
-    rows = connection.execute(
-        f"SELECT {names} FROM taskmanager_instances ORDER BY started_at DESC, instance_id LIMIT ?", (MAX_INSTANCES,)
-    )
-    return tuple(InstanceRow._make(row) for row in rows.fetchall())
+    query = f"SELECT {names} FROM taskmanager_instances ORDER BY started_at DESC, instance_id LIMIT {MAX_INSTANCES}"
+    return _all(InstanceRow._make, connection, query)
 
 
 def _beats(connection: sqlite3.Connection, instances: tuple[InstanceRow, ...]) -> dict[str, int]:
@@ -83,49 +86,36 @@ def _beats(connection: sqlite3.Connection, instances: tuple[InstanceRow, ...]) -
 
 
 def _owned(connection: sqlite3.Connection) -> dict[str, int]:
-    """Owners are few and their rows many, so the owners are hopped through."""
-    owners = connection.execute(
-        f"""
-        WITH RECURSIVE owner (id) AS (
-            SELECT min(claimed_by_worker_id) FROM {_OWNER} WHERE {_IS_OWNED}
-            UNION ALL
-            SELECT (
-                SELECT min(claimed_by_worker_id) FROM {_OWNER} WHERE claimed_by_worker_id > owner.id AND {_IS_OWNED}
-            )
-            FROM owner WHERE owner.id IS NOT NULL
-        )
-        SELECT id, (
+    owners = f"""
+        {hops(OWNED, IS_OWNED, "claimed_by_worker_id")}
+        SELECT owner.id, (
             SELECT count(*) FROM (
-                SELECT 1 FROM {_OWNER} WHERE claimed_by_worker_id = owner.id AND {_IS_OWNED} LIMIT {OWNED_CAP}
+                SELECT 1 FROM {OWNED} WHERE claimed_by_worker_id = owner.id AND {IS_OWNED} LIMIT {OWNED_CAP}
             )
-        ) FROM owner WHERE id IS NOT NULL LIMIT {MAX_OWNERS}
-        """
-    )
-    return dict(owners.fetchall())
+        ) FROM (SELECT claimed_by_worker_id AS id FROM each_claimed_by_worker_id) AS owner
+        WHERE owner.id IS NOT NULL LIMIT {MAX_OWNERS}
+    """
+    return dict(connection.execute(owners).fetchall())
 
 
 def _held(connection: sqlite3.Connection) -> tuple[Held, ...] | None:
-    rows = connection.execute(
-        f"""
+    query = f"""
         SELECT owner, queue_name, sum(status = 'PENDING'), sum(status = 'CLAIMED'), sum(status = 'RUNNING') FROM (
-            SELECT claimed_by_worker_id AS owner, queue_name, status FROM {_OWNER} WHERE {_IS_OWNED}
+            SELECT claimed_by_worker_id AS owner, queue_name, status FROM {OWNED} WHERE {IS_OWNED}
             LIMIT {HELD_CAP + 1}
         ) GROUP BY owner, queue_name
-        """
-    )
-    found = tuple(Held._make(row) for row in rows.fetchall())
+    """
+    found = _all(Held._make, connection, query)
     return None if sum(each.waiting_count + each.running_count for each in found) > HELD_CAP else found
 
 
 def _started(connection: sqlite3.Connection) -> tuple[Started, ...]:
-    rows = connection.execute(
-        f"""
+    query = f"""
         SELECT id, task_name, queue_name, claimed_by_worker_id, start_count, coalesce(started_at, updated_at)
         FROM taskmanager_tasks INDEXED BY taskmanager_tasks_status
         WHERE status = 'RUNNING' AND status <> 'COMPLETED' AND claimed_by_worker_id IS NOT NULL LIMIT {MAX_STARTED}
-        """
-    )
-    return tuple(Started._make(row) for row in rows.fetchall())
+    """
+    return _all(Started._make, connection, query)
 
 
 def _pace(connection: sqlite3.Connection, now: int, window_us: int) -> Pace:
@@ -140,8 +130,7 @@ def _pace(connection: sqlite3.Connection, now: int, window_us: int) -> Pace:
 
 
 def _slowest(connection: sqlite3.Connection, since: int) -> tuple[TaskPace, ...]:
-    rows = connection.execute(
-        f"""
+    query = f"""
         SELECT t.task_name, count(*), sum(a.outcome IN ('FAILED', 'WORKER_FAILURE')), CAST(avg(a.took) AS INTEGER),
             max(a.took)
         FROM (
@@ -149,16 +138,13 @@ def _slowest(connection: sqlite3.Connection, since: int) -> tuple[TaskPace, ...]
             WHERE finished_at >= ? ORDER BY finished_at DESC LIMIT {SAMPLE}
         ) AS a JOIN taskmanager_tasks AS t ON t.id = a.task_id
         GROUP BY t.task_name ORDER BY avg(a.took) DESC, t.task_name LIMIT {MAX_LINES}
-        """,
-        (since,),
-    )
-    return tuple(TaskPace._make(row) for row in rows.fetchall())
+    """
+    return _all(TaskPace._make, connection, query, since)
 
 
 def _most_failing(connection: sqlite3.Connection, since: int) -> tuple[TaskFailures, ...]:
     # Beside max(), SQLite takes the other columns from the row that has the maximum.
-    rows = connection.execute(
-        f"""
+    query = f"""
         SELECT task_name, failed, error_code, message FROM (
             SELECT t.task_name, count(*) AS failed, a.error_code, a.message, max(a.finished_at)
             FROM (
@@ -167,36 +153,29 @@ def _most_failing(connection: sqlite3.Connection, since: int) -> tuple[TaskFailu
             ) AS a JOIN taskmanager_tasks AS t ON t.id = a.task_id
             GROUP BY t.task_name
         ) ORDER BY failed DESC, task_name LIMIT {MAX_LINES}
-        """,
-        (since,),
-    )
-    return tuple(TaskFailures._make(row) for row in rows.fetchall())
+    """
+    return _all(TaskFailures._make, connection, query, since)
 
 
 def _failures(connection: sqlite3.Connection) -> tuple[Failure, ...]:
-    rows = connection.execute(
-        f"""
+    query = f"""
         SELECT a.task_id, t.task_name, a.attempt, a.outcome, a.error_code, a.error_message, a.finished_at, a.will_retry
         FROM (
             SELECT * FROM {_FAILED} WHERE error_code IS NOT NULL ORDER BY finished_at DESC LIMIT {SAMPLE}
         ) AS a CROSS JOIN taskmanager_tasks AS t ON t.id = a.task_id
         WHERE a.outcome IN ('FAILED', 'WORKER_FAILURE') LIMIT {MAX_LINES}
-        """
-    )
-    return tuple(Failure._make(row)._replace(will_retry=bool(row[-1])) for row in rows.fetchall())
+    """
+    return tuple(each._replace(will_retry=bool(each.will_retry)) for each in _all(Failure._make, connection, query))
 
 
 def _schedules(connection: sqlite3.Connection) -> tuple[NextRun, ...]:
-    rows = connection.execute(
-        """
+    query = f"""
         SELECT schedule_name, task_name, definition, next_run_at, last_run_at, paused_at IS NOT NULL,
             EXISTS (SELECT 1 FROM taskmanager_instances WHERE instance_id = owner_id)
         FROM taskmanager_schedule_state
-        ORDER BY paused_at IS NOT NULL, next_run_at IS NULL, next_run_at, schedule_name LIMIT ?
-        """,
-        (MAX_LINES,),
-    )
-    found = (NextRun._make(row) for row in rows.fetchall())
+        ORDER BY paused_at IS NOT NULL, next_run_at IS NULL, next_run_at, schedule_name LIMIT {MAX_LINES}
+    """
+    found = _all(NextRun._make, connection, query)
     return tuple(row._replace(is_paused=bool(row.is_paused), is_declared=bool(row.is_declared)) for row in found)
 
 
