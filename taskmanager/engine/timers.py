@@ -14,7 +14,7 @@ the instances that used it. Whether that was long ago, or the clock is ahead, is
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.phases import DELAYED
@@ -89,13 +89,6 @@ class StallWatch:
         self.start()
 
 
-class Step(NamedTuple):
-    """One step of the wall clock: when it was noticed, in elapsed seconds, and by how many microseconds it went."""
-
-    noticed_s: float
-    by_us: int
-
-
 class WatchedClock:
     """The wall clock of one instance, for decisions by wall time. Stamps may use the `Clock` itself."""
 
@@ -103,13 +96,14 @@ class WatchedClock:
         self._clock = clock
         self.step_count = 0
         """How many steps were noticed. Compare it with an earlier value to know whether there was another one since."""
-        self.last: Step | None = None
+        self.trusted_at_s = float("-inf")
+        """The time in elapsed seconds from which the wall clock decides alone again."""
         self._began_s = clock.elapsed_s()
         self._last_use_us = 0
         _, self._offset_us = self._read()
 
     def __repr__(self) -> str:
-        return f"<WatchedClock {self.step_count} steps, last {self.last}>"
+        return f"<WatchedClock {self.step_count} steps, trusted at {self.trusted_at_s}>"
 
     def now_us(self) -> int:
         """Return wall time in microseconds since 1970 UTC, and notice a step."""
@@ -117,7 +111,7 @@ class WatchedClock:
         by_us, self._offset_us = offset_us - self._offset_us, offset_us
         if abs(by_us) >= STEP_US:
             self.step_count += 1
-            self.last = Step(self._clock.elapsed_s(), by_us)
+            self.trusted_at_s = self._clock.elapsed_s() + HOLD_S
             logger.warning(
                 "the wall clock was stepped by %+.1f s; nothing expires for %.0f s, and old records are kept for one "
                 "sweep of the retention",
@@ -145,11 +139,6 @@ class WatchedClock:
         if not self._last_use_us or self._clock.elapsed_s() - self._began_s >= BELIEVED_AFTER_S:
             return now_us
         return min(now_us, self._last_use_us + round(BELIEVED_AFTER_S * SECOND_US))
-
-    @property
-    def trusted_at_s(self) -> float:
-        """The time in elapsed seconds from which the wall clock decides alone again."""
-        return float("-inf") if self.last is None else self.last.noticed_s + HOLD_S
 
     @property
     def holds_expiry(self) -> bool:
@@ -238,15 +227,17 @@ class Delays:
         live.watched_until = None
         return live.is_waiting and not live.is_awaiting_store  # a row that is free in the store expires there
 
-    def next_due(self) -> tuple[float | None, bool]:
-        """The next elapsed-clock moment, and whether anything waits for wall time."""
-        return self._elapsed.next_due(), bool(len(self._wall) or len(self._expiring))
-
-    def next_wall_delay_s(self, now_us: int, *, holds_expiry: bool = False) -> float:
-        """Seconds until the next wall-clock moment, as the wall clock stands now."""
-        heaps = (self._wall,) if holds_expiry else (self._wall, self._expiring)
-        due = [heap.next_due() for heap in heaps]
-        return min((max(0.0, (each - now_us) / SECOND_US) for each in due if each is not None), default=float("inf"))
+    def next_delay_s(self, elapsed_s: float, now_us: int, *, holds_expiry: bool = False) -> float | None:
+        """Seconds until the next moment, as the clocks stand now: infinite while nothing may expire, None if all is
+        idle.
+        """
+        if not (self._elapsed or self._wall or self._expiring):
+            return None
+        due_us = [self._wall.next_due(), None if holds_expiry else self._expiring.next_due()]
+        delays = [(each - now_us) / SECOND_US for each in due_us if each is not None]
+        if (due_s := self._elapsed.next_due()) is not None:
+            delays.append(due_s - elapsed_s)
+        return max(0.0, min(delays, default=float("inf")))
 
     def discard_stale(self) -> None:
         """Drop the entries of tasks that do not wait for their moment any more."""
@@ -281,16 +272,11 @@ class Alarm:
 
     def set(self) -> None:
         """Set it for the next moment, unless it is set for an earlier one."""
-        elapsed_due, has_wall = self._delays.next_due()
-        if elapsed_due is None and not has_wall:
+        now_us, holds_expiry = self._wall_clock.now_us(), self._wall_clock.holds_expiry
+        delay_s = self._delays.next_delay_s(self._clock.elapsed_s(), now_us, holds_expiry=holds_expiry)
+        if delay_s is None:
             return
-        delay_s = RECHECK_S
-        if elapsed_due is not None:
-            delay_s = min(delay_s, max(0.0, elapsed_due - self._clock.elapsed_s()))
-        if has_wall:
-            now_us, holds_expiry = self._wall_clock.now_us(), self._wall_clock.holds_expiry
-            delay_s = min(delay_s, self._delays.next_wall_delay_s(now_us, holds_expiry=holds_expiry))
-        at = self._loop.time() + delay_s
+        at = self._loop.time() + min(delay_s, RECHECK_S)
         if self._timer is not None:
             if self._at <= at:
                 return

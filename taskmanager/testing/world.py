@@ -217,19 +217,15 @@ class World:
         engine = self._engine
         if engine is None:
             return None
-        found = []
-        elapsed_due, has_wall = engine.dispatcher.delays.next_due()
-        if elapsed_due is not None:
-            found.append(elapsed_due - engine.clock.elapsed_s())
-        if has_wall:
-            now_us, is_held = engine.clock.now_us(), engine.wall_clock.holds_expiry
-            found.append(engine.dispatcher.delays.next_wall_delay_s(now_us, holds_expiry=is_held))
-        found.extend(self.store.free_delays_s(self.clock.now_us(), engine.definitions))
+        now_us, is_held = self.clock.now_us(), engine.wall_clock.holds_expiry
         running = self.manager._instance.running()
-        next_fire_s = None if running is None else running.schedules.next_due_in_s()
-        if next_fire_s is not None:
-            found.append(next_fire_s)
-        soonest_s = min(found, default=inf)  # infinite also while nothing may expire, after a step of the clock
+        found = [
+            engine.dispatcher.delays.next_delay_s(self.clock.elapsed_s(), now_us, holds_expiry=is_held),
+            None if running is None else running.schedules.next_due_in_s(),
+            *self.store.free_delays_s(now_us, engine.definitions),
+        ]
+        # Infinite also while nothing may expire, after a step of the clock.
+        soonest_s = min((each for each in found if each is not None), default=inf)
         return None if soonest_s == inf else max(0.0, soonest_s)
 
 

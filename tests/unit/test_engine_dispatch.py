@@ -377,16 +377,16 @@ def test_each_kind_of_delay_has_its_own_clock() -> None:
     delayed, scheduled = new_live(task_id="delayed"), new_live(task_id="scheduled")
     world.dispatcher.add_delayed(delayed, 10.0)
     world.dispatcher.add_scheduled(scheduled, 20_000_000)
-    assert world.dispatcher.delays.next_due() == (10.0, True)
-    assert world.dispatcher.delays.next_wall_delay_s(5_000_000) == 15.0
-    assert world.dispatcher.delays.next_wall_delay_s(50_000_000) == 0.0
+    assert world.dispatcher.delays.next_delay_s(0.0, 5_000_000) == 10.0
+    assert world.dispatcher.delays.next_delay_s(-90.0, 5_000_000) == 15.0
+    assert world.dispatcher.delays.next_delay_s(-90.0, 50_000_000) == 0.0
     assert world.dispatcher.wake_due(9.9, 19_999_999) == []
     assert world.take() == []
     world.dispatcher.wake_due(10.0, 19_999_999)
     assert world.take() == ["delayed"]
     world.dispatcher.wake_due(10.0, 20_000_000)
     assert world.take() == ["scheduled"]
-    assert world.dispatcher.delays.next_due() == (None, False)
+    assert world.dispatcher.delays.next_delay_s(0.0, 0) is None
 
 
 def test_a_moment_that_was_put_off_does_not_wake_the_task() -> None:

@@ -69,19 +69,20 @@ class TwoClocks:
 # Noticing.
 
 
-def test_time_that_passes_is_no_step_and_a_clock_that_is_set_is_one() -> None:
+def test_time_that_passes_is_no_step_and_a_clock_that_is_set_is_one(caplog: pytest.LogCaptureFixture) -> None:
     """A night of suspend moves both clocks; a person moves one of them. Who keeps the count sees each step once."""
     clock = TwoClocks()
     wall_clock = WatchedClock(clock)
     clock.pass_s(28_800)
-    assert (wall_clock.now_us(), wall_clock.step_count, wall_clock.last) == (clock.wall_us, 0, None)
+    assert (wall_clock.now_us(), wall_clock.step_count) == (clock.wall_us, 0)
     assert not wall_clock.holds_expiry
-    for by_us in (7_200_000_000, -7_200_000_000):
-        clock.wall_us += by_us
+    for by_s in (7_200, -7_200):
+        clock.wall_us += by_s * 1_000_000
         wall_clock.now_us()
+        clock.pass_s(5.0)
         wall_clock.now_us()
-        assert wall_clock.last is not None
-        assert (wall_clock.last.noticed_s, wall_clock.last.by_us) == (clock.elapsed, by_us)
+        assert wall_clock.trusted_at_s == clock.elapsed - 5.0 + HOLD_S
+        assert f"was stepped by {by_s:+.1f} s" in caplog.messages[-1]
     assert wall_clock.step_count == 2
 
 
