@@ -140,7 +140,6 @@ REACHES: Final[Mapping[str, int]] = {
     "taskmanager/duties/schedule_book.py": 1,
     "taskmanager/duties/schedule_firing.py": 2,
     "taskmanager/duties/schedule.py": 3,
-    "taskmanager/engine/claiming.py": 1,
     "taskmanager/engine/dispatch.py": 5,
     "taskmanager/engine/intake.py": 1,
     "taskmanager/engine/records.py": 1,

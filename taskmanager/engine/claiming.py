@@ -42,6 +42,7 @@ class Claimer:
         self._window, self._settlement, self._runner = engine.window, engine.settlement, engine.runner
         self._writer, self._follower, self._row_codec = engine.writer, engine.follower, engine.row_codec
         self._definitions, self._life, self._claiming = engine.definitions, engine.life, engine.claiming
+        self._keys = engine.keys
         self._neighbours = neighbours
         self._give_up = give_up
         self._fairness = Fairness(engine)
@@ -108,10 +109,8 @@ class Claimer:
             self._may_start = may_start
             if queue.shared_limit is not None:
                 claimed += await self._fill_shared(queue, queue.shared_limit, names)
-            elif is_first:
-                claimed += await self._fill_first(queue, names)
             else:
-                claimed += await self._fill(queue, names)
+                claimed += await self._fill(queue, names, is_first=is_first)
         return claimed > 0
 
     def _in_turn(self, due: Iterable[FreeQueue]) -> Iterator[tuple[QueueState, list[str], bool]]:
@@ -129,28 +128,26 @@ class Claimer:
             is_alone = number == len(queues) or queues[number].config.priority > queue.config.priority
             yield queue, names_by_queue[queue.config.name], is_alone
 
-    async def _fill_first(self, queue: QueueState, names: list[str]) -> int:
-        """Claim the best rows of one queue, so that they may start. Return how many."""
-        room = min(self._window.claimable - queue.stored_waiting, FIRST_PAGE)
-        claimed, best_left = await self._claim_up_to(room, queue.config.name, names, None)
-        if claimed >= room:
-            queue.leave(best_left)
-        return claimed
+    async def _fill(self, queue: QueueState, names: list[str], *, is_first: bool) -> int:
+        """Claim for one queue, and note if rows are left because there is no room. Return how many were claimed.
 
-    async def _fill(self, queue: QueueState, names: list[str]) -> int:
-        """Claim for one queue, and note if rows are left because there is no room. Return how many were claimed."""
-        most, name = self._window.claimable, queue.config.name
-        room = most - queue.stored_waiting
+        The first claim takes the best rows only, so that they may start.
+        """
+        name = queue.config.name
+        room = self._window.room_in(queue)
+        room = min(room, FIRST_PAGE) if is_first else room
         claimed, best_left = await self._claim_up_to(room, name, names, None)
         if claimed < room:
             return claimed
-        # Better ones than the worst held may use as much room again.
-        room, better_than = 2 * most - queue.stored_waiting, self._dispatcher.worst_priority(name)
-        better, last = await self._claim_up_to(room, name, names, better_than)
-        claimed += better
-        if better_than is None and better < room:
-            return claimed
-        queue.leave(max(best_left, last if better >= room or better_than is None else better_than))
+        if not is_first:
+            better_than = self._dispatcher.worst_priority(name)
+            room = self._window.room_in(queue, for_better=True)
+            better, last = await self._claim_up_to(room, name, names, better_than)
+            claimed += better
+            if better_than is None and better < room:
+                return claimed
+            best_left = max(best_left, last if better >= room or better_than is None else better_than)
+        queue.leave(best_left)
         return claimed
 
     async def _claim_up_to(
@@ -334,7 +331,7 @@ class Claimer:
         self._live[live.task_id] = live
         self._dispatcher.move(live, ACCEPTED)
         live.due = 0.0
-        self._intake.keys.claimed(live)
+        self._keys.claimed(live)
         self._follower.came_here(live)
         if live.cancel_requested_at is not None and not self._life.is_stopping:
             self._life.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")

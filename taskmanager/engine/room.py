@@ -36,6 +36,12 @@ class MemoryWindow:
         lanes = self._dispatcher.lanes.values()
         return min(self.most, sum((each.limit or 0) + each.free for each in lanes))
 
+    def room_in(self, queue: QueueState, *, for_better: bool = False) -> int:
+        """How many more tasks of a queue claims may bring: those that are better than the worst held have twice the
+        room.
+        """
+        return (2 if for_better else 1) * self.claimable - queue.stored_waiting
+
     def overflows(self, live: LiveTask, queue: QueueState, now_us: int) -> bool:
         """Whether memory is full for this new task: better ones than the worst held may use as much again."""
         if queue.stored_waiting >= 2 * self.most:
@@ -45,18 +51,6 @@ class MemoryWindow:
         # Where nothing waits for a slot, what fills the memory waits for its time, and must not hold up what can start.
         worst = self._dispatcher.worst_priority(live.queue_name)
         return worst is not None and live.priority >= worst
-
-    def is_low(self, queue: QueueState) -> bool:
-        """Whether it is time to claim more of a queue that was left in the store."""
-        most, held = self.claimable, queue.stored_waiting
-        if not queue.has_backlog or held >= 2 * most:
-            return False
-        name = queue.config.name
-        worst = self._dispatcher.worst_priority(name)
-        if held <= most // 2 or worst is None:
-            return True
-        # Better ones are left than some of those held: they must be here before the turn comes to these.
-        return queue.best_left < worst and self._dispatcher.count_ready(name, queue.best_left) <= max(1, most // 2)
 
     def wants_more(self, live: Mapping[str, LiveTask]) -> bool:
         """Whether it is time to look for more: a queue runs low, or what was taken over together has ended."""
@@ -72,10 +66,17 @@ class MemoryWindow:
         return not batch
 
     def _is_low(self, queue: QueueState, live: Mapping[str, LiveTask]) -> bool:
-        shared = queue.shared_limit
-        if shared is None:
-            return self.is_low(queue)
-        return queue.has_backlog and not queue.is_paused and shared.is_worth_a_claim(live, self._dispatcher.lanes)
+        """Whether it is time to claim more of a queue of which rows were left in the store."""
+        if queue.shared_limit is not None:
+            return not queue.is_paused and queue.shared_limit.is_worth_a_claim(live, self._dispatcher.lanes)
+        if self.room_in(queue, for_better=True) <= 0:
+            return False
+        name, half = queue.config.name, self.claimable // 2
+        worst = self._dispatcher.worst_priority(name)
+        if queue.stored_waiting <= half or worst is None:
+            return True
+        # Better ones are left than some of those held: they must be here before the turn comes to these.
+        return queue.best_left < worst and self._dispatcher.count_ready(name, queue.best_left) <= max(1, half)
 
     def surplus(self) -> list[LiveTask]:
         """Tasks that were claimed and cannot start soon, the last in line: for others who can start them."""
