@@ -23,7 +23,7 @@ from taskmanager.engine.intake import Intake
 from taskmanager.engine.loops import cancelled_once, outlast, shielded
 from taskmanager.engine.phases import STARTING
 from taskmanager.engine.polling import NAME as CLAIMER
-from taskmanager.engine.polling import FileWatch, Poller, Takeover
+from taskmanager.engine.polling import FileWatch, Poller
 from taskmanager.engine.sharing import Sharing
 from taskmanager.engine.writer import NAME as WRITER
 from taskmanager.model.clock import Clock
@@ -79,7 +79,6 @@ class Lifecycle:
         self._lock = None if database is None else InstanceLock(database, me)
         self._after_write = AfterWrite(engine)
         self._file_watch = FileWatch(engine, self._made_anew, self._after_write.lost)
-        self._takeover = Takeover(engine, duties.recover)
         neighbours = Neighbours(database, me)
         self._claimer = Claimer(engine, neighbours, self._after_write.give_up)
         self._poller = Poller(
@@ -87,9 +86,9 @@ class Lifecycle:
             self._claimer,
             neighbours,
             Sharing(engine, self._claimer.take_over, neighbours, self._after_write.lost),
-            check_file=self._file_watch.look,
-            on_death=self._takeover.death.set,
-            recover_strays=duties.recover_strays,
+            self._file_watch,
+            duties.recover,
+            duties.recover_strays,
         )
         self._cut_short = asyncio.Event()
         self._starting: asyncio.Task[Any] | None = None
@@ -134,7 +133,7 @@ class Lifecycle:
         self._life.is_up = True
         self._unstopped.begin()
         self._life.kick()
-        self._host.start("takeover", self._takeover.run)
+        self._host.start("takeover", self._poller.recover_the_dead)
         self._host.start(CLAIMER, self._poller.run)
 
     def _leave_closed_loop(self) -> None:
@@ -169,7 +168,7 @@ class Lifecycle:
 
     async def _recover(self) -> None:
         if not await self._duties.recover_at_start():
-            self._takeover.death.set()
+            self._poller.death.set()
 
     async def _register(self) -> None:
         self._wall_clock.note_last_use(await self._store.latest_stamp(self._clock.now_us()))

@@ -49,226 +49,6 @@ async def make_due(store: Store, now_us: int) -> int:
     return mended
 
 
-class Poller:
-    """The loop of one engine that looks at the store, at the file, and at the other instances."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        claimer: Claimer,
-        neighbours: Neighbours,
-        sharing: Sharing,
-        *,
-        check_file: Callable[[], Awaitable[None]],
-        on_death: Callable[[], None],
-        recover_strays: Callable[[], Awaitable[int]],
-    ) -> None:
-        self._store, self._clock, self._wall_clock = engine.store, engine.clock, engine.wall_clock
-        self._identity, self._intake, self._live = engine.identity, engine.intake, engine.live
-        self._dispatcher, self._window, self._writer = engine.dispatcher, engine.window, engine.writer
-        self._follower, self._settings, self._failing_duties = engine.follower, engine.settings, engine.failing_duties
-        self._life, self._claiming = engine.life, engine.claiming
-        self._claimer = claimer
-        self.neighbours = neighbours
-        self._sharing = sharing
-        self.check_file = check_file
-        self._on_death = on_death
-        self._recover_strays = recover_strays
-        self._version: int | None = None
-        self.is_owed = False
-        """Whether the next look is a whole one, whatever the version of the store says."""
-        self._steps_seen = 0
-        self._has_failed = False
-        self._submitted: set[str] = set()
-        self._close_until_s = 0.0
-        self._file_checked_s = 0.0
-        self._next_look_s = 0.0
-
-    def __repr__(self) -> str:
-        return f"<Poller {'owes a look' if self.is_owed else f'saw version {self._version}'}, {self.neighbours!r}>"
-
-    async def run(self) -> None:
-        """Look at the store every `store_poll` seconds, and at once when asked; at the file itself, and at whether
-        the others live, whatever that says: whoever makes a lost log anew counts on it.
-        """
-        self._file_checked_s = self._life.loop.time()
-        self._next_look_s = self._file_checked_s + self._settings.store_poll_s
-        while True:
-            is_close = self._is_close()
-            pause_s = CLOSE_POLL_S if is_close else self._pause_s()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._life.wants_claim.wait()
-            try:
-                await self._wake(is_close=is_close)
-            except StoreUnavailable as exc:
-                logger.debug("the store could not be read: %s", exc)
-                # Who asked still asks, and a closed store fails without a turn of the loop: nothing else would run.
-                await asyncio.sleep(pause_s)
-            except Exception as exc:  # noqa: BLE001  # without this loop an instance would take no work, silently
-                await self._survive(exc)
-
-    def _pause_s(self) -> float:
-        """Until the file or the store is to be looked at: a poll may be more seldom than the former."""
-        now_s = self._life.loop.time()
-        return next_beat(now_s, min(self._settings.store_poll_s, FILE_CHECK_S)) - now_s
-
-    async def _wake(self, *, is_close: bool) -> None:
-        """One round: whatever it is time for."""
-        time = self._life.loop.time
-        if time() - self._file_checked_s >= FILE_CHECK_S - EARLY_S:
-            self._file_checked_s = time()
-            await self.check_file()
-        if not self._life.is_stopping and self.neighbours.find_dead(time()):
-            self._on_death()
-        poll_s = self._settings.store_poll_s
-        is_asked = is_close or self._life.wants_claim.is_set()
-        if is_asked or poll_s <= FILE_CHECK_S or time() >= self._next_look_s - EARLY_S:
-            self._next_look_s = time() + poll_s
-            await self.look()
-            self._has_failed = False
-            self._failing_duties.pop(NAME, None)
-
-    async def _survive(self, exc: Exception) -> None:
-        """A bug of ours, or what the store refuses for good: logged once in a row."""
-        if not self._has_failed:
-            logger.critical("the claimer failed unexpectedly, and tries again", exc_info=exc)
-        self._has_failed = True
-        self._failing_duties[NAME] = f"{type(exc).__name__}: {exc}"
-        await asyncio.sleep(FAILED_PAUSE_S)
-
-    # A transaction of the application itself.
-
-    def watch_closely(self, task_id: str) -> None:
-        """A transaction of the application itself will bring this task: look every few milliseconds, until it has
-        come, or has not for a while.
-        """
-        self._submitted.add(task_id)
-        self._close_until_s = self._life.loop.time() + CLOSE_WATCH_S
-        self._life.wants_claim.set()
-
-    def _is_close(self) -> bool:
-        if self._submitted and self._life.loop.time() >= self._close_until_s:
-            self._submitted.clear()
-        return bool(self._submitted)
-
-    async def _claim_submitted(self) -> None:
-        """Before all else: somebody waits for it."""
-        if self._submitted and not self._life.is_stopping:
-            await self._claimer.claim()
-            self._submitted.difference_update(await self._store.fetch_ids(list(self._submitted)))
-
-    # One look.
-
-    async def look_first(self) -> None:
-        """The look of a start: a backlog is begun with its best tasks, and the rest is claimed while they run."""
-        try:
-            await self.look(is_first=True)
-        finally:
-            self._life.wants_claim.set()
-
-    async def look(self, *, is_first: bool = False) -> None:
-        """Has anybody written, is anything due, was a claim asked for?"""
-        claimer = self._claimer
-        self._intake.forget_idle_queues(self._dispatcher)  # no claim is under way that holds one
-        asked = self._life.wants_claim.is_set()
-        self._life.wants_claim.clear()
-        # A look that fails half-way is owed: what it had noticed would not be noticed again.
-        was_owed, self.is_owed = self.is_owed, True
-        await claimer.ask_again()
-        version = await self._store.data_version()
-        changed = was_owed or version != self._version
-        now_us = self._wall_clock.now_us()
-        is_due = await self._mend_due(now_us) or claimer.is_due(now_us)
-        if changed:
-            await self._claim_submitted()
-            await self._hear_others()
-        elif (asked or self._follower.needs_look) and len(self._follower):
-            await self._follower.look_at_all()  # our own recovery may have ended what is followed here
-        if (changed or asked or is_due) and not self._life.is_stopping:
-            if was_owed:
-                await self._recover_strays()
-            await claimer.claim(is_first=is_first)
-        await self._sharing.look(changed=changed)
-        self._version, self.is_owed = version, False
-
-    async def has_strays(self) -> bool:
-        """Whether rows that a claim has taken may be in nobody's memory. A claim under way is waited for."""
-        async with self._claiming:
-            return self.is_owed
-
-    async def _mend_due(self, now_us: int) -> bool:
-        """After a step back of the wall clock: what was due stays due. Whether any was."""
-        count = self._wall_clock.step_count
-        if self._steps_seen == count:
-            return False
-        for live in self._life.freed.values():
-            if live.is_freeing:  # else its row would come after this look, as the clock said it that was ahead
-                live.renew_due(now_us, self._clock.elapsed_s())
-        mended = await make_due(self._store, now_us)
-        self._steps_seen = count
-        return mended > 0
-
-    async def _hear_others(self) -> None:
-        self.neighbours.registered({each.instance_id for each in await self._store.instances()})
-        was_shared, is_shared = self._window.is_shared, bool(self.neighbours.living)
-        self._window.is_shared = self._writer.is_shared = is_shared
-        if is_shared and not was_shared and not self._life.is_stopping:
-            self._claimer.share()
-        await self._hear_pauses()
-        for task_id in await self._store.fetch_cancel_requests(self._identity.instance_id):
-            live = self._live.get(task_id)
-            if live is not None:
-                self._life.cancel(live)
-        if len(self._follower):
-            await self._follower.look_at_all()
-        self._life.kick()
-
-    async def _hear_pauses(self) -> None:
-        count, paused = -1, frozenset[str]()
-        while count != self._dispatcher.pause_count:  # else somebody here has paused or resumed one meanwhile
-            count = self._dispatcher.pause_count
-            paused = await self._store.paused_queues()
-        for name in paused:
-            self._dispatcher.queue(name)
-        for name, queue in list(self._dispatcher.queues.items()):
-            queue.is_paused = name in paused
-
-
-class Takeover:
-    """Waits for `death`, and recovers; what could not be recovered is tried again.
-
-    So what a dead instance left goes on when its death is noticed, and not only at the next round of the reaper. This
-    loop runs beside the poller, which has more to hear meanwhile: an instance whose lock file is gone is given time to
-    put it back.
-    """
-
-    def __init__(self, engine: Engine, recover: Callable[[], Awaitable[int]]) -> None:
-        self._life = engine.life
-        self._recover = recover
-        self.death = asyncio.Event()
-
-    def __repr__(self) -> str:
-        return f"<Takeover {'due' if self.death.is_set() else 'not due'}>"
-
-    async def run(self) -> None:
-        """Until it is cancelled."""
-        while True:
-            await self.death.wait()
-            self.death.clear()
-            try:
-                await self._recover()
-            except StoreError as exc:
-                self.death.set()
-                logger.debug("what a dead instance left could not be taken over yet: %s", exc)
-                await asyncio.sleep(FAILED_RECOVERY_PAUSE_S)
-            except BaseException:
-                self.death.set()
-                raise
-            else:
-                self._life.wants_claim.set()
-
-
 class FileWatch:
     """Notices that the database file or its log was deleted, replaced or emptied while in use, and makes it anew.
 
@@ -433,3 +213,211 @@ def _is_run_by_others(live: LiveTask, row: TaskRow) -> bool:
         return False
     is_once = row.start_count > committed.start_count and not live.definition.requeue_on_interrupt
     return is_once or TaskStatus(row.status).is_terminal
+
+
+class Poller:
+    """The loop of one engine that looks at the store, at the file, and at the other instances."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        claimer: Claimer,
+        neighbours: Neighbours,
+        sharing: Sharing,
+        file_watch: FileWatch,
+        recover: Callable[[], Awaitable[int]],
+        recover_strays: Callable[[], Awaitable[int]],
+    ) -> None:
+        self._store, self._clock, self._wall_clock = engine.store, engine.clock, engine.wall_clock
+        self._identity, self._intake, self._live = engine.identity, engine.intake, engine.live
+        self._dispatcher, self._window, self._writer = engine.dispatcher, engine.window, engine.writer
+        self._follower, self._settings, self._failing_duties = engine.follower, engine.settings, engine.failing_duties
+        self._life, self._claiming = engine.life, engine.claiming
+        self._claimer = claimer
+        self.neighbours = neighbours
+        self._sharing = sharing
+        self.file_watch = file_watch
+        self._recover, self._recover_strays = recover, recover_strays
+        self.death = asyncio.Event()
+        """Set while there may be an instance that has died, and of which something is to be recovered."""
+        self._version: int | None = None
+        self.is_owed = False
+        """Whether the next look is a whole one, whatever the version of the store says."""
+        self._steps_seen = 0
+        self._has_failed = False
+        self._submitted: set[str] = set()
+        self._close_until_s = 0.0
+        self._file_checked_s = 0.0
+        self._next_look_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Poller {'owes a look' if self.is_owed else f'saw version {self._version}'}, {self.neighbours!r}>"
+
+    async def run(self) -> None:
+        """Look at the store every `store_poll` seconds, and at once when asked; at the file itself, and at whether
+        the others live, whatever that says: whoever makes a lost log anew counts on it.
+        """
+        self._file_checked_s = self._life.loop.time()
+        self._next_look_s = self._file_checked_s + self._settings.store_poll_s
+        while True:
+            is_close = self._is_close()
+            pause_s = CLOSE_POLL_S if is_close else self._pause_s()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._life.wants_claim.wait()
+            try:
+                await self._wake(is_close=is_close)
+            except StoreUnavailable as exc:
+                logger.debug("the store could not be read: %s", exc)
+                # Who asked still asks, and a closed store fails without a turn of the loop: nothing else would run.
+                await asyncio.sleep(pause_s)
+            except Exception as exc:  # noqa: BLE001  # without this loop an instance would take no work, silently
+                await self._survive(exc)
+
+    def _pause_s(self) -> float:
+        """Until the file or the store is to be looked at: a poll may be more seldom than the former."""
+        now_s = self._life.loop.time()
+        return next_beat(now_s, min(self._settings.store_poll_s, FILE_CHECK_S)) - now_s
+
+    async def _wake(self, *, is_close: bool) -> None:
+        """One round: whatever it is time for."""
+        time = self._life.loop.time
+        if time() - self._file_checked_s >= FILE_CHECK_S - EARLY_S:
+            self._file_checked_s = time()
+            await self.file_watch.look()
+        if not self._life.is_stopping and self.neighbours.find_dead(time()):
+            self.death.set()
+        poll_s = self._settings.store_poll_s
+        is_asked = is_close or self._life.wants_claim.is_set()
+        if is_asked or poll_s <= FILE_CHECK_S or time() >= self._next_look_s - EARLY_S:
+            self._next_look_s = time() + poll_s
+            await self.look()
+            self._has_failed = False
+            self._failing_duties.pop(NAME, None)
+
+    async def _survive(self, exc: Exception) -> None:
+        """A bug of ours, or what the store refuses for good: logged once in a row."""
+        if not self._has_failed:
+            logger.critical("the claimer failed unexpectedly, and tries again", exc_info=exc)
+        self._has_failed = True
+        self._failing_duties[NAME] = f"{type(exc).__name__}: {exc}"
+        await asyncio.sleep(FAILED_PAUSE_S)
+
+    async def recover_the_dead(self) -> None:
+        """Recover what a dead instance left when its death is noticed, and not only at the next round of the reaper.
+        What could not be recovered is tried again.
+
+        This loop runs beside the one that looks, which has more to hear meanwhile: an instance whose lock file is gone
+        is given time to put it back.
+        """
+        while True:
+            await self.death.wait()
+            self.death.clear()
+            try:
+                await self._recover()
+            except StoreError as exc:
+                self.death.set()
+                logger.debug("what a dead instance left could not be taken over yet: %s", exc)
+                await asyncio.sleep(FAILED_RECOVERY_PAUSE_S)
+            except BaseException:
+                self.death.set()
+                raise
+            else:
+                self._life.wants_claim.set()
+
+    # A transaction of the application itself.
+
+    def watch_closely(self, task_id: str) -> None:
+        """A transaction of the application itself will bring this task: look every few milliseconds, until it has
+        come, or has not for a while.
+        """
+        self._submitted.add(task_id)
+        self._close_until_s = self._life.loop.time() + CLOSE_WATCH_S
+        self._life.wants_claim.set()
+
+    def _is_close(self) -> bool:
+        if self._submitted and self._life.loop.time() >= self._close_until_s:
+            self._submitted.clear()
+        return bool(self._submitted)
+
+    async def _claim_submitted(self) -> None:
+        """Before all else: somebody waits for it."""
+        if self._submitted and not self._life.is_stopping:
+            await self._claimer.claim()
+            self._submitted.difference_update(await self._store.fetch_ids(list(self._submitted)))
+
+    # One look.
+
+    async def look_first(self) -> None:
+        """The look of a start: a backlog is begun with its best tasks, and the rest is claimed while they run."""
+        try:
+            await self.look(is_first=True)
+        finally:
+            self._life.wants_claim.set()
+
+    async def look(self, *, is_first: bool = False) -> None:
+        """Has anybody written, is anything due, was a claim asked for?"""
+        claimer = self._claimer
+        self._intake.forget_idle_queues(self._dispatcher)  # no claim is under way that holds one
+        asked = self._life.wants_claim.is_set()
+        self._life.wants_claim.clear()
+        # A look that fails half-way is owed: what it had noticed would not be noticed again.
+        was_owed, self.is_owed = self.is_owed, True
+        await claimer.ask_again()
+        version = await self._store.data_version()
+        changed = was_owed or version != self._version
+        now_us = self._wall_clock.now_us()
+        is_due = await self._mend_due(now_us) or claimer.is_due(now_us)
+        if changed:
+            await self._claim_submitted()
+            await self._hear_others()
+        elif (asked or self._follower.needs_look) and len(self._follower):
+            await self._follower.look_at_all()  # our own recovery may have ended what is followed here
+        if (changed or asked or is_due) and not self._life.is_stopping:
+            if was_owed:
+                await self._recover_strays()
+            await claimer.claim(is_first=is_first)
+        await self._sharing.look(changed=changed)
+        self._version, self.is_owed = version, False
+
+    async def has_strays(self) -> bool:
+        """Whether rows that a claim has taken may be in nobody's memory. A claim under way is waited for."""
+        async with self._claiming:
+            return self.is_owed
+
+    async def _mend_due(self, now_us: int) -> bool:
+        """After a step back of the wall clock: what was due stays due. Whether any was."""
+        count = self._wall_clock.step_count
+        if self._steps_seen == count:
+            return False
+        for live in self._life.freed.values():
+            if live.is_freeing:  # else its row would come after this look, as the clock said it that was ahead
+                live.renew_due(now_us, self._clock.elapsed_s())
+        mended = await make_due(self._store, now_us)
+        self._steps_seen = count
+        return mended > 0
+
+    async def _hear_others(self) -> None:
+        self.neighbours.registered({each.instance_id for each in await self._store.instances()})
+        was_shared, is_shared = self._window.is_shared, bool(self.neighbours.living)
+        self._window.is_shared = self._writer.is_shared = is_shared
+        if is_shared and not was_shared and not self._life.is_stopping:
+            self._claimer.share()
+        await self._hear_pauses()
+        for task_id in await self._store.fetch_cancel_requests(self._identity.instance_id):
+            live = self._live.get(task_id)
+            if live is not None:
+                self._life.cancel(live)
+        if len(self._follower):
+            await self._follower.look_at_all()
+        self._life.kick()
+
+    async def _hear_pauses(self) -> None:
+        count, paused = -1, frozenset[str]()
+        while count != self._dispatcher.pause_count:  # else somebody here has paused or resumed one meanwhile
+            count = self._dispatcher.pause_count
+            paused = await self._store.paused_queues()
+        for name in paused:
+            self._dispatcher.queue(name)
+        for name, queue in list(self._dispatcher.queues.items()):
+            queue.is_paused = name in paused

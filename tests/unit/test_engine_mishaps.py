@@ -180,7 +180,7 @@ async def test_an_unexpected_error_of_the_store_is_said_and_survived(
         assert lifecycle.engine.host.is_running("claimer")
 
 
-@pytest.mark.parametrize("failing", ["check_file", "free_queues"])
+@pytest.mark.parametrize("failing", ["look", "free_queues"])
 async def test_a_look_that_fails_is_not_repeated_before_its_time(failing: str) -> None:
     """A store that is closed fails without a turn of the loop: who looked again at once would let nothing else run.
 
@@ -191,7 +191,7 @@ async def test_a_look_that_fails_is_not_repeated_before_its_time(failing: str) -
     async with world_of(manager) as (world, store):
         engine, lifecycle = engine_of(manager), manager._lifecycle
         assert lifecycle is not None
-        poller, looks = lifecycle._poller, 0
+        looks = 0
 
         async def fail(*_: object) -> None:
             nonlocal looks
@@ -200,7 +200,7 @@ async def test_a_look_that_fails_is_not_repeated_before_its_time(failing: str) -
                 engine.life.wants_claim.set()  # as a queue does that runs low
             raise StoreUnavailable("closed")
 
-        target = store if failing == "free_queues" else poller
+        target = store if failing == "free_queues" else lifecycle._poller.file_watch
         right = getattr(target, failing)
         setattr(target, failing, fail)
         call = work.bound()
