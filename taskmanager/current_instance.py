@@ -214,12 +214,12 @@ class CurrentInstance:
 
     def status(self) -> "ManagerStatus":
         """Describe the manager and its instance. It reads memory only."""
-        from taskmanager.engine.report import status_report
+        from taskmanager.duties.reports import report_of
         from taskmanager.model.status import status_of
 
         running, starting, intake = self.running(), self.lifecycle, self._intake()
         upcoming = () if running is None else running.upcoming_schedules()
-        report = status_report(None if starting is None else starting.engine)
+        report = None if starting is None else report_of(starting.engine, max_queues=None, max_tasks=0)
         return status_of(report, intake.door.value, len(intake.held), upcoming)
 
     def needed(self) -> "Lifecycle":

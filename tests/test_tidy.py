@@ -81,7 +81,7 @@ NOT_STARTED: Final = (
     *HEAVY, "calendar", "importlib.resources", "shutil", "tempfile", "zipfile", "taskmanager.background",
     "taskmanager.codec.report", "taskmanager.duties.reports", "taskmanager.duties.schedule",
     "taskmanager.duties.schedule_book", "taskmanager.duties.schedule_firing", "taskmanager.duties.schedules",
-    "taskmanager.engine.child_link", "taskmanager.engine.records", "taskmanager.engine.report", "taskmanager.hosting",
+    "taskmanager.engine.child_link", "taskmanager.engine.records", "taskmanager.hosting",
     "taskmanager.model.report", "taskmanager.model.status", "taskmanager.rules.cron", "taskmanager.store.memory",
     "taskmanager.store.statistics",
 )  # fmt: skip

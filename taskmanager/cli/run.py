@@ -16,8 +16,8 @@ import click
 
 from taskmanager.cli.options import as_document, json_option
 from taskmanager.console.figures import iso
+from taskmanager.duties.reports import report_of
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.report import status_report
 from taskmanager.hosting import CTRL_C_EXIT, hosted, waiting_in
 from taskmanager.manager import TaskManager
 from taskmanager.model.clock import SECOND_US
@@ -173,4 +173,4 @@ def host(manager: TaskManager, has_started: Callable[[], None]) -> Ended:
     except StoreUnavailable as exc:
         logging.getLogger("taskmanager").error("%s", error_line(exc))
         is_saved = False
-    return Ended(seen, status_report(engine), is_saved)
+    return Ended(seen, None if engine is None else report_of(engine, max_queues=None, max_tasks=0), is_saved)

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 from taskmanager.console.overview import Health, InstanceView, Overview, QueueView, StorageView
 from taskmanager.console.problems import problems_of
+from taskmanager.duties.reports import MAX_SHOWN_TASKS
 from taskmanager.engine.instance import PUT_BACK_S, has_lock_file, is_dead
-from taskmanager.engine.report import MAX_SHOWN_TASKS
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.errors import StoreError
 from taskmanager.model.report import InstanceReport, QueueReport, RunningTask

@@ -12,8 +12,8 @@ from typing import Final
 
 from taskmanager.console.observer import Observer
 from taskmanager.console.overview import NO_COUNTS, Overview, Problem
+from taskmanager.duties.reports import report_of
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.report import report_of
 from taskmanager.model.clock import HOUR_US, MINUTE_US
 from taskmanager.model.errors import StoreError
 from taskmanager.model.record import AttemptRow

@@ -120,7 +120,8 @@ class Supervisor:
         self._heartbeat.stop()
 
     async def made_anew(self) -> None:
-        """The store is another file."""
+        """The store is another file: write what is not in it. Raises `StoreError`."""
+        await self._reports.write_anew()
         if self.has_schedules:
             await self.schedules.refresh()
 

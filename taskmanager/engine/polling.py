@@ -62,10 +62,9 @@ class FileWatch:
         on_made_anew: Callable[[], Awaitable[None]],
         lost: Callable[[LiveTask, TaskRow], None],
     ) -> None:
-        self._store, self._clock, self._identity = engine.store, engine.clock, engine.identity
-        self._live, self._dispatcher, self._writer = engine.live, engine.dispatcher, engine.writer
+        self._store, self._clock, self._live = engine.store, engine.clock, engine.live
+        self._dispatcher, self._writer = engine.dispatcher, engine.writer
         self._settings, self._life = engine.settings, engine.life
-        self._engine = engine
         self._on_made_anew = on_made_anew
         self._lost = lost
         self._old_until_s = 0.0
@@ -127,13 +126,7 @@ class FileWatch:
             self._owes_rest = False
 
     async def _write_rest(self) -> None:
-        """What memory knows besides the tasks: this instance, paused queues, schedules."""
-        from taskmanager.codec.report import dumps_report  # not before a file is lost
-        from taskmanager.engine.report import report_of
-
-        engine = self._engine
-        text = dumps_report(report_of(engine).for_others())
-        await self._store.save_instance(self._identity.row(self._clock.now_us(), live_tasks=text))
+        """What memory knows besides the tasks: paused queues, this instance, schedules."""
         for name in self._paused:
             await self._store.set_paused(name, True, self._clock.now_us())
         await self._on_made_anew()

@@ -89,7 +89,7 @@ async def test_of_very_many_tasks_in_memory_the_queues_counts_must_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counting a million one by one, twice a second, would be felt by the tasks."""
-    monkeypatch.setattr("taskmanager.engine.report.MAX_COUNTED", 2)
+    monkeypatch.setattr("taskmanager.duties.reports.MAX_COUNTED", 2)
     manager = TaskManager(tmp_path / "tasks.db")
 
     @manager.task(name="job")

@@ -9,8 +9,7 @@ import pytest
 
 from taskmanager import TaskManager, current_task
 from taskmanager.duties import supervisor
-from taskmanager.duties.reports import Reports
-from taskmanager.engine.report import MAX_SHOWN_CHARS, MAX_SHOWN_QUEUES, MAX_SHOWN_TASKS
+from taskmanager.duties.reports import MAX_SHOWN_CHARS, MAX_SHOWN_QUEUES, MAX_SHOWN_TASKS, Reports
 from taskmanager.store.sqlite.reading import open_read_only
 
 pytestmark = pytest.mark.anyio
