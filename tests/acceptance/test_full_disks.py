@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -127,3 +128,61 @@ async def test_a_log_pinned_beyond_its_limit_degrades_the_store_until_released(
         assert manager.status().storage_degraded_since is None
     assert list(world.statuses().values()).count("COMPLETED") >= number + 1
     world.assert_whole()
+
+
+_CLAIMS = """
+import asyncio, os, sqlite3, sys
+from taskmanager.model.record import TaskWrite
+from taskmanager.rules.claims import Room, Starting
+from taskmanager.store.protocol import ClaimRequest
+from taskmanager.store.sqlite import SqliteStore, claims
+from taskmanager.store.sqlite.connection import configure_writer
+from tests.contract.rows import task
+
+async def made(path: str) -> None:
+    store = SqliteStore(path)
+    await store.open()
+    await store.commit([TaskWrite(task("a"), None)])
+    await store.close()
+
+asyncio.run(made(sys.argv[1]))
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+configure_writer(connection, "full")
+row, room = task("a"), Room(frozenset({"app:job"}), 1)
+request = ClaimRequest("me", ["app:job"], "default", 1, 1_000, starting=Starting(1, (room,), 7, "host", "main"))
+connection.execute("CREATE TABLE in_the_log (a)")
+try:
+    os.fdatasync(999)
+except OSError:
+    pass  # the next sync is that of the claim
+try:
+    claims.claim(connection, request)
+except sqlite3.OperationalError as exc:
+    print(exc.sqlite_errorname)
+print([each.status for each in claims.fetch_claim(connection, "me", 1_000)])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("strace") is None, reason="nothing else here makes a sync fail")
+def test_a_claim_whose_sync_failed_has_taken_nothing(tmp_path: Path) -> None:
+    """Its answer is lost, and it is asked for again: what is found then runs without another sync. SQLite shows a
+    commit to nobody, its own connection included, before it is on the disk.
+    """
+    said, syncs = _traced(tmp_path / "one.db", tmp_path / "one.txt")
+    marker = next((number for number, line in enumerate(syncs, 1) if "(999)" in line), None)
+    if marker is None:
+        pytest.skip("no program may be traced here")
+    assert said.splitlines() == ["['RUNNING']"]
+    said, syncs = _traced(tmp_path / "two.db", tmp_path / "two.txt", f"inject=fdatasync:error=EIO:when={marker + 1}")
+    assert ["INJECTED" in line for line in syncs].index(True) == marker
+    assert said.splitlines() == ["SQLITE_IOERR_FSYNC", "[]"]
+
+
+def _traced(db: Path, trace: Path, *more: str) -> tuple[str, list[str]]:
+    """What the program says, and the syncs of its main thread."""
+    options = [argument for each in ("trace=fdatasync", *more) for argument in ("-e", each)]
+    command = ["strace", "-o", str(trace), *options, sys.executable, "-c", _CLAIMS, str(db)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    lines = trace.read_text().splitlines() if trace.exists() else []
+    return done.stdout, [line for line in lines if line.startswith("fdatasync(")]
