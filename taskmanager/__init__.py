@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from taskmanager.codec.values import Codec
     from taskmanager.handle import TaskHandle
     from taskmanager.model.record import AttemptInfo, TaskInfo
-    from taskmanager.model.status import ManagerStatus, ScheduleInfo
+    from taskmanager.model.report import ManagerStatus, ScheduleInfo
 
 __version__ = "0.1.0"
 
@@ -88,8 +88,8 @@ _NAMED_IN_ANNOTATIONS: Final = {
     "AttemptInfo": "taskmanager.model.record",
     "Background": "taskmanager.background",
     "Codec": "taskmanager.codec.values",
-    "ManagerStatus": "taskmanager.model.status",
-    "ScheduleInfo": "taskmanager.model.status",
+    "ManagerStatus": "taskmanager.model.report",
+    "ScheduleInfo": "taskmanager.model.report",
     "TaskHandle": "taskmanager.handle",
     "TaskInfo": "taskmanager.model.record",
 }

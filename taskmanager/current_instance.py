@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from taskmanager.lifecycle import Lifecycle
     from taskmanager.model.call_options import CallOptions
     from taskmanager.model.record import TaskInfo
+    from taskmanager.model.report import ManagerStatus
     from taskmanager.model.settings import Settings
-    from taskmanager.model.status import ManagerStatus
     from taskmanager.store.protocol import Store
 
 _STOP_OUTSIDE: Final = "set an event that the code around the manager waits for, or raise SIGTERM under run()"
@@ -215,7 +215,7 @@ class CurrentInstance:
     def status(self) -> "ManagerStatus":
         """Describe the manager and its instance. It reads memory only."""
         from taskmanager.duties.reports import report_of
-        from taskmanager.model.status import status_of
+        from taskmanager.model.report import status_of
 
         running, starting, intake = self.running(), self.lifecycle, self._intake()
         upcoming = () if running is None else running.upcoming_schedules()

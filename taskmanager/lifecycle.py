@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from taskmanager.duties.schedule import Schedule
     from taskmanager.duties.schedules import Schedules
     from taskmanager.engine.records import Queues, Records
-    from taskmanager.model.status import ScheduleInfo
+    from taskmanager.model.report import ScheduleInfo
 
 CANCEL_GRACE_S: Final = 1.0
 """How long cancelled work may take to end at a stop."""

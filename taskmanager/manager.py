@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from taskmanager.handle import TaskHandle
     from taskmanager.lifecycle import Lifecycle
     from taskmanager.model.record import TaskInfo
-    from taskmanager.model.status import ManagerStatus, ScheduleInfo
+    from taskmanager.model.report import ManagerStatus, ScheduleInfo
     from taskmanager.store.protocol import Store
 
 P = ParamSpec("P")

@@ -27,7 +27,7 @@ from taskmanager.task import Binding, Submitter, Task
 
 if TYPE_CHECKING:
     from taskmanager.duties.schedule import Schedule, ScheduleOptions
-    from taskmanager.model.status import ManagerStatus
+    from taskmanager.model.report import ManagerStatus
 
 _MAX_DEPTH: Final = 8
 """The depth at which the comparison of closures ends, because a function may hold itself."""

@@ -34,7 +34,7 @@ from taskmanager.rules.retry import shorthand_faults
 if TYPE_CHECKING:
     from taskmanager.engine.definition import Definition
     from taskmanager.handle import TaskHandle
-    from taskmanager.model.status import ManagerStatus
+    from taskmanager.model.report import ManagerStatus
 
 P = ParamSpec("P")
 T = TypeVar("T")

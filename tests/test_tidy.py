@@ -82,7 +82,7 @@ NOT_STARTED: Final = (
     "taskmanager.codec.report", "taskmanager.duties.reports", "taskmanager.duties.schedule",
     "taskmanager.duties.schedule_book", "taskmanager.duties.schedule_firing", "taskmanager.duties.schedules",
     "taskmanager.engine.child_link", "taskmanager.engine.records", "taskmanager.hosting",
-    "taskmanager.model.report", "taskmanager.model.status", "taskmanager.rules.cron", "taskmanager.store.memory",
+    "taskmanager.model.report", "taskmanager.rules.cron", "taskmanager.store.memory",
     "taskmanager.store.statistics",
 )  # fmt: skip
 

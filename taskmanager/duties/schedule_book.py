@@ -7,8 +7,8 @@ from typing import Final
 from taskmanager.duties.schedule import Schedule
 from taskmanager.model.clock import from_us
 from taskmanager.model.logger import logger
+from taskmanager.model.report import ScheduleInfo
 from taskmanager.model.schedule import ScheduleFire, ScheduleRow
-from taskmanager.model.status import ScheduleInfo
 from taskmanager.model.wording import counted
 
 MAX_UPCOMING: Final = 100

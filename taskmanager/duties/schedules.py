@@ -21,8 +21,8 @@ from taskmanager.model.clock import MINUTE_US, SECOND_US, from_us
 from taskmanager.model.errors import StoreError
 from taskmanager.model.ids import new_task_id
 from taskmanager.model.logger import logger
+from taskmanager.model.report import ScheduleInfo
 from taskmanager.model.schedule import ScheduleRow
-from taskmanager.model.status import ScheduleInfo
 from taskmanager.model.wording import counted
 
 NAME: Final = "schedules"

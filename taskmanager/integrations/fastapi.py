@@ -30,9 +30,9 @@ from taskmanager.model.errors import (
     UnknownTask,
 )
 from taskmanager.model.record import AttemptInfo, TaskInfo
+from taskmanager.model.report import ManagerStatus
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TaskStatus
-from taskmanager.model.status import ManagerStatus
 from taskmanager.store.constraints import encodable
 
 __all__ = ["router"]
