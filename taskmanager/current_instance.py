@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from taskmanager.engine.events import extra_of
 from taskmanager.engine.intake import HOW_TO_START as HOW
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask
+from taskmanager.engine.outcome import extra_of
 from taskmanager.engine.waiters import refuse_inside, wait_in
 from taskmanager.model.checks import check_tags, check_timeout
 from taskmanager.model.clock import SystemClock

@@ -19,12 +19,11 @@ from typing import Final
 from taskmanager.duties.supervisor import Supervisor
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.events import extra_of
 from taskmanager.engine.inbox import HELPING
 from taskmanager.engine.instance import InstanceLock
 from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask
 from taskmanager.engine.loops import let_loop_close
-from taskmanager.engine.outcome import Outcome
+from taskmanager.engine.outcome import Outcome, extra_of
 from taskmanager.engine.phases import ENDED, STARTING
 from taskmanager.engine.writes import WriterListener
 from taskmanager.model.errors import StoreError

@@ -15,8 +15,8 @@ from typing import Final
 
 from taskmanager.codec.results import encode_error_text
 from taskmanager.engine.definition import options_of
-from taskmanager.engine.events import log_judged
 from taskmanager.engine.instance import PUT_BACK_S, Identity, has_lock_file, is_dead, remove_leftover_locks
+from taskmanager.engine.outcome import log_judged
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.config import DEFAULT_RECOVERY, RecoveryConfig
 from taskmanager.model.logger import logger

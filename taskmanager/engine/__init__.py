@@ -4,8 +4,8 @@ The modules by what they are about. Each knows only modules that stand before it
 
     The words:              loops definition phases live_task instance
     Time:                   timers
-    What an attempt is:     outcome context attempt
-    Who is told:            events waiters
+    What an attempt is:     context outcome attempt
+    Who is told:            waiters
     What starts next:       queue_state dispatch room
     Children:               child child_program child_link
     What runs:              lanes settle execution

@@ -8,10 +8,10 @@ import asyncio
 
 from taskmanager.engine.attempt import StopReason
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.events import extra_of
 from taskmanager.engine.instance import is_dead
 from taskmanager.engine.keys import Answer, answer_of, tell_other_arguments
 from taskmanager.engine.live_task import Ending, LiveTask
+from taskmanager.engine.outcome import extra_of
 from taskmanager.engine.phases import ACCEPTED, DELAYED, DONE, ENDED, FREEING, LEFT, STARTING
 from taskmanager.engine.waiters import resolve
 from taskmanager.engine.writes import log_rejected, pare

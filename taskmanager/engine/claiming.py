@@ -10,9 +10,9 @@ from typing import Final
 
 from taskmanager.engine.definition import timeout_of
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.events import log_failed
 from taskmanager.engine.instance import Neighbours
 from taskmanager.engine.live_task import Ending, LiveTask
+from taskmanager.engine.outcome import log_failed
 from taskmanager.engine.phases import ACCEPTED, LEFT
 from taskmanager.engine.queue_state import QueueState, SharedLimit
 from taskmanager.engine.sharing import Fairness

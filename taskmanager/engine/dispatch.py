@@ -12,8 +12,8 @@ from itertools import count, islice
 from typing import Final, NoReturn
 
 from taskmanager.engine.attempt import Attempt
-from taskmanager.engine.events import extra_of
 from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.outcome import extra_of
 from taskmanager.engine.phases import (
     BEGINS_TO_WAIT,
     COUNTS_ALWAYS,

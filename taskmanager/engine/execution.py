@@ -14,13 +14,13 @@ from typing import Any, Final
 from taskmanager.engine.attempt import Attempt, StopReason, drive
 from taskmanager.engine.child import ChildCall, ChildReply, News
 from taskmanager.engine.context import current
-from taskmanager.engine.events import extra_of
 from taskmanager.engine.lanes import BrokenProcess, CannotStart, Ended, ProcessLane, ThreadLane
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.loops import Host, let_loop_close
 from taskmanager.engine.outcome import (
     Outcome,
     comes_from_signal,
+    extra_of,
     failure_in_words,
     failure_of,
     is_plain_value,

@@ -18,10 +18,10 @@ from typing import Any, Final
 from taskmanager.engine import child
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.events import extra_of
 from taskmanager.engine.inbox import Inbox
 from taskmanager.engine.keys import Keys
 from taskmanager.engine.live_task import NOT_SAVED, Ending, LiveTask
+from taskmanager.engine.outcome import extra_of
 from taskmanager.engine.waiters import tell
 from taskmanager.model.call_options import NO_OPTIONS, CallOptions
 from taskmanager.model.clock import SECOND_US, Clock

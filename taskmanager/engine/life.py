@@ -13,14 +13,13 @@ from taskmanager.codec.safe import dumps_safe
 from taskmanager.engine import phases
 from taskmanager.engine.attempt import Attempt, StopReason, Surroundings
 from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.events import extra_of, log_again, log_end
 from taskmanager.engine.execution import Runner
 from taskmanager.engine.inbox import Inbox
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.keys import Answer, answer, merge_waiters
 from taskmanager.engine.lanes import LaneFaults
 from taskmanager.engine.live_task import Ending, LiveTask
-from taskmanager.engine.outcome import Outcome, as_cause
+from taskmanager.engine.outcome import Outcome, as_cause, extra_of, log_again, log_end
 from taskmanager.engine.room import MemoryWindow
 from taskmanager.engine.settle import Settlement
 from taskmanager.engine.timers import Alarm, WatchedClock

@@ -14,9 +14,9 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Final, Protocol
 
-from taskmanager.engine.events import extra_of
 from taskmanager.engine.live_task import STATUS_TEXT, LiveTask
 from taskmanager.engine.outbox import Flushes, Outbox, Sent
+from taskmanager.engine.outcome import extra_of
 from taskmanager.engine.phases import RUNNING
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.errors import StoreError

@@ -17,8 +17,8 @@ import pytest
 
 from taskmanager import TaskError, TaskManager, TaskResult, current_task
 from taskmanager.engine.definition import Definition
-from taskmanager.engine.events import extra_of
 from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.outcome import extra_of
 from taskmanager.model.logger import DISABLED, logger
 
 pytestmark = pytest.mark.anyio
@@ -262,7 +262,7 @@ import asyncio, logging
 from taskmanager import TaskManager, current_task
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.events import extra_of
+from taskmanager.engine.outcome import extra_of
 from taskmanager.model.logger import DISABLED, logger
 manager = TaskManager("tasks.db")
 
