@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from typing import Final
 
 from taskmanager.duties.supervisor import Supervisor
+from taskmanager.engine.answers import WriterListener
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.inbox import HELPING
@@ -25,7 +26,6 @@ from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask
 from taskmanager.engine.loops import let_loop_close
 from taskmanager.engine.outcome import Outcome, extra_of
 from taskmanager.engine.phases import ENDED, STARTING
-from taskmanager.engine.writes import WriterListener
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError, TaskResult

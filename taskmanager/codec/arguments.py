@@ -240,7 +240,9 @@ class ArgumentCodec:
             ) from error
 
     def is_plain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether all arguments are immutable scalars, so that they may be encoded later as they are now."""
+        """Whether they may be encoded later as they are now: immutable scalars, and no codec of the application."""
+        if self._codec is not None:
+            return False
         for value in args:
             if type(value) not in _IMMUTABLE:
                 return False

@@ -43,14 +43,14 @@ class AfterWrite:
         phase = live.phase
         if phase is STARTING:
             # What is in the store may still be the attempt before; user code waits for its own start.
-            if live.is_as_committed:
+            if live.saving.committed == live.expectation():
                 self._start(live)
         elif phase is ENDED:
             if not live.saving.is_dirty:
                 self._end_is_saved(live)
         elif phase is FREEING:
             # What is in the store may be the attempt before here too; it is free when the row says so.
-            if live.is_as_committed:
+            if live.saving.committed == live.expectation():
                 self._gone_to_store(live)
         elif was_unconfirmed and live.is_waiting:
             self._go_on_waiting(live)

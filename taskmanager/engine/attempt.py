@@ -8,12 +8,14 @@ exceeded.
 """
 
 import asyncio
+import contextlib
 import sys
+import threading
 import types
 from collections.abc import Callable, Coroutine, Generator
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from taskmanager.codec.safe import dumps_safe, readable
 from taskmanager.codec.values import loads
@@ -21,11 +23,14 @@ from taskmanager.engine.definition import tags_of
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.loops import outlast
 from taskmanager.engine.outcome import is_handed_on
-from taskmanager.model.clock import from_us
+from taskmanager.engine.phases import RUNNING
+from taskmanager.model.clock import SECOND_US, Clock, from_us
 
 MAX_LOG_ENTRIES = 1_000
 """Lines of `ctx.log` kept per task; the oldest go first."""
 
+PROGRESS_US: Final = SECOND_US
+"""How often the progress of a task is saved, at most."""
 OLD_WAIT_TURNS = 4
 """When the coroutine goes on, it may have cancelled its earlier waits. These get this many turns of the loop to end: a
 slot lent for them would have to be waited for once more."""
@@ -275,3 +280,31 @@ def drive(coro: Coroutine[Any, Any, Any], attempt: Attempt) -> Generator[Any, An
             except BaseException as exc:
                 thrown = exc
         attempt.is_suspended, attempt.held_up_by, attempt.gathered = False, None, None
+
+
+class ProgressSaver:
+    """Saves the progress that running tasks report, once a second at most, from whatever thread they report it.
+
+    `save` is what an attempt calls with every report.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, mark: Callable[[LiveTask], None], clock: Clock) -> None:
+        self._loop = loop
+        self._thread_id = threading.get_ident()
+        self._write_soon = mark
+        self._clock = clock
+
+    def save(self, live: LiveTask) -> None:
+        """A persisted task reported progress."""
+        now = self._clock.now_us()
+        if live.is_persisted and not 0 <= now - live.updated_at < PROGRESS_US:  # before: the clock was stepped back
+            live.updated_at = now
+            if threading.get_ident() == self._thread_id:
+                self._mark(live)
+            else:
+                with contextlib.suppress(RuntimeError):  # the loop was closed, and nobody keeps progress any more
+                    self._loop.call_soon_threadsafe(self._mark, live)
+
+    def _mark(self, live: LiveTask) -> None:
+        if live.phase is RUNNING:
+            self._write_soon(live)

@@ -45,8 +45,11 @@ class Definition:
     qualname: str = ""
     is_async: bool = field(init=False)
     options_text: str = field(init=False)
+    encode_arguments: Callable[[tuple[Any, ...], dict[str, Any]], tuple[str, str]] = field(init=False)
+    encode_result: Callable[[Any], str] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.encode_arguments, self.encode_result = self.arguments.encode, self.results.encode_ok
         self.is_async = is_async(self.fn)
         self.options_text = self.options_for(self.timeout_s)
 
@@ -75,25 +78,16 @@ class Definition:
     def stored_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str] | tuple[None, None]:
         """Return the arguments of a memory-only task for its record, or nothing where they cannot be stored."""
         try:
-            return self.arguments.encode(args, kwargs)
+            return self.encode_arguments(args, kwargs)
         except BaseException:  # noqa: BLE001  # the application's
             return None, None
-
-    def stored_result(self, value: Any, tell: "Callable[[Definition, str], None]") -> str:
-        """Return what a task has returned, or why that cannot be stored, which `tell` is told."""
-        try:
-            return self.results.encode_ok(value)
-        except BaseException as exc:  # noqa: BLE001  # the application's
-            why = self._why_not(exc, "the result cannot be stored")
-        tell(self, why)
-        return self.stored_error(TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why))
 
     def stored_error(self, error: TaskError) -> str:
         """Return an error as it is stored. If its codec fails, it is not stored in plain text."""
         try:
             return self.results.encode_error(error)
         except BaseException as exc:  # noqa: BLE001  # the application's
-            why = self._why_not(exc, "the error cannot be stored")
+            why = self.why_not(exc, "the error cannot be stored")
         return encode_error_text(TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why))
 
     def read_result(self, text: str) -> TaskResult[Any]:
@@ -101,9 +95,10 @@ class Definition:
         try:
             return self.results.decode(text)
         except BaseException as exc:  # noqa: BLE001  # the application's
-            return _not_available(self._why_not(exc, "the stored result cannot be read"))
+            return _not_available(self.why_not(exc, "the stored result cannot be read"))
 
-    def _why_not(self, exc: BaseException, what: str) -> str:
+    def why_not(self, exc: BaseException, what: str) -> str:
+        """Say why a codec, which may be the application's, has failed."""
         return str(exc) if type(exc) is ArgumentError else f"task {self.name}: {what}: {type(exc).__name__}"
 
     def __repr__(self) -> str:

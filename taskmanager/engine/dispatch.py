@@ -39,7 +39,7 @@ from taskmanager.engine.waiters import Waiters, resolve, wait_in
 from taskmanager.model.config import QueueConfig, queue_of_a_row
 from taskmanager.model.logger import logger
 from taskmanager.model.states import Lane, TaskStatus
-from taskmanager.rules.limits import Slots, take_each
+from taskmanager.rules.ready import Slots, take_each
 
 KNOWN_QUEUES: Final = 100
 """How many queues without work are remembered. Known names reveal a misspelled one."""
@@ -75,6 +75,8 @@ class Dispatcher:
         self._entries = count()
         self.left_count = 0
         """How many tasks have stopped waiting, of all queues."""
+        self.returned_count = 0
+        """How many have begun to wait that had not come in by a call: rows of the store, and tasks that run again."""
         self.unsaved_end_count = 0
         """Ends of persisted tasks that are on their way to the store."""
         self.delays = Delays()
@@ -124,6 +126,7 @@ class Dispatcher:
         elif effect & BEGINS_TO_WAIT:  # counted on the loop, so by taking back a departure
             queue.left -= 1
             self.left_count -= 1
+            self.returned_count += 1
         if effect & LEAVES_ENTRY:
             self._leave_entry()
         if effect & FREES_SLOT:

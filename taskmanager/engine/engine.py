@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Mapping
 
-from taskmanager.engine.attempt import Surroundings
+from taskmanager.engine.attempt import ProgressSaver, Surroundings
 from taskmanager.engine.definition import Definition, RowCodec
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.execution import Runner
@@ -21,7 +21,6 @@ from taskmanager.engine.settle import Settlement
 from taskmanager.engine.timers import Alarm, StallWatch, WatchedClock
 from taskmanager.engine.waiters import Follower
 from taskmanager.engine.writer import Writer
-from taskmanager.engine.writes import ProgressSaver
 from taskmanager.model.clock import Clock
 from taskmanager.model.dataclass import dataclass
 from taskmanager.model.settings import Settings

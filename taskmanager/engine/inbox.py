@@ -21,6 +21,7 @@ from taskmanager.engine.outbox import HISTORY_BATCH
 from taskmanager.engine.phases import ARRIVED
 from taskmanager.engine.waiters import resolve, wait_in
 from taskmanager.engine.writer import Writer
+from taskmanager.model.errors import ManagerStopped
 from taskmanager.model.states import TaskStatus
 
 HELPING: Final = 500
@@ -28,6 +29,14 @@ HELPING_S: Final = 0.005
 """A turn accepts at most this many tasks, and lasts at most this long. Then the rest of the application runs."""
 _LOOK_EVERY: Final = 32
 """A turn looks at the clock after this many tasks. One look costs a tenth of accepting one task."""
+
+
+def loop_is_closed(live: LiveTask) -> ManagerStopped:
+    """Return the error for a call whose loop will never run again."""
+    return ManagerStopped(
+        f"the event loop that the manager was started in is closed, and {live.definition.name} was not accepted; use "
+        "`async with manager:` or manager.run(main), and enqueue while it runs"
+    )
 
 
 class Inbox:
@@ -50,14 +59,16 @@ class Inbox:
         self._accept = accept
         self._dispatch = dispatch
         self._followed = followed
-        self._half_full = None if max_pending is None else max_pending // 2
+        self._max_pending = max_pending
+        self._fits_until = 0
+        """There is room for certain until so many tasks have come in, by calls and from the store."""
         self._arrived: deque[LiveTask] = deque()
         self._loop = asyncio.get_running_loop()
         self._is_due = False
         self._turn_waiters: list[asyncio.Future[Any]] = []
         self._entered_count = 0
         """Tasks that were put in, of all queues."""
-        self.queue = dispatcher.queue
+        self.queue, self._queues = dispatcher.queue, dispatcher.queues
         self.is_loop_closed = self._loop.is_closed
         """Whether the loop is closed. Then nobody will ever empty the inbox."""
 
@@ -74,22 +85,22 @@ class Inbox:
     # In.
 
     def put(self, live: LiveTask) -> None:
-        """Hand over a task. When the loop is closed, keep nothing and raise `RuntimeError`."""
-        queue = self.queue(live.queue_name)
+        """Hand over a task. When the loop is closed, keep nothing and raise `ManagerStopped`."""
+        queue = self._queues.get(live.queue_name) or self.queue(live.queue_name)
         queue.entered += 1
         self._entered_count += 1
         self._arrived.append(live)
+        if self._is_due:
+            return
         try:
             self._ring()
-        except RuntimeError:
+        except RuntimeError:  # it was closed in this moment
             self._arrived.remove(live)
             queue.entered -= 1
             self._entered_count -= 1
-            raise
+            raise loop_is_closed(live) from None
 
     def _ring(self) -> None:
-        if self._is_due:
-            return
         self._is_due = True
         try:
             if _running_loop() is self._loop and asyncio.current_task() is not None:
@@ -195,9 +206,31 @@ class Inbox:
         """Tasks that wait in memory, of all queues."""
         return self._entered_count - self._dispatcher.left_count
 
-    def may_be_full(self, limit: int) -> bool:
-        """Tell cheaply whether the limit may be reached, so that an exact count is worth its cost. False is certain."""
-        return len(self._live) + self._writer.outbox.unsaved_count + len(self._arrived) >= limit
+    def is_full(self) -> bool:
+        """Whether `max_pending` is reached."""
+        most = self._max_pending
+        if most is None or self._entered_count + self._dispatcher.returned_count < self._fits_until:
+            return False
+        return self._certain_room(most) <= 0 and self.unsaved_count() >= most
+
+    def _is_half_full(self) -> bool:
+        """Whether half of `max_pending` may be used."""
+        most = self._max_pending
+        if most is None:
+            return False
+        half, came = most - most // 2, self._entered_count + self._dispatcher.returned_count
+        return self._fits_until - came <= half and self._certain_room(most) <= half
+
+    def _certain_room(self, most: int) -> int:
+        """Return for how many more tasks there is room for certain, and note until when there is any.
+
+        What is here counts at most once later, and more comes only by calls and from the store. So no exact count is
+        needed before as many have come.
+        """
+        outbox, dispatcher = self._writer.outbox, self._dispatcher
+        here = self.waiting_count + len(self._live) + dispatcher.unsaved_end_count + outbox.unsaved_history_count
+        self._fits_until = self._entered_count + dispatcher.returned_count + most - here
+        return most - here
 
     def end(self, live: LiveTask) -> None:
         """Hand the end of a task to the writer."""
@@ -218,6 +251,6 @@ class Inbox:
             return False
         if live.waiters or live.save_waiters or live.successor or live.crash_count or live.scheduled_for is not None:
             return False
-        if live.task_id in self._followed or (self._half_full is not None and self.may_be_full(self._half_full)):
+        if live.task_id in self._followed or self._is_half_full():
             return False
         return not self._dispatcher.has_shared_limits or self.queue(live.queue_name).shared_limit is None

@@ -18,7 +18,7 @@ from typing import Any, Final
 from taskmanager.engine import child
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.inbox import Inbox
+from taskmanager.engine.inbox import Inbox, loop_is_closed
 from taskmanager.engine.keys import Keys
 from taskmanager.engine.live_task import NOT_SAVED, Ending, LiveTask
 from taskmanager.engine.outcome import extra_of
@@ -94,21 +94,19 @@ class Intake:
 
     def hand_over(self, live: LiveTask) -> tuple[LiveTask, bool]:
         """Hand over a task that was made before; and whether its key named a task that is here already."""
+        inbox = self.inbox
         with self._lock:
-            if self.inbox is None or self.inbox.is_loop_closed():
-                self._check_open(live)
-            if live.idempotency_key is not None:
-                return self._hand_over_keyed(live)
-            self._admit(live)
-        return live, False
-
-    def _hand_over_keyed(self, live: LiveTask) -> tuple[LiveTask, bool]:
-        existing = self.keys.find(live)
-        if existing is not None:
-            return existing, True
-        self._admit(live)
-        if not live.has_left:
-            self.keys.give(live)
+            if inbox is None or inbox is not self.inbox or inbox.is_loop_closed():
+                inbox = self._check_open(live)
+            if live.idempotency_key is not None and (existing := self.keys.find(live)) is not None:
+                return existing, True
+            if inbox is None:
+                self._hold(live)
+            else:
+                self._check_room(live, inbox)
+                inbox.put(live)
+            if live.idempotency_key is not None and not live.has_left:
+                self.keys.give(live)
         return live, False
 
     def make(
@@ -130,7 +128,7 @@ class Intake:
             if arguments.is_plain(args, kwargs):
                 live.encodes_later = True
             else:
-                live.store_arguments()
+                live.args_text, live.kwargs_text = definition.stored_arguments(args, kwargs)
         live.context = copy_context()
         if options is not NO_OPTIONS:
             self._set_options(live, options)
@@ -183,20 +181,20 @@ class Intake:
 
     # Under the lock.
 
-    def _check_open(self, live: LiveTask) -> None:
-        """Refuse a call, also if its key is known here, because nobody would run the task that has the key."""
-        if self.inbox is not None:
-            raise _loop_is_closed(live)
+    def _check_open(self, live: LiveTask) -> Inbox | None:
+        """Return where the call goes, None for a start that is to come. Refuse it where nobody would run its task."""
+        if self.inbox is not None and self.inbox.is_loop_closed():
+            raise loop_is_closed(live)
         if self.door is Door.STOPPED:
             raise ManagerStopped(f"the manager has stopped; start it again before enqueueing {live.definition.name}")
+        return self.inbox
 
-    def _admit(self, live: LiveTask) -> None:
-        inbox = self.inbox
-        if inbox is None:
-            self._check_held_room(live)
-            self.held.append(live)
-            self._warn_of_no_start(live)
-            return
+    def _hold(self, live: LiveTask) -> None:
+        self._check_held_room(live)
+        self.held.append(live)
+        self._warn_of_no_start(live)
+
+    def _check_room(self, live: LiveTask, inbox: Inbox) -> None:
         if self.door is not Door.OPEN and not live.is_persisted:
             raise ManagerStopping(
                 f"the manager is stopping and takes persisted tasks only; {live.definition.name} is memory-only: "
@@ -205,22 +203,17 @@ class Intake:
         limit = self._reached_limit(live.queue_name, inbox)
         if limit is not None:
             raise self._full(live.queue_name, limit)
-        try:
-            inbox.put(live)
-        except RuntimeError:  # it was closed in this moment
-            raise _loop_is_closed(live) from None
 
     def _reached_limit(self, queue_name: str, inbox: Inbox) -> int | None:
         """The limit that leaves no room for a task of that queue now."""
         most = self._max_pending
         if self.door is Door.DRAINING:  # what waits would make no room before the next start
             return most if most is not None and inbox.unwritten_count >= most else None
-        limit = self._queue_limits.get(queue_name)
-        if limit is not None and inbox.queue(queue_name).waiting >= limit:
-            return limit
-        if most is not None and inbox.may_be_full(most) and inbox.unsaved_count() >= most:
-            return most
-        return None
+        if self._queue_limits:
+            limit = self._queue_limits.get(queue_name)
+            if limit is not None and inbox.queue(queue_name).waiting >= limit:
+                return limit
+        return most if inbox.is_full() else None
 
     def _check_held_room(self, live: LiveTask) -> None:
         limit = self._queue_limits.get(live.queue_name)
@@ -335,13 +328,6 @@ class Intake:
 def never_written(live: LiveTask) -> NotPersisted:
     """Return the error for waiters on the record of a task that was cancelled before the start."""
     return NotPersisted(f"task {live.task_id} was cancelled before the start, and never written")
-
-
-def _loop_is_closed(live: LiveTask) -> ManagerStopped:
-    return ManagerStopped(
-        f"the event loop that the manager was started in is closed, and {live.definition.name} was not accepted; use "
-        "`async with manager:` or manager.run(main), and enqueue while it runs"
-    )
 
 
 def _tell_forked() -> None:

@@ -181,7 +181,7 @@ class LateEnds:
                 return False
             entry_count, ends = self._outbox.take_late(MOST)
             try:
-                report = self._begin_commit([sent.write for sent in ends if sent.write is not None], self._loop)
+                report = self._begin_commit([sent.write for sent in ends], self._loop)
             except StoreError:
                 self._outbox.put_late_back(ends)
                 return False

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from taskmanager.engine.definition import Definition, with_delay
 from taskmanager.engine.phases import ARRIVED, FREEING, LEFT, READY, RUNNING, STARTING, Phase
 from taskmanager.model.clock import SECOND_US
-from taskmanager.model.record import AttemptRow, Expected, TaskRow, is_pause
+from taskmanager.model.errors import ArgumentError
+from taskmanager.model.record import AttemptRow, Expected, TaskRow, first_success, is_pause
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import LIVE, BuiltInTaskCode, TaskStatus
 
@@ -110,7 +111,7 @@ class LiveTask:
     # What nearly every task sets has a slot. All else stands in the class until it is set for one task: an object has
     # room for thirty names, and one more would give each task a dictionary of 800 bytes.
     __slots__ = (
-        "__dict__", "__weakref__", "_ending", "_value", "args_text", "attempt", "attempts_due", "call_args",
+        "__dict__", "__weakref__", "_attempts_due", "_ending", "_value", "args_text", "attempt", "call_args",
         "call_kwargs", "claimed_at", "completed_at", "context", "definition", "due", "encodes_later", "enqueued_at",
         "holder", "idempotency_key", "is_ordinary", "is_persisted", "is_published", "kwargs_text", "options_text",
         "owner", "phase", "priority", "queue_name", "result_text", "save_waiters", "saving", "sent_at", "start_count",
@@ -151,8 +152,7 @@ class LiveTask:
     progress_text: str | None = None
     log_text: str | None = None
     worker: Worker
-    attempts_due: tuple[AttemptRow, ...]
-    """Rows of attempts that go to the store with the record."""
+    _attempts_due: tuple[AttemptRow, ...] | None
 
     never: None = None
     zero: int = 0
@@ -208,7 +208,7 @@ class LiveTask:
         self.is_persisted = definition.is_persisted
         self.saving = Saving() if definition.is_persisted else NOT_SAVED
         self.sent_at = self.enqueued_at = self.updated_at = now
-        self.status, self.phase, self.worker, self.attempts_due = TaskStatus.PENDING, ARRIVED, NO_WORKER, ()
+        self.status, self.phase, self.worker, self._attempts_due = TaskStatus.PENDING, ARRIVED, NO_WORKER, ()
         self.start_count, self.due = 0, 0.0
         self.is_ordinary = self.encodes_later = self.is_published = False
         self.owner = self.claimed_at = self.started_at = self.completed_at = self.idempotency_key = None
@@ -257,8 +257,26 @@ class LiveTask:
         """Whether its waiters were told that it goes on at the next start, or with its free row."""
         return self._ending is not None and self._ending.requeued
 
+    @property
+    def attempts_due(self) -> tuple[AttemptRow, ...]:
+        """Rows of attempts that go to the store with the record."""
+        if self._attempts_due is None:
+            return (first_success(self.task_id, self.started_at or 0, self.updated_at, self.owner, *self.worker),)
+        return self._attempts_due
+
+    @attempts_due.setter
+    def attempts_due(self, attempts: tuple[AttemptRow, ...]) -> None:
+        self._attempts_due = attempts
+
+    @property
+    def is_first_success(self) -> bool:
+        """Whether all that is to be written of its attempts is that the first one has succeeded: its record says so."""
+        return self._attempts_due is None
+
     def succeed(self, value: Any, now_us: int) -> None:
         """→ COMPLETED with this value."""
+        if self.start_count == 1 and not self._attempts_due:
+            self._attempts_due = None
         self.status = TaskStatus.COMPLETED
         self.completed_at = self.updated_at = now_us
         self._value = value
@@ -330,21 +348,9 @@ class LiveTask:
         """What the row says once the present state is committed."""
         return _new_tuple(Expected, (STATUS_TEXT[self.status], self.owner, self.start_count))
 
-    @property
-    def is_as_committed(self) -> bool:
-        """True when the store says what memory says: the expectation has come true."""
-        committed = self.saving.committed
-        return (
-            committed is not None
-            and committed[2] == self.start_count
-            and committed[0] == STATUS_TEXT[self.status]
-            and committed[1] == self.owner
-        )
-
     def has_overtaken(self, row: TaskRow) -> bool:
-        """Whether a copy of the file was put in its place, and this row of it goes by what is here: it is an earlier
-        state of this task. Of a run that goes on here, or has ended, it may tell of more starts, in a history that is
-        no more: nobody ends that run because of it.
+        """Whether the file was replaced by a copy, whose row is an earlier state of this task. Of a run that goes on
+        here, or has ended, it may tell of more starts, in a history that is no more: nobody ends it for that.
         """
         if not self.saving.is_written_anew or row.sent_at != self.sent_at:
             return False
@@ -356,10 +362,13 @@ class LiveTask:
         self.result_text = self.definition.stored_error(error)
 
     def store_arguments(self) -> None:
-        """Keep the arguments of a memory-only task for its record, where they can be stored."""
+        """Keep the arguments of a memory-only task for its record, if they can be stored. They are scalars."""
         self.encodes_later = False
         args, kwargs = self.call_args or (), self.call_kwargs or {}
-        self.args_text, self.kwargs_text = self.definition.stored_arguments(args, kwargs)
+        try:
+            self.args_text, self.kwargs_text = self.definition.encode_arguments(args, kwargs)
+        except ArgumentError:
+            self.args_text = self.kwargs_text = None
         if self.is_published:
             self.call_args = self.call_kwargs = None
 

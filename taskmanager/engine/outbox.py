@@ -10,16 +10,20 @@ time. So how far a line has got is one number, and a flush needs no more than th
 when these are passed.
 """
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from taskmanager.engine.live_task import NOT_SAVED, LiveTask, Saving
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.waiters import resolve
-from taskmanager.model.record import AttemptRow, Expected, Write
+from taskmanager.engine.writes import write_of
+from taskmanager.model.record import (
+    AttemptRow,
+    Expected,
+    Write,
+)
 
 HISTORY_SLICE: Final = 16
 """Memory-only records that are worth a commit soon. A commit of hundreds holds up the loop, and every request that the
@@ -35,15 +39,13 @@ _new_tuple = tuple.__new__
 
 
 class Sent(NamedTuple):
-    """One task of a batch as it was sent: to apply the answer, or to put it back."""
+    """One task as it is sent: to apply the answer, or to put it back."""
 
     live: LiveTask
     state: Expected
-    attempts: tuple[AttemptRow, ...]
     base: Expected | None
     """The state in the store that this is to follow."""
-    write: Write | None = None
-    """What is sent, where that was made before the batch."""
+    write: Write
 
 
 class Line(Generic[T]):
@@ -64,18 +66,24 @@ class Line(Generic[T]):
         self.passed_count += 1
         return self.entries.popleft()
 
-    def put_back(self, live: T) -> None:
+    def pop_many(self, most: int) -> list[T]:
+        """The first ones leave."""
+        count = min(most, len(self.entries))
+        self.passed_count += count
+        return [self.entries.popleft() for _ in range(count)]
+
+    def put_back(self, entry: T) -> None:
         """It has left in vain."""
         self.passed_count -= 1
-        self.entries.appendleft(live)
+        self.entries.appendleft(entry)
 
-    def advance(self, live: T) -> None:
+    def advance(self, is_meant: Callable[[T], bool]) -> None:
         """An entry that was made a moment ago counts as one that has left in vain."""
-        if self.entries[-1] is live:
-            self.entries.pop()
-        else:
-            self.entries.remove(live)
-        self.put_back(live)
+        for behind, entry in enumerate(reversed(self.entries), 1):
+            if is_meant(entry):
+                del self.entries[-behind]
+                self.put_back(entry)
+                return
 
 
 class Places(NamedTuple):
@@ -105,7 +113,7 @@ class Outbox:
         """Held by whoever takes plain ends: the loop, or the thread that keeps their deadline while that is blocked."""
         self.changed: Line[LiveTask] = Line()
         self._accepted: deque[LiveTask] = deque()
-        self.history: Line[LiveTask] = Line()
+        self.history: Line[Sent] = Line()
         self.unsaved_ended: dict[str, LiveTask] = {}
         """History, and persisted tasks whose end was told before it could be written. By their ids."""
         self._dirty_count = 0
@@ -149,18 +157,18 @@ class Outbox:
 
     def attempts_in_flight(self, task_id: str) -> Iterator[AttemptRow]:
         """Attempts that the commit under way takes along."""
-        return chain.from_iterable(sent.attempts for sent in self.in_flight if sent.live.task_id == task_id)
+        return chain.from_iterable(sent.write.attempts for sent in self.in_flight if sent.live.task_id == task_id)
 
     def attempts_in_history(self, task_id: str) -> Iterator[AttemptRow]:
         """Attempts of an ended memory-only task, of all its runs if its key was enqueued again."""
-        for live in self.history.entries:
-            if live.task_id == task_id:
-                yield from live.attempts_due
+        for sent in self.history.entries:
+            if sent.live.task_id == task_id:
+                yield from sent.write.attempts
 
     def unsaved(self) -> Iterator[LiveTask]:
         """Every task that is not written, those of memory-only history included."""
-        plain = [sent.live for sent in list(self._plain.entries)]
-        return chain(plain, self.changed.entries, self._accepted, self.history.entries)
+        ended = [sent.live for sent in (*self._plain.entries, *self.history.entries)]
+        return chain(ended, self.changed.entries, self._accepted)
 
     def give_up_waiters(self, exc: Exception) -> None:
         """Nobody will write any more, so nobody may wait for it."""
@@ -180,8 +188,7 @@ class Outbox:
         """A plain end that nobody waits for, and how it is sent: nothing of it changes any more."""
         live.saving.unsaved_since_s = self._elapsed_s()
         self._make_dirty(live)
-        sent = (live, live.expectation(), live.attempts_due, live.saving.committed, write)
-        self._plain.entries.append(_new_tuple(Sent, sent))
+        self._plain.entries.append(_new_tuple(Sent, (live, live.expectation(), live.saving.committed, write)))
 
     def change(self, live: LiveTask) -> None:
         """A change that must not wait. A task that was only accepted so far is written with it."""
@@ -192,12 +199,9 @@ class Outbox:
             return
         self._hurry(live)
 
-    def record(self, live: LiveTask) -> None:
-        """A memory-only task has ended."""
-        if live.saving is NOT_SAVED:
-            live.saving = Saving()
-        live.saving.is_dirty = True
-        self.history.entries.append(live)
+    def record(self, live: LiveTask, write: Write) -> None:
+        """A memory-only task has ended, and this is its record: nothing of it changes any more."""
+        self.history.entries.append(_new_tuple(Sent, (live, NOTHING, None, write)))
         self.unsaved_ended[live.task_id] = live
 
     def hurry_all(self) -> Places:
@@ -231,19 +235,15 @@ class Outbox:
         taken = self._take_changed(limit - len(batch), batch)
         if with_accepted:
             self._take_accepted(taken, limit - len(batch))
-        self._in_flight_count = len(batch) + len(taken)
-        first = batch[0].live if batch else taken[0] if taken else None
-        self._in_flight_since_s = None if first is None else first.saving.unsaved_since_s
-        if with_history:
-            while len(batch) + len(taken) < limit and self.history.entries:
-                live = self.history.pop()
-                live.saving.is_dirty = False
-                taken.append(live)
-        self._history_in_flight_count = len(batch) + len(taken) - self._in_flight_count
         for live in taken:
-            attempts, live.attempts_due = live.attempts_due, ()
-            state = live.expectation() if live.is_persisted else NOTHING
-            batch.append(_new_tuple(Sent, (live, state, attempts, live.saving.committed, None)))
+            base = live.saving.committed
+            batch.append(_new_tuple(Sent, (live, live.expectation(), base, write_of(live, base))))
+            live.attempts_due = ()
+        self._in_flight_count = len(batch)
+        self._in_flight_since_s = batch[0].live.saving.unsaved_since_s if batch else None
+        if with_history:
+            batch += self.history.pop_many(limit - len(batch))
+        self._history_in_flight_count = len(batch) - self._in_flight_count
         self.in_flight = batch
         return batch
 
@@ -334,15 +334,15 @@ class Outbox:
 
         It fits into the next batch as it did into this one, so nothing of it is in the line when places are compared.
         """
-        for live, state, attempts, *_ in reversed(self._land()):
+        for sent in reversed(self._land()):
+            live, state, _, write = sent
+            if not live.is_persisted:
+                self.history.put_back(sent)
+                continue
             saving = live.saving
             if state not in saving.in_doubt:
                 saving.in_doubt = (*saving.in_doubt, state)
-            live.attempts_due = (*attempts, *live.attempts_due)
-            if not live.is_persisted:
-                saving.is_dirty = True
-                self.history.put_back(live)
-                continue
+            live.attempts_due = (*write.attempts, *live.attempts_due)
             if not saving.is_dirty:
                 self._make_dirty(live)
             saving.is_urgent = True
@@ -373,9 +373,11 @@ class Outbox:
         places = Places(self._plain.passed_count, self.changed.passed_count, self.history.passed_count)
         if live.is_published and not live.has_left:
             self.unsaved_ended[live.task_id] = live  # it was told, and is still found nowhere but here
-        if not was_dirty:
-            (self.changed if live.is_persisted else self.history).advance(live)
-        elif live.is_persisted:  # it has changed meanwhile; the entry of that is skipped when it comes up
+        if not live.is_persisted:
+            self.history.advance(lambda sent: sent.live is live)
+        elif not was_dirty:
+            self.changed.advance(lambda entry: entry is live)
+        else:  # it has changed meanwhile; the entry of that is skipped when it comes up
             live.saving.is_urgent = True
             self.changed.put_back(live)
         return places
@@ -385,37 +387,3 @@ class Outbox:
         if self._plain.passed_count < places.plain:
             return False
         return self.changed.passed_count >= places.changed and self.history.passed_count >= places.history
-
-
-class Flushes:
-    """Those who wait until all that was unsaved when they asked is in the store."""
-
-    def __init__(self) -> None:
-        self._waiting: list[tuple[Places, asyncio.Future[None]]] = []
-
-    def __repr__(self) -> str:
-        return f"<Flushes, {len(self._waiting)} waiting>"
-
-    def wait_for(self, places: Places) -> "asyncio.Future[None]":
-        """Done when these places are passed."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((places, done))
-        return done
-
-    def extend(self, places: Places) -> None:
-        """What they wait for is to be written once more: they wait for these places too."""
-        self._waiting = [(each.or_behind(places), done) for each, done in self._waiting]
-
-    def end(self, has_passed: Callable[[Places], bool]) -> None:
-        """Tell those whose places are passed."""
-        waiting, self._waiting = self._waiting, []
-        for places, done in waiting:
-            if has_passed(places):
-                resolve([done], None)
-            else:
-                self._waiting.append((places, done))
-
-    def give_up(self, exc: Exception) -> None:
-        """Nobody will write any more."""
-        waiting, self._waiting = self._waiting, []
-        resolve([done for _, done in waiting], exc)

@@ -10,8 +10,7 @@ from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.model.config import QueueConfig
 from taskmanager.model.states import Lane
-from taskmanager.rules.limits import Slots
-from taskmanager.rules.ready import ReadyQueue
+from taskmanager.rules.ready import ReadyQueue, Slots
 
 _TAKES_A_PLACE = frozenset({"CLAIMED", "RUNNING"})
 

@@ -113,9 +113,15 @@ class Settlement:
         """→ COMPLETED with this value."""
         now, definition = self._now_us(), live.definition
         live.succeed(value, now)
-        live.result_text = definition.stored_result(value, self._tell_not_stored)
+        try:
+            live.result_text = definition.encode_result(value)
+        except BaseException as exc:  # noqa: BLE001  # the application's
+            why = definition.why_not(exc, "the result cannot be stored")
+            self._tell_not_stored(definition, why)
+            live.store_error(TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why))
         self.tally["COMPLETED"] += 1
-        self._add_attempt(live, attempt, now, AttemptOutcome.COMPLETED, False, None, None)
+        if not live.is_first_success:
+            self._add_attempt(live, attempt, now, AttemptOutcome.COMPLETED, False, None, None)
 
     def _tell_not_stored(self, definition: Definition, why: str) -> None:
         """Log it for the first task of each function; the record of each says it too."""

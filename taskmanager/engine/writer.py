@@ -19,10 +19,11 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from taskmanager.engine.answers import Answers, Flushes, WriterListener
 from taskmanager.engine.late_ends import DueTime, LateEnds, Patience
 from taskmanager.engine.live_task import LiveTask
-from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE, Flushes, Outbox, Places, Sent
-from taskmanager.engine.writes import Answers, WriterListener, write_of
+from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE, Outbox, Places, Sent
+from taskmanager.engine.writes import write_of
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
@@ -120,7 +121,7 @@ class Writer:
         """A plain end that nobody waits for: it goes with the next commit, `commit_interval` from now at the latest."""
         saving = live.saving
         if saving.committed is not None and not (saving.is_dirty or saving.in_doubt):
-            write = write_of(live, saving.committed, live.attempts_due)
+            write = write_of(live, saving.committed)
             if type(write) is SuccessWrite:
                 saving.on_wait = self.patience.hurry
                 self.outbox.end(live, write)
@@ -137,7 +138,7 @@ class Writer:
 
     def record(self, live: LiveTask) -> None:
         """A memory-only task has ended: history."""
-        self.outbox.record(live)
+        self.outbox.record(live, write_of(live, None))
         count = len(self.outbox.history.entries)
         if count >= HISTORY_BATCH:
             self._history_due.hurry()
@@ -341,8 +342,7 @@ class Writer:
     async def _commit(self, batch: Sequence[Sent]) -> CommitReport:
         if not batch:
             return NOTHING_HAPPENED
-        writes = [write or write_of(live, base, attempts) for live, _, attempts, base, write in batch]
-        return await self.store.commit(writes)
+        return await self.store.commit([sent[3] for sent in batch])
 
     # The decisions.
 

@@ -100,6 +100,14 @@ class AttemptRow(NamedTuple):
     created_at: int
 
 
+def first_success(
+    task_id: str, started_at: int, at: int, owner: str | None, pid: int | None, host: str | None, process: str | None
+) -> AttemptRow:
+    """Return the row of the first attempt of a task that has succeeded `at` an instant. The record says all of it."""
+    outcome = AttemptOutcome.COMPLETED.value
+    return AttemptRow(task_id, 1, outcome, 0, started_at, at, None, None, None, owner, host, pid, process, at)
+
+
 class Expected(NamedTuple):
     """The precondition that a write repeats: what the row must still say for the write to win.
 
@@ -203,17 +211,26 @@ class StartWrite(NamedTuple):
 
 
 class SuccessWrite(NamedTuple):
-    """The success of a run that left nothing in the row but its start: RUNNING → COMPLETED.
+    """The success of a first run that left nothing in the row but its start: RUNNING → COMPLETED.
 
-    `completed_at` is the time of the update too. Expected is RUNNING.
+    `completed_at` is the time of the update too. Expected is RUNNING. The attempt is made of what stands here.
     """
 
     task_id: str
     task_name: str
     expected: Expected
+    started_at: int
     completed_at: int
     result: str | None
-    attempts: tuple[AttemptRow, ...] = ()
+    worker_pid: int | None
+    worker_hostname: str | None
+    worker_process_name: str | None
+
+    @property
+    def attempts(self) -> tuple[AttemptRow, ...]:
+        """The one that has ended."""
+        worker = self.expected.owner, self.worker_pid, self.worker_hostname, self.worker_process_name
+        return (first_success(self.task_id, self.started_at, self.completed_at, *worker),)
 
     @property
     def status(self) -> str:
@@ -289,7 +306,11 @@ class HistoryWrite(NamedTuple):
     started_at: int
     completed_at: int
     result: str | None
-    attempts: tuple[AttemptRow, ...]
+
+    @property
+    def attempts(self) -> tuple[AttemptRow, ...]:
+        """The one that has ended."""
+        return (first_success(self.task_id, self.started_at, self.completed_at, *self.call[5:]),)
 
     @property
     def task_name(self) -> str:

@@ -156,8 +156,8 @@ def change(draw: st.DrawFn, current: TaskRow) -> Write:
         return StartWrite(current.task_id, name, waiting, draw(INSTANTS), draw(CHANGING["worker_pid"]), "host", None)
     if kind is SuccessWrite:
         running = expected._replace(status="RUNNING")
-        attempts = draw(attempts_of(current.task_id))
-        return SuccessWrite(current.task_id, name, running, draw(INSTANTS), draw(TEXTS), attempts)
+        started, ended = draw(INSTANTS), draw(INSTANTS)
+        return SuccessWrite(current.task_id, name, running, started, ended, draw(TEXTS), 1, "host", draw(TEXTS))
     status = draw(STATUSES)
     is_step = (status in TERMINAL) if current.status == "RUNNING" else current.status in WAITING and status == "RUNNING"
     return TaskWrite(draw(moved(current, status, is_step=is_step)), expected, draw(attempts_of(current.task_id)))

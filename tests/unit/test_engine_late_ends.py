@@ -15,12 +15,11 @@ from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.writer import Writer
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.record import Write
-from taskmanager.model.states import TaskStatus as Status
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import CommitReport
 from tests.unit.engine_lives import Ticks, new_live
 from tests.unit.engine_worlds import happens
-from tests.unit.test_engine_writer import NEVER_S, Listener, attempt_of, start, until
+from tests.unit.test_engine_writer import NEVER_S, Listener, start, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 
@@ -103,8 +102,8 @@ async def ended(writer: Writer, task_id: str) -> LiveTask:
     start(live)
     writer.mark(live)
     await until(lambda: live.saving.committed is not None)
-    live.status, live.completed_at, live.result_text = Status.COMPLETED, 9, "{}"
-    live.attempts_due = (attempt_of(live, 1),)
+    live.succeed(None, 9)
+    live.result_text = "{}"
     writer.end(live)
     return live
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from taskmanager import TaskError, TaskManager, TaskResult, current_task
-from taskmanager.engine import writes
+from taskmanager.engine import attempt
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 
@@ -68,7 +68,7 @@ async def test_how_a_task_ended_is_stored_without_what_the_file_refuses(*, tmp_p
 
 async def test_what_is_left_out_of_a_record_leaves_its_row_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that kept the progress of a task that has ended would change once more with its next write."""
-    monkeypatch.setattr(writes, "PROGRESS_US", 0)
+    monkeypatch.setattr(attempt, "PROGRESS_US", 0)
     path = tmp_path / "tasks.db"
     manager = TaskManager(path)
 

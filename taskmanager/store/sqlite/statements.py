@@ -183,6 +183,22 @@ SUCCESS: Final = Kind(
 )
 
 
+def _first_success(of: Kind, owner: str) -> Kind:
+    """The attempt of a task that has succeeded with its first one, from the row of the write that says so."""
+    values = {
+        "task_id": "[id]", "attempt": "1", "outcome": "'COMPLETED'", "will_retry": "0", "started_at": "[started_at]",
+        "finished_at": "[completed_at]", "created_at": "[completed_at]", "worker_id": f"[{owner}]",
+    } | _same(_WORKER)  # fmt: skip
+    inserted = _insert("taskmanager_task_attempts", values, "(task_id, attempt) DO NOTHING")
+    return Kind(inserted, of.columns, (owner, *_WORKER))
+
+
+FIRST_ATTEMPTS: Final = {
+    SUCCESS: _first_success(SUCCESS, "expected_owner"),
+    HISTORY: _first_success(HISTORY, "claimed_by_worker_id"),
+}
+
+
 class Statement(NamedTuple):
     """SQL, and what picks its values: from one row those before and after the rows, from each row the others.
 

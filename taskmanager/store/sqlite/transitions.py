@@ -117,13 +117,13 @@ def _apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> None:
             rows[sql.NEW if write.started_at is None else sql.STARTED].append(write + write.call)
         elif isinstance(write, TaskWrite) and isinstance(write.row, UnreadableRow) and write.expected is not None:
             end_unreadable(connection, write.row, write.expected, write.attempts)
+        elif isinstance(write, SuccessWrite):
+            rows[sql.SUCCESS].append(write + write.expected)
+        elif isinstance(write, HistoryWrite):
+            rows[sql.HISTORY].append(write + write.call)
         else:
             attempts += write.attempts
-            if isinstance(write, SuccessWrite):
-                rows[sql.SUCCESS].append(write + write.expected)
-            elif isinstance(write, HistoryWrite):
-                rows[sql.HISTORY].append(write + write.call)
-            elif (expected := write.expected) is None:
+            if (expected := write.expected) is None:
                 rows[sql.INSERT].append(write.row)
             else:
                 step = step_of(write, expected)
@@ -131,6 +131,8 @@ def _apply(connection: sqlite3.Connection, writes: Sequence[Write]) -> None:
     for kind, alike in rows.items():
         if sql.write(connection, kind, alike) != len(alike):
             raise _SomebodyLost
+        if kind in sql.FIRST_ATTEMPTS:  # one that is there was written by a commit that seemed to fail
+            sql.write(connection, sql.FIRST_ATTEMPTS[kind], alike)
     if attempts and sql.write(connection, sql.ATTEMPT, attempts) != len(attempts):
         _replace_attempts(connection, writes)
 

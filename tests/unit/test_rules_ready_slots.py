@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from taskmanager.rules.limits import Slots
+from taskmanager.rules.ready import Slots
 
 
 def test_a_limit_is_full_when_as_many_run() -> None:

@@ -1,0 +1,180 @@
+"""What is made of the store's answer to a batch: who has won, lost or was refused, and who has waited for that."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from taskmanager.engine.live_task import NOT_SAVED, LiveTask, Saving
+from taskmanager.engine.outbox import Outbox, Places, Sent
+from taskmanager.engine.waiters import resolve
+from taskmanager.model.errors import StoreError
+from taskmanager.model.logger import logger
+from taskmanager.model.record import TaskRow, UnreadableRow, Write, expected_of
+from taskmanager.model.states import LIVE, WAITING
+from taskmanager.store.protocol import CommitReport
+
+
+def _is_ours(live: LiveTask, row: TaskRow, is_dead: Callable[[str], bool]) -> bool:
+    """Whether the row says what we wrote ourselves: in a commit that seemed to fail, or by a claim meanwhile.
+
+    The owner alone proves nothing: who recovers a task leaves there who had it, and that must stay refused.
+    """
+    found = expected_of(row)
+    if live.is_unconfirmed:
+        # Any other row is an earlier task of the key, also one that reads like what was sent.
+        return found in live.saving.in_doubt and row.sent_at == live.sent_at
+    if live.saving.is_written_anew:
+        return live.has_overtaken(row) and _is_left_to_us(live, row, is_dead)
+    # Of a row that cannot be read the count is a guess, by which no write would ever win.
+    is_as_known = found == live.saving.committed and not isinstance(row, UnreadableRow)
+    return is_as_known or found in live.saving.in_doubt
+
+
+def _is_left_to_us(live: LiveTask, row: TaskRow, is_dead: Callable[[str], bool]) -> bool:
+    """Whether nobody else has taken or ended the task since the older copy of the file that has this row came."""
+    owner, has_fewer_starts = row.claimed_by_worker_id, row.start_count < live.start_count
+    if owner is None:
+        # What has ended with as many starts was ended by somebody since, unless the task was put back after that end.
+        return row.status in LIVE or has_fewer_starts or live.run_number > 0
+    if owner == live.owner:
+        return True
+    # What waits with fewer starts is not begun anywhere, and what runs at a dead owner runs nowhere. If it were
+    # recovered, the same attempt would start again. Once it is written over, no owner of it can start it.
+    is_before = has_fewer_starts and row.status in LIVE and not isinstance(row, UnreadableRow)
+    return is_before and (row.status in WAITING or is_dead(owner))
+
+
+class WriterListener(Protocol):
+    """Hears what became of the writes: the engine."""
+
+    def committed(self, live: LiveTask) -> None: ...
+    def lost(self, live: LiveTask, row: TaskRow | None) -> None: ...
+    def rejected(self, live: LiveTask, reason: str) -> None: ...
+    def degraded(self, exc: StoreError) -> None: ...
+    def restored(self) -> None: ...
+    def written(self) -> None: ...
+    def is_dead(self, instance_id: str) -> bool: ...
+
+
+class Flushes:
+    """Those who wait until all that was unsaved when they asked is in the store."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Places, asyncio.Future[None]]] = []
+
+    def __repr__(self) -> str:
+        return f"<Flushes, {len(self._waiting)} waiting>"
+
+    def wait_for(self, places: Places) -> "asyncio.Future[None]":
+        """Done when these places are passed."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((places, done))
+        return done
+
+    def extend(self, places: Places) -> None:
+        """What they wait for is to be written once more: they wait for these places too."""
+        self._waiting = [(each.or_behind(places), done) for each, done in self._waiting]
+
+    def end(self, has_passed: Callable[[Places], bool]) -> None:
+        """Tell those whose places are passed."""
+        waiting, self._waiting = self._waiting, []
+        for places, done in waiting:
+            if has_passed(places):
+                resolve([done], None)
+            else:
+                self._waiting.append((places, done))
+
+    def give_up(self, exc: Exception) -> None:
+        """Nobody will write any more."""
+        waiting, self._waiting = self._waiting, []
+        resolve([done for _, done in waiting], exc)
+
+
+class Answers:
+    """Takes in what became of the tasks of each batch, for one writer."""
+
+    def __init__(
+        self, outbox: Outbox, flushes: Flushes, mark: Callable[[LiveTask], None], listener: WriterListener
+    ) -> None:
+        self._outbox = outbox
+        self._flushes = flushes
+        self._mark = mark
+        self._listener = listener
+        self._has_history_again = False
+
+    def take_in(self, batch: Sequence[Sent], report: CommitReport) -> bool:
+        """Tell everybody what became of theirs. Return whether a record of history must be written once more."""
+        self._has_history_again = False
+        is_troubled = bool(report.lost or report.rejected)
+        for sent in batch:
+            live = sent[0]
+            if not live.is_persisted and not is_troubled:
+                continue
+            try:
+                if is_troubled and live.task_id in report.rejected:
+                    self._absorb_rejection(sent, report.rejected[live.task_id])
+                elif is_troubled and live.task_id in report.lost:
+                    self._absorb_loss(sent, report.lost[live.task_id])
+                else:
+                    self._absorb_win(sent)
+            except Exception:
+                # A mistake of ours with one task must not keep the others, and all that come, from being saved.
+                logger.critical("what became of task %s could not be taken in", live.task_id, exc_info=True)
+        return self._has_history_again
+
+    def _absorb_win(self, sent: Sent) -> None:
+        live, state, base, _ = sent
+        saving = live.saving
+        if saving.committed is base:  # else its row was claimed again before this answer came
+            saving.committed = state
+        # A start that was taken back meanwhile has arrived; the count of a row never goes back.
+        live.start_count = max(live.start_count, state.start_count)
+        saving.is_written_anew = False
+        if saving.in_doubt:
+            saving.in_doubt = ()
+        self._listener.committed(live)
+
+    def _absorb_rejection(self, sent: Sent, reason: str) -> None:
+        live = sent.live
+        with self._another_try(live):
+            _take_attempts_back(sent.live, sent.write)
+            self._listener.rejected(live, reason)
+
+    def _absorb_loss(self, sent: Sent, row: TaskRow | None) -> None:
+        """A write whose precondition did not hold. Our own row there means that an earlier commit did arrive
+        after all.
+        """
+        live, saving = sent.live, sent.live.saving
+        with self._another_try(live):
+            if row is None or not _is_ours(live, row, self._listener.is_dead):
+                self._listener.lost(live, row)
+                return
+            saving.committed = expected_of(row)
+            # A start that was taken back here may be the one that arrived; the count of a row never goes back.
+            live.start_count = max(live.start_count, row.start_count)
+            saving.in_doubt = ()
+            _take_attempts_back(sent.live, sent.write)
+            if live.saving.committed == live.expectation() and not live.attempts_due:
+                self._listener.committed(live)
+            else:
+                self._mark(live)
+
+    @contextlib.contextmanager
+    def _another_try(self, live: LiveTask) -> Iterator[None]:
+        """The task may have to be written once more; callers of flush() keep waiting for it then."""
+        if live.saving is NOT_SAVED:
+            live.saving = Saving()
+        was_dirty, history = live.saving.is_dirty, self._outbox.history
+        before = history.end
+        yield
+        is_history_again = not live.is_persisted and history.end > before
+        if live.saving.is_dirty or is_history_again:
+            self._flushes.extend(self._outbox.try_again(live, was_dirty=was_dirty))
+            self._has_history_again |= is_history_again
+
+
+def _take_attempts_back(live: LiveTask, write: Write) -> None:
+    """They are due again. Those of a memory-only task have stayed with it."""
+    if live.is_persisted:
+        live.attempts_due = (*write.attempts, *live.attempts_due)
