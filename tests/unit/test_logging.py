@@ -201,7 +201,7 @@ async def test_a_final_failure_carries_its_exception(
     for record in collected:
         kind, _, frames = record.exc_info or (None, None, None)
         seen.append((record.__dict__["error_code"], kind, frames and frames.tb_frame.f_code.co_name))
-        assert record.filename == "events.py"
+        assert record.filename == "outcome.py"
     assert seen == [
         ("UNHANDLED_EXCEPTION", ValueError, "fails"),
         ("UNHANDLED_EXCEPTION", KeyError, "blocks"),
