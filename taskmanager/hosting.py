@@ -53,7 +53,7 @@ def run_hosted(
     asked: Asked = []
     main: Main | None = mains[0] if mains else None
     try:
-        answer = hosted(started, cut_short, main, asked, settings.drain_timeout_s, is_worker=main is None)
+        answer = hosted(started, cut_short, main, asked, settings.drain_timeout_s)
     except StoreUnavailable as exc:
         logger.error("%s", error_line(exc))
         raise SystemExit(1) from exc
@@ -69,8 +69,6 @@ def hosted(
     main: Main | None,
     asked: Asked,
     patience_s: float,
-    *,
-    is_worker: bool,
 ) -> Any:
     """Run `main`, or wait, in a new loop, until the stop has ended. Add the signals that come to `asked`.
 
@@ -78,7 +76,8 @@ def hosted(
     further SIGTERM does not change how the program ends.
     """
     with _handlers_kept(asked) as handlers:
-        answer = asyncio.run(host(started, cut_short, main, asked, patience_s=patience_s))
+        answer = asyncio.run(host(started, cut_short, main, asked, patience_s))
+        is_worker = main is None
         if asked and (is_worker or asked[0] == signal.SIGINT) and handlers.get(signal.SIGTERM) == signal.SIG_DFL:
             handlers[signal.SIGTERM] = _Again(asked[0], is_worker=is_worker)
     return answer
@@ -89,7 +88,6 @@ async def host(
     cut_short: Callable[[], None],
     main: Main | None,
     asked: Asked,
-    *,
     patience_s: float,
 ) -> Any:
     """Run `main`, or wait, inside `started`, until it ends or a signal comes; a second signal calls `cut_short`.

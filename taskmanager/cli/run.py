@@ -1,13 +1,13 @@
 """`taskmanager run MODULE:MANAGER`: hosts a manager that has no application around it."""
 
-import asyncio
 import importlib
 import logging
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -158,16 +158,18 @@ def host(manager: TaskManager, has_started: Callable[[], None]) -> Ended:
     seen: list[signal.Signals] = []
     engine: Engine | None = None
 
-    async def wait() -> None:
+    @asynccontextmanager
+    async def noted() -> AsyncIterator[None]:
         nonlocal engine
-        engine = manager._engine()  # noqa: SLF001  # the command is a part of the package
-        has_started()
-        await asyncio.Event().wait()
+        async with manager:
+            engine = manager._engine()  # noqa: SLF001  # the command is a part of the package
+            has_started()
+            yield
 
     is_saved = True
     patience_s = manager._settings.drain_timeout_s  # noqa: SLF001  # as above
     try:
-        hosted(manager, manager._instance.cut_short, wait, seen, patience_s, is_worker=True)  # noqa: SLF001  # as above
+        hosted(noted(), manager._instance.cut_short, None, seen, patience_s)  # noqa: SLF001  # as above
     except KeyboardInterrupt:  # on Windows
         seen.append(signal.SIGINT)
     except StoreUnavailable as exc:
