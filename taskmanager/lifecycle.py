@@ -110,7 +110,7 @@ class Lifecycle:
         try:
             await self._open()
             await self._patiently(self._recover)
-            self._duties.start(self._unstopped.leave_soon)
+            self._duties.start(self._unstopped.write_here)
             has_heartbeat = True
             self._stall.start()
             self._host.start_task(WRITER, partial(self._writer.start, self._after_write, watches_loop=True))
@@ -119,7 +119,8 @@ class Lifecycle:
         except GeneratorExit:  # collected with its loop: there is nothing to be awaited any more
             self._has_failed = True
             if not has_heartbeat:  # its thread sees the closed loop, and lets go of everything
-                self._leave_closed_loop()
+                self._store.end()
+                self._abandoned.let_go_when_over()
             raise
         except BaseException:
             self._has_failed = True
@@ -135,12 +136,6 @@ class Lifecycle:
         self._life.kick()
         self._host.start("takeover", self._poller.recover_the_dead)
         self._host.start(CLAIMER, self._poller.run)
-
-    def _leave_closed_loop(self) -> None:
-        """Close the file and the lock. This instance is dead then, and the next start clears it away."""
-        self._store.end()
-        if self._lock is not None:
-            self._lock.close_descriptor()
 
     async def _patiently(self, step: Callable[[], Awaitable[object]]) -> None:
         """A file that somebody else has locked for some seconds does not stop an application from starting."""
@@ -176,18 +171,11 @@ class Lifecycle:
 
     async def _abort(self) -> None:
         """Let go of everything: this instance is dead, and what is in the file is recovered by the next start."""
-        engine = self.engine
         self._life.is_stopping = True
         self._host.leave(WRITER)
         await self._host.stop()
-        self._duties.stop_heartbeat()
-        engine.close_timers()
         await self._writer.close(0.0)
-        await self._processes.close(0.0)
-        await self._host.close()
-        if self._lock is not None:
-            self._lock.close_descriptor()  # the file stays beside the row: it proves the death
-        await self._store.close()
+        await self._close(is_unwritten=True)
 
     # Stop.
 
@@ -222,7 +210,6 @@ class Lifecycle:
                 if not self._inbox.is_loop_closed():  # else the stop was cut off, and `Unstopped` writes the rest
                     self._unstopped.end()
                 self.stopped.set()
-                self._abandoned.may_let_go = True  # a stop that still writes lets go by itself
 
     async def _stop_whoever_cancels(self, drain_timeout_s: float) -> None:
         """Stop in a task of its own. To cancel that task, as the end of an event loop does, only cuts the drain short.
@@ -267,7 +254,7 @@ class Lifecycle:
         self._patience.rush()
         # Threads may fill memory faster than it is emptied. What there is no time for waits until the door is closed.
         async with _until(drained_s):
-            await self._release.cancel_memory_only()
+            await self._release.release_waiting(memory_only=True)
         await self._drain(drained_s)
         await self._file_watch.look_for_good(self._commit_deadline - CANCEL_GRACE_S)
         await self._stop_what_runs()
@@ -276,7 +263,7 @@ class Lifecycle:
         self._abandoned.note(is_loop_gone=False)
         unsaved = await self._final_batches()
         self._release.tell_everybody()
-        await self._close_store(unsaved)
+        await self._close(is_unwritten=unsaved > 0)
         if unsaved:
             raise StoreUnavailable(
                 f"{unsaved} records could not be written at the stop ({self._settings.database}); "
@@ -322,27 +309,25 @@ class Lifecycle:
         self._intake.close()
         self._unstopped.note_unfinished()
         await self._inbox.caught_up()
-        await self._release.cancel_memory_only()
+        await self._release.release_waiting()
         if count := self._life.refused_count:
             self._life.refused_count = 0
             logger.error("%s waiting at the stop, recorded as cancelled", counted(count, "memory-only task"))
-        await self._release.release_waiting()
         self._host.leave(WRITER)  # until here the host begins it again when it is cancelled
         return await self._writer.close(max(0.1, deadline - self._life.loop.time()))
 
-    async def _close_store(self, unsaved: int) -> None:
-        engine = self.engine
-        engine.close_timers()
+    async def _close(self, *, is_unwritten: bool) -> None:
+        self.engine.close_timers()
         await self._file_watch.close()
         self._threads.close()
         await self._processes.close(max(0.0, self._commit_deadline - self._life.loop.time()))
         await self._host.close()
-        await self._abandoned.unregister(unsaved)
+        await self._abandoned.unregister(is_unwritten=is_unwritten)
         self._has_closed = True
         try:
             await self._store.close()
         finally:
-            self._abandoned.let_go_if_over()
+            self._abandoned.let_go_when_over()
 
     # What the manager asks in between.
 

@@ -12,7 +12,7 @@ import os
 import threading
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from typing import Final
 
@@ -54,35 +54,31 @@ class Release:
     def __repr__(self) -> str:
         return f"<Release of {len(self._live)} tasks>"
 
-    async def cancel_memory_only(self) -> None:
-        """Cancel the memory-only tasks that wait, and count them in `refused_count`."""
-        async for live in self._in_helpings():
-            if live.is_waiting and not live.is_persisted:
+    async def release_waiting(self, *, memory_only: bool = False) -> None:
+        """Cancel the memory-only tasks that wait, and count them in `refused_count`. Free the persisted ones, also
+        those whose start is not in the store yet, unless only `memory_only` tasks are meant.
+
+        One helping is done in each turn of the loop. Meanwhile running tasks go on and batches are written: a stop
+        gives up a writer that has written nothing for some seconds.
+        """
+        for number, live in enumerate(list(self._live.values()), 1):
+            if live.is_persisted:
+                if not memory_only:
+                    self._free(live)
+            elif live.is_waiting:
                 before = "the next retry" if live.start_count else "the task started"
                 self._life.cancel_waiting(live, BuiltInTaskCode.MANAGER_STOPPED, f"the manager stopped before {before}")
                 self._life.refused_count += 1
-
-    async def release_waiting(self) -> None:
-        """Free the persisted tasks that wait, and those whose start is not in the store yet."""
-        async for live in self._in_helpings():
-            if not live.is_persisted or self._runner.is_still_executing(live.task_id):
-                continue  # it must not run beside its old thread: recovery takes it when that thread has ended
-            if live.is_waiting and not live.is_awaiting_store:
-                self._release(live)
-            elif live.phase is STARTING and live.saving.committed is None and not live.is_unconfirmed:
-                self._settlement.unbegin(live)
-                self._release(live)
-
-    async def _in_helpings(self) -> AsyncIterator[LiveTask]:
-        """Yield all that is in memory, one helping in each turn of the loop. Meanwhile running tasks go on and batches
-        are written: a stop gives up a writer that has written nothing for some seconds.
-        """
-        for number, live in enumerate(list(self._live.values()), 1):
-            yield live
             if number % HELPING == 0:
                 await asyncio.sleep(0)
 
-    def _release(self, live: LiveTask) -> None:
+    def _free(self, live: LiveTask) -> None:
+        if self._runner.is_still_executing(live.task_id):
+            return  # it must not run beside its old thread: recovery takes it when that thread has ended
+        if live.phase is STARTING and live.saving.committed is None and not live.is_unconfirmed:
+            self._settlement.unbegin(live)
+        elif not live.is_waiting or live.is_awaiting_store:
+            return
         self._settlement.release(live)
         self._dispatcher.move(live, ENDED)
         self._writer.mark(live)
@@ -102,10 +98,8 @@ class Release:
 class Abandoned:
     """What still executes after the stop of one engine, and the signs of life that the instance gives as long.
 
-    When the last of it has ended, the instance lets go of its lock, once `may_let_go` is set.
+    When the stop is over and the last of it has ended, the instance lets go of its lock.
     """
-
-    may_let_go = False
 
     def __init__(self, engine: Engine, duties: Supervisor, lock: InstanceLock | None) -> None:
         self._life, self._runner, self._threads = engine.life, engine.runner, engine.runner.threads
@@ -114,6 +108,7 @@ class Abandoned:
         self._duties = duties
         self._instance_lock = lock
         self._attempts: set[Attempt] = set()
+        self._may_let_go = False
         self.thread_count = 0
         self._lock = threading.Lock()
 
@@ -178,17 +173,20 @@ class Abandoned:
         self._attempts.discard(attempt)
         with self._lock:
             self.thread_count -= attempt.live.definition.lane == "thread"
-        if self.may_let_go:
-            self.let_go_if_over()
+        if self._may_let_go:
+            self.let_go_when_over()
 
     # The signs of life.
 
-    async def unregister(self, unsaved: int) -> None:
-        """Remove this instance from the store, if no row there needs it any more."""
+    async def unregister(self, *, is_unwritten: bool) -> None:
+        """Remove this instance from the store, if no row there needs it any more.
+
+        If not all is written, its row and its lock file stay: they prove its death.
+        """
         if self._attempts:
             return
         self._duties.stop_heartbeat()
-        if unsaved:
+        if is_unwritten:
             return
         me, now_us = self._identity.instance_id, self._wall_clock.now_us()
         try:
@@ -204,8 +202,9 @@ class Abandoned:
         except StoreError as exc:
             logger.warning("the instance row could not be removed: %s", exc)
 
-    def let_go_if_over(self) -> None:
-        """End the signs of life, unless something still executes. The last of that ends them."""
+    def let_go_when_over(self) -> None:
+        """End the signs of life, because the stop is over: now, or when what still executes has ended."""
+        self._may_let_go = True
         if not self._attempts:
             self._let_go()
 
@@ -265,33 +264,27 @@ class Unstopped:
             return
         if self._loop.is_running():
             self._ask_to_stop()
-            return
-        try:
-            with self._writing:
-                self._write_here(is_last=True)
-        except OSError as exc:  # there are no descriptors for another loop
-            self.end()
-            self._say(self._unfinished(), str(exc))
+        else:
+            self.write_here(is_last=True)
 
-    def leave_soon(self) -> bool:
-        """Write what is left of a closed loop while the program goes on. Return False when the caller must try again.
+    def write_here(self, *, is_last: bool = False) -> bool:
+        """Write what is left of a closed loop, in a loop of this thread. Return False when the caller must try again.
 
-        The heartbeat's thread calls this. Another thread that is writing waits for the heartbeat's thread, so this one
-        must never wait for that other thread.
+        The heartbeat's thread calls this while the program goes on. Another thread that is writing waits for the
+        heartbeat's thread, so this one must never wait for that other thread.
         """
-        if not self._writing.acquire(blocking=False):
+        if not self._writing.acquire(blocking=is_last):
             return False
         try:
-            return self._write_here(is_last=False)
-        except OSError:  # as above
+            with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+                return runner.run(self._write_once(is_last=is_last))
+        except OSError as exc:  # there are no descriptors for another loop
+            if is_last:
+                self.end()
+                self._say(self._unfinished(), str(exc))
             return False
         finally:
             self._writing.release()
-
-    def _write_here(self, *, is_last: bool) -> bool:
-        """Write in a loop of this thread. Return False when the caller must try again."""
-        with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-            return runner.run(self._write_once(is_last=is_last))
 
     def _ask_to_stop(self) -> None:
         """Ask the loop of another thread to stop: it runs until the last line of the program, and changes memory."""
@@ -339,8 +332,7 @@ class Unstopped:
         finally:
             if is_done:
                 self.end()
-                self._abandoned.may_let_go = True
-                self._abandoned.let_go_if_over()
+                self._abandoned.let_go_when_over()
         return is_done
 
     async def _write(self, *, is_last: bool) -> bool:
@@ -359,14 +351,13 @@ class Unstopped:
             self._has_left = True
         if reason is None:
             self._writer.start(self._listener)
-        await self._release.cancel_memory_only()
         await self._release.release_waiting()
         if reason is None:
             unsaved = await self._writer.close(WRITE_PATIENCE_S)
             if unsaved and not is_last:
                 return False
             reason = self._writer.degraded_reason if unsaved else None
-            await self._abandoned.unregister(unsaved)
+            await self._abandoned.unregister(is_unwritten=unsaved > 0)
         self._release.tell_everybody()
         await self._store.close()
         self._threads.close()

@@ -75,22 +75,10 @@ class FileWatch:
 
     async def look(self) -> None:
         """Check, and repair. One repair runs at a time, and to its end, even if the caller is cancelled."""
-        if await self._is_well():
-            return
         if self._looking is None or self._looking.done():
             self._looking = self._life.loop.create_task(self._look(), name="taskmanager-file-watch")
             self._looking.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.shield(self._looking)
-
-    async def _is_well(self) -> bool:
-        """The quick check that nearly every look ends with: there is nothing to do."""
-        is_mending = self._owes_rest or self._is_told or not (self._looking is None or self._looking.done())
-        if is_mending:
-            return False
-        try:
-            return await self._store.is_same_file() and await self._store.has_its_log()
-        except StoreError:
-            return False
 
     async def look_for_good(self, until_s: float) -> None:
         """The look before the last batches, which must not go into a file that nobody can find any more.
