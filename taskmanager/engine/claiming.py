@@ -67,14 +67,14 @@ class Claimer:
             live.status, live.claimed_at = TaskStatus.PENDING, None
             self._life.free_row(live)
 
-    async def claim(self, *, is_first: bool = False) -> None:
-        """Fill memory from the store, as far as there is room now, for the first time with the best tasks only.
+    async def claim(self) -> None:
+        """Fill memory from the store, as far as there is room now: during a start with the best tasks only.
 
         What starts meanwhile makes room for the next look: a backlog must not keep that from hearing of pauses, cancels
         and deaths.
         """
         async with self._claiming:
-            if await self._claim_due(is_first=is_first) and not is_first:
+            if await self._claim_due() and self._life.is_up:
                 self._expect(await self._store.free_queues(NO_COUNT))  # behind the rows that were due may be others
 
     def _expect(self, free: list[FreeQueue]) -> None:
@@ -89,7 +89,7 @@ class Claimer:
         ]
         self._next_due_at = min(coming, default=None)
 
-    async def _claim_due(self, *, is_first: bool) -> bool:
+    async def _claim_due(self) -> bool:
         """Do one round over the queues. Return whether anything was claimed."""
         for queue in list(self._dispatcher.backlogs):
             queue.leave_nothing()  # set again below, or by what is freed from here on
@@ -110,7 +110,7 @@ class Claimer:
             if queue.shared_limit is not None:
                 claimed += await self._fill_shared(queue, queue.shared_limit, names)
             else:
-                claimed += await self._fill(queue, names, is_first=is_first)
+                claimed += await self._fill(queue, names)
         return claimed > 0
 
     def _in_turn(self, due: Iterable[FreeQueue]) -> Iterator[tuple[QueueState, list[str], bool]]:
@@ -128,18 +128,15 @@ class Claimer:
             is_alone = number == len(queues) or queues[number].config.priority > queue.config.priority
             yield queue, names_by_queue[queue.config.name], is_alone
 
-    async def _fill(self, queue: QueueState, names: list[str], *, is_first: bool) -> int:
-        """Claim for one queue, and note if rows are left because there is no room. Return how many were claimed.
-
-        The first claim takes the best rows only, so that they may start.
-        """
-        name = queue.config.name
-        room = self._window.room_in(queue)
-        room = min(room, FIRST_PAGE) if is_first else room
+    async def _fill(self, queue: QueueState, names: list[str]) -> int:
+        """Claim for one queue, and note if rows are left because there is no room. Return how many were claimed."""
+        name, room = queue.config.name, self._window.room_in(queue)
+        if not self._life.is_up:
+            room = min(room, FIRST_PAGE)
         claimed, best_left = await self._claim_up_to(room, name, names, None)
         if claimed < room:
             return claimed
-        if not is_first:
+        if self._life.is_up:
             better_than = self._dispatcher.worst_priority(name)
             room = self._window.room_in(queue, for_better=True)
             better, last = await self._claim_up_to(room, name, names, better_than)

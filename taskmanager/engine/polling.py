@@ -225,7 +225,6 @@ class Poller:
         self.is_owed = False
         """Whether the next look is a whole one, whatever the version of the store says."""
         self._steps_seen = 0
-        self._has_failed = False
         self._submitted: set[str] = set()
         self._close_until_s = 0.0
         self._file_checked_s = 0.0
@@ -238,11 +237,16 @@ class Poller:
         """Look at the store every `store_poll` seconds, and at once when asked; at the file itself, and at whether
         the others live, whatever that says: whoever makes a lost log anew counts on it.
         """
-        self._file_checked_s = self._life.loop.time()
-        self._next_look_s = self._file_checked_s + self._settings.store_poll_s
+        self._file_checked_s = now_s = self._life.loop.time()
+        self._next_look_s = now_s + self._settings.store_poll_s
         while True:
-            is_close = self._is_close()
-            pause_s = CLOSE_POLL_S if is_close else self._pause_s()
+            now_s = self._life.loop.time()
+            if now_s >= self._close_until_s:
+                self._submitted.clear()
+            is_close = bool(self._submitted)
+            # A poll may be more seldom than a look at the file.
+            beat_s = next_beat(now_s, min(self._settings.store_poll_s, FILE_CHECK_S))
+            pause_s = CLOSE_POLL_S if is_close else beat_s - now_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._life.wants_claim.wait()
@@ -252,13 +256,11 @@ class Poller:
                 logger.debug("the store could not be read: %s", exc)
                 # Who asked still asks, and a closed store fails without a turn of the loop: nothing else would run.
                 await asyncio.sleep(pause_s)
-            except Exception as exc:  # noqa: BLE001  # without this loop an instance would take no work, silently
-                await self._survive(exc)
-
-    def _pause_s(self) -> float:
-        """Until the file or the store is to be looked at: a poll may be more seldom than the former."""
-        now_s = self._life.loop.time()
-        return next_beat(now_s, min(self._settings.store_poll_s, FILE_CHECK_S)) - now_s
+            except Exception as exc:  # without this loop an instance would take no work, silently
+                if NAME not in self._failing_duties:  # a bug of ours, or what the store refuses for good
+                    logger.critical("the claimer failed unexpectedly, and tries again", exc_info=True)
+                self._failing_duties[NAME] = f"{type(exc).__name__}: {exc}"
+                await asyncio.sleep(FAILED_PAUSE_S)
 
     async def _wake(self, *, is_close: bool) -> None:
         """One round: whatever it is time for."""
@@ -273,16 +275,7 @@ class Poller:
         if is_asked or poll_s <= FILE_CHECK_S or time() >= self._next_look_s - EARLY_S:
             self._next_look_s = time() + poll_s
             await self.look()
-            self._has_failed = False
             self._failing_duties.pop(NAME, None)
-
-    async def _survive(self, exc: Exception) -> None:
-        """A bug of ours, or what the store refuses for good: logged once in a row."""
-        if not self._has_failed:
-            logger.critical("the claimer failed unexpectedly, and tries again", exc_info=exc)
-        self._has_failed = True
-        self._failing_duties[NAME] = f"{type(exc).__name__}: {exc}"
-        await asyncio.sleep(FAILED_PAUSE_S)
 
     async def recover_the_dead(self) -> None:
         """Recover what a dead instance left when its death is noticed, and not only at the next round of the reaper.
@@ -316,11 +309,6 @@ class Poller:
         self._close_until_s = self._life.loop.time() + CLOSE_WATCH_S
         self._life.wants_claim.set()
 
-    def _is_close(self) -> bool:
-        if self._submitted and self._life.loop.time() >= self._close_until_s:
-            self._submitted.clear()
-        return bool(self._submitted)
-
     async def _claim_submitted(self) -> None:
         """Before all else: somebody waits for it."""
         if self._submitted and not self._life.is_stopping:
@@ -332,11 +320,11 @@ class Poller:
     async def look_first(self) -> None:
         """The look of a start: a backlog is begun with its best tasks, and the rest is claimed while they run."""
         try:
-            await self.look(is_first=True)
+            await self.look()
         finally:
             self._life.wants_claim.set()
 
-    async def look(self, *, is_first: bool = False) -> None:
+    async def look(self) -> None:
         """Has anybody written, is anything due, was a claim asked for?"""
         claimer = self._claimer
         self._intake.forget_idle_queues(self._dispatcher)  # no claim is under way that holds one
@@ -352,12 +340,12 @@ class Poller:
         if changed:
             await self._claim_submitted()
             await self._hear_others()
-        elif (asked or self._follower.needs_look) and len(self._follower):
+        if len(self._follower) and (changed or asked or self._follower.needs_look):
             await self._follower.look_at_all()  # our own recovery may have ended what is followed here
         if (changed or asked or is_due) and not self._life.is_stopping:
             if was_owed:
                 await self._recover_strays()
-            await claimer.claim(is_first=is_first)
+            await claimer.claim()
         await self._sharing.look(changed=changed)
         self._version, self.is_owed = version, False
 
@@ -389,8 +377,6 @@ class Poller:
             live = self._live.get(task_id)
             if live is not None:
                 self._life.cancel(live)
-        if len(self._follower):
-            await self._follower.look_at_all()
         self._life.kick()
 
     async def _hear_pauses(self) -> None:
