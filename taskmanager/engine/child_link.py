@@ -23,6 +23,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from taskmanager.engine.child import BEGUN, HEADER, ChildReply, Heard, News, Welcome
 from taskmanager.engine.loops import Host, shielded
+from taskmanager.model.logger import logger
 
 MAX_FRAME_BYTES: Final = 1 << 40
 TAIL_BYTES: Final = 8_192
@@ -53,10 +54,10 @@ class _Unreadable(Exception):
     """The child has sent something that is not one of our frames."""
 
 
-async def spawned(host: Host, heard_idle: Heard, on_gone: "Callable[[Child], None]") -> "Child":
+async def spawned(host: Host, on_gone: "Callable[[Child], None]") -> "Child":
     """Start a child and return it. Raises the error of the system when the system provides no process."""
     command = [sys.executable, "-P", "-u", "-c", _PROGRAM]
-    child = Child(await open_process(command, stdin=PIPE, stdout=PIPE, stderr=PIPE), heard_idle, on_gone)
+    child = Child(await open_process(command, stdin=PIPE, stdout=PIPE, stderr=PIPE), on_gone)
     for run in (child.listen, child.keep_stderr, child.watch_exit):
         host.spawn(run, f"child {child.pid}")
     return child
@@ -72,16 +73,14 @@ def _welcome() -> Welcome:
 
 
 class Child:
-    """One child process, which runs one task at a time. `heard_idle` gets the news that come between tasks."""
+    """One child process, which runs one task at a time. `on_gone` is called when another one may take its place."""
 
-    def __init__(self, process: Process, heard_idle: Heard, on_gone: "Callable[[Child], None]") -> None:
-        self.is_gone = False
+    def __init__(self, process: Process, on_gone: "Callable[[Child], None]") -> None:
         self.idle_since_s = 0.0
         self._process = process
-        self._heard_idle = heard_idle
         self._on_gone = on_gone
         self._reply: asyncio.Future[ChildReply] | None = None
-        self._heard: Heard | None = None
+        self._heard: Heard = _log_records
         self._has_begun = False
         self._is_killed = False
         self._tail = bytearray()
@@ -96,9 +95,13 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def is_gone(self) -> bool:
+        return self._gone.is_set()
+
     async def load_main(self) -> ChildReply:
         """Let it load the main module of the program. After a reply without words it can take a task."""
-        return await self.ask(pickle.dumps(list(sys.path)) + pickle.dumps(_welcome()), self._heard_idle)
+        return await self.ask(pickle.dumps(list(sys.path)) + pickle.dumps(_welcome()), _log_records)
 
     async def ask(self, framed: bytes, heard: Heard) -> ChildReply:
         """Return the reply to one call. A cancellation kills the child and waits until it is gone. Raises `Died`."""
@@ -115,7 +118,7 @@ class Child:
             await shielded(self.wait_gone())
             raise
         finally:
-            self._reply = self._heard = None
+            self._reply, self._heard = None, _log_records
 
     async def _send(self, data: bytes) -> None:
         """Send data to the child. If nobody reads there any more, do nothing: `listen` reports the end of the child."""
@@ -170,7 +173,7 @@ class Child:
 
     def _hear(self, message: object) -> None:
         if isinstance(message, News):
-            (self._heard or self._heard_idle)(message)
+            self._heard(message)
         elif message == BEGUN:
             self._has_begun = True
         elif isinstance(message, ChildReply) and self._reply is not None and not self._reply.done():
@@ -199,7 +202,6 @@ class Child:
                 tail = self._tail.decode("utf-8", "replace").strip()
                 self._reply.set_exception(Died(why, has_begun=self._has_begun, tail=tail))
                 self._reply.exception()  # whoever waited for it may have gone
-            self.is_gone = True
             self._gone.set()
             self._on_gone(self)
 
@@ -225,6 +227,12 @@ class Child:
             await self._gone.wait()
         if not self.is_gone and self._process.stdout is not None:
             await self._process.stdout.aclose()
+
+
+def _log_records(news: News) -> None:
+    """Log what comes between tasks: a thread that a task has left behind in its child may log."""
+    for fields in news.records:
+        logger.pass_on(fields)
 
 
 async def _message(stream: BufferedByteReceiveStream) -> object:

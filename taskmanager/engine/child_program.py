@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, BinaryIO, Final
@@ -86,14 +87,12 @@ class ChildReports:
         self._writing = threading.RLock()
         self._is_sending = False
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # a signal handler may ring it at any moment
-        self._window_s = 0.0
-        self._sent_at_once = 0
+        self._sent_s: deque[float] = deque(maxlen=AT_ONCE)
+        """When the last reports were sent at once."""
 
     def start(self) -> None:
         """Start the thread that sends what is not sent at once."""
         threading.Thread(target=self._send_later, name="taskmanager-reports", daemon=True).start()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._leave)
 
     def progress(self, done: float, total: float | None, text: str) -> None:
         """Report the newest progress."""
@@ -112,16 +111,14 @@ class ChildReports:
 
     def _tell(self, text: object) -> None:
         now_s = self._clock.elapsed_s()
-        if now_s - self._window_s >= 1.0:
-            self._window_s, self._sent_at_once = now_s, 0
-        self._sent_at_once += 1
-        is_due = self._sent_at_once <= AT_ONCE and len(str(text)) <= LONG_TEXT
+        is_due = (len(self._sent_s) < AT_ONCE or now_s - self._sent_s[0] >= 1.0) and len(str(text)) <= LONG_TEXT
         # The lock may be held by this very thread, which a signal handler has interrupted in the middle of a frame.
         if not is_due or self._is_sending or not self._writing.acquire(blocking=False):
             self._bell.put(None)
             return
         try:
             self._is_sending = True
+            self._sent_s.append(now_s)
             with suppress(OSError):  # the code of the task has closed the channel: sending the reply raises this too
                 self._send_news(1)
         finally:
@@ -163,7 +160,7 @@ class ChildReports:
             self._channel.write(frame)
             self._channel.flush()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """Send nothing in a forked copy. The writer is kept: collecting it would flush data of the original process."""
         self._is_open = False
         self._writing = threading.RLock()
@@ -214,30 +211,23 @@ class CrossingLogs:
     def __init__(self, reports: ChildReports) -> None:
         self._reports = reports
         self._loaded: dict[int, logging.Handler] = {}
-        self._call_handlers = logging.Logger.callHandlers
         self.is_on = False
         """Whether records are sent. Off while modules are loaded: the parent logged the same when it loaded them."""
-
-    def install(self) -> None:
-        """Stand between all loggers and their handlers."""
-        crossing = self
+        call_here = logging.Logger.callHandlers
 
         def call_handlers(logger: logging.Logger, record: logging.LogRecord) -> None:
-            if not crossing.cross(logger, record):
-                crossing._call_handlers(logger, record)
+            if not self._cross(logger, record):
+                call_here(logger, record)
 
-        logging.Logger.callHandlers = call_handlers  # type: ignore[assignment]  # on purpose
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._leave)
+        logging.Logger.callHandlers = call_handlers  # type: ignore[assignment]  # between all loggers and their handlers
 
     @contextmanager
     def loading(self) -> Iterator[None]:
         """Note the handlers that are added meanwhile as those of the modules."""
-        before = {id(handler) for logger in _loggers() for handler in logger.handlers}
+        before = _all_handlers()
         self.is_on = False
         yield
-        found = ((id(handler), handler) for logger in _loggers() for handler in logger.handlers)
-        self._loaded.update((number, handler) for number, handler in found if number not in before)
+        self._loaded |= {number: each for number, each in _all_handlers().items() if number not in before}
 
     def follow(self, levels: Levels) -> None:
         """Take over the levels of the parent, so that only records pass that the parent would emit."""
@@ -249,7 +239,7 @@ class CrossingLogs:
             if each.level != (level := own.get(each.name, logging.NOTSET)):
                 each.setLevel(level)
 
-    def cross(self, logger: logging.Logger, record: logging.LogRecord) -> bool:
+    def _cross(self, logger: logging.Logger, record: logging.LogRecord) -> bool:
         """Send the record, unless the task has a handler of its own for it."""
         if not self.is_on or any(self._is_of_task(handler, record) for handler in _handlers(logger)):
             return False
@@ -264,15 +254,16 @@ class CrossingLogs:
             and not _writes_to_standard_stream(handler)
         )
 
-    def _leave(self) -> None:
-        self.is_on = False
-
 
 def _loggers() -> Iterable[logging.Logger]:
     yield logging.root
     for logger in list(logging.root.manager.loggerDict.values()):
         if isinstance(logger, logging.Logger):
             yield logger
+
+
+def _all_handlers() -> dict[int, logging.Handler]:
+    return {id(handler): handler for logger in _loggers() for handler in logger.handlers}
 
 
 def _handlers(logger: logging.Logger | None) -> Iterable[logging.Handler]:
@@ -315,7 +306,8 @@ def serve(calls: BinaryIO) -> None:
     welcome: Welcome = pickle.load(calls)  # noqa: S301  # our parent's
     _bind_to_parent(welcome)
     logs = CrossingLogs(reports)
-    logs.install()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=partial(_become_copy, reports, logs))
     child.is_loading_main = True
     try:
         with logs.loading():
@@ -393,20 +385,20 @@ def _leave_signals_to_parent() -> None:
 
     The parent stops then, and waits for what runs here. Programs that a task starts inherit that Ctrl-C is ignored,
     since they belong to the task. They must hear SIGTERM, with which a task ends them. So SIGTERM is not ignored here,
-    which they would inherit, but has a handler that does nothing. Forked copies of this process, such as those of a
-    `multiprocessing.Pool`, get the usual handling back.
+    which they would inherit, but has a handler that does nothing.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave_to_parent)
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_hear_sigterm)
 
 
 def _leave_to_parent(number: int, frame: FrameType | None) -> None:
     """The handler of a signal that the parent has been sent too."""
 
 
-def _hear_sigterm() -> None:
+def _become_copy(reports: ChildReports, logs: CrossingLogs) -> None:
+    """Report nothing in a forked copy of this process, such as one of a `multiprocessing.Pool`, and hear SIGTERM."""
+    reports.leave()
+    logs.is_on = False
     if signal.getsignal(signal.SIGTERM) is _leave_to_parent:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

@@ -21,7 +21,7 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from taskmanager.engine.child import ChildCall, ChildReply, Heard, Levels, News, end_if_copy, framed_call, unpacked
+from taskmanager.engine.child import ChildCall, ChildReply, Heard, Levels, end_if_copy, framed_call, unpacked
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.loops import Host, let_loop_close
 from taskmanager.engine.outcome import Outcome, words_of
@@ -259,7 +259,7 @@ class ProcessLane:
 
         child = None
         try:
-            child = await spawned(self._host, self._heard_idle, self._forget)
+            child = await spawned(self._host, self._forget)
             self._rising.add(child)
             if self._is_closed:
                 child.kill()
@@ -292,12 +292,6 @@ class ProcessLane:
     def _came_up(self, coming: "asyncio.Task[None]") -> None:
         self._coming.discard(coming)
         self._bring_up_wanted()
-
-    @staticmethod
-    def _heard_idle(news: News) -> None:
-        """Log what comes between tasks: a thread that a task has left behind in its child may log."""
-        for fields in news.records:
-            logger.pass_on(fields)
 
 
 def _levels() -> Levels:
