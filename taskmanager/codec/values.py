@@ -58,15 +58,15 @@ def _to_json(value: Any) -> Any:
     )
 
 
-def _model_to_json(model: Any) -> msgspec.Raw:
-    text = model.model_dump_json(by_alias=True, round_trip=True)  # without computed fields, which nobody can set
+def _model_to_json(model: Any) -> msgspec.Raw | dict[str, Any]:
+    # Without computed fields, which nobody can set.
+    raw = msgspec.Raw(model.model_dump_json(by_alias=True, round_trip=True).encode())
     was_set: set[str] = model.model_fields_set
     if was_set >= set(type(model).model_fields):
-        return msgspec.Raw(text.encode())
+        return raw
     # A full dump alone would mark every field as set, and exclude_unset=True, the usual way to apply a partial update,
     # would then overwrite with defaults. Dumping only the set ones would let a later default change stored work.
-    names = json_encoder.encode(sorted(was_set)).decode()
-    return msgspec.Raw(f'{{"{_MODEL_VALUE}":{text},"{_MODEL_SET}":{names}}}'.encode())
+    return {_MODEL_VALUE: raw, _MODEL_SET: sorted(was_set)}
 
 
 def _from_json(kind: Any, value: Any) -> Any:
@@ -216,7 +216,7 @@ class _Union:
         for label in sorted(self._members, key=lambda each: each != own):  # its own class first
             data = self._members[label].encode(value)
             if isinstance(data, bytes):
-                return b'{"%b":%b,"%b":%b}' % (_UNION_TYPE.encode(), _encode_text(label), _UNION_VALUE.encode(), data)
+                return json_encoder.encode({_UNION_TYPE: label, _UNION_VALUE: msgspec.Raw(data)})
             if label == own:
                 return data
         return Refusal(f"it is {type_name(value)}, which is none of {', '.join(self._members)}")
@@ -314,10 +314,6 @@ def _way_out(error: Exception) -> str:
     if text.startswith("Type unions may not contain"):
         return "; pass what stands in such a field as a parameter of its own, or make the class a pydantic model"
     return ""
-
-
-def _encode_text(text: str) -> bytes:
-    return json_encoder.encode(text)
 
 
 def _encode(value: Any) -> bytes | Refusal:
