@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from types import FrameType, MethodType
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from taskmanager.codec.annotations import is_async
 from taskmanager.model.logger import logger
@@ -25,21 +25,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _FRAMEWORK: Final = "starlette."
 _BACKGROUND: Final = "starlette.background"
-
-
-class _Defined(Protocol):
-    """The part of a task that is used here."""
-
-    fn: Callable[..., Any]
-    name: str
-
-
-class _Called(Protocol):
-    """A task, with or without options."""
-
-    _task: _Defined
-
-    def enqueue(self, *args: Any, **kwargs: Any) -> object: ...
 
 
 class _Call:
@@ -51,13 +36,14 @@ class _Call:
         self._direct = direct
         self._asynchronous = _marked(direct)
 
-    def __get__(self, call: _Called | None, owner: type | None = None) -> Any:
+    def __get__(self, call: Any, owner: type | None = None) -> Any:
         if call is None:
             return self._direct
         # Also reached by `task(...)`: Python looks `__call__` up on the type and binds it for every call.
         if _is_of_a_background_task(sys._getframe(1)):  # noqa: SLF001  # the only way to know who calls
             return MethodType(_enqueue, call)
-        return MethodType(self._asynchronous if is_async(_defined(call).fn) else self._direct, call)
+        fn = call._task.fn  # noqa: SLF001  # a `TaskCall`, which is of this package
+        return MethodType(self._asynchronous if is_async(fn) else self._direct, call)
 
 
 def by_caller(direct: F) -> F:
@@ -80,17 +66,13 @@ def _module_of(frame: FrameType | None) -> str:
     return "" if frame is None else str(frame.f_globals.get("__name__", ""))
 
 
-def _defined(call: _Called) -> _Defined:
-    return call._task  # noqa: SLF001  # what is called is of this package
-
-
-async def _enqueue(call: _Called, /, *args: Any, **kwargs: Any) -> None:
+async def _enqueue(call: Any, /, *args: Any, **kwargs: Any) -> None:
     try:
         call.enqueue(*args, **kwargs)
     except Exception as exc:
         # The response is gone; the server logs the traceback, this line says what is missing.
         text = "task %s was added to a response and is not accepted: %s"
-        name = _defined(call).name
+        name = call._task.name  # noqa: SLF001  # it is of this package
         logger.error(text, name, exc, extra={"task_name": name})
         raise
 

@@ -22,7 +22,7 @@ from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.result import seconds_of
 from taskmanager.model.states import Lane
 from taskmanager.model.wording import counted
-from taskmanager.rules.retry import RetryRule
+from taskmanager.rules.retry import RetryRule, code_of
 from taskmanager.task import Binding, Submitter, Task
 
 if TYPE_CHECKING:
@@ -207,31 +207,23 @@ def _is_same_code(a: Any, b: Any, depth: int = 0) -> bool:
     """
     if a is b or depth > _MAX_DEPTH:
         return True
-    if isinstance(a, MethodType) and isinstance(b, MethodType):
-        return a.__self__ is b.__self__ and _is_same_code(a.__func__, b.__func__, depth)
-    if isinstance(a, partial) and isinstance(b, partial):
-        is_bound_alike = _is_same_value((a.args, a.keywords), (b.args, b.keywords), depth)
-        return is_bound_alike and _is_same_code(a.func, b.func, depth)
-    if not isinstance(a, FunctionType) or not isinstance(b, FunctionType):
-        return _is_same_object(a, b, depth)
-    if (a.__module__, a.__qualname__, a.__code__) != (b.__module__, b.__qualname__, b.__code__):
-        return False
-    if "<locals>" not in a.__qualname__:
-        return True
-    return all(_is_same_value(x, y, depth) for x, y in zip(_surroundings(a), _surroundings(b), strict=True))
+    one, other = _parts(a), _parts(b)
+    return len(one) == len(other) and all(_is_same_value(x, y, depth) for x, y in zip(one, other, strict=True))
 
 
-def _is_same_object(a: Any, b: Any, depth: int) -> bool:
-    """Compare functions written in C by name, and callable objects by class and content."""
-    if hasattr(a, "__qualname__") or hasattr(b, "__qualname__"):
-        return bool(getattr(a, "__qualname__", a) == getattr(b, "__qualname__", b))
-    kinds = [(type(each).__module__, type(each).__qualname__) for each in (a, b)]
-    return kinds[0] == kinds[1] and _is_same_value(getattr(a, "__dict__", a), getattr(b, "__dict__", b), depth)
-
-
-def _surroundings(fn: FunctionType) -> list[Any]:
-    cells = [_content(cell) for cell in fn.__closure__ or ()]
-    return [*cells, fn.__defaults__, fn.__kwdefaults__]
+def _parts(fn: Any) -> tuple[object, ...]:
+    """Return what must be the same: a function in C has its name only, a callable object its class and content."""
+    if isinstance(fn, MethodType):
+        return id(fn.__self__), *_parts(fn.__func__)
+    if isinstance(fn, partial):
+        return (fn.args, fn.keywords), *_parts(fn.func)
+    if isinstance(fn, FunctionType):
+        cells = map(_content, fn.__closure__ or ())
+        around = (*cells, fn.__defaults__, fn.__kwdefaults__) if "<locals>" in fn.__qualname__ else ()
+        return fn.__module__, fn.__qualname__, fn.__code__, *around
+    if hasattr(fn, "__qualname__"):
+        return (fn.__qualname__,)
+    return type(fn).__module__, type(fn).__qualname__, getattr(fn, "__dict__", fn)
 
 
 def _content(cell: CellType) -> Any:
@@ -272,10 +264,13 @@ def define(task: Task[..., Any], defaults: Defaults) -> Definition:
         is_persisted=is_persisted,
         requeue_on_interrupt=options.requeue_on_interrupt,
         retry=retry_rule(task, defaults.retry_policy),
-        task_mapper=options.exception_mapper or {},
-        global_mapper=defaults.exception_mapper,
-        task_default_code=options.default_unhandled_error_code,
-        global_default_code=defaults.default_code,
+        code_of=partial(
+            code_of,
+            task_mapper=options.exception_mapper,
+            global_mapper=defaults.exception_mapper,
+            task_default=options.default_unhandled_error_code,
+            global_default=defaults.default_code,
+        ),
         arguments=ArgumentCodec(task.fn, task_name=task.name, codec=codec),
         results=ResultCodec(task.fn, task_name=task.name, codec=codec),
         module=vars(task)["__module__"] or "",

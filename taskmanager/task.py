@@ -5,7 +5,20 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, Protocol, TypeVar, cast, final, get_args, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+    final,
+    get_args,
+    overload,
+)
 
 from taskmanager.calling import by_caller
 from taskmanager.codec.annotations import is_async, named_function, signature_of
@@ -143,15 +156,12 @@ class Submitter(Protocol):
         ...
 
 
-class Binding:
+class Binding(NamedTuple):
     """The link from a task to its manager. `forget` removes it, so that another manager can have the task."""
 
-    __slots__ = ("definition", "forget", "submitter")
-
-    def __init__(self, definition: "Definition", submitter: Submitter, forget: Callable[[str], None]) -> None:
-        self.definition = definition
-        self.submitter = submitter
-        self.forget = forget
+    definition: "Definition"
+    submitter: Submitter
+    forget: Callable[[str], None]
 
 
 class TaskCall(Generic[P, C_co]):
@@ -404,10 +414,6 @@ def _function_faults(fn: Any, name: str | None) -> list[str]:
         return ["a class is not a task; wrap it in a function"]
     if inspect.isgeneratorfunction(behind) or inspect.isasyncgenfunction(behind):
         return ["a generator function is not a task; return the values instead"]
-    return _signature_faults(fn)
-
-
-def _signature_faults(fn: Callable[..., Any]) -> list[str]:
     try:
         signature_of(fn)
     except (TypeError, ValueError) as exc:  # of some functions written in C nobody knows what they take
@@ -416,11 +422,7 @@ def _signature_faults(fn: Callable[..., Any]) -> list[str]:
 
 
 def _takes_self(fn: Callable[..., Any]) -> bool:
-    try:
-        first = next(iter(signature_of(fn).parameters), None)
-    except (TypeError, ValueError):
-        return False
-    return first in ("self", "cls")
+    return next(iter(signature_of(fn).parameters), None) in ("self", "cls")
 
 
 def _looks_like_method(fn: Callable[..., Any], qualname: str) -> bool:

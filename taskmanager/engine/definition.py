@@ -13,13 +13,12 @@ from taskmanager.codec.annotations import is_async
 from taskmanager.codec.arguments import ArgumentCodec
 from taskmanager.codec.results import ResultCodec, decode_untyped, encode_error_text
 from taskmanager.codec.values import dumps, loads
-from taskmanager.model.config import ExceptionMapper
 from taskmanager.model.dataclass import dataclass, field
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import DELAY_KEY, TaskRow
 from taskmanager.model.result import MAX_DELAY_S, TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, Lane
-from taskmanager.rules.retry import RetryRule, code_of
+from taskmanager.rules.retry import RetryRule
 
 
 @dataclass(eq=False, slots=True)
@@ -35,10 +34,8 @@ class Definition:
     is_persisted: bool
     requeue_on_interrupt: bool
     retry: RetryRule
-    task_mapper: ExceptionMapper
-    global_mapper: ExceptionMapper
-    task_default_code: str | None
-    global_default_code: str
+    code_of: Callable[[type[BaseException]], str]
+    """Returns the error code of an exception of this class that user code raised."""
     arguments: ArgumentCodec
     results: ResultCodec
     module: str = ""
@@ -66,10 +63,6 @@ class Definition:
             "retry": self.retry.to_options() if self.retry.max_retries else None,
         }
         return dumps({name: value for name, value in options.items() if value})
-
-    def code_of(self, kind: type[BaseException]) -> str:
-        """Return the error code of an exception of this class that user code raised."""
-        return code_of(kind, self.task_mapper, self.global_mapper, self.task_default_code, self.global_default_code)
 
     def as_persisted(self) -> "Definition":
         """Return the definition for a record that stands in the store, whatever the function says today."""
