@@ -12,6 +12,7 @@ from typing import Final
 
 from anyio import (
     BrokenResourceError,
+    CancelScope,
     ClosedResourceError,
     EndOfStream,
     IncompleteRead,
@@ -156,7 +157,7 @@ class Child:
         """Hear the child until it ends, and tell its waiters what ended it, however often this is cancelled."""
         assert self._process.stdout is not None
         stream = BufferedByteReceiveStream(self._process.stdout)
-        is_broken = False
+        is_broken, cancelled = False, None
         try:
             while True:
                 self._hear(await _message(stream))
@@ -165,11 +166,19 @@ class Child:
             pass
         except _Unreadable:
             is_broken = True
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as exc:
+            cancelled = exc
             self.kill()
-            raise
-        finally:
-            await shielded(self._bury(is_broken))
+        why = "it was killed"
+        try:
+            with CancelScope(shield=True):
+                why = await self._bury(is_broken)
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+            self.kill()
+        self._tell_end(why)
+        if cancelled is not None:
+            raise cancelled
 
     def _hear(self, message: object) -> None:
         if isinstance(message, News):
@@ -179,31 +188,29 @@ class Child:
         elif isinstance(message, ChildReply) and self._reply is not None and not self._reply.done():
             self._reply.set_result(message)
 
-    async def _bury(self, is_broken: bool) -> None:
-        """Wait until the child is gone, and tell its waiter what ended it."""
-        why = "it was killed"
-        try:
-            with move_on_after(0.0 if is_broken else EXIT_PATIENCE_S):
-                await self._process.wait()
-            has_exited, was_killed = self._process.returncode is not None, self._is_killed
-            self.kill()
-            with move_on_after(STDERR_PATIENCE_S):
-                await self._stderr_over.wait()
-            await self._process.aclose()
-            if is_broken:
-                why = "it was killed: what came from it cannot be read"
-            elif not has_exited:
-                why = "it was killed: it had closed the connection to its parent"
-            else:
-                why = ending(self._process.returncode or 0, is_ours=was_killed)
-        finally:
-            self.kill()
-            if self._reply is not None and not self._reply.done():
-                tail = self._tail.decode("utf-8", "replace").strip()
-                self._reply.set_exception(Died(why, has_begun=self._has_begun, tail=tail))
-                self._reply.exception()  # whoever waited for it may have gone
-            self._gone.set()
-            self._on_gone(self)
+    async def _bury(self, is_broken: bool) -> str:
+        """Wait until the child is gone, and return what ended it."""
+        with move_on_after(0.0 if is_broken else EXIT_PATIENCE_S):
+            await self._process.wait()
+        has_exited = self._process.returncode is not None
+        was_killed = self._is_killed
+        self.kill()
+        with move_on_after(STDERR_PATIENCE_S):
+            await self._stderr_over.wait()
+        await self._process.aclose()
+        if is_broken:
+            return "it was killed: what came from it cannot be read"
+        if not has_exited:
+            return "it was killed: it had closed the connection to its parent"
+        return ending(self._process.returncode or 0, is_ours=was_killed)
+
+    def _tell_end(self, why: str) -> None:
+        if self._reply is not None and not self._reply.done():
+            tail = self._tail.decode("utf-8", "replace").strip()
+            self._reply.set_exception(Died(why, has_begun=self._has_begun, tail=tail))
+            self._reply.exception()  # whoever waited for it may have gone
+        self._gone.set()
+        self._on_gone(self)
 
     async def keep_stderr(self) -> None:
         """Keep the end of what the child writes to its standard error."""
