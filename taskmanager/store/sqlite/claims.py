@@ -23,8 +23,7 @@ from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.queries import hops, task_rows
 from taskmanager.store.sqlite.rows import Undecodable
 from taskmanager.store.sqlite.starting import HELD, WAITS, is_worth_a_look, start_best, take_over
-from taskmanager.store.sqlite.statements import LIVE_SQL
-from taskmanager.store.sqlite.transitions import end_unreadable
+from taskmanager.store.sqlite.statements import END_UNREADABLE, LIVE_SQL, write
 
 _FREE: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_free"
 _IS_FREE: Final = "status = 'PENDING' AND claimed_by_worker_id IS NULL"
@@ -152,7 +151,7 @@ def _ended(connection: sqlite3.Connection, row: TaskRow, now: int) -> Unreadable
     ended = failed(row, now)
     if row.status == "RUNNING" and row.start_count:
         ended = ended._replace(start_count=row.start_count - 1)
-    end_unreadable(connection, ended, expected_of(row))
+    write(connection, END_UNREADABLE, [ended + expected_of(row)])
     return ended
 
 

@@ -50,15 +50,11 @@ LIVE_SQL: Final = quoted([status for status in ("PENDING", "CLAIMED", "RUNNING")
 TERMINAL_SQL: Final = quoted(sorted(TERMINAL))
 
 
-def memory_only(table: str) -> str:
-    """SQL for: the task of this row was never promised to survive."""
+def _replaceable(table: str) -> str:
+    """SQL for: an ended row of a task that was never promised to survive."""
     options = f"{table}.task_options"
-    return f"CASE WHEN json_valid({options}) THEN coalesce(json_extract({options}, '$.persist'), 0) = 0 ELSE 0 END"
-
-
-def replaceable(table: str) -> str:
-    """SQL for: an ended row of a memory-only task."""
-    return f"{table}.status IN ({TERMINAL_SQL}) AND {memory_only(table)}"
+    persist = f"CASE WHEN json_valid({options}) THEN coalesce(json_extract({options}, '$.persist'), 0) ELSE 1 END"
+    return f"{table}.status IN ({TERMINAL_SQL}) AND {persist} = 0"
 
 
 @dataclass(frozen=True, eq=False)  # compared, and hashed as a key of the caches below, by identity
@@ -125,7 +121,7 @@ INSERT: Final = Kind(
         "taskmanager_tasks",
         _same(TASK_COLUMNS) | {"claimed": "([status] = 'CLAIMED')"},
         f"(id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in TASK_COLUMNS[1:])}, claimed = 0"
-        f" WHERE {replaceable('taskmanager_tasks')} AND {replaceable('excluded')}",
+        f" WHERE {_replaceable('taskmanager_tasks')} AND {_replaceable('excluded')}",
     ),
     TASK_COLUMNS,
     TASK_COLUMNS[1:],
@@ -138,9 +134,31 @@ STEPS: Final = {
     step: Kind(_whole_update([name for name in TASK_COLUMNS if name in step]), _CHANGED, _CHANGED[1:])
     for step in constraints.STEPS
 }
-# What was there already stays as it is.
+# A row of which not everything can be read. It keeps what cannot be read, so that a person can mend it.
+END_UNREADABLE: Final = Kind(
+    f"""
+    UPDATE taskmanager_tasks AS t
+    SET status = [status], claimed = 0, claimed_at = NULL, claimed_by_worker_id = NULL, completed_at = NULL,
+        failed_at = [failed_at], updated_at = [updated_at], error_code = [error_code], failed_reason = [failed_reason],
+        result = [result], cancel_requested_at = [cancel_requested_at], next_retry_at = NULL,
+        priority = min(max(priority, 1), 100), retry_count = [retry_count], max_retries = [max_retries],
+        start_count = [start_count], crash_count = [crash_count], snooze_count = [snooze_count],
+        is_workflow_task = is_workflow_task <> 0
+    {_ROWS}
+    WHERE t.id = CAST([id] AS TEXT) AND t.status = [expected_status]
+        AND t.claimed_by_worker_id IS CAST([expected_owner] AS TEXT)
+        AND iif(t.start_count BETWEEN 0 AND 2147483647, t.start_count, 0) = [expected_start_count]
+    """,
+    _CHANGED,
+    (),
+)
+# What was there already stays as it is. The id of a task may be bytes that are no UTF-8.
 ATTEMPT: Final = Kind(
-    _insert("taskmanager_task_attempts", _same(ATTEMPT_COLUMNS), "(task_id, attempt) DO NOTHING"),
+    _insert(
+        "taskmanager_task_attempts",
+        {"task_id": "CAST([task_id] AS TEXT)"} | _same(ATTEMPT_COLUMNS[1:]),
+        "(task_id, attempt) DO NOTHING",
+    ),
     ATTEMPT_COLUMNS,
     tuple(name for name in ATTEMPT_COLUMNS if name not in ("task_id", "started_at", "finished_at", "created_at")),
 )
@@ -232,8 +250,8 @@ def _picker(kind: Kind, names: Sequence[str]) -> Callable[[Row], Row]:
     return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
 
 
-def write(connection: sqlite3.Connection, kind: Kind, rows: Sequence[Row]) -> int:
-    """Write these rows. Return how many of them have changed something."""
+def write(connection: sqlite3.Connection, kind: Kind, rows: Sequence[Row], changed_ids: set[str] | None = None) -> int:
+    """Write these rows. Return how many of them have changed something; their ids are added to `changed_ids`."""
     changed, start, shared = 0, 0, _alike(kind, rows) if _size_for(len(rows)) > 1 else ()
     while start < len(rows):
         size = _size_for(len(rows) - start)
@@ -243,7 +261,12 @@ def write(connection: sqlite3.Connection, kind: Kind, rows: Sequence[Row]) -> in
         # Only the id marks what fills the statement up. Zeros bind faster than NULLs.
         values += [None, *[0] * (made.width - 1)] * (size - len(part))
         values += made.after(part[0])
-        changed += connection.execute(made.sql, values).rowcount
+        if changed_ids is None:
+            changed += connection.execute(made.sql, values).rowcount
+        else:
+            found = connection.execute(f"{made.sql} RETURNING id", values).fetchall()
+            changed_ids.update(task_id for (task_id,) in found)
+            changed += len(found)
         start += size
     return changed
 
