@@ -25,10 +25,17 @@ from taskmanager.store.protocol import FreeQueue
 from taskmanager.store.sqlite.claims import free_queues
 from taskmanager.store.sqlite.connection import WAL_LIMIT_BYTES
 from taskmanager.store.sqlite.health import Owned, faults, newest_stamp, owned, unreadable
-from taskmanager.store.sqlite.locks import WriterWatch, process_name, without_lock
+from taskmanager.store.sqlite.locks import (
+    Reader,
+    WalState,
+    WriterWatch,
+    only_user_of,
+    process_name,
+    read_wal_index,
+    without_lock,
+)
 from taskmanager.store.sqlite.reading import LOOP_PATIENCE_S, READ_PATIENCE_S, snapshot
 from taskmanager.store.sqlite.schema import missing_views, version
-from taskmanager.store.sqlite.wal_index import Reader, WalState, only_user_of, read_wal_index
 
 MB: Final = 1_000_000
 SKEW_US: Final = 5_000_000

@@ -15,9 +15,9 @@ import pytest
 
 from taskmanager import TaskManager
 from taskmanager.store.sqlite import SqliteStore, connection
+from taskmanager.store.sqlite.locks import only_user_of, read_wal_index
 from taskmanager.store.sqlite.open_files import FileConnection, is_open_here
 from taskmanager.store.sqlite.reading import open_read_only
-from taskmanager.store.sqlite.wal_index import only_user_of, read_wal_index
 
 pytestmark = pytest.mark.anyio
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -30,7 +30,7 @@ from taskmanager import TaskManager, WrongProcess
 from taskmanager.cli.commands import main as command_line
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.sqlite.reading import open_read_only
-from taskmanager.store.sqlite.wal_index import read_wal_index
+from taskmanager.store.sqlite.locks import read_wal_index
 
 path, holder = Path(sys.argv[1]), sys.argv[2]
 manager = TaskManager(path)
@@ -238,7 +238,7 @@ def held_locks(path: Path) -> str:
     program = """
     import fcntl, struct, sys
     from pathlib import Path
-    from taskmanager.store.sqlite.wal_index import _FLOCK, _IS_BSD
+    from taskmanager.store.sqlite.locks import _FLOCK, _IS_BSD
     for name, start, length in (sys.argv[1], 0x40000002, 510), (sys.argv[1] + "-shm", 128, 1):
         with Path(name).open("rb") as file:
             wanted = (start, length, 0, fcntl.F_WRLCK, 0) if _IS_BSD else (fcntl.F_WRLCK, 0, start, length, 0)

@@ -16,7 +16,7 @@ from taskmanager.console.observer import Observer
 from taskmanager.console.overview import NO_COUNTS, InstanceView
 from taskmanager.store.protocol import FreeQueue, InstanceRow
 from taskmanager.store.sqlite import locks
-from taskmanager.store.sqlite.wal_index import Reader, WalState, read_wal_index
+from taskmanager.store.sqlite.locks import Reader, WalState, read_wal_index
 from taskmanager.store.statistics import FileSize, Pace, Statistics
 from tests.unit.command_line import taskmanager, write_tasks
 
