@@ -12,8 +12,14 @@ from taskmanager.store.sqlite.connection import BUSY_TIMEOUT_S, primary_code, tr
 from taskmanager.store.sqlite.files import Files
 from taskmanager.store.sqlite.open_files import open_existing
 
-_INSTANCE: Final = ", ".join(InstanceRow._fields)
-_STATE: Final = ", ".join(WorkerState._fields)
+
+def _into(table: str, names: Sequence[str]) -> str:
+    return f"INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+
+
+_BEAT: Final = f"INSERT {_into('taskmanager_heartbeats', Beat._fields)}"
+_INSTANCE: Final = f"INSERT OR REPLACE {_into('taskmanager_instances', InstanceRow._fields)}"
+_STATE: Final = f"INSERT {_into('taskmanager_worker_states', WorkerState._fields)}"
 
 
 class SqliteBeater:
@@ -45,11 +51,7 @@ class SqliteBeater:
         try:
             connection = self._opened()
             with transaction(connection):
-                connection.executemany(
-                    "INSERT INTO taskmanager_heartbeats (sender_id, role, sent_at, hostname, pid)"
-                    " VALUES (?, ?, ?, ?, ?)",
-                    beats,
-                )
+                connection.executemany(_BEAT, beats)
         except sqlite3.Error as exc:
             if primary_code(exc) != sqlite3.SQLITE_BUSY:
                 self.close()
@@ -92,19 +94,14 @@ def heartbeats(connection: sqlite3.Connection) -> list[tuple[str, str, int]]:
 def save_worker_state(connection: sqlite3.Connection, state: WorkerState) -> None:
     """See `Store.save_worker_state`."""
     with transaction(connection):
-        connection.execute(
-            f"INSERT INTO taskmanager_worker_states ({_STATE}) VALUES ({', '.join('?' * len(state))})", state
-        )
+        connection.execute(_STATE, state)
 
 
 def save_instance(connection: sqlite3.Connection, row: InstanceRow) -> None:
     """See `Store.save_instance`."""
     with transaction(connection):
-        connection.execute(
-            f"INSERT OR REPLACE INTO taskmanager_instances ({_INSTANCE}) VALUES ({', '.join('?' * len(row))})",
-            # A process may be named after a file whose name is no UTF-8.
-            [encodable(value) if isinstance(value, str) else value for value in row],
-        )
+        # A process may be named after a file whose name is no UTF-8.
+        connection.execute(_INSTANCE, [encodable(value) if isinstance(value, str) else value for value in row])
 
 
 def forget_instances(connection: sqlite3.Connection, instance_ids: Collection[str]) -> None:

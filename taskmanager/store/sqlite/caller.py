@@ -2,7 +2,8 @@
 
 import os
 import sqlite3
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ def insert_through(connection: Any, row: TaskRow, database: Path | None) -> Coro
     """
     sql, parameters = insert_statement(row)
     if isinstance(connection, sqlite3.Connection):
-        with _Explained():
+        with _explained():
             cursor = connection.cursor()
             cursor.row_factory = None
             _check_files(cursor.execute(_FILES).fetchall(), database)
@@ -44,7 +45,7 @@ def insert_through(connection: Any, row: TaskRow, database: Path | None) -> Coro
 
 
 async def _insert_async(connection: Any, sql: str, parameters: tuple[object, ...], database: Path | None) -> None:
-    with _Explained():
+    with _explained():
         cursor = await connection.cursor()
         cursor.row_factory = None
         await cursor.execute(_FILES)
@@ -64,25 +65,24 @@ def _check_files(files: Iterable[tuple[Any, ...]], database: Path | None) -> Non
     raise StoreError(f"the connection leads to {found}, not to {database}; connect to the file of the manager")
 
 
-class _Explained:
-    """Says what to do about the errors that a caller's transaction can meet."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
-        if isinstance(exc, sqlite3.OperationalError):
-            text = str(exc)
-            if "no such table" in text:
-                raise StoreError(
-                    f"the connection does not lead to the manager's file ({text}); start the manager on that file first"
-                ) from exc
-            if "readonly" in text:
-                raise StoreError(
-                    f"the task could not be written through this connection ({text}); use one that may write"
-                ) from exc
-            if "locked" in text or "busy" in text:
-                raise StoreUnavailable(
-                    f"the task could not be written in this transaction ({text}); its snapshot is stale or somebody "
-                    "else writes: roll back, begin again with BEGIN IMMEDIATE, and repeat"
-                ) from exc
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say what to do about the errors that a caller's transaction can meet."""
+    try:
+        yield
+    except sqlite3.OperationalError as exc:
+        text = str(exc)
+        if "no such table" in text:
+            raise StoreError(
+                f"the connection does not lead to the manager's file ({text}); start the manager on that file first"
+            ) from exc
+        if "readonly" in text:
+            raise StoreError(
+                f"the task could not be written through this connection ({text}); use one that may write"
+            ) from exc
+        if "locked" in text or "busy" in text:
+            raise StoreUnavailable(
+                f"the task could not be written in this transaction ({text}); its snapshot is stale or somebody else "
+                "writes: roll back, begin again with BEGIN IMMEDIATE, and repeat"
+            ) from exc
+        raise

@@ -12,6 +12,7 @@ from typing import Final
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.statements import LIVE_SQL, quoted
+from taskmanager.store.sqlite.wal import checkpoint
 
 HOLD_S: Final = 0.005
 FIRST_SIZE: Final = 100
@@ -89,13 +90,9 @@ def _delete(
             count = connection.execute(delete, {"cutoff": cutoff, "rows": rows}).rowcount
             deleted_s = perf_counter()
         batch.note(count, deleted_s - began_s, perf_counter() - deleted_s)
-        _move_log(connection)
+        checkpoint(connection)
         if count:
             return count
-
-
-def _move_log(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
 
 def shrink(connection: sqlite3.Connection, batch: BatchSize) -> bool:
@@ -108,7 +105,7 @@ def shrink(connection: sqlite3.Connection, batch: BatchSize) -> bool:
     # One page per step, without a column: `execute` would leave it at the first.
     connection.executescript(f"PRAGMA incremental_vacuum({batch.size})")
     batch.note(batch.size, perf_counter() - began, 0.0)
-    _move_log(connection)
+    checkpoint(connection)
     return _free_pages(connection) > 0
 
 

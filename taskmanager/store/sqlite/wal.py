@@ -106,7 +106,7 @@ def _free_on(folder: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def checkpoint(connection: sqlite3.Connection, is_cut: bool) -> bool:
+def checkpoint(connection: sqlite3.Connection, is_cut: bool = False) -> bool:
     """Move the log into the file, and with `is_cut` make it empty; False when a reader kept part of it back.
 
     PASSIVE waits for nobody, and when another instance is at it, that one does it. TRUNCATE would wait for readers as
