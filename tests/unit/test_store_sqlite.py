@@ -26,7 +26,6 @@ from taskmanager.store.sqlite import (
     connection,
     queries,
     schema,
-    starting,
     statements,
     wal,
 )
@@ -527,8 +526,8 @@ async def test_a_claim_is_found_through_an_index_of_free_rows_alone(
 async def test_a_take_over_is_found_through_the_index_of_what_waits(path: Path) -> None:
     """It costs by what it takes, not by what waits at others: an idle instance looks again and again."""
     await created(path)
-    wanted = {"task_names": "[]", "queue_name": "q", "owner": "me", "due_at": 1, "scanned": 9, "limit": 9}
-    steps = plan(path, starting.OTHERS, wanted)
+    wanted = {"task_names": "[]", "queue_name": "q", "owner": "me", "now": 1, "scanned": 9, "limit": 9}
+    steps = plan(path, claims.OTHERS, wanted)
     assert "taskmanager_tasks_waiting (queue_name=? AND priority=? AND enqueued_at<?)" in steps
     assert "taskmanager_tasks_waiting (queue_name=? AND priority>?)" in steps
     assert not re.search(r"SCAN (t|taskmanager_tasks)$|ORDER BY", steps, re.MULTILINE)

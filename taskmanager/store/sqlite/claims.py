@@ -12,17 +12,17 @@ unknown ones.
 
 import json
 import sqlite3
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Collection, Sequence
+from typing import Any, Final
 
 from taskmanager.model.clock import LAST_US
 from taskmanager.model.record import DELAY_KEY, TaskRow, UnreadableRow, expected_of
+from taskmanager.rules.claims import started
 from taskmanager.store.constraints import failed, row_faults, unreadable
-from taskmanager.store.protocol import FREE_COUNT_CAP, ClaimRequest, FreeQueue
+from taskmanager.store.protocol import FREE_COUNT_CAP, ClaimRequest, FreeQueue, WaitingLevel
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.queries import hops, task_rows
-from taskmanager.store.sqlite.rows import Undecodable
-from taskmanager.store.sqlite.starting import HELD, WAITS, is_worth_a_look, start_best, take_over
+from taskmanager.store.sqlite.rows import Undecodable, unpacked
 from taskmanager.store.sqlite.statements import END_UNREADABLE, LIVE_SQL, write
 
 _FREE: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_free"
@@ -44,21 +44,28 @@ SELECT json_group_array(row) FROM (
     ORDER BY t.priority, t.enqueued_at, t.id LIMIT :limit
 )
 """
+
+
+def _in_order(index: str, which: str, more: str = "") -> str:
+    """Rows of a queue that are due, in the order of an index that begins with it, as many as are looked at.
+
+    The levels come in order, and the rows of each in that of the index. An ORDER BY would sort all that could be taken.
+    """
+    return f"""
+        SELECT t.rowid AS row, t.task_name{more}
+        FROM each_priority AS level CROSS JOIN taskmanager_tasks AS t INDEXED BY {index}
+        WHERE {_IN_QUEUE} AND t.priority = level.priority AND t.enqueued_at <= :now AND {which}
+        LIMIT :scanned
+    """
+
+
 _SCANNED_PER_ROW: Final = 10
 _SCANNED_AT_LEAST: Final = 1_000
-_READY: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_ready"
-# The levels come in order, and the rows of each in that of the index. An ORDER BY would sort all that could be claimed.
 READY_CANDIDATES: Final = f"""
-{hops(_READY, _BETTER, "priority")}
+{hops("taskmanager_tasks INDEXED BY taskmanager_tasks_ready", _BETTER, "priority")}
 SELECT json_group_array(row), count(*) FROM (
-    SELECT row FROM (
-        SELECT t.rowid AS row, t.task_name AS name
-        FROM each_priority AS level CROSS JOIN taskmanager_tasks AS t INDEXED BY taskmanager_tasks_ready
-        WHERE t.queue_name = CAST(:queue_name AS TEXT) AND t.priority = level.priority AND t.enqueued_at <= :now
-            AND t.status = 'PENDING' AND t.claimed_by_worker_id IS NULL
-        LIMIT :scanned
-    )
-    WHERE name IN (SELECT value FROM json_each(:task_names)) LIMIT :limit
+    SELECT row FROM ({_in_order("taskmanager_tasks_ready", _IS_FREE)})
+    WHERE task_name IN (SELECT value FROM json_each(:task_names)) LIMIT :limit
 )
 """
 # A row whose columns contradict each other is passed over, and dealt with alone: it must not spoil the others' claim.
@@ -67,11 +74,54 @@ UPDATE OR IGNORE taskmanager_tasks
 SET status = 'CLAIMED', claimed = 1, claimed_at = :now, claimed_by_worker_id = :owner, updated_at = :now
 WHERE rowid IN (SELECT value FROM json_each(:rows)) AND rowid NOT IN (SELECT value FROM json_each(:begun))
 """
+_IS_PLAIN: Final = "t.crash_count = 0 AND t.good_until IS NULL AND t.cancel_requested_at IS NULL"
+_PLAIN: Final = f"""
+SELECT json_group_array(json_array(row, task_name)) FROM (
+    SELECT t.rowid AS row, t.task_name FROM json_each(:rows) AS v JOIN taskmanager_tasks AS t ON t.rowid = v.value
+    WHERE {_IS_PLAIN} ORDER BY t.priority, t.enqueued_at, t.id
+)
+"""
+_START: Final = """
+UPDATE OR IGNORE taskmanager_tasks
+SET status = 'RUNNING', claimed = 0, start_count = start_count + 1, claimed_at = :now, claimed_by_worker_id = :owner,
+    started_at = :now, updated_at = :now, next_retry_at = NULL, progress = NULL, worker_pid = :pid,
+    worker_hostname = :hostname, worker_process_name = :process_name
+WHERE rowid IN (SELECT value FROM json_each(:rows))
+"""
 _TAKEN: Final = "taskmanager_tasks AS t WHERE t.rowid IN (SELECT value FROM json_each(?))"
 _CLAIMED_AT: Final = f"""
 taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owner
 WHERE t.claimed_by_worker_id = CAST(? AS TEXT) AND t.status IN ({LIVE_SQL}) AND t.claimed_at = ?
 """
+_WAITS: Final = "claimed_by_worker_id IS NOT NULL AND status IN ('PENDING', 'CLAIMED')"
+_HELD: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_waiting"
+_OTHERS_SCANNED_AT_LEAST: Final = 100
+_OF_OTHERS: Final = _in_order(
+    "taskmanager_tasks_waiting", _WAITS, f", t.start_count, t.claimed_by_worker_id AS owner, {_IS_PLAIN} AS is_plain"
+)
+# What has run before may have code that goes on there, in a thread that nobody can end.
+OTHERS: Final = f"""
+{hops(_HELD, f"{_IN_QUEUE} AND {_WAITS}", "priority")}
+SELECT json_group_array(json_array(row, task_name)) FROM (
+    SELECT row, task_name FROM ({_OF_OTHERS})
+    WHERE owner <> :owner AND is_plain AND start_count = 0
+        AND task_name IN (SELECT value FROM json_each(:task_names))
+    LIMIT :limit
+)
+"""
+_TAKEN_AWAY: Final = """
+json_each(?) AS wanted CROSS JOIN taskmanager_tasks AS t ON t.id = wanted.value
+WHERE t.claimed_by_worker_id IS NOT NULL AND t.claimed_by_worker_id <> CAST(? AS TEXT)
+"""
+_LEVELS: Final = f"""
+{hops(_HELD, _WAITS, "queue_name", "priority")}
+SELECT queue_name, priority, (
+    SELECT min(enqueued_at) FROM {_HELD}
+    WHERE queue_name = level.queue_name AND priority = level.priority AND {_WAITS}
+) FROM each_priority AS level WHERE priority IS NOT NULL LIMIT ?
+"""
+
+
 _ABOVE_ALL_PRIORITIES: Final = 1e19
 """Also above those that no version would write: who claims such a row finds out."""
 # As `is_pause` and `due_at` say it of a row.
@@ -104,18 +154,20 @@ def claim(connection: sqlite3.Connection, request: ClaimRequest) -> list[TaskRow
     """See `Store.claim`."""
     if not request.task_names or request.limit < 1:
         return []
-    if request.others_due_at is not None and not is_worth_a_look(connection, request):
+    due_at = request.others_due_at
+    # Without the lock for writing first: a busy instance needs that.
+    if due_at is not None and not _others(connection, request, due_at, 1):
         return []
     with transaction(connection):
         limit = request.limit
         if request.file_limit is not None:
             limit = min(limit, _places(connection, request, request.file_limit))
-        if request.others_due_at is None:
+        if due_at is None:
             rows = _candidates(connection, request, limit)
-            begun = start_best(connection, rows, request) if request.starting else "[]"
+            begun = _start_best(connection, rows, request) if request.starting else "[]"
             connection.execute(_TAKE, {"rows": rows, "begun": begun, "owner": request.owner, "now": request.now})
         else:
-            rows = take_over(connection, request, limit)
+            rows = _start(connection, _others(connection, request, due_at, limit)[::2], request)
         if rows == "[]":
             return []
         claimed = task_rows(connection, _TAKEN, (rows,))
@@ -176,6 +228,47 @@ def _wanted(
     }
 
 
+def _start_best(connection: sqlite3.Connection, rows: str, request: ClaimRequest) -> str:
+    """Start the best of these rows, as far as there are slots. Both are rowids as JSON."""
+    (found,) = connection.execute(_PLAIN, {"rows": rows}).fetchone()
+    return _start(connection, unpacked(found), request)
+
+
+def waiting_levels(connection: sqlite3.Connection, limit: int) -> list[WaitingLevel]:
+    """See `Store.waiting_levels`."""
+    rows = connection.execute(_LEVELS, (limit,)).fetchall()
+    return sorted(WaitingLevel._make(row) for row in rows if Undecodable not in map(type, row))
+
+
+def fetch_taken(connection: sqlite3.Connection, task_ids: Sequence[str], owner: str) -> dict[str, TaskRow]:
+    """See `Store.fetch_taken`."""
+    rows = task_rows(connection, _TAKEN_AWAY, (json.dumps(list(task_ids)), owner))
+    return {row.task_id: row for row in rows}
+
+
+def _others(connection: sqlite3.Connection, request: ClaimRequest, due_at: int, limit: int) -> list[tuple[int, str]]:
+    """The best rows that wait at other instances."""
+    wanted = _wanted(request.task_names, request.queue_name, due_at, 2 * limit)
+    scanned = {"owner": request.owner, "scanned": _SCANNED_PER_ROW * limit + _OTHERS_SCANNED_AT_LEAST}
+    (found,) = connection.execute(OTHERS, wanted | scanned).fetchone()
+    return unpacked(found)
+
+
+def _start(connection: sqlite3.Connection, found: Sequence[tuple[int, str]], request: ClaimRequest) -> str:
+    starting = request.starting
+    assert starting is not None
+    chosen = started([name for _, name in found], starting)
+    rows = json.dumps([found[each][0] for each in chosen])
+    worker: dict[str, Any] = {
+        "pid": starting.worker_pid,
+        "hostname": starting.worker_hostname,
+        "process_name": starting.worker_process_name,
+    }
+    if chosen:
+        connection.execute(_START, {"rows": rows, "owner": request.owner, "now": request.now} | worker)
+    return rows
+
+
 _COUNT_TAKEN: Final = """
 SELECT (
     SELECT count(*) FROM taskmanager_tasks INDEXED BY taskmanager_tasks_claimed WHERE claimed = 1 AND queue_name = :name
@@ -219,9 +312,9 @@ _ANY_LEFT: Final = f"""
 SELECT rowid FROM taskmanager_tasks INDEXED BY taskmanager_tasks_owner WHERE {_MAY_RUN} LIMIT :limit
 """
 _FIRST_LEFT: Final = f"""
-{hops(HELD, WAITS, "queue_name")}
+{hops(_HELD, _WAITS, "queue_name")}
 SELECT t.rowid FROM each_queue_name AS each JOIN taskmanager_tasks AS t ON t.rowid IN (
-    SELECT rowid FROM {HELD} WHERE queue_name = each.queue_name AND {WAITS} AND {_MAY_RUN}
+    SELECT rowid FROM {_HELD} WHERE queue_name = each.queue_name AND {_WAITS} AND {_MAY_RUN}
     ORDER BY priority, enqueued_at, id LIMIT :per_queue
 )
 LIMIT :limit

@@ -15,7 +15,7 @@ from taskmanager.store.protocol import (
     ClaimRequest,
     CommitReport,
 )
-from taskmanager.store.sqlite import beat, claims, pruning, queries, starting, transitions, wal
+from taskmanager.store.sqlite import beat, claims, pruning, queries, transitions, wal
 from taskmanager.store.sqlite import schedules as schedule_state
 from taskmanager.store.sqlite.beat import SqliteBeater
 from taskmanager.store.sqlite.connection import (
@@ -317,8 +317,8 @@ class SqliteStore:
 
     latest_stamp = _reads(claims.latest_stamp)
     free_queues = _reads(claims.free_queues)
-    waiting_levels = _reads(starting.waiting_levels)
-    fetch_taken = _reads(starting.fetch_taken)
+    waiting_levels = _reads(claims.waiting_levels)
+    fetch_taken = _reads(claims.fetch_taken)
     best_waiting = _reads(claims.best_waiting)
     fetch = _reads(queries.fetch)
     fetch_attempts = _reads(queries.fetch_attempts)
