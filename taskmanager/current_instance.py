@@ -145,7 +145,7 @@ class CurrentInstance:
         database = self.database
         if database is None:
             return
-        from taskmanager.store.sqlite.open_files import check_process
+        from taskmanager.store.sqlite.files import check_process
 
         try:
             check_process(database)
@@ -195,7 +195,7 @@ class CurrentInstance:
             raise ConfigurationError(
                 f"task {definition.name!r} is memory-only and cannot be written in a transaction; give it persist=True"
             )
-        from taskmanager.store.sqlite.open_files import check_process
+        from taskmanager.store.sqlite.files import check_process
 
         check_process(self.database)
         live = self._intake().make(definition, options, args, kwargs)

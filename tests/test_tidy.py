@@ -759,7 +759,7 @@ def injected_faults() -> Iterator[str]:
             if key in INJECTED and module.path not in INJECTED[key]:
                 yield f"{module.path}:{node.lineno}: {name}() here; time and chance are injected"
             if name in CONNECTS and module.path not in CONNECTS[name]:
-                yield f"{module.path}:{node.lineno}: {name}() here; use store.sqlite.open_files.open_existing"
+                yield f"{module.path}:{node.lineno}: {name}() here; use store.sqlite.files.open_existing"
 
 
 def phase_faults() -> Iterator[str]:

@@ -13,7 +13,7 @@ from taskmanager.engine.instance import has_lock_file
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import StoreUnavailable, UnknownTask
 from taskmanager.store.sqlite import SqliteStore
-from taskmanager.store.sqlite.open_files import check_process
+from taskmanager.store.sqlite.files import check_process
 from taskmanager.store.sqlite.queries import instances
 from taskmanager.store.sqlite.reading import READ_PATIENCE_S, open_read_only
 from taskmanager.store.sqlite.search import ids_like, memory_only

@@ -15,8 +15,8 @@ import pytest
 
 from taskmanager import TaskManager
 from taskmanager.store.sqlite import SqliteStore, connection
+from taskmanager.store.sqlite.files import FileConnection, is_open_here
 from taskmanager.store.sqlite.locks import only_user_of, read_wal_index
-from taskmanager.store.sqlite.open_files import FileConnection, is_open_here
 from taskmanager.store.sqlite.reading import open_read_only
 
 pytestmark = pytest.mark.anyio

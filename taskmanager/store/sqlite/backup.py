@@ -19,8 +19,8 @@ from typing import Final
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.wording import remedy
 from taskmanager.store.sqlite.connection import primary_code
+from taskmanager.store.sqlite.files import open_existing
 from taskmanager.store.sqlite.health import damages
-from taskmanager.store.sqlite.open_files import open_existing
 from taskmanager.store.sqlite.reading import snapshot
 
 STEP_PAGES: Final = 1_000

@@ -9,8 +9,7 @@ from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.store.constraints import encodable
 from taskmanager.store.protocol import Beat, InstanceRow, WorkerState
 from taskmanager.store.sqlite.connection import BUSY_TIMEOUT_S, primary_code, transaction, translate
-from taskmanager.store.sqlite.files import Files
-from taskmanager.store.sqlite.open_files import open_existing
+from taskmanager.store.sqlite.files import Files, open_existing
 
 
 def _into(table: str, names: Sequence[str]) -> str:

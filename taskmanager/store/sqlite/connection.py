@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NoReturn, TypeVar, TypeVarTuple
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.wording import MORE_THREADS, remedy
-from taskmanager.store.sqlite.open_files import IS_FORKED, FileConnection, open_existing
+from taskmanager.store.sqlite.files import IS_FORKED, FileConnection, open_existing
 from taskmanager.store.sqlite.rows import text_of
 
 Synchronous = Literal["full", "normal"]

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from taskmanager.model.clock import SystemClock
-from taskmanager.store.sqlite.open_files import check_process, is_open_here
+from taskmanager.store.sqlite.files import check_process, is_open_here
 
 try:
     import fcntl

@@ -14,7 +14,7 @@ from typing import Final
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.store.sqlite.connection import check_sqlite_version, primary_code, translate
-from taskmanager.store.sqlite.open_files import check_process, open_existing
+from taskmanager.store.sqlite.files import check_process, open_existing
 from taskmanager.store.sqlite.rows import text_of
 from taskmanager.store.sqlite.schema import check_is_ours, check_version
 

@@ -30,8 +30,7 @@ from taskmanager.store.sqlite.connection import (
     has_no_room,
     raise_not_open,
 )
-from taskmanager.store.sqlite.files import Files
-from taskmanager.store.sqlite.open_files import check_process, keep_open
+from taskmanager.store.sqlite.files import Files, check_process, keep_open
 from taskmanager.store.sqlite.pruning import BatchSize
 from taskmanager.store.sqlite.reading import LOOP_PATIENCE_S, open_read_only, snapshot
 from taskmanager.store.sqlite.schema import migrate, never_dead
