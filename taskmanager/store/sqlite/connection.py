@@ -216,26 +216,25 @@ def _do(work: _Queue) -> None:
 
 def _do_next(future: asyncio.Future[Any] | None, function: Callable[[], Any]) -> bool:
     """Do it, and tell its loop. Return False when there is no more to do."""
-    tell: Callable[[asyncio.Future[Any], Any], None] = _succeed
+    found, error = None, None
     try:
         found = function()
-    except BaseException as error:  # noqa: BLE001  # raised where it is awaited
-        tell, found = _fail, error
+    except BaseException as raised:  # noqa: BLE001  # raised again where it is awaited
+        error = raised
     if future is not None:
         try:
-            future.get_loop().call_soon_threadsafe(tell, future, found)
+            future.get_loop().call_soon_threadsafe(_tell, future, found, error)
         except RuntimeError:  # the loop is closed
             return False
     return found is not _LAST
 
 
-def _succeed(future: asyncio.Future[Any], found: object) -> None:
-    if not future.done():
+def _tell(future: asyncio.Future[Any], found: object, error: BaseException | None) -> None:
+    if future.done():  # who waited was cancelled
+        return
+    if error is None:
         future.set_result(found)
-
-
-def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    if not future.done():
+    else:
         future.set_exception(error)
 
 
