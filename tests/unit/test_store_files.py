@@ -17,7 +17,7 @@ from taskmanager.model.record import TaskWrite
 from taskmanager.store.protocol import Beat
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.sqlite import store as store_module
-from tests.contract.rows import FREE_ROW
+from tests.contract.rows import FREE_ROW, task
 
 pytestmark = pytest.mark.anyio
 # ruff: noqa: ASYNC240  # a test has its loop to itself
@@ -76,6 +76,26 @@ async def test_a_log_that_was_deleted_is_noticed_and_made_anew(
         assert other.execute("SELECT id FROM taskmanager_tasks ORDER BY id").fetchall() == [("a",), ("b",), ("c",)]
         assert other.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     assert await store.heartbeats() == [("me", "runner", 1)]
+    await store.close()
+
+
+@pytest.mark.parametrize("verb", ["checkpoint", "prune"])
+async def test_an_emptied_file_gets_no_part_of_its_pages_from_the_log(path: Path, verb: str) -> None:
+    """Else it would look like the one of before, and be damaged; nobody would make it anew."""
+    store = SqliteStore(path)
+    await store.open()
+    await store.checkpoint()
+    for number in range(20):
+        rows = [FREE_ROW._replace(task_id=f"{number}-{each}", args=f'["{"x" * 900}"]') for each in range(10)]
+        await store.commit([TaskWrite(row, None) for row in rows])
+    await store.commit([TaskWrite(task("ended", status="COMPLETED"), None)])
+    os.truncate(path, 0)
+    await (store.checkpoint() if verb == "checkpoint" else store.purge(None, None, 10))
+    assert not await store.is_same_file()
+    await store.close()
+    await store.open()
+    with plain(path) as other:
+        assert other.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     await store.close()
 
 
@@ -192,7 +212,7 @@ import asyncio, subprocess, sys
 from pathlib import Path
 from taskmanager.model.record import TaskWrite
 from taskmanager.store.sqlite import SqliteStore
-from tests.contract.rows import FREE_ROW
+from tests.contract.rows import FREE_ROW, task
 
 folder = Path(sys.argv[1])
 path = folder / "tasks.db"

@@ -111,7 +111,11 @@ def checkpoint(connection: sqlite3.Connection, is_cut: bool = False) -> bool:
 
     PASSIVE waits for nobody, and when another instance is at it, that one does it. TRUNCATE would wait for readers as
     long as for a lock, so it is not tried while one is known to be there, and does not wait for one that comes.
+
+    A file that was emptied gets nothing: with a part of its pages it would be damaged, and look like the one of before.
     """
+    if _is_emptied(connection):
+        return True
     blocked, in_log, moved = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     if blocked:
         return True
@@ -123,6 +127,14 @@ def checkpoint(connection: sqlite3.Connection, is_cut: bool = False) -> bool:
         finally:
             connection.execute(f"PRAGMA busy_timeout = {round(BUSY_TIMEOUT_S * 1000)}").fetchone()
     return bool(is_moved)
+
+
+def _is_emptied(connection: sqlite3.Connection) -> bool:
+    _, _, path = connection.execute("PRAGMA database_list").fetchone()
+    try:
+        return Path(path).stat().st_size == 0
+    except OSError:
+        return False
 
 
 def move_after(connection: sqlite3.Connection, pages: int) -> None:
