@@ -251,8 +251,16 @@ async def test_a_record_arrives_with_all_that_can_come(manager: TaskManager, cap
 
 
 def logs_much(count: int) -> None:
-    for number in range(count):
-        log.warning("number %d", number)
+    """Nothing is sent meanwhile, however slow the machine is: not at once, and the thread that sends gets no turn."""
+    at_once, interval_s = child_program.AT_ONCE, sys.getswitchinterval()
+    child_program.AT_ONCE = 0  # type: ignore[misc]  # in this child only
+    sys.setswitchinterval(1_000)
+    try:
+        for number in range(count):
+            log.warning("number %d", number)
+    finally:
+        child_program.AT_ONCE = at_once  # type: ignore[misc]
+        sys.setswitchinterval(interval_s)
 
 
 async def test_records_that_are_too_many_are_counted(manager: TaskManager, caplog: pytest.LogCaptureFixture) -> None:
