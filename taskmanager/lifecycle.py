@@ -88,7 +88,7 @@ class Lifecycle:
             Sharing(engine, self._claimer.take_over, neighbours, self._after_write.lost),
             self._file_watch,
             duties.recover,
-            duties.recover_strays,
+            duties.reaper.recover_strays,
         )
         self._cut_short = asyncio.Event()
         self._starting: asyncio.Task[Any] | None = None
@@ -99,7 +99,7 @@ class Lifecycle:
         self.is_stopping = False
         """True from the moment a stop was asked for."""
         self._release = Release(engine)
-        self._abandoned = Abandoned(engine, duties, self._lock)
+        self._abandoned = Abandoned(engine, duties.heartbeat, self._lock)
         self._unstopped = Unstopped(engine, self._after_write, self._release, self._abandoned, self.stop_now)
 
     async def start(self) -> None:
@@ -110,7 +110,7 @@ class Lifecycle:
         try:
             await self._open()
             await self._patiently(self._recover)
-            self._duties.start(self._unstopped.write_here)
+            self._duties.start(self._unstopped.write_here, self._lock)
             has_heartbeat = True
             self._stall.start()
             self._host.start_task(WRITER, partial(self._writer.start, self._after_write, watches_loop=True))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from typing import Final
 
-from taskmanager.duties.supervisor import Supervisor
+from taskmanager.duties.heartbeat import Heartbeat
 from taskmanager.engine.answers import WriterListener
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.engine import Engine
@@ -101,11 +101,11 @@ class Abandoned:
     When the stop is over and the last of it has ended, the instance lets go of its lock.
     """
 
-    def __init__(self, engine: Engine, duties: Supervisor, lock: InstanceLock | None) -> None:
+    def __init__(self, engine: Engine, heartbeat: Heartbeat, lock: InstanceLock | None) -> None:
         self._life, self._runner, self._threads = engine.life, engine.runner, engine.runner.threads
         self._dispatcher, self._writer, self._store = engine.dispatcher, engine.writer, engine.store
         self._identity, self._wall_clock = engine.identity, engine.wall_clock
-        self._duties = duties
+        self._heartbeat = heartbeat
         self._instance_lock = lock
         self._attempts: set[Attempt] = set()
         self._may_let_go = False
@@ -142,7 +142,7 @@ class Abandoned:
             if attempt.task is not None:
                 let_loop_close(attempt.task)
         if self.thread_count:
-            self._duties.outlive_loop()
+            self._heartbeat.outlives_loop = True
 
     def _record(self, attempt: Attempt) -> None:
         live = attempt.live
@@ -185,7 +185,7 @@ class Abandoned:
         """
         if self._attempts:
             return
-        self._duties.stop_heartbeat()
+        self._heartbeat.stop()
         if is_unwritten:
             return
         me, now_us = self._identity.instance_id, self._wall_clock.now_us()
@@ -210,7 +210,7 @@ class Abandoned:
 
     def _let_go(self) -> None:
         """From here on others take this instance for dead."""
-        self._duties.stop_heartbeat()
+        self._heartbeat.stop()
         if self._instance_lock is not None:
             self._instance_lock.close_descriptor()
 

@@ -163,7 +163,7 @@ ASSIGNS_PHASE: Final = frozenset(
 BANNED_WORDS: Final[Mapping[str, tuple[str, str, int]]] = {
     "stuck": (r"(?i)stuck", "abandoned", 59),
     "leftover": (r"(?i)leftover", "abandoned", 12),
-    "outliving": (r"(?i)outliv", "abandoned", 53),
+    "outliving": (r"(?i)outliv", "abandoned", 46),
     "spilled": (r"(?i)spill", "free", 21),
     "put away": (r"(?i)put away", "free", 1),
     "elsewhere": (r"(?i)elsewhere", "free, or the place", 41),

@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from typing import Final
 
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.instance import put_back_lock, show_life
+from taskmanager.engine.instance import InstanceLock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
 from taskmanager.model.wording import MORE_THREADS
@@ -81,6 +81,7 @@ class Heartbeat:
         self._stop = threading.Event()
         self._rest: Rest | None = None
         self._thread: threading.Thread | None = None
+        self._lock: InstanceLock | None = None
         self._loop_thread = threading.current_thread()
         self._answered_s = self._rested_s = self._clock.elapsed_s()
         config = engine.settings.recovery
@@ -101,12 +102,13 @@ class Heartbeat:
         """All that could not be written so far. While it grows, the silence of others says nothing."""
         self._writing_since_s: float | None = None
 
-    def start(self, on_loop_closed: Callable[[], bool]) -> None:
+    def start(self, on_loop_closed: Callable[[], bool], lock: InstanceLock) -> None:
         """Beat once now, then every interval, until `stop` or the end of the thread whose loop this is about.
 
         That need not be the main thread, which may end before it. `on_loop_closed` is called in the thread of the
-        heartbeat until it returns True, and may ask it to outlive the loop.
+        heartbeat until it returns True, and may ask it to outlive the loop. `lock` is kept in its place.
         """
+        self._lock = lock
         self._answered_s = self._rested_s = self._clock.elapsed_s()  # a start may have waited for the file
         thread = threading.Thread(target=self._run, args=(on_loop_closed,), name="taskmanager-heartbeat", daemon=True)
         try:
@@ -177,7 +179,7 @@ class Heartbeat:
     def _keep_lock(self) -> None:
         """Without its lock file this instance looks dead to all others, which would run its tasks again."""
         try:
-            if put_back_lock(self._identity.instance_id):
+            if self._lock is not None and self._lock.put_back():
                 logger.warning("the lock file of this instance was removed and is put back; it belongs to the database")
         except OSError as exc:
             logger.debug("the lock file of this instance could not be put back: %s", exc)
@@ -205,9 +207,9 @@ class Heartbeat:
         now = self._clock.now_us()
         self._writing_since_s = self._clock.elapsed_s()
         try:
-            if "runner" in roles:
+            if "runner" in roles and self._lock is not None:
                 with suppress(OSError):
-                    show_life(who.instance_id)
+                    self._lock.show_life()
             beater.beat([Beat(who.instance_id, role, now, who.hostname, who.pid) for role in roles])
         except StoreError as exc:
             self.failed_count += 1

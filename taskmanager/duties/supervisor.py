@@ -13,6 +13,7 @@ from taskmanager.duties.reaper import EXPIRY_INTERVAL_S, Reaper
 from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.retention import Retention
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.instance import InstanceLock
 from taskmanager.engine.polling import make_due
 from taskmanager.engine.timers import next_beat
 from taskmanager.model.errors import StoreError, StoreUnavailable
@@ -44,10 +45,10 @@ class Supervisor:
         self._store, self._wall_clock, self._writer = engine.store, engine.wall_clock, engine.writer
         self._inbox = engine.inbox
         self._host, self._settings, self._failing_duties = engine.host, engine.settings, engine.failing_duties
-        self._heartbeat = Heartbeat(engine)
+        self.heartbeat = Heartbeat(engine)
         config = engine.settings
         self._recovery = Recovery(engine.store, engine.clock, engine.identity, config.database, config.recovery)
-        self.reaper = Reaper(engine, self._recovery, self._heartbeat)
+        self.reaper = Reaper(engine, self._recovery, self.heartbeat)
         self._retention = Retention(engine)
         self._declared = schedules
         self._has_schedules = asyncio.Event()
@@ -88,36 +89,24 @@ class Supervisor:
             await self.schedules.open()
         return moved
 
-    async def recover_strays(self) -> int:
-        """Give back what names this instance and is unknown to it."""
-        return await self.reaper.recover_strays()
-
-    def start(self, on_loop_closed: Callable[[], bool]) -> None:
-        """Begin every duty. A store in memory, which nobody else sees, needs two of them only.
+    def start(self, on_loop_closed: Callable[[], bool], lock: InstanceLock | None) -> None:
+        """Begin every duty. A store in memory, which has no `lock` and nobody else sees, needs two of them only.
 
         `on_loop_closed` is called in the thread of the heartbeat, again and again until it returns True.
         """
         logger.look()
         self._host.start("schedules", self._run_schedules)
         self._begin("expiry", EXPIRY_INTERVAL_S, self.reaper.expire, at_once=True)
-        if self._settings.database is None:
+        if lock is None:
             return
         config = self._settings.recovery
-        self._heartbeat.start(on_loop_closed)
+        self.heartbeat.start(on_loop_closed, lock)
         self._begin("reaper", config.check_interval_ms / 1000, self.reaper.run_once)
         self._begin("retention", config.retention_sweep_interval_s, self._retention.run_once, at_once=True)
         self._begin("worker states", config.worker_state_snapshot_interval_ms / 1000, self._add_worker_state)
         self._begin("live tasks", LIVE_TASKS_INTERVAL_S, self._show)
         self._begin("upkeep", UPKEEP_INTERVAL_S, self._upkeep)
         logger.info("heartbeat, reaper and retention have started")
-
-    def outlive_loop(self) -> None:
-        """Threads of this instance go on after its loop, so its heart beats on."""
-        self._heartbeat.outlives_loop = True
-
-    def stop_heartbeat(self) -> None:
-        """The last thing that ends."""
-        self._heartbeat.stop()
 
     async def made_anew(self) -> None:
         """The store is another file: write what is not in it. Raises `StoreError`."""

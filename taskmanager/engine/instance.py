@@ -174,19 +174,6 @@ class InstanceLock:
             os.close(fd)
 
 
-def put_back_lock(instance_id: str) -> bool:
-    """`InstanceLock.put_back` for an instance of this process; False when it holds no lock."""
-    lock = _held.get(instance_id)
-    return lock is not None and lock.put_back()
-
-
-def show_life(instance_id: str) -> None:
-    """`InstanceLock.show_life` for an instance of this process."""
-    lock = _held.get(instance_id)
-    if lock is not None:
-        lock.show_life()
-
-
 def sign_of_life(database: Path | None, instance_id: str) -> int | None:
     """A number that changes as long as the instance shows that it lives; None where there is none to be seen."""
     if database is None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from taskmanager import QueueConfig, RecoveryConfig, TaskManager
-from taskmanager.duties import heartbeat
 from taskmanager.engine import instance
 from taskmanager.model import ids
 from taskmanager.store.sqlite import beat, stamp, wal
@@ -223,10 +222,9 @@ class World:
         """The lock files that a process holds."""
         return [lock for each in process.instance_ids if (lock := instance._held.get(each)) is not None]
 
-    def show_life(self, instance_id: str) -> None:
-        """As `instance.show_life`, by the clock of the simulation: the machine's would not move from beat to beat."""
-        lock = instance._held.get(instance_id)
-        if lock is not None and lock._fd is not None:
+    def show_life(self, lock: instance.InstanceLock) -> None:
+        """As that of the lock, by the clock of the simulation: the machine's would not move from beat to beat."""
+        if lock._fd is not None:
             os.utime(lock._fd, ns=(self.now_us * 1_000, self.now_us * 1_000))
 
     def buries(self, process: Process) -> None:
@@ -347,7 +345,8 @@ def inhabited(world: World) -> Iterator[None]:
     beat.BUSY_TIMEOUT_S = wal.BUSY_TIMEOUT_S = 0.0  # type: ignore[misc]
     ids._sequence = _Ids()  # type: ignore[assignment]
     instance.lock_path = cache(instance.lock_path)  # a tenth of the time of a seed would be spent on paths
-    show_life, heartbeat.show_life = heartbeat.show_life, world.show_life  # type: ignore[attr-defined]
+    show_life = instance.InstanceLock.show_life
+    instance.InstanceLock.show_life = lambda lock: world.show_life(lock)  # type: ignore[method-assign, assignment]
     random.seed(world.seed)
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING)
@@ -358,5 +357,5 @@ def inhabited(world: World) -> Iterator[None]:
         logger.removeHandler(handler)
         ids._sequence, state, logger.level, logger.propagate, instance.lock_path = kept
         stamp._CLOCK, stamp.os, beat.BUSY_TIMEOUT_S, wal.BUSY_TIMEOUT_S = machine  # type: ignore[misc, attr-defined]
-        heartbeat.show_life = show_life  # type: ignore[attr-defined]
+        instance.InstanceLock.show_life = show_life  # type: ignore[method-assign]
         random.setstate(state)

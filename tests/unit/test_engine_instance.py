@@ -17,7 +17,6 @@ from taskmanager.engine.instance import (
     is_dead,
     lock_path,
     new_identity,
-    put_back_lock,
 )
 
 needs_flock = pytest.mark.skipif(sys.platform == "win32", reason="no flock on this platform")
@@ -108,19 +107,19 @@ def test_who_may_read_the_database_may_ask_who_lives(database: Path) -> None:
 def test_a_lock_file_that_somebody_has_removed_is_put_back(database: Path, by: str) -> None:
     """Once; and what was dropped, or belongs to the parent of a fork, is not."""
     lock = InstanceLock(database, "i1")
-    assert not put_back_lock("i1")
+    assert not lock.put_back()
     lock.take()
-    assert not put_back_lock("i1")
+    assert not lock.put_back()
     lock.path.unlink()
     if by == "another file":
         lock.path.touch()
     assert is_dead(database, "i1")
-    assert put_back_lock("i1")
+    assert lock.put_back()
     assert not is_dead(database, "i1")
-    assert not put_back_lock("i1")
+    assert not lock.put_back()
     assert list(database.parent.glob("*.lock")) == [lock.path]
     lock.drop()
-    assert not put_back_lock("i1")
+    assert not lock.put_back()
     assert is_dead(database, "i1")
 
 
@@ -153,9 +152,9 @@ def test_a_lock_that_cannot_be_put_back_is_held_nevertheless(database: Path) -> 
     in_the_way = database.with_name("tasks.db.i1-new.lock")
     in_the_way.mkdir()
     with pytest.raises(OSError, match="tasks.db"):
-        put_back_lock("i1")
+        lock.put_back()
     in_the_way.rmdir()
-    assert put_back_lock("i1")
+    assert lock.put_back()
     assert not is_dead(database, "i1")
     lock.drop()
 
@@ -243,7 +242,7 @@ def test_a_lock_that_is_being_dropped_is_not_put_back(database: Path, monkeypatc
 
     def unlink_and_beat(path: Path) -> None:
         unlink(path)
-        answers.append(put_back_lock("i1"))
+        answers.append(lock.put_back())
 
     monkeypatch.setattr(Path, "unlink", unlink_and_beat)
     lock.drop()

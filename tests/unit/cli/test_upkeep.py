@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from taskmanager.duties import recovery
-from taskmanager.engine.instance import InstanceLock, put_back_lock
+from taskmanager.engine.instance import InstanceLock
 from tests.unit.cli.documents import RecoveryDocument
 from tests.unit.command_line import statuses, taskmanager
 
@@ -52,7 +52,7 @@ def test_recover_counts_nobody_dead_whose_lock_file_is_put_back(
     lock.path.unlink()
 
     def is_put_back_now(database: Path, instance_id: str) -> bool:
-        return not put_back_lock(instance_id)
+        return not lock.put_back()
 
     monkeypatch.setattr(recovery, "has_lock_file", is_put_back_now)
     monkeypatch.setattr(recovery, "PUT_BACK_S", 0.0)

@@ -12,7 +12,7 @@ import pytest
 
 from taskmanager import RecoveryConfig
 from taskmanager.duties.heartbeat import BLOCKED_AFTER_S, LOOP_PROBE_S, Heartbeat, Rest
-from taskmanager.engine.instance import sign_of_life
+from taskmanager.engine.instance import InstanceLock, sign_of_life
 from tests.unit.duties.scene import NOW_US, until
 
 pytestmark = pytest.mark.anyio
@@ -58,12 +58,12 @@ async def test_a_heartbeat_that_cannot_be_written_harms_no_task_and_is_tried_aga
         other.execute("BEGIN IMMEDIATE")
         before = sign_of_life(scene.db, me)
         scene.clock.pass_s(30)
-        await until(lambda: scene.duties._heartbeat.failed_count > 0)
+        await until(lambda: scene.duties.heartbeat.failed_count > 0)
         assert sign_of_life(scene.db, me) != before
-        assert not scene.duties._heartbeat.is_well
+        assert not scene.duties.heartbeat.is_well
         other.execute("ROLLBACK")
     await until(lambda: len(scene.query("SELECT 1 FROM taskmanager_heartbeats")) >= 4)
-    await until(lambda: scene.duties._heartbeat.failed_count == 0)
+    await until(lambda: scene.duties.heartbeat.failed_count == 0)
     gate.set()
     assert await handle == "done"
 
@@ -71,10 +71,10 @@ async def test_a_heartbeat_that_cannot_be_written_harms_no_task_and_is_tried_aga
 async def test_a_start_that_waited_is_no_loop_that_was_blocked(stage: Any, caplog: pytest.LogCaptureFixture) -> None:
     """For the file, or for somebody's lock: the loop was free meanwhile, and a warning would blame the application."""
     scene = await stage()
-    scene.duties.stop_heartbeat()
+    scene.duties.heartbeat.stop()
     heartbeat = Heartbeat(scene.engine)
     scene.clock.pass_s(BLOCKED_AFTER_S + 0.4)
-    heartbeat.start(lambda: True)
+    heartbeat.start(lambda: True, InstanceLock(scene.db, "me"))
     heartbeat.stop(10)
     assert "blocked" not in caplog.text
 
@@ -85,7 +85,7 @@ async def test_a_process_that_was_stopped_is_no_loop_that_was_blocked(
 ) -> None:
     """Wherever the heart was when SIGSTOP came. A loop that is blocked from then on is said to be as soon as any."""
     scene = await stage()
-    heart = scene.duties._heartbeat
+    heart = scene.duties.heartbeat
     heart.stop()
     scene.engine.stall.close()
 
@@ -129,7 +129,7 @@ async def test_a_wall_clock_that_is_set_back_makes_no_heart_stop(stage: Any) -> 
         return pulse(beater)
 
     other.pulse = counted  # type: ignore[method-assign]  # to be told of each round
-    other.start(lambda: True)
+    other.start(lambda: True, InstanceLock(scene.db, "me"))
     for _ in range(3):
         assert await asyncio.to_thread(rounds.acquire, timeout=20)
     other.stop(20)
@@ -159,7 +159,7 @@ def test_a_heart_without_descriptors_rests_all_the_same(monkeypatch: pytest.Monk
 async def test_a_loop_that_is_heard_of_is_not_woken_to_be_asked(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own beat says that it runs; one that was not heard of for a while is asked, and warned about in the end."""
     scene = await stage()
-    heart, beater = scene.duties._heartbeat, scene.engine.store.open_beater()
+    heart, beater = scene.duties.heartbeat, scene.engine.store.open_beater()
     heart.stop()
     scene.engine.stall.close()
     heart.pulse(beater)
@@ -184,7 +184,7 @@ async def test_a_loop_that_is_heard_of_is_not_woken_to_be_asked(stage: Any, monk
 async def test_a_blocked_loop_frees_what_waits_and_keeps_what_runs(stage: Any) -> None:
     """After the threshold of running tasks the claimer beats no more, so that others start what waits here."""
     scene = await stage(recovery=RecoveryConfig(running_stale_threshold_ms=60_000))
-    heart = scene.duties._heartbeat
+    heart = scene.duties.heartbeat
     heart.stop()
     scene.engine.stall.close()
     beaten: list[str] = []
@@ -202,7 +202,7 @@ async def test_a_blocked_loop_frees_what_waits_and_keeps_what_runs(stage: Any) -
 async def test_no_mistake_of_ours_stops_the_heart(stage: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Without its beats others would take over what runs here."""
     scene = await stage()
-    heartbeat = scene.duties._heartbeat
+    heartbeat = scene.duties.heartbeat
     heartbeat.stop()
 
     class Broken:

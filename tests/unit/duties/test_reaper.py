@@ -155,11 +155,11 @@ async def test_an_instance_that_cannot_write_calls_no_other_silent(stage: Any) -
     await scene.other("quiet", task("claimed", status="CLAIMED"))
     scene.beat("quiet", "claimer")
     await scene.sweep()
-    scene.duties._heartbeat.stop()  # or its next beat would say that all is well
+    scene.duties.heartbeat.stop()  # or its next beat would say that all is well
     scene.clock.pass_s(500)
-    scene.duties._heartbeat.failed_count = 1
+    scene.duties.heartbeat.failed_count = 1
     assert await scene.sweep() == {"claimed": "CLAIMED"}
-    scene.duties._heartbeat.failed_count = 0
+    scene.duties.heartbeat.failed_count = 0
     scene.clock.pass_s(120)
     assert await scene.sweep() == {"claimed": "CLAIMED"}
     scene.clock.pass_s(1)
@@ -174,7 +174,7 @@ async def test_an_instance_that_could_not_write_since_a_sweep_calls_none_silent(
     await scene.other("kept out", task("claimed", status="CLAIMED"))
     scene.beat("kept out", "claimer")
     await scene.sweep()
-    heartbeat = scene.duties._heartbeat
+    heartbeat = scene.duties.heartbeat
     heartbeat.stop()  # it beats when the test says so
 
     class Locked:
@@ -202,7 +202,7 @@ async def test_troubles_now_and_then_do_not_keep_the_dead_for_ever(stage: Any) -
     await scene.other("quiet", task("claimed", status="CLAIMED"))
     scene.beat("quiet", "claimer")
     await scene.sweep()
-    heartbeat = scene.duties._heartbeat
+    heartbeat = scene.duties.heartbeat
     heartbeat.stop()
     for _ in range(4):
         scene.clock.pass_s(90)
