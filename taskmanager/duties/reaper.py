@@ -96,7 +96,7 @@ class Reaper:
         # Time in which this observer was stopped too says nothing: whoever stopped it has stopped the others as well.
         now_s = self._stall.running_s()
         beats = await self._store.heartbeats()
-        self._count_time(now_s, is_well=not self._had_trouble() and self._writer.degraded_since is None)
+        self._count_time(now_s)
         thresholds_s = {
             "claimer": config.claimed_stale_threshold_ms / 1000,
             "runner": config.running_stale_threshold_ms / 1000,
@@ -112,28 +112,24 @@ class Reaper:
                 self._seen[sender, role] = Observation(value, now_s)
             elif seen.silent_s(now_s) > thresholds_s[role]:
                 silent[role][sender] = seen.silent_s(now_s)
-        self._forget({(sender, role) for sender, role, _ in beats})
+        known = {(sender, role) for sender, role, _ in beats}
+        self._seen = {key: seen for key, seen in self._seen.items() if key in known}
         return silent["claimer"], silent["runner"]
 
-    def _count_time(self, now_s: float, *, is_well: bool) -> None:
-        """Nothing can be said of others by one who cannot write himself: such time is no silence of theirs."""
-        for seen in self._seen.values():
-            if is_well:
-                seen.well_s += now_s - max(seen.since_s, self._swept_s)
-            else:
-                seen.since_s = now_s
-        self._swept_s = now_s
+    def _count_time(self, now_s: float) -> None:
+        """Nothing can be said of others by one who cannot write himself: such time is no silence of theirs.
 
-    def _had_trouble(self) -> bool:
-        """Whether its own beats do not get through, or did not for a while since the last sweep: the file may have been
-        locked all that time, and this observer be the first to get through again.
+        That is so if its own beats do not get through, or did not for a while since the last sweep: the file may have
+        been locked all that time, and this observer be the first to get through again.
         """
         before, self._troubles_seen = self._troubles_seen, self._heartbeat.trouble_count
-        return self._troubles_seen != before or not self._heartbeat.is_well
-
-    def _forget(self, known: set[tuple[str, str]]) -> None:
-        for key in set(self._seen) - known:
-            del self._seen[key]
+        had_trouble = self._troubles_seen != before or not self._heartbeat.is_well
+        for seen in self._seen.values():
+            if had_trouble or self._writer.degraded_since is not None:
+                seen.since_s = now_s
+            else:
+                seen.well_s += now_s - max(seen.since_s, self._swept_s)
+        self._swept_s = now_s
 
     async def _take_over(self, owners: Iterable[str], is_wanted: Callable[[TaskRow], bool], moved: int = 0) -> int:
         store, owners, after = self._store, list(owners), ""

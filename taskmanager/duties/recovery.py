@@ -56,8 +56,8 @@ class Recovery:
         self._random_01 = random_01
         self._has_swept = False
         self._tell = tell
-        self.is_cut = False
-        """Whether the last call has left rows that the next one frees."""
+        self.cut: set[str] = set()
+        """The owners of whom the last call has left rows that the next one frees."""
 
     async def run_once(self, at_once: int | None = None) -> int:
         """Recover what dead instances left, and return how many rows were moved.
@@ -71,19 +71,17 @@ class Recovery:
         instances = {each.instance_id: each for each in await self._store.instances()}
         known = {*instances, self._identity.instance_id}
         dead = await self._find_dead(instances.keys() - {self._identity.instance_id})
-        alive, crashes, cut = known - dead, dict[str, Crash](), set[str]()
+        alive, crashes, self.cut = known - dead, dict[str, Crash](), set[str]()
         moved_count, left_count, after = 0, 0, ""
         # One row is enough to learn of an owner. Its other rows are read when most of them are free.
-        while rows := await self._store.fetch_orphans(alive | cut, limit=PAGE if crashes else 1, after=after):
+        while rows := await self._store.fetch_orphans(alive | self.cut, limit=PAGE if crashes else 1, after=after):
             owners = {row.claimed_by_worker_id or "" for row in rows}
             if new := owners - crashes.keys():
                 # An instance that registered after the list was read holds its lock, and is alive.
                 alive |= {owner for owner in new if owner not in dead and not self._is_dead(owner)}
                 for owner in new - alive:
                     if waiting:
-                        freed_count, is_cut = await self._free(owner, at_once)
-                        moved_count += freed_count
-                        cut |= {owner} if is_cut else set()
+                        moved_count += await self.free_waiting(owner, at_once)
                     crashes[owner] = await self._crash_of(owner, instances.get(owner))
                 continue
             after = rows[-1].task_id
@@ -91,9 +89,8 @@ class Recovery:
             left_count += len(rows) - len(orphans)
             moved_count += await self.recover(orphans, lambda row: crashes[row.claimed_by_worker_id or ""])
         if running:
-            moved_count += sum([await self._recover_running(owner, crashes[owner]) for owner in cut])
-        self.is_cut = bool(cut)
-        if not (left_count or cut) and (dead or not self._has_swept):
+            moved_count += sum([await self._recover_running(owner, crashes[owner]) for owner in self.cut])
+        if not (left_count or self.cut) and (dead or not self._has_swept):
             await self._clear_away(dead)
         if moved_count or dead:
             logger.info("recovered %s of %s", counted(moved_count, "task"), counted(len(dead), "dead instance"))
@@ -110,18 +107,14 @@ class Recovery:
     async def _is_registered(self, instance_id: str) -> bool:
         return any(each.instance_id == instance_id for each in await self._store.instances())
 
-    async def _free(self, owner: str, at_once: int | None) -> tuple[int, bool]:
-        """Free what waited there. Return how many rows, and whether others are left for the next call."""
-        if at_once is None:
-            return await self.free_waiting(owner), False
-        count = await self._store.free_waiting(owner, self._clock.now_us(), FIRST_PAGE, at_once)
-        if count == FIRST_PAGE:  # not all of so many queues have their first rows
-            return count + await self.free_waiting(owner), False
-        return count, count >= at_once
-
-    async def free_waiting(self, owner: str) -> int:
+    async def free_waiting(self, owner: str, at_once: int | None = None) -> int:
         """Free what waited in the memory of this instance, and may still run; how many rows."""
         freed = 0
+        if at_once is not None:
+            freed = await self._store.free_waiting(owner, self._clock.now_us(), FIRST_PAGE, at_once)
+            if freed < FIRST_PAGE:  # else some of so many queues have not got their first rows
+                self.cut |= {owner} if freed >= at_once else set()
+                return freed
         while True:
             count = await self._store.free_waiting(owner, self._clock.now_us(), FREE_PAGE)
             freed += count

@@ -49,7 +49,7 @@ class ScheduleOptions:
     jitter: Seconds = 0.0
 
     def __post_init__(self) -> None:
-        found = [*self._timing_faults(), self._jitter_fault(), None if self.name is None else name_fault(self.name)]
+        found = [self._timing_fault(), self._jitter_fault(), None if self.name is None else name_fault(self.name)]
         if self.catch_up not in get_args(CatchUp):
             found.append(f"catch_up must be 'skip', 'latest' or 'all', not {self.catch_up!r}")
         if not is_int(self.max_catch_up_runs) or not 1 <= self.max_catch_up_runs <= 10_000:
@@ -64,19 +64,19 @@ class ScheduleOptions:
             found.append(f"kwargs must be a mapping of names, not {self.kwargs!r}")
         raise_faults("schedule", [fault for fault in found if fault])
 
-    def _timing_faults(self) -> list[str]:
+    def _timing_fault(self) -> str | None:
         if (self.cron is None) == (self.every is None):
-            return ["give cron= or every=, one of them"]
+            return "give cron= or every=, one of them"
         try:
             if self.cron is not None:
                 _check(self.cron, self.timezone)
             elif self.every is not None and seconds_of(self.every, "every") < MIN_INTERVAL_S:
-                return [f"every must be at least {MIN_INTERVAL_S} seconds, not {self.every!r}"]
+                return f"every must be at least {MIN_INTERVAL_S} seconds, not {self.every!r}"
         except ConfigurationError as exc:
-            return [str(exc)]
+            return str(exc)
         if self.cron is None and self.timezone is not None:
-            return ["timezone goes with cron=; an interval is the same in every zone"]
-        return []
+            return "timezone goes with cron=; an interval is the same in every zone"
+        return None
 
     def _jitter_fault(self) -> str | None:
         try:
@@ -84,7 +84,7 @@ class ScheduleOptions:
             if jitter_s and self.every is not None and jitter_s >= seconds_of(self.every, "every"):
                 return "jitter must be shorter than every"
             # Else fires would overtake each other, and those that come due together be dropped but for the newest.
-            if jitter_s and not self._timing_faults() and self.cron is not None:
+            if jitter_s and not self._timing_fault() and self.cron is not None:
                 if jitter_s < cron_of(self.cron, self.timezone).shortest_gap_s():
                     return None
                 return f"jitter must be shorter than the time between two fires of {self.cron!r}, not {self.jitter!r}"

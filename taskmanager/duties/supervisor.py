@@ -76,7 +76,7 @@ class Supervisor:
     async def recover_at_start(self) -> bool:
         """Do what a start needs before it claims. Return False if `recover` is to be called beside the first tasks."""
         await self.recover(sum(self._settings.lanes().values()))
-        return not self._recovery.is_cut
+        return not self._recovery.cut
 
     async def recover(self, at_once: int | None = None) -> int:
         """Give back what dead instances left, and declare the schedules. `at_once` is that of `Recovery.run_once`."""

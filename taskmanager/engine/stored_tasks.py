@@ -111,10 +111,7 @@ def _log_line(line: dict[str, Any]) -> dict[str, Any]:
     return {**line, "at": from_us(at)} if isinstance(at, int) else line
 
 
-_INSTANTS: Final = (
-    "sent_at", "enqueued_at", "claimed_at", "started_at", "completed_at", "failed_at", "good_until", "next_retry_at",
-    "scheduled_for", "cancel_requested_at", "finalizing_at", "claim_expires_at", "created_at", "updated_at",
-)  # fmt: skip
+_INSTANTS: Final = [each for each in TaskRow._fields if each.endswith(("_at", "good_until", "scheduled_for"))]
 _JSON: Final[dict[str, Callable[[str | None], Any]]] = {
     "task_options": lambda text: loads(text) if text else {},
     "tags": lambda text: loads(text) if text else {},

@@ -43,11 +43,11 @@ async def test_start_frees_the_first_rows_of_each_queue_and_what_ran() -> None:
     waiting += [task(f"b{i}", status="CLAIMED", queue_name="mail", priority=9 - i) for i in range(4)]
     found = await left_by_a_dead_one(store, *waiting, task("ran", status="RUNNING", task_options=SAFE))
     assert await found.run_once(at_once=3) == 7
-    assert found.is_cut
+    assert found.cut
     assert await owners(store, *(row.task_id for row in waiting), "ran") == "o---o----"
     assert [each.instance_id for each in await store.instances()] == ["died"]
     assert await found.run_once() == 2
-    assert not found.is_cut
+    assert not found.cut
     assert await owners(store, *(row.task_id for row in waiting)) == "--------"
     assert await store.instances() == []
 
@@ -58,7 +58,7 @@ async def test_start_recovers_all_of_an_owner_that_left_little() -> None:
     rows = [task("a", status="CLAIMED"), task("b", status="CLAIMED", cancel_requested_at=5)]
     found = await left_by_a_dead_one(store, *rows, task("c", status="CLAIMED", good_until=5))
     assert await found.run_once(at_once=2) == 3
-    assert not found.is_cut
+    assert not found.cut
     assert {row.status for row in (await store.fetch_ids(["a", "b", "c"])).values()} == {
         "PENDING",
         "CANCELLED",
@@ -74,7 +74,7 @@ async def test_start_waits_for_all_rows_of_more_queues_than_a_page_holds(monkeyp
     rows = [task(f"t{i}", status="CLAIMED", queue_name=f"q{i % 3}") for i in range(9)]
     found = await left_by_a_dead_one(store, *rows)
     assert await found.run_once(at_once=2) == 9
-    assert not found.is_cut
+    assert not found.cut
 
 
 async def test_recovery_without_the_switch_for_waiting_rows_leaves_them() -> None:
