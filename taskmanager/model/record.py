@@ -151,12 +151,6 @@ def due_at(row: TaskRow, now: int) -> int:
     return row.enqueued_at
 
 
-def with_due(row: TaskRow, now: int) -> TaskRow:
-    """Return the row with its due time for a new write. `next_retry_at` is the same instant, if there is one."""
-    due = due_at(row, now)
-    return row._replace(enqueued_at=due, next_retry_at=None if row.next_retry_at is None else due)
-
-
 class TaskWrite(NamedTuple):
     """One change of one task: the new row, what it must be now (None: not there), and the attempts that have ended.
 

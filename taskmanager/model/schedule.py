@@ -1,11 +1,10 @@
 """The state of a schedule as it stands in the store, and the two changes that are made to it."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from taskmanager.model.record import TaskRow
-from taskmanager.model.states import TaskStatus
 
 SCHEDULE_TAG: Final = "schedule"
 """The tag in which each run names its schedule."""
@@ -36,19 +35,6 @@ class ScheduleRow(NamedTuple):
     definition: str
     template: str
     is_declared: bool
-
-
-def busy_of(live: Iterable[TaskRow], schedules: Mapping[str, ScheduleRow], names: Collection[str]) -> frozenset[str]:
-    """Return the names that have a run among the live rows; see `Store.busy_schedules`."""
-    by_tags = {tags_of_runs(name): name for name in names}
-    runs = [(by_tags[row.tags], row) for row in live if row.scheduled_for is not None and row.tags in by_tags]
-    return frozenset(name for name, row in runs if not _is_left_behind(row, schedules.get(name)))
-
-
-def _is_left_behind(run: TaskRow, schedule: ScheduleRow | None) -> bool:
-    """Return whether this waiting run is of a function that the schedule ran before it was declared otherwise."""
-    is_free = run.status == TaskStatus.PENDING and run.claimed_by_worker_id is None
-    return is_free and schedule is not None and schedule.task_name != run.task_name
 
 
 class ScheduleDeclaration(NamedTuple):

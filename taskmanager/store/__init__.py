@@ -1,1 +1,1 @@
-"""The only code near a disk: one narrow protocol, kept by a SQLite store and a memory store."""
+"""The only code near a disk: one narrow protocol, kept by SQLite in a file and in memory."""

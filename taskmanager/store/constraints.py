@@ -84,47 +84,6 @@ def _encodable(value: Any) -> Any:
     return value
 
 
-def is_plain_write(write: TaskWrite) -> bool:
-    """Whether every value is None, ASCII text or a number of 64 bits, as nearly always.
-
-    Nothing is to be encoded then, and `check_fault` alone can find a fault. One look at each value costs a tenth of
-    what both other ways cost.
-    """
-    rows: tuple[tuple[Any, ...], ...] = (write.row, *write.attempts)
-    for values in rows:
-        for value in values:
-            kind = type(value)
-            if kind is str:
-                if not value.isascii():
-                    return False
-            elif kind is int:
-                if not -_INT64 <= value < _INT64:
-                    return False
-            elif value is not None:
-                return False
-    return True
-
-
-def write_fault(write: TaskWrite) -> str | None:
-    """Why no store will ever take this write, or None."""
-    for values in (write.row, *write.attempts):
-        for value in values:
-            if isinstance(value, int) and not -_INT64 <= value < _INT64:
-                return "OverflowError: an integer does not fit into 64 bits"
-            if value is not None and not isinstance(value, str | int):
-                return f"a value of type {type(value).__name__} cannot be stored"
-    return check_fault(write)
-
-
-def check_fault(write: TaskWrite) -> str | None:
-    """What the `CHECK`s of the schema say against a write whose values can be stored, or None."""
-    faults = [*row_faults(write.row)]
-    for attempt in write.attempts:
-        if attempt.outcome not in _OUTCOMES or attempt.attempt < 1:
-            faults.append(f"attempt {attempt.attempt} with outcome {attempt.outcome!r}")
-    return "; ".join(faults) or None
-
-
 def unreadable(row: TaskRow, faults: Iterable[str]) -> UnreadableRow:
     """A row with these faults, of which it tells before its own `failed_reason`."""
     sentence = f"the record cannot be read: {', '.join(faults)}"

@@ -61,8 +61,9 @@ class CountedStore:
                 self.statuses[write.task_id] = TaskStatus(write.status)
 
     def free_delays_s(self, now_us: int, task_names: Container[str]) -> list[float]:
-        """Return the seconds until each free row of these functions is due, or 0 for a store that cannot tell."""
+        """Return the seconds until the first free row of each function is due, or 0 for a store that cannot tell."""
         store = self.sound
         if not isinstance(store, MemoryStore):
             return [0.0]
-        return [(row.enqueued_at - now_us) / SECOND_US for row in store.free_rows() if row.task_name in task_names]
+        free = store.free_now()
+        return [(each.next_due_at - now_us) / SECOND_US for each in free if each.task_name in task_names]

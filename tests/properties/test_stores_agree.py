@@ -1,6 +1,6 @@
-"""The file against memory: the same calls give the same answers and leave the same rows, however often it is reopened.
+"""The file against a model: the same calls give the same answers and leave the same rows, however often it is reopened.
 
-The memory store is the specification in its shortest form. What both do wrong in the same way is the contract suite's.
+The model is the specification in its shortest form. What both do wrong in the same way is the contract suite's.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from taskmanager.model.record import (
 )
 from taskmanager.model.states import TERMINAL, WAITING, AttemptOutcome, TaskStatus
 from taskmanager.rules.claims import Room, Starting
-from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import ClaimRequest, CommitReport, InstanceRow, Store, TaskFilter
 from taskmanager.store.sqlite import SqliteStore
+from tests.properties.model_store import ModelStore
 
 IDS = [f"t{number}" for number in range(6)]
 NAMES, QUEUES, OWNERS = ["app:a", "app:b"], ["default", "mail"], ["i1", "i2"]
@@ -198,16 +198,16 @@ class StoresAgree(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.folder = Path(tempfile.mkdtemp(prefix="stores-agree-"))
-        self.memory = MemoryStore()
+        self.model = ModelStore()
         self.file = SqliteStore(self.folder / "tasks.db", synchronous="normal")
         self.rows: dict[str, TaskRow] = {}
         self.both(lambda store: store.open())
 
-    def both(self, call: Callable[[Store], Awaitable[Any]]) -> Any:
-        """Make the call to both stores; the answer, which is one."""
+    def both(self, call: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Make the call to both; the answer, which is one."""
 
         async def make() -> tuple[Any, Any]:
-            return await call(self.memory), await call(self.file)
+            return await call(self.model), await call(self.file)
 
         wanted, answer = self.runner.run(make())
         if isinstance(wanted, CommitReport):

@@ -28,7 +28,7 @@ from taskmanager.store.sqlite.connection import (
     translate,
 )
 from taskmanager.store.sqlite.files import Files
-from taskmanager.store.sqlite.queries import task_rows
+from taskmanager.store.sqlite.queries import fetch_ids, task_rows
 from taskmanager.store.sqlite.schema import migrate
 from taskmanager.store.sqlite.stamp import LogStamp
 from taskmanager.store.sqlite.statements import ATTEMPT_COLUMNS, LIVE_SQL
@@ -91,7 +91,29 @@ class Connected(Protocol):
         ...
 
 
+def read_attempts(connection: sqlite3.Connection, condition: str = "", *values: int) -> Attempts:
+    """Those that the condition names, or all."""
+    names = ", ".join(ATTEMPT_COLUMNS)
+    rows = connection.execute(f"SELECT {names} FROM taskmanager_task_attempts {condition}", values).fetchall()
+    return {(row[0], row[1]): AttemptRow._make(row) for row in rows}
+
+
 # In memory.
+
+
+_NOTE_CHANGES = """
+CREATE TEMP TABLE changed (id TEXT);
+CREATE TEMP TRIGGER inserted AFTER INSERT ON taskmanager_tasks BEGIN INSERT INTO changed VALUES (new.id); END;
+CREATE TEMP TRIGGER updated AFTER UPDATE ON taskmanager_tasks BEGIN INSERT INTO changed VALUES (new.id); END;
+CREATE TEMP TRIGGER deleted AFTER DELETE ON taskmanager_tasks BEGIN INSERT INTO changed VALUES (old.id); END;
+CREATE TEMP TRIGGER tried AFTER INSERT ON taskmanager_task_attempts BEGIN
+    INSERT INTO changed VALUES (new.task_id);
+END;
+CREATE TEMP TRIGGER forgot AFTER DELETE ON taskmanager_task_attempts BEGIN
+    INSERT INTO changed VALUES (old.task_id);
+END;
+"""
+_OF_CHANGED = "task_id IN (SELECT id FROM changed)"
 
 
 class MemoryDisk:
@@ -99,28 +121,35 @@ class MemoryDisk:
 
     def __init__(self) -> None:
         self.memory = MemoryStore(max_history=1_000_000)
+        self.connection = self.memory._connection
+        self.connection.executescript(_NOTE_CHANGES)
         self.writes: Counter[int] = Counter()
         self.beats: dict[tuple[str, str], int] = {}
         self.last_beat_at = 0
         self._seen = -1
+        self._rows: dict[str, TaskRow] = {}
+        self._attempts: Attempts = {}
 
     def connect(self) -> "MemoryView":
         return MemoryView(self)
 
     def rows(self, *, is_last: bool = False) -> dict[str, TaskRow] | None:
-        written = self.writes.total()
-        if written == self._seen and not is_last:
+        if self.connection.total_changes == self._seen and not is_last:
             return None
-        self._seen = written
-        return {**self.memory._live, **self.memory._ended}
+        changed = {task_id for (task_id,) in self.connection.execute("SELECT id FROM changed").fetchall()}
+        found = fetch_ids(self.connection, sorted(changed))
+        self._rows = {task_id: row for task_id, row in self._rows.items() if task_id not in changed} | found
+        kept = {key: row for key, row in self._attempts.items() if key[0] not in changed}
+        self._attempts = kept | read_attempts(self.connection, f"WHERE {_OF_CHANGED}")
+        self.connection.execute("DELETE FROM changed")
+        self._seen = self.connection.total_changes
+        return self._rows
 
     def attempts(self) -> Attempts:
-        return {
-            (task_id, number): row for task_id, rows in self.memory._attempts.items() for number, row in rows.items()
-        }
+        return self._attempts
 
     def schedules(self) -> dict[str, ScheduleRow]:
-        return dict(self.memory._schedules)
+        return {row.schedule_name: row for row in schedules.fetch(self.connection)}
 
     def log_is_written(self, now_us: int) -> None:
         pass
@@ -181,7 +210,7 @@ class MemoryView:
         return _MemoryBeater(self._disk)
 
     def rows(self) -> list[TaskRow]:
-        return [*self._disk.memory._live.values(), *self._disk.memory._ended.values()]
+        return task_rows(self._disk.connection, "taskmanager_tasks AS t", ())
 
     def cut(self) -> None:
         pass
@@ -361,9 +390,9 @@ class FileDisk:
         (count,) = self._judge.execute("SELECT count(*) FROM taskmanager_tasks").fetchone()
         if is_last or count != len(rows) or self._look_count % WHOLE_LOOK == 0:
             rows = self._read_rows()
-            self._attempts = self._read_attempts()
+            self._attempts = read_attempts(self._judge)
         else:
-            self._attempts = {**self._attempts, **self._read_attempts(_NEWER, self._last_attempt)}
+            self._attempts = {**self._attempts, **read_attempts(self._judge, _NEWER, self._last_attempt)}
         self._rows = rows
         self._live = json.dumps([task_id for task_id, row in rows.items() if row.status not in TERMINAL_VALUES])
         (self._last_attempt,) = self._judge.execute(_LAST_ATTEMPT).fetchone()
@@ -372,11 +401,6 @@ class FileDisk:
     def _read_rows(self, condition: str = "", *values: str) -> dict[str, TaskRow]:
         found = task_rows(self._judge, f"taskmanager_tasks AS t {condition}", values)
         return {row.task_id: row for row in found}
-
-    def _read_attempts(self, condition: str = "", *values: int) -> Attempts:
-        names = ", ".join(ATTEMPT_COLUMNS)
-        rows = self._judge.execute(f"SELECT {names} FROM taskmanager_task_attempts {condition}", values).fetchall()
-        return {(row[0], row[1]): AttemptRow._make(row) for row in rows}
 
     def attempts(self) -> Attempts:
         return self._attempts

@@ -1,21 +1,57 @@
 """A manager on virtual time whose store can hold or fail its next call, and a count by hand of all its counters."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
 from taskmanager import TaskManager
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.phases import Phase
+from taskmanager.model.record import TaskRow
+from taskmanager.model.states import TERMINAL
 from taskmanager.store.memory import MemoryStore
+from taskmanager.store.sqlite.queries import fetch_attempts, task_rows
+from taskmanager.store.sqlite.statements import TASK_COLUMNS
 from taskmanager.testing import Fault, FaultyStore, World, isolated
 
 TURNS = 2_000
 """Turns of the loop after which something that should happen never will."""
 
 
-class SharedStore(MemoryStore):
+class OpenStore(MemoryStore):
+    """A store in memory that the test itself reads and writes."""
+
+    @property
+    def live(self) -> dict[str, TaskRow]:
+        """The rows of tasks that have not ended, by id."""
+        return {row.task_id: row for row in self._rows() if row.status not in TERMINAL}
+
+    @property
+    def ended(self) -> dict[str, TaskRow]:
+        """The rows of tasks that have ended, by id."""
+        return {row.task_id: row for row in self._rows() if row.status in TERMINAL}
+
+    def _rows(self) -> list[TaskRow]:
+        return task_rows(self._connection, "taskmanager_tasks AS t ORDER BY t.rowid", ())
+
+    def attempt_numbers(self, task_id: str) -> list[int]:
+        """The numbers of the attempts of a task that have ended."""
+        return [each.attempt for each in fetch_attempts(self._connection, task_id)]
+
+    def put(self, row: TaskRow) -> None:
+        """Another instance writes this over the row that is there."""
+        columns = ", ".join(f"{name} = ?" for name in TASK_COLUMNS)
+        change = f"UPDATE taskmanager_tasks SET {columns}, claimed = ? WHERE id = ?"
+        assert self._connection.execute(change, (*row, row.status == "CLAIMED", row.task_id)).rowcount == 1
+
+    def drop(self, task_ids: Iterable[str]) -> None:
+        """Rows are gone, as if it were another file."""
+        for task_id in list(task_ids):
+            self._connection.execute("DELETE FROM taskmanager_tasks WHERE id = ?", (task_id,))
+
+
+class SharedStore(OpenStore):
     """A store in memory where `others_wrote` says that another instance has been here."""
 
     def __init__(self) -> None:

@@ -25,9 +25,9 @@ async def waiting(manager: TaskManager, gate: asyncio.Event) -> TaskHandle[None]
 
 def take(store: Store, task_id: str) -> None:
     """Another instance starts it, and nobody here has heard of that."""
-    row = store.memory._live[task_id]
+    row = store.memory.live[task_id]
     taken = {"status": "RUNNING", "claimed_by_worker_id": "other", "start_count": 1, "claimed_at": 9, "started_at": 9}
-    store.memory._live[task_id] = row._replace(**taken)
+    store.memory.put(row._replace(**taken))
 
 
 async def test_a_cancel_follows_a_task_that_was_taken_over(caplog: pytest.LogCaptureFixture) -> None:
@@ -40,7 +40,7 @@ async def test_a_cancel_follows_a_task_that_was_taken_over(caplog: pytest.LogCap
         take(store, handle.task_id)
         assert handle.cancel()
         await manager.flush()
-        row = store.memory._live[handle.task_id]
+        row = store.memory.live[handle.task_id]
         assert (row.status, row.claimed_by_worker_id) == ("RUNNING", "other")
         assert row.cancel_requested_at is not None
         gate.set()
@@ -48,9 +48,8 @@ async def test_a_cancel_follows_a_task_that_was_taken_over(caplog: pytest.LogCap
         await world.advance(2)
         assert not joining.done()
         assert not handle.status.is_terminal
-        del store.memory._live[handle.task_id]
         ended = row._replace(status="CANCELLED", failed_at=10, error_code="TASK_CANCELLED")
-        store.memory._ended[handle.task_id] = ended
+        store.memory.put(ended)
         store.memory.others_wrote()
         await world.advance(2)
         await joining
@@ -72,7 +71,7 @@ async def test_a_cancel_that_was_told_without_the_store_follows_its_task_too() -
         take(store, handle.task_id)
         await world.advance(5)
         await manager.flush()
-        assert store.memory._live[handle.task_id].cancel_requested_at is not None
+        assert store.memory.live[handle.task_id].cancel_requested_at is not None
         gate.set()
 
 

@@ -49,13 +49,13 @@ async def test_a_claimed_row_that_has_a_slot_is_started_by_its_claim() -> None:
         await turns_until(lambda: len(log) == 2)
         assert log == ["a", "b"]
         assert store.calls.count("commit") == before
-        rows = [store.memory._live[each] for each in ids]
+        rows = [store.memory.live[each] for each in ids]
         assert [(row.status, row.start_count) for row in rows] == [("RUNNING", 1), ("RUNNING", 1), ("CLAIMED", 0)]
         assert_counters(engine_of(manager))
         gate.set()
         await manager.join()
-        assert {row.status for row in store.memory._ended.values()} == {"COMPLETED"}
-        assert all(list(store.memory._attempts[each]) == [1] for each in ids)
+        assert {row.status for row in store.memory.ended.values()} == {"COMPLETED"}
+        assert all(store.memory.attempt_numbers(each) == [1] for each in ids)
         assert_counters(engine_of(manager))
 
 
@@ -71,7 +71,7 @@ async def test_a_claim_whose_answer_is_lost_is_asked_again(caplog: pytest.LogCap
         await world.advance(5)
         await manager.join()
         assert log == ["a", "b"]
-        ended = [store.memory._ended[each] for each in ids]
+        ended = [store.memory.ended[each] for each in ids]
         assert [(row.status, row.start_count, row.crash_count) for row in ended] == [("COMPLETED", 1, 0)] * 2
         assert "given back" not in caplog.text
         assert_counters(engine_of(manager))
@@ -90,7 +90,7 @@ async def test_a_claim_is_asked_again_until_the_store_answers() -> None:
         await world.advance(10)
         await manager.join()
         assert log == ["a"]
-        assert store.memory._ended[task_id].status == "COMPLETED"
+        assert store.memory.ended[task_id].status == "COMPLETED"
 
 
 async def test_a_stop_frees_what_a_claim_has_started_that_it_cuts_off() -> None:
@@ -104,14 +104,14 @@ async def test_a_stop_frees_what_a_claim_has_started_that_it_cuts_off() -> None:
         look(manager, store)
         await store.until_held("claim")
         await manager.stop()
-        row = store.memory._live[task_id]
+        row = store.memory.live[task_id]
         assert (row.status, row.claimed_by_worker_id, row.start_count, row.started_at) == ("PENDING", None, 1, None)
         store.let_go()
         await world.start()
         await world.advance(1)
         await manager.join()
         assert log == ["a"]
-        assert list(store.memory._attempts[task_id]) == [2]
+        assert store.memory.attempt_numbers(task_id) == [2]
 
 
 async def test_a_stop_that_cannot_ask_again_frees_the_claim_at_its_end() -> None:
@@ -125,7 +125,7 @@ async def test_a_stop_that_cannot_ask_again_frees_the_claim_at_its_end() -> None
         await store.until_held("claim")
         store.fail("fetch_claim")
         await manager.stop()
-        row = store.memory._live[task_id]
+        row = store.memory.live[task_id]
         assert (row.status, row.claimed_by_worker_id, row.start_count) == ("PENDING", None, 1)
 
 
@@ -135,7 +135,7 @@ async def between(manager: TaskManager, store: Store, work: Any) -> str:
     (task_id,) = await put_free(manager, store, work, "a")
     look(manager, store)
     await store.until_held("claim")
-    assert store.memory._live[task_id].status == "RUNNING"
+    assert store.memory.live[task_id].status == "RUNNING"
     return task_id
 
 
@@ -150,13 +150,13 @@ async def test_a_started_row_waits_when_its_queue_was_paused_meanwhile() -> None
         store.let_go()
         await world.advance(2)
         assert log == []
-        row = store.memory._live[task_id]
+        row = store.memory.live[task_id]
         assert (row.status, row.start_count, row.started_at) == ("PENDING", 1, None)
         assert_counters(engine_of(manager))
         await manager.resume("default")
         await manager.join()
         assert log == ["a"]
-        assert list(store.memory._attempts[task_id]) == [2]
+        assert store.memory.attempt_numbers(task_id) == [2]
         assert_counters(engine_of(manager))
 
 
@@ -197,12 +197,12 @@ async def test_a_row_whose_claim_is_on_its_way_can_be_cancelled() -> None:
     async with world_of(manager) as (world, store):
         task_id = await between(manager, store, endless)
         cancelling = asyncio.create_task(manager.cancel(task_id))
-        await turns_until(lambda: store.memory._live[task_id].cancel_requested_at is not None)
+        await turns_until(lambda: store.memory.live[task_id].cancel_requested_at is not None)
         store.let_go()
         assert await cancelling
         await world.advance(2)
         await manager.join()
-        assert store.memory._ended[task_id].status == "CANCELLED"
+        assert store.memory.ended[task_id].status == "CANCELLED"
         assert_counters(engine_of(manager))
 
 
@@ -217,7 +217,7 @@ async def test_a_row_that_is_not_plain_is_started_in_the_long_way(kind: dict[str
         (task_id,) = await put_free(manager, store, work, "a", **kind)
         look(manager, store)
         await store.until_held("claim")
-        assert store.memory._live[task_id].status == "CLAIMED"
+        assert store.memory.live[task_id].status == "CLAIMED"
         store.let_go()
         await world.advance(1)
         await manager.join()
@@ -251,7 +251,7 @@ async def test_a_claim_of_a_better_queue_starts_first() -> None:
         store.hold("claim", after=True)
         look(manager, store)
         await store.until_held("claim")
-        assert store.memory._live[fast].status == "RUNNING"
+        assert store.memory.live[fast].status == "RUNNING"
         store.let_go()
         await world.advance(1)
         await manager.join()
@@ -266,16 +266,16 @@ async def test_a_running_row_of_mine_that_no_claim_explains_is_a_crash() -> None
     async with world_of(manager) as (world, store):
         me = engine_of(manager).identity.instance_id
         (task_id,) = await put_free(manager, store, work, "a")
-        stray = store.memory._live[task_id]
+        stray = store.memory.live[task_id]
         stray = stray._replace(status="RUNNING", claimed_by_worker_id=me, start_count=1, started_at=5, claimed_at=5)
-        store.memory._live[task_id] = stray
+        store.memory.put(stray)
         store.fail("claim", after=True)
         await put_free(manager, store, work, "b")
         look(manager, store)
         await world.advance(5)
         await manager.join()
         assert log == ["b"]
-        assert store.memory._ended[task_id].error_code == "WORKER_CRASHED"
+        assert store.memory.ended[task_id].error_code == "WORKER_CRASHED"
         assert (await manager.counts())[TaskStatus.COMPLETED] == 1
 
 
@@ -322,10 +322,10 @@ async def test_nothing_is_taken_over_beside_a_suspect_however_late_it_came() -> 
         assert lifecycle is not None
         await turns_until(lambda: dispatcher.suspect is not None)
         (task_id,) = await put_free(manager, store, work, "theirs")
-        waits = store.memory._live[task_id]._replace(claimed_by_worker_id="other")
-        store.memory._live[task_id] = waits
+        waits = store.memory.live[task_id]._replace(claimed_by_worker_id="other")
+        store.memory.put(waits)
         assert await lifecycle._claimer.take_over("default", waits.enqueued_at) == []
-        assert store.memory._live[task_id] == waits
+        assert store.memory.live[task_id] == waits
         gate.set()
         await manager.join()
         (taken,) = await lifecycle._claimer.take_over("default", waits.enqueued_at)
@@ -354,18 +354,18 @@ async def test_a_claim_leaves_the_place_of_a_run_that_was_given_up_until_it_ends
         await turns_until(lambda: log == ["lost"])
         engine, lifecycle = engine_of(manager), manager._lifecycle
         assert lifecycle is not None
-        row = store.memory._live.pop(lost.task_id)
-        store.memory._ended[lost.task_id] = row._replace(status="CANCELLED", failed_at=9, claimed_by_worker_id="other")
+        row = store.memory.live[lost.task_id]
+        store.memory.put(row._replace(status="CANCELLED", failed_at=9, claimed_by_worker_id="other"))
         lifecycle._after_write.give_up(engine.live[lost.task_id])
         (task_id,) = await put_free(manager, store, work, "next", queue_name="gpu")
         for _ in range(3):
             look(manager, store)
             await world.advance(0.1)
         assert engine.runner.running, "its code goes on, and is not abandoned yet"
-        assert store.memory._live[task_id].start_count == 0
+        assert store.memory.live[task_id].start_count == 0
         gate.set()
         await manager.join()
         await world.advance(5)
         assert log == ["lost", "next"]
-        assert list(store.memory._attempts[task_id]) == [1]
+        assert store.memory.attempt_numbers(task_id) == [1]
         assert_counters(engine)

@@ -15,10 +15,9 @@ from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.writer import Writer
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.record import Write
-from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import CommitReport
 from tests.unit.engine_lives import Ticks, new_live
-from tests.unit.engine_worlds import happens
+from tests.unit.engine_worlds import OpenStore, happens
 from tests.unit.test_engine_writer import NEVER_S, Listener, start, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
@@ -63,7 +62,7 @@ async def test_plain_end_is_committed_while_the_loop_is_blocked(tmp_path: Path) 
         assert manager.status().unsaved_count == 0
 
 
-class ThreadedStore(MemoryStore):
+class ThreadedStore(OpenStore):
     """Says that it works in a thread; what is begun happens when it is awaited, as the script says."""
 
     works_in_thread = True
@@ -132,7 +131,7 @@ async def test_late_end_that_has_changed_since_is_written_once_more() -> None:
     live = await ended(writer, "a")
     assert writer.late_ends is not None
     block_until_begun(writer)
-    store._live.clear()
+    store.drop(store.live)
     writer.lose_everything_committed([live])
     await happens(lambda: not writer.unsaved_count)
     row = await store.fetch("a")

@@ -246,13 +246,13 @@ async def test_the_status_of_a_duplicate_is_how_its_task_ended() -> None:
         await manager.flush()
         ended = await store.memory.fetch(first.task_id)
         assert ended is not None
-        store.memory._put(
+        store.memory.put(
             ended._replace(status="RUNNING", claimed_by_worker_id="other", started_at=1, completed_at=None)
         )
         second = work.with_options(idempotency_key="k").enqueue("a")
         await second.saved()
         assert (second.is_duplicate, str(second.status)) == (True, "RUNNING")
-        store.memory._put(ended)
+        store.memory.put(ended)
         store.memory.others_wrote()
         assert await second == "a"
         assert second.status == "COMPLETED"

@@ -276,7 +276,7 @@ async def test_a_stop_writes_keyed_tasks_to_a_slow_disk(monkeypatch: pytest.Monk
             work.with_options(idempotency_key=str(number)).enqueue("a")
         monkeypatch.setattr(writer, "_commit", commit_slowly)
         await manager.stop(timeout=0)
-        rows = store.memory._live.values()
+        rows = store.memory.live.values()
         assert [(row.status, row.claimed_by_worker_id) for row in rows] == [("PENDING", None)] * 8 * MAX_BATCH
 
 
@@ -351,7 +351,7 @@ async def test_a_claim_that_the_stop_interrupts_is_given_back() -> None:
         await store.until_held("claim")
         await manager.stop()
         store.let_go()
-        rows = [*store.memory._live.values()]
+        rows = [*store.memory.live.values()]
         assert [(row.status, row.claimed_by_worker_id) for row in rows] == [("PENDING", None)]
 
 
@@ -374,7 +374,7 @@ async def test_a_retry_waits_for_the_old_thread_across_a_stop() -> None:
             await world.advance(1)
             assert engine.runner.abandoned
             await manager.stop(timeout=0)
-            (row,) = store.memory._live.values()
+            (row,) = store.memory.live.values()
             assert row.claimed_by_worker_id == engine.identity.instance_id
     finally:
         gate.set()

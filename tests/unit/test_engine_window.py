@@ -48,8 +48,7 @@ async def test_a_task_that_spills_during_a_claim_is_claimed_later() -> None:
             work.enqueue(label)
         await turns_until(
             lambda: (
-                bool(store.memory._live)
-                and any(row.claimed_by_worker_id is None for row in store.memory._live.values())
+                bool(store.memory.live) and any(row.claimed_by_worker_id is None for row in store.memory.live.values())
             )
         )
         store.let_go()
@@ -278,12 +277,11 @@ async def test_a_row_that_is_free_again_after_its_end_is_another_run() -> None:
         handle = work.enqueue("a")
         await store.until_held("commit")
         engine.life.wants_claim.set()
-        await turns_until(lambda: any(row.status == "RUNNING" for row in store.memory._live.values()))
-        copy = next(iter(store.memory._live.values()))._replace(start_count=0, started_at=None)
+        await turns_until(lambda: any(row.status == "RUNNING" for row in store.memory.live.values()))
+        copy = next(iter(store.memory.live.values()))._replace(start_count=0, started_at=None)
         store.let_go()
         assert await handle == "a"
-        store.memory._ended.clear()
-        store.memory._live[handle.task_id] = copy._replace(status="PENDING", claimed_by_worker_id=None)
+        store.memory.put(copy._replace(status="PENDING", claimed_by_worker_id=None))
         engine.dispatcher.queue("narrow").leave(copy.priority)
         engine.life.wants_claim.set()
         await turns_until(lambda: len(log) == 2)
@@ -589,7 +587,7 @@ async def test_a_lost_file_that_cannot_be_made_at_once_loses_no_live_task() -> N
     async with world_of(manager) as (world, store):
         handle = work.enqueue()
         await turns_until(lambda: bool(engine_of(manager).runner.running))
-        store.memory._live.clear()  # as good as another file
+        store.memory.drop(store.memory.live)  # as good as another file
         store.memory.is_lost = True
         store.fail("save_instance")
         await world.advance(3)
@@ -616,7 +614,7 @@ async def test_run_is_written_anew_if_a_cancel_ends_the_look_at_a_new_file() -> 
         row = await store.memory.fetch(handle.task_id)
         assert row is not None
         waits = row._replace(status="PENDING", claimed_by_worker_id=None, start_count=0, started_at=None)
-        store.memory._live[handle.task_id] = waits
+        store.memory.put(waits)
         store.memory.is_lost = True
         store.hold("open", after=True)
         await world.advance(1)
@@ -639,7 +637,7 @@ async def test_a_stop_that_comes_while_the_file_is_made_anew_waits_for_it() -> N
         work = persisted(manager, log)
         handle = work.with_options(delay=60).enqueue("later")
         await handle.saved()
-        store.memory._live.clear()
+        store.memory.drop(store.memory.live)
         store.memory.is_lost = True
         store.hold("open")
         await world.advance(1)
@@ -699,7 +697,7 @@ async def test_snooze_and_retry_during_the_drain_come_back_at_the_next_start() -
             await handle
         assert caught.value.requeued
         await stopping
-        (row,) = store.memory._live.values()
+        (row,) = store.memory.live.values()
         assert (row.status, row.claimed_by_worker_id) == ("PENDING", None)
         await world.start()
         await world.drain()

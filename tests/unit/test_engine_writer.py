@@ -18,6 +18,7 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import CommitReport
 from tests.unit.engine_lives import LIGHT, Ticks, new_live
+from tests.unit.engine_worlds import OpenStore
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
 
@@ -61,7 +62,7 @@ class Listener:
         return instance_id == "dead"
 
 
-class Store(MemoryStore):
+class Store(OpenStore):
     """Keeps what was sent to it; the next commits happen as the script says, one word of each kind per commit:
 
     "hold" waits for `gate`, "fail" raises in the end, "arrive" lets a failing one take effect all the same.
@@ -410,7 +411,7 @@ async def test_the_answer_to_a_commit_does_not_undo_a_claim_that_came_before_it(
         await until(lambda: ("committed", "a") in listener.heard)
         assert live.saving.committed == Expected("CLAIMED", "me", 0)
         store.sent.clear()
-        store._put(claimed)
+        store.put(claimed)
         await writer.flush()
         assert store.sent_of("a") == [("RUNNING", Expected("CLAIMED", "me", 0))]
         assert "lost" not in [word for word, *_ in listener.heard]
@@ -741,7 +742,7 @@ async def test_a_new_file_gets_everything_that_lives() -> None:
         start(live)
         writer.mark(live)
         await writer.flush()
-        store._live.clear()
+        store.drop(store.live)
         writer.lose_everything_committed([live])
         await writer.flush()
         assert store.sent_of("a")[-1] == ("RUNNING", None)
@@ -778,7 +779,7 @@ async def test_run_is_kept_over_a_copied_row_with_fewer_starts_that_runs_nowhere
         await writer.flush()
         if has_ended:
             live.status, live.completed_at, live.result_text = TaskStatus.COMPLETED, 9, "{}"
-        store._live.clear()
+        store.drop(store.live)
         assert await MemoryStore.commit(store, [TaskWrite(copied, None)]) == ({}, {})
         writer.lose_everything_committed([live])
         await writer.flush()
@@ -803,7 +804,7 @@ async def test_task_that_somebody_ended_in_a_copied_file_stays_ended(
         ended = live.row()._replace(claimed_by_worker_id=None, status="EXPIRED", failed_at=1_500, start_count=0)
         writer.mark(live)
         await writer.flush()
-        store._live.clear()
+        store.drop(store.live)
         assert await MemoryStore.commit(store, [TaskWrite(ended, None)]) == ({}, {})
         writer.lose_everything_committed([live])
         await writer.flush()

@@ -16,6 +16,7 @@ from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import CommitReport
 from taskmanager.testing import isolated
 from taskmanager.testing.faulty import Fault, FaultyStore
+from tests.unit.engine_worlds import OpenStore
 
 pytestmark = pytest.mark.anyio
 
@@ -160,7 +161,7 @@ async def test_a_claim_whose_answer_is_lost_grants_nothing_twice(nth: int) -> No
     assert meter.most == 1
 
 
-class Ledger(MemoryStore):
+class Ledger(OpenStore):
     """Notes rows that wait in the memory of an instance without a place in the file."""
 
     def __init__(self) -> None:
@@ -169,7 +170,7 @@ class Ledger(MemoryStore):
 
     async def commit(self, writes: Sequence[Write]) -> CommitReport:
         report = await super().commit(writes)
-        self.unplaced += [row for row in self._live.values() if row.status == "PENDING" and row.claimed_by_worker_id]
+        self.unplaced += [row for row in self.live.values() if row.status == "PENDING" and row.claimed_by_worker_id]
         return report
 
 

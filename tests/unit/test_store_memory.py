@@ -5,7 +5,7 @@ import pytest
 from taskmanager.model.record import TaskRow, TaskWrite
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import TaskFilter
-from tests.contract.rows import FREE_ROW
+from tests.contract.rows import FREE_ROW, attempt, expected, task
 
 pytestmark = pytest.mark.anyio
 
@@ -22,6 +22,28 @@ async def test_the_oldest_ended_tasks_leave_when_the_history_is_full() -> None:
         await store.commit([TaskWrite(ended(name), None)])
     left = {row.task_id for row in await store.fetch_many(TaskFilter())}
     assert left == {"live0", "live1", "live2", "live3", "a", "b"}
+
+
+async def test_the_oldest_end_leaves_and_not_the_oldest_task() -> None:
+    """A task that has waited for a year and has just ended stays, and so do its attempts."""
+    store = MemoryStore(max_history=1)
+    await store.commit([TaskWrite(task("waited"), None)])
+    await store.commit([TaskWrite(ended("before")._replace(failed_at=500), None, (attempt("before"),))])
+    over = task("waited", status="FAILED", failed_at=900)
+    await store.commit([TaskWrite(over, expected(task("waited")), (attempt("waited"),))])
+    assert list(await store.fetch_ids(["waited", "before"])) == ["waited"]
+    assert len(await store.fetch_attempts("waited")) == 1
+    assert await store.fetch_attempts("before") == []
+
+
+async def test_history_grows_by_a_fiftieth_at_most_before_it_is_cut() -> None:
+    """It is counted so seldom. In one batch it may be more, which the same commit cuts."""
+    store = MemoryStore(max_history=100)
+    for number in range(150):
+        await store.commit([TaskWrite(ended(f"t{number}"), None)])
+        assert sum((await store.counts()).values()) <= 102
+    await store.commit([TaskWrite(ended(f"more{number}"), None) for number in range(300)])
+    assert sum((await store.counts()).values()) == 100
 
 
 async def test_repr_tells_the_state() -> None:

@@ -86,6 +86,17 @@ def translate(path: str, error: sqlite3.Error, *, was_well: bool = False) -> Sto
 
 
 @contextmanager
+def translated(path: str) -> Iterator[None]:
+    """Translate the errors of statements on a database that has been opened and read."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise translate(path, error, was_well=True) from error
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise StoreError(f"{path} cannot hold that value: {error}") from error
+
+
+@contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """A write transaction that is over when the block is, whatever happened in it."""
     connection.execute("BEGIN IMMEDIATE")
@@ -146,7 +157,7 @@ class Connection:
         assert self._raw is not None
         if self._raw.is_inherited:
             raise StoreError(f"{self._path} {IS_FORKED}; return the work to the parent process")
-        with self._translated():
+        with translated(self._path):
             if not self.has_thread:
                 return work(self._raw, *args)
             return await self._begin(asyncio.get_running_loop(), work, self._raw, *args)
@@ -163,22 +174,13 @@ class Connection:
         return self._finish(self._begin(loop, work, self._raw, *args))
 
     async def _finish(self, result: "asyncio.Future[R]") -> R:
-        with self._translated():
+        with translated(self._path):
             return await result
 
     def _begin(self, loop: asyncio.AbstractEventLoop, work: Callable[[*Ts], R], *args: *Ts) -> "asyncio.Future[R]":
         result: asyncio.Future[R] = loop.create_future()
         self._work.put((result, partial(work, *args)))
         return result
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise translate(self._path, error, was_well=True) from error
-        except (OverflowError, UnicodeEncodeError) as error:
-            raise StoreError(f"{self._path} cannot hold that value: {error}") from error
 
     async def close(self) -> None:
         """Close it and end its thread. An inherited connection is only forgotten."""
@@ -328,16 +330,17 @@ def configure_writer(connection: sqlite3.Connection, synchronous: Synchronous) -
     connection.execute("PRAGMA secure_delete = OFF").fetchone()
     # An update of many rows goes through temporary tables.
     connection.execute("PRAGMA temp_store = MEMORY")
-    _configure_any(connection)
+    configure_any(connection)
 
 
 def configure_reader(connection: sqlite3.Connection) -> None:
     """Settings of the reader."""
     connection.execute("PRAGMA query_only = ON")
-    _configure_any(connection)
+    configure_any(connection)
 
 
-def _configure_any(connection: sqlite3.Connection) -> None:
+def configure_any(connection: sqlite3.Connection) -> None:
+    """Settings of every connection."""
     connection.text_factory = text_of
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")

@@ -242,6 +242,12 @@ def _version_known(connection: sqlite3.Connection, newest: int, path: str) -> in
     return current
 
 
+def create(connection: sqlite3.Connection, steps: Sequence[Migration]) -> None:
+    """Make what these steps make, in a database that nobody else sees."""
+    for step in steps:
+        _apply(connection, step)
+
+
 def _apply(connection: sqlite3.Connection, step: Migration) -> None:
     connection.execute(_CREATE_VERSIONS)
     for statement in statements(step.script):
@@ -342,8 +348,7 @@ def _parts(steps: Sequence[Migration], number: int) -> Sequence[Part]:
 def _parts_of(steps: tuple[Migration, ...]) -> list[Part]:
     """Return what a file has after these steps. They are applied to an empty database to find out."""
     with closing(sqlite3.Connection(":memory:", isolation_level=None)) as connection:
-        for step in steps:
-            _apply(connection, step)
+        create(connection, steps)
         rows = connection.execute(
             "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name <> 'taskmanager_schema'"
             " ORDER BY CASE type WHEN 'table' THEN 1 WHEN 'index' THEN 2 ELSE 3 END"

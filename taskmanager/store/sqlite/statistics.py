@@ -10,9 +10,10 @@ from typing import Any, Final, TypeVar
 from taskmanager.model.clock import HOUR_US, MINUTE_US
 from taskmanager.store.protocol import InstanceRow
 from taskmanager.store.sqlite.claims import free_queues
-from taskmanager.store.sqlite.queries import IS_OWNED, OWNED, hops, paused_queues
+from taskmanager.store.sqlite.queries import IS_OWNED, OWNED, counts, counts_up_to, hops, paused_queues
 from taskmanager.store.sqlite.schema import version
 from taskmanager.store.statistics import (
+    COUNT_CAP,
     ENDED_CAP,
     HELD_CAP,
     MAX_INSTANCES,
@@ -29,6 +30,7 @@ from taskmanager.store.statistics import (
     Pace,
     Started,
     Statistics,
+    StoreOverview,
     TaskFailures,
     TaskPace,
 )
@@ -37,6 +39,14 @@ R = TypeVar("R")
 _ENDED: Final = "taskmanager_task_attempts INDEXED BY taskmanager_task_attempts_finished_at"
 _FAILED: Final = "taskmanager_task_attempts INDEXED BY taskmanager_task_attempts_failed"
 _IS_FAILURE: Final = "error_code IS NOT NULL AND outcome IN ('FAILED', 'WORKER_FAILURE')"
+
+
+def overview(connection: sqlite3.Connection, now: int, *, counts_all: bool) -> StoreOverview:
+    """See `Store.overview`. Call it in a transaction, as `statistics`."""
+    found = statistics(connection, now)
+    if counts_all:
+        return StoreOverview(found, counts(connection))
+    return StoreOverview(found, *counts_up_to(connection, COUNT_CAP))
 
 
 def statistics(connection: sqlite3.Connection, now: int) -> Statistics:

@@ -1,4 +1,4 @@
-"""The store protocol on one SQLite file: wiring, one line per verb."""
+"""The store on one SQLite file: its connections, its log, and what becomes of it when the file is gone."""
 
 import asyncio
 import os
@@ -6,17 +6,12 @@ import sqlite3
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
-from taskmanager.model.record import TaskRow, Write
-from taskmanager.model.states import TaskStatus
-from taskmanager.store.protocol import (
-    ClaimRequest,
-    CommitReport,
-)
-from taskmanager.store.sqlite import beat, claims, pruning, queries, transitions, wal
-from taskmanager.store.sqlite import schedules as schedule_state
+from taskmanager.model.record import Write
+from taskmanager.store.protocol import CommitReport
+from taskmanager.store.sqlite import pruning, queries, transitions, wal
 from taskmanager.store.sqlite.beat import SqliteBeater
 from taskmanager.store.sqlite.connection import (
     Connection,
@@ -31,10 +26,10 @@ from taskmanager.store.sqlite.connection import (
     raise_not_open,
 )
 from taskmanager.store.sqlite.files import Files, check_process, keep_open
-from taskmanager.store.sqlite.pruning import BatchSize
 from taskmanager.store.sqlite.reading import LOOP_PATIENCE_S, open_read_only, snapshot
 from taskmanager.store.sqlite.schema import migrate, never_dead
 from taskmanager.store.sqlite.stamp import LogStamp
+from taskmanager.store.sqlite.verbs import Verbs
 from taskmanager.store.sqlite.wal import WAL_LIMITS, Wal, WalLimits
 
 if TYPE_CHECKING:
@@ -46,34 +41,11 @@ They look twice a second, however seldom they poll.
 """
 BEATER_PATIENCE_S: Final = 3.0
 _PAUSE_S: Final = 0.05
-P = ParamSpec("P")
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
 
-def _reads(
-    work: Callable[Concatenate[sqlite3.Connection, P], R],
-) -> Callable[Concatenate["SqliteStore", P], Coroutine[Any, Any, R]]:
-    """Make a verb of a function that reads."""
-
-    async def verb(self: "SqliteStore", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._read(lambda connection: work(connection, *args, **kwargs))
-
-    return verb
-
-
-def _writes(
-    work: Callable[Concatenate[sqlite3.Connection, P], R],
-) -> Callable[Concatenate["SqliteStore", P], Coroutine[Any, Any, R]]:
-    """Make a verb of a function that writes."""
-
-    async def verb(self: "SqliteStore", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._write(lambda connection: work(connection, *args, **kwargs))
-
-    return verb
-
-
-class SqliteStore:
+class SqliteStore(Verbs):
     """Tasks in one SQLite file. `synchronous="full"` survives a power cut, `"normal"` may lose the last commits.
 
     `wal_limits`: what is done about a log that grows. `is_dead` tells whether a registered instance has ended; without
@@ -88,6 +60,7 @@ class SqliteStore:
         wal_limits: WalLimits = WAL_LIMITS,
         is_dead: Callable[[str], bool] = never_dead,
     ) -> None:
+        super().__init__()
         self.path = str(Path(path).absolute())
         self._synchronous: Synchronous = synchronous
         self._is_dead = is_dead
@@ -100,7 +73,6 @@ class SqliteStore:
         self._wal = Wal(Path(self.path), wal_limits)
         self._stamp = LogStamp(self.path)
         self._version = 0
-        self._batches = {what: BatchSize() for what in ("tasks", "heartbeats", "worker states", "pages")}
 
     def __repr__(self) -> str:
         return f"<SqliteStore {self.path} {'closed' if self._writer is None else 'open'}>"
@@ -186,10 +158,7 @@ class SqliteStore:
         return await self._writer.hop(work, *args)
 
     async def _write_unsynced(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
-        """A write whose commit does not wait for the disk, because after a power cut it would simply be done again.
-
-        The next commit that does wait makes it durable too: the log is written in order.
-        """
+        # The next commit that does wait for the disk makes it durable too: the log is written in order.
         if self._synchronous == "normal":
             return await self._write(work, *args)
         return await self._write(_unsynced, work, *args)
@@ -217,29 +186,9 @@ class SqliteStore:
             raise_not_open(self.path)
         return self._writer.begin(loop, transitions.commit, writes)
 
-    async def claim(self, request: ClaimRequest) -> list[TaskRow]:
-        if request.starting is None:
-            return await self._write_unsynced(claims.claim, request)
-        return await self._write(claims.claim, request)  # what has run must not be free again after a power cut
-
-    async def fetch_claim(self, owner: str, claimed_at: int) -> list[TaskRow]:
-        return await self._in_writer(claims.fetch_claim, owner, claimed_at)
-
-    async def free_waiting(self, owner: str, now: int, limit: int, per_queue: int | None = None) -> int:
-        return await self._write_unsynced(claims.free_waiting, owner, now, limit, per_queue)
-
-    async def purge(self, status: TaskStatus | None, older_than: int | None, limit: int) -> int:
-        return await self._write_unsynced(pruning.purge, self._batches["tasks"], status, older_than, limit)
-
     def open_beater(self) -> SqliteBeater:
         self._beater = SqliteBeater(self.path, lambda: self._files)
         return self._beater
-
-    async def prune_heartbeats(self, cutoff: int, limit: int) -> int:
-        return await self._write_unsynced(pruning.prune_heartbeats, self._batches["heartbeats"], cutoff, limit)
-
-    async def prune_worker_states(self, cutoff: int, limit: int) -> int:
-        return await self._write_unsynced(pruning.prune_worker_states, self._batches["worker states"], cutoff, limit)
 
     async def shrink(self) -> bool:
         return await self._write_unsynced(pruning.shrink, self._batches["pages"])
@@ -297,54 +246,16 @@ class SqliteStore:
             )
 
     def overview(self, now: int, *, counts_all: bool) -> "StoreOverview":
-        from taskmanager.store.sqlite.statistics import statistics
-        from taskmanager.store.statistics import COUNT_CAP, StoreOverview
+        from taskmanager.store.sqlite.statistics import overview
 
         with open_read_only(self.path, patience_s=LOOP_PATIENCE_S) as connection, snapshot(connection):
-            found = statistics(connection, now)
-            if counts_all:
-                return StoreOverview(found, queries.counts(connection))
-            return StoreOverview(found, *queries.counts_up_to(connection, COUNT_CAP))
+            return overview(connection, now, counts_all=counts_all)
 
     async def checkpoint(self) -> bool:
         """Move the log into the file, and cut it where it is large; False when a reader kept part of it back."""
         is_moved = await self._in_writer(wal.checkpoint, self._wal.is_large)
         self._wal.note(is_moved)
         return is_moved
-
-    # What needs no more than its statement.
-
-    latest_stamp = _reads(claims.latest_stamp)
-    free_queues = _reads(claims.free_queues)
-    waiting_levels = _reads(claims.waiting_levels)
-    fetch_taken = _reads(claims.fetch_taken)
-    best_waiting = _reads(claims.best_waiting)
-    fetch = _reads(queries.fetch)
-    fetch_attempts = _reads(queries.fetch_attempts)
-    fetch_ids = _reads(queries.fetch_ids)
-    fetch_many = _reads(queries.fetch_many)
-    fetch_owned = _reads(queries.fetch_owned)
-    fetch_owned_ids = _reads(queries.fetch_owned_ids)
-    fetch_orphans = _reads(queries.fetch_orphans)
-    fetch_expired = _reads(queries.fetch_expired)
-    fetch_cancel_requests = _reads(queries.fetch_cancel_requests)
-    counts = _reads(queries.counts)
-    instances = _reads(queries.instances)
-    heartbeats = _reads(beat.heartbeats)
-    paused_queues = _reads(queries.paused_queues)
-    schedules = _reads(schedule_state.fetch)
-    busy_schedules = _reads(schedule_state.busy)
-
-    release = _writes(claims.release)
-    make_due = _writes(claims.make_due)
-    request_cancel = _writes(transitions.request_cancel)
-    save_instance = _writes(beat.save_instance)
-    forget_instances = _writes(beat.forget_instances)
-    save_worker_state = _writes(beat.save_worker_state)
-    set_paused = _writes(transitions.set_paused)
-    declare_schedules = _writes(schedule_state.declare)
-    fire_schedules = _writes(schedule_state.fire)
-    set_schedule_paused = _writes(schedule_state.set_paused)
 
     def wal_size(self) -> int:
         """Bytes of the log beside the file, 0 when there is none."""

@@ -149,9 +149,8 @@ async def test_an_interval_goes_on_when_an_older_file_says_that_it_is_far_off(ma
     async with isolated(manager) as world:
         schedules: Any = world.manager._lifecycle._duties.schedules  # type: ignore[union-attr]
         await schedules.run_once()
-        (row,) = await world.store.sound.schedules()
         store: Any = world.store.sound
-        store._schedules["tick"] = row._replace(next_run_at=row.next_run_at + 7_200_000_000)
+        store._connection.execute("UPDATE taskmanager_schedule_state SET next_run_at = next_run_at + 7200000000")
         await schedules.refresh()
         await schedules.run_once()
         (after,) = await world.store.sound.schedules()

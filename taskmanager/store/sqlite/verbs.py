@@ -1,0 +1,113 @@
+"""The verbs of a store that are statements of SQLite, whatever the database lies on."""
+
+import sqlite3
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, TypeVar, TypeVarTuple
+
+from taskmanager.model.record import TaskRow
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.protocol import ClaimRequest
+from taskmanager.store.sqlite import beat, claims, pruning, queries, transitions
+from taskmanager.store.sqlite import schedules as schedule_state
+from taskmanager.store.sqlite.pruning import BatchSize
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+
+def _reads(
+    work: Callable[Concatenate[sqlite3.Connection, P], R],
+) -> Callable[Concatenate["Verbs", P], Coroutine[Any, Any, R]]:
+    """Make a verb of a function that reads."""
+
+    async def verb(self: "Verbs", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._read(lambda connection: work(connection, *args, **kwargs))
+
+    return verb
+
+
+def _writes(
+    work: Callable[Concatenate[sqlite3.Connection, P], R],
+) -> Callable[Concatenate["Verbs", P], Coroutine[Any, Any, R]]:
+    """Make a verb of a function that writes."""
+
+    async def verb(self: "Verbs", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._write(lambda connection: work(connection, *args, **kwargs))
+
+    return verb
+
+
+class Verbs:
+    """What a file and a database in memory answer alike. Each of them says how its connections are used."""
+
+    def __init__(self) -> None:
+        self._batches = {what: BatchSize() for what in ("tasks", "heartbeats", "worker states", "pages")}
+
+    async def _read(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+        raise NotImplementedError
+
+    async def _write(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+        raise NotImplementedError
+
+    async def _write_unsynced(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+        """A write whose commit does not wait for the disk, because after a power cut it would simply be done again."""
+        raise NotImplementedError
+
+    async def _in_writer(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
+        """Run behind every write that was asked for before."""
+        raise NotImplementedError
+
+    async def claim(self, request: ClaimRequest) -> list[TaskRow]:
+        if request.starting is None:
+            return await self._write_unsynced(claims.claim, request)
+        return await self._write(claims.claim, request)  # what has run must not be free again after a power cut
+
+    async def fetch_claim(self, owner: str, claimed_at: int) -> list[TaskRow]:
+        return await self._in_writer(claims.fetch_claim, owner, claimed_at)
+
+    async def free_waiting(self, owner: str, now: int, limit: int, per_queue: int | None = None) -> int:
+        return await self._write_unsynced(claims.free_waiting, owner, now, limit, per_queue)
+
+    async def purge(self, status: TaskStatus | None, older_than: int | None, limit: int) -> int:
+        return await self._write_unsynced(pruning.purge, self._batches["tasks"], status, older_than, limit)
+
+    async def prune_heartbeats(self, cutoff: int, limit: int) -> int:
+        return await self._write_unsynced(pruning.prune_heartbeats, self._batches["heartbeats"], cutoff, limit)
+
+    async def prune_worker_states(self, cutoff: int, limit: int) -> int:
+        return await self._write_unsynced(pruning.prune_worker_states, self._batches["worker states"], cutoff, limit)
+
+    # What needs no more than its statement.
+
+    latest_stamp = _reads(claims.latest_stamp)
+    free_queues = _reads(claims.free_queues)
+    waiting_levels = _reads(claims.waiting_levels)
+    fetch_taken = _reads(claims.fetch_taken)
+    best_waiting = _reads(claims.best_waiting)
+    fetch = _reads(queries.fetch)
+    fetch_attempts = _reads(queries.fetch_attempts)
+    fetch_ids = _reads(queries.fetch_ids)
+    fetch_many = _reads(queries.fetch_many)
+    fetch_owned = _reads(queries.fetch_owned)
+    fetch_owned_ids = _reads(queries.fetch_owned_ids)
+    fetch_orphans = _reads(queries.fetch_orphans)
+    fetch_expired = _reads(queries.fetch_expired)
+    fetch_cancel_requests = _reads(queries.fetch_cancel_requests)
+    counts = _reads(queries.counts)
+    instances = _reads(queries.instances)
+    heartbeats = _reads(beat.heartbeats)
+    paused_queues = _reads(queries.paused_queues)
+    schedules = _reads(schedule_state.fetch)
+    busy_schedules = _reads(schedule_state.busy)
+
+    release = _writes(claims.release)
+    make_due = _writes(claims.make_due)
+    request_cancel = _writes(transitions.request_cancel)
+    save_instance = _writes(beat.save_instance)
+    forget_instances = _writes(beat.forget_instances)
+    save_worker_state = _writes(beat.save_worker_state)
+    set_paused = _writes(transitions.set_paused)
+    declare_schedules = _writes(schedule_state.declare)
+    fire_schedules = _writes(schedule_state.fire)
+    set_schedule_paused = _writes(schedule_state.set_paused)
