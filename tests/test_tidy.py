@@ -137,8 +137,8 @@ MAKES_A_GENERATOR: Final = frozenset({"taskmanager/manager.py", "taskmanager/tes
 # do not add to these.
 NO_REACHING: Final = ("engine/", "duties/", "console/", "cli/", "lifecycle.py", "stop.py")
 REACHES: Final[Mapping[str, int]] = {
-    "taskmanager/duties/schedule_book.py": 1,
-    "taskmanager/duties/schedule_firing.py": 2,
+    "taskmanager/duties/schedule_book.py": 2,
+    "taskmanager/duties/schedule_firing.py": 1,
     "taskmanager/duties/schedule.py": 3,
     "taskmanager/engine/dispatch.py": 5,
     "taskmanager/engine/intake.py": 1,

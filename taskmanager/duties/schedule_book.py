@@ -1,7 +1,7 @@
 """What one instance knows of its schedules: how they are declared, what the store said last, and when to look next."""
 
 import heapq
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from taskmanager.duties.schedule import Schedule
@@ -19,15 +19,14 @@ AT_ONCE: Final = 0
 class ScheduleBook:
     """Looking is cheap however many there are: only what is due comes off the heap."""
 
-    def __init__(self) -> None:
+    def __init__(self, my_id: str) -> None:
+        self._my_id = my_id
         self.declared: dict[str, Schedule] = {}
         self.rows: dict[str, ScheduleRow] = {}
         self.owed_at_startup: set[str] = set()
         """Those whose run at the start of this instance is not in the store yet."""
         self.orphans: set[str] = set()
         """Those that are declared here, and by no instance that the store knows of: to be declared again."""
-        self.unjudged: set[str] = set()
-        """Schedules with news, which a clock that was ahead may have planned."""
         self._look_at: dict[str, int] = {}
         self._heap: list[tuple[int, str]] = []
         self._parked_from = 0
@@ -53,10 +52,20 @@ class ScheduleBook:
         self._parked_from = start + limit
         return found[start : start + limit]
 
-    def planned(self, names: Collection[str] | None = None) -> list[ScheduleRow]:
-        """Return the schedules that this instance fires, as last seen: of these names, or all."""
-        wanted = self._look_at if names is None else [name for name in names if name in self._look_at]
-        return [self.rows[name] for name in wanted if name in self.rows]
+    def plan_anew(self, now: int) -> None:
+        """Plan all that is fired here by a clock that was stepped."""
+        for name in list(self._look_at):
+            self._plan_next(self.rows[name], now)
+
+    def anew(self, row: ScheduleRow, now: int) -> int | None:
+        """The fire with which a schedule goes on that was planned by a clock that was ahead, or None. It would fire
+        much too late.
+
+        Only its owner mends it: two instances with different clocks would undo each other's plans in turns.
+        """
+        if row.next_run_at is None or row.owner_id != self._my_id:
+            return None
+        return self.declared[row.schedule_name].plan.timing.anew(row.next_run_at, now)
 
     def pop_due(self, now: int, limit: int) -> list[str]:
         """At most `limit` of those that are to be looked at now; each must be planned again, or parked."""
@@ -78,9 +87,9 @@ class ScheduleBook:
 
     # What the store says.
 
-    def take_in(self, rows: Iterable[ScheduleRow]) -> None:
+    def take_in(self, rows: Iterable[ScheduleRow], now: int) -> None:
         """These rows count from now on; those of schedules that are not declared here are passed over."""
-        others = [row for row in rows if row.schedule_name in self.declared and self._take_in(row)]
+        others = [row for row in rows if row.schedule_name in self.declared and self._take_in(row, now)]
         if others:
             logger.warning(
                 "an instance that started later defines %s otherwise, so that it fires them and this one does not: %s",
@@ -88,12 +97,11 @@ class ScheduleBook:
                 ", ".join(f"{row.schedule_name} ({row.definition})" for row in others[:5]),
             )
 
-    def _take_in(self, row: ScheduleRow) -> bool:
+    def _take_in(self, row: ScheduleRow, now: int) -> bool:
         """One of them; whether it says that another instance has defined the schedule otherwise, and it is news."""
         name, schedule = row.schedule_name, self.declared[row.schedule_name]
         before = self.rows.get(name)
         self.rows[name] = row
-        self.unjudged.add(name)
         if not row.is_declared:
             self.orphans.add(name)
         if row.config_hash != schedule.config_hash:
@@ -103,7 +111,7 @@ class ScheduleBook:
             self.owed_at_startup.discard(name)
             self.park(name)
         else:
-            self._plan_next(row)
+            self._plan_next(row, now)
         return False
 
     def fired(self, fire: ScheduleFire) -> None:
@@ -114,11 +122,11 @@ class ScheduleBook:
             row = row._replace(last_run_at=fire.now, last_task_id=fire.task.task_id, run_count=row.run_count + 1)
         self.rows[name] = row
         self.owed_at_startup.discard(name)
-        self._plan_next(row)
+        self._plan_next(row, fire.now)
 
-    def _plan_next(self, row: ScheduleRow) -> None:
+    def _plan_next(self, row: ScheduleRow, now: int) -> None:
         name = row.schedule_name
-        if row.next_run_at is None or name in self.owed_at_startup:
+        if row.next_run_at is None or name in self.owed_at_startup or self.anew(row, now) is not None:
             self.plan(name, AT_ONCE)
         else:
             self.plan(name, self.declared[name].plan.timing.due(row.next_run_at))

@@ -9,7 +9,7 @@ from math import inf
 from typing import Final
 
 from taskmanager.duties.schedule import Schedule, task_of
-from taskmanager.duties.schedule_book import AT_ONCE, ScheduleBook
+from taskmanager.duties.schedule_book import ScheduleBook
 from taskmanager.engine.engine import Engine
 from taskmanager.model.clock import SECOND_US, from_us
 from taskmanager.model.errors import StoreError, StoreUnavailable
@@ -39,7 +39,7 @@ class Firing:
         self._settings, self._life = engine.settings, engine.life
         self._book = book
         self._refresh = refresh
-        self._watched_since = self._mended_since = self._step_count = 0
+        self._watched_since = self._step_count = 0
         self._looked_s = -inf
         self._hold_counts: dict[str, int] = {}
         self._full_queues: set[str] = set()
@@ -57,13 +57,13 @@ class Firing:
         now, now_s = self._wall_clock.now_us(), self._clock.elapsed_s()
         if now_s - self._looked_s > UNWATCHED_S or self.has_stepped:
             self._watched_since = now
+            self._book.plan_anew(now)
         self._looked_s, self._step_count = now_s, self._wall_clock.step_count
         return now
 
     async def fire_due(self) -> bool:
         """Fire what is due, a page of it at the most; False when nothing is."""
         now = self.look()
-        self._find_those_ahead(now)
         due = self._book.pop_due(now, PAGE)
         if not due:
             return False
@@ -93,29 +93,6 @@ class Firing:
         if fires:
             await self._write(fires)
 
-    # After the clock was set back.
-
-    def _find_those_ahead(self, now: int) -> None:
-        """Mark for a look the schedules that were planned by a clock that was ahead. They would fire much too late.
-
-        Only their owner mends them: two instances with different clocks would undo each other's plans in turns.
-        """
-        book = self._book
-        is_watched = self._watched_since == self._mended_since
-        if is_watched and not book.unjudged:
-            return
-        rows = book.planned(book.unjudged if is_watched else None)
-        self._mended_since, book.unjudged = self._watched_since, set()
-        for row in rows:
-            if self._anew(row, now) is not None:
-                book.plan(row.schedule_name, AT_ONCE)
-                book.unjudged.add(row.schedule_name)  # until the news say that the new plan was written
-
-    def _anew(self, row: ScheduleRow, now: int) -> int | None:
-        if row.next_run_at is None or row.owner_id != self._identity.instance_id:
-            return None
-        return self._book.declared[row.schedule_name].plan.timing.anew(row.next_run_at, now)
-
     # What is to be done.
 
     def _decide(self, name: str, now: int, is_busy: bool) -> ScheduleFire | None:
@@ -124,13 +101,12 @@ class Firing:
         schedule, row = book.declared[name], book.rows[name]
         if name in book.owed_at_startup:
             if not (is_busy and schedule.runs_alone):
-                book.unjudged.add(name)
                 # Written again when nobody knows whether it was, so its id is that of the start.
                 task = task_of(schedule.template, schedule.run_id(self._identity.instance_id), now, now)
                 return _step(schedule, row, row.next_run_at, now, task)
             if schedule.plan.overlap == "skip":
                 book.owed_at_startup.discard(name)
-        if (at := self._anew(row, now)) is not None:
+        if (at := book.anew(row, now)) is not None:
             logger.warning("schedule %s was planned by a clock that was ahead; it fires next at %s", name, from_us(at))
             return _step(schedule, row, at, now)
         step = judge(schedule.plan, row.next_run_at, now, self._watched_since, is_busy)

@@ -45,7 +45,7 @@ class Schedules:
         self._failing_duties = engine.failing_duties
         self._declared = declared
         self._was_added = False
-        self.book = ScheduleBook()
+        self.book = ScheduleBook(engine.identity.instance_id)
         self._firing = Firing(engine, self.book, self.refresh)
         self._changed = asyncio.Event()
         self._declaring = asyncio.Lock()
@@ -67,7 +67,7 @@ class Schedules:
         self._version = await self._store.data_version()
         await self.declare()
         rows = await self._store.schedules()
-        self.book.take_in(rows)
+        self.book.take_in(rows, self._read_at)
         self._changed.set()
         names = [row.schedule_name for row in rows if not row.is_declared]
         if lonely := [name for name in names if name not in self.book.declared]:
@@ -173,7 +173,7 @@ class Schedules:
         for row in rows:
             _log_change(before.get(row.schedule_name), row)
         book.orphans.difference_update(names)
-        book.take_in(rows)
+        book.take_in(rows, now)
 
     # What the store says: others have fired, paused, redefined or left schedules of this instance.
 
@@ -189,9 +189,9 @@ class Schedules:
         now, step_count = self._wall_clock.now_us(), self._wall_clock.step_count
         # After a step of the clock the instants by which changes are found mean nothing.
         since_us = self._read_at - LATE_WRITE_US if step_count == self._step_count else 0
-        book.take_in(await store.schedules(changed_since=since_us))
+        book.take_in(await store.schedules(changed_since=since_us), now)
         # Whoever resumes one may have another clock. What is fired here, the store refuses when it was changed.
-        book.take_in(await store.schedules(book.parked(PARKED_PAGE)))
+        book.take_in(await store.schedules(book.parked(PARKED_PAGE)), now)
         alive = {each.instance_id for each in await store.instances()}
         book.orphans |= {name for name, row in book.rows.items() if row.owner_id not in alive}
         self._read_at, self._step_count, self._version = now, step_count, version
@@ -201,7 +201,7 @@ class Schedules:
         book = self.book
         wanted = list(book.declared) if names is None else names
         rows = await self._store.schedules(wanted)
-        book.take_in(rows)
+        book.take_in(rows, self._wall_clock.now_us())
         book.orphans |= {name for name in wanted if name in book.declared} - {row.schedule_name for row in rows}
         self._changed.set()
 

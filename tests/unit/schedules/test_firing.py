@@ -103,7 +103,7 @@ async def test_many_schedules_are_declared_and_fired_some_at_a_time(
 
 def test_all_that_is_parked_has_its_turn() -> None:
     """What others did to it is asked of the store, for some at a time."""
-    book = ScheduleBook()
+    book = ScheduleBook("me")
     book.declared = dict.fromkeys("abcdefg")  # type: ignore[assignment]  # only the names are asked for
     book.plan("c", 1)
     assert ["".join(book.parked(4)) for _ in range(4)] == ["abde", "fg", "abde", "fg"]

@@ -131,10 +131,10 @@ async def test_only_the_owner_of_an_interval_lets_it_go_on_from_now(manager: Tas
         schedules: Any = world.manager._lifecycle._duties.schedules  # type: ignore[union-attr]
         (row,) = await world.store.sound.schedules()
         world.clock.step(-7_200)
-        schedules.book.take_in([row._replace(owner_id="another instance")])
+        schedules.book.take_in([row._replace(owner_id="another instance")], to_us(world.now))
         assert not await schedules._firing.fire_due()
         assert await world.store.sound.schedules() == [row]
-        schedules.book.take_in([row])
+        schedules.book.take_in([row], to_us(world.now))
         assert await schedules._firing.fire_due()
         (after,) = await world.store.sound.schedules()
         assert after.next_run_at == to_us(world.now) + 60_000_000
