@@ -335,16 +335,14 @@ class BrokenProcess(Exception):
 class Shortage:
     """One lane that is short of threads, or of processes, and what is tried there."""
 
-    __slots__ = ("is_vain", "pause_s", "step", "timer")
+    __slots__ = ("is_vain", "pause_s", "step")
 
     def __init__(self) -> None:
+        self.is_vain = True
+        """Whether the last try was in vain, so that nothing more starts before the next one."""
         self.pause_s = FIRST_RETRY_S
         self.step = 1
         """How many tasks more than run now are tried next."""
-        self.is_vain = False
-        """Whether the last try was in vain, so that nothing more starts before the next one."""
-        self.timer: asyncio.TimerHandle | None = None
-        """Rings for the next try, which is also a look at what has come of the last one."""
 
 
 class LaneFaults:
@@ -377,35 +375,28 @@ class LaneFaults:
         if shortage is None:
             shortage = self._shortages[lane] = Shortage()
             logger.error("the %s lane starts no more tasks now; they wait, and it is tried again: %s", lane, reason)
-        if not shortage.is_vain:  # else several of them found it at once
-            shortage.is_vain = True
-            self._try_later(lane, shortage)
-            shortage.pause_s = min(shortage.pause_s * 2, LAST_RETRY_S)
-
-    def _try_later(self, lane: Lane, shortage: Shortage) -> None:
-        if shortage.timer is not None:
-            shortage.timer.cancel()
-        shortage.timer = self._loop.call_later(shortage.pause_s, self._try_again, lane, shortage)
+            self._loop.call_later(shortage.pause_s, self._try_again, lane, shortage)
+        shortage.is_vain = True
 
     def _try_again(self, lane: Lane, shortage: Shortage) -> None:
         """Let one more start, or twice as many as last time. Unless one comes back to `note`, the system gives more."""
         slots = self._dispatcher.lanes[lane]
         if shortage.is_vain:
             shortage.is_vain, shortage.step = False, 1
-        elif lane == "process" and self._processes.is_coming_up:  # nobody knows yet whether that child will run
-            self._try_later(lane, shortage)
-            return
+            shortage.pause_s = min(shortage.pause_s * 2, LAST_RETRY_S)
+            slots.cap = slots.running + 1
+        elif lane == "process" and self._processes.is_coming_up:
+            pass  # nobody knows yet whether that child will run
         elif slots.limit is None or (slots.cap is not None and slots.cap >= slots.limit):
             slots.cap = None
             del self._shortages[lane]
             self._faults.pop(f"{lane} lane", None)
             logger.warning("the %s lane starts tasks again", lane)
-            self._dispatcher.wants_take()
-            return
         else:
             shortage.step *= 2
             if not slots.has_room:  # all that were let in have begun
                 shortage.pause_s = FIRST_RETRY_S
-        slots.cap = slots.running + shortage.step
+            slots.cap = slots.running + shortage.step
         self._dispatcher.wants_take()
-        self._try_later(lane, shortage)
+        if slots.cap is not None:
+            self._loop.call_later(shortage.pause_s, self._try_again, lane, shortage)
