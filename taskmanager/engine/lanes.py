@@ -15,7 +15,6 @@ import os
 import queue
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from functools import partial
@@ -148,7 +147,12 @@ class ProcessLane:
         self._coming: set[asyncio.Task[None]] = set()
         self._rising: set[Child] = set()
         """The children that are loading the main module."""
-        self._wanted: deque[asyncio.Future[Child]] = deque()
+        self._wanted_count = 0
+        """How many tasks wait for a child."""
+        self._refusals: list[Exception] = []
+        """Why children did not come up, for as many of these tasks."""
+        self._changed = asyncio.Event()
+        """Replaced by another one when it is set: when there may be a child, room for one, or a refusal."""
         self._is_closed = False
         self.is_ending = False
         """Whether `close` waits for children to end."""
@@ -208,27 +212,24 @@ class ProcessLane:
         return bool(self._coming)
 
     async def _child(self) -> "Child":
-        if self._idle:
-            return self._idle.pop()  # the one used last, so that the others may grow old
-        wanted: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
-        self._wanted.append(wanted)
-        self._bring_up_wanted()
+        self._wanted_count += 1
         try:
-            return await wanted
-        except asyncio.CancelledError:
-            if wanted.done() and not wanted.cancelled() and wanted.exception() is None:
-                self._has_idle(wanted.result())
-            raise
+            while not self._idle:
+                if self._refusals:
+                    raise self._refusals.pop(0)
+                self._bring_up_wanted()
+                await self._changed.wait()
         finally:
-            if wanted in self._wanted:
-                self._wanted.remove(wanted)
+            self._wanted_count -= 1
+            del self._refusals[self._wanted_count :]  # nobody is left to hear of them
+        return self._idle.pop()  # the one used last, so that the others may grow old
+
+    def _tell_changed(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _has_idle(self, child: "Child") -> None:
-        """Give a child to the task that has waited longest, or keep it for the next one."""
         if child not in self._children:
-            return
-        if wanted := self._next_wanted():
-            wanted.set_result(child)
             return
         now_s = child.idle_since_s = asyncio.get_running_loop().time()
         self._idle.append(child)
@@ -236,17 +237,22 @@ class ProcessLane:
             old = self._idle.pop(0)
             self._forget(old)
             self._host.spawn(old.dismiss, f"child {old.pid}")
+        self._tell_changed()
+
+    def _has_none(self, why: Exception) -> None:
+        if len(self._refusals) < self._wanted_count:
+            self._refusals.append(why)
 
     def _forget(self, child: "Child") -> None:
         """Forget a child that is gone or ending. Another one may take its place."""
         self._children.discard(child)
         if child in self._idle:
             self._idle.remove(child)
-        self._bring_up_wanted()
+        self._tell_changed()
 
     def _bring_up_wanted(self) -> None:
-        wanted = sum(not each.done() for each in self._wanted)
-        while not self._is_closed and len(self._coming) < min(wanted, self._limit - len(self._children)):
+        most = min(self._wanted_count, self._limit - len(self._children))
+        while not self._is_closed and len(self._coming) < most:
             coming = asyncio.get_running_loop().create_task(self._come_up(), name="taskmanager-child")
             # `asyncio.run` cancels every task it knows and waits for it; a subprocess that is cancelled while it is
             # made may never end (CPython before 3.12.4). The child ends by itself: its channel is closed with the loop.
@@ -281,17 +287,9 @@ class ProcessLane:
             if child is not None:
                 self._rising.discard(child)
 
-    def _has_none(self, why: Exception) -> None:
-        """Fail the task that has waited longest, because the child that did not come was meant for it."""
-        if wanted := self._next_wanted():
-            wanted.set_exception(why)
-
-    def _next_wanted(self) -> "asyncio.Future[Child] | None":
-        return next((each for each in self._wanted if not each.done()), None)
-
     def _came_up(self, coming: "asyncio.Task[None]") -> None:
         self._coming.discard(coming)
-        self._bring_up_wanted()
+        self._tell_changed()
 
 
 def _levels() -> Levels:
