@@ -124,16 +124,13 @@ def widen(annotation: Any, within: tuple[Any, ...] = ()) -> Any:
     if origin is typing.Annotated:
         return typing.Annotated[(widen(arguments[0], within), *annotation.__metadata__)]
     wide = tuple(widen(each, within) for each in arguments)
-    if origin in _LIKE_A_LIST:
+    if origin is Iterable:
         return types.GenericAlias(list, wide)
     if wide == arguments:
         return annotation
     if isinstance(annotation, types.GenericAlias):
         return types.GenericAlias(origin, wide)
     return annotation.copy_with(wide) if hasattr(annotation, "copy_with") else annotation
-
-
-_LIKE_A_LIST: Final = (Iterable,)
 
 
 def scalar_types(annotation: Any) -> frozenset[type[Any]]:

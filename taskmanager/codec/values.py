@@ -94,12 +94,6 @@ json_encoder: Final = msgspec.json.Encoder(enc_hook=_to_json)
 _array_decoder: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _object_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 plain_decoder: Final = msgspec.json.Decoder()
-_MANY_ALIKE: Final = (
-    msgspec.inspect.ListType,
-    msgspec.inspect.SetType,
-    msgspec.inspect.FrozenSetType,
-    msgspec.inspect.VarTupleType,
-)
 
 
 class StoredType:
@@ -127,7 +121,7 @@ class StoredType:
         if isinstance(info, msgspec.inspect.UnionType):
             members = [each for each in info.types if not isinstance(each, msgspec.inspect.NoneType)]
             info = members[0] if len(members) == 1 else info
-        if isinstance(info, _MANY_ALIKE):
+        if isinstance(info, msgspec.inspect.CollectionType):
             info = info.item_type
         if not isinstance(info, msgspec.inspect.CustomType) or hasattr(info.cls, "model_validate_json"):
             return None
