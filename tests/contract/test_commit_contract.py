@@ -346,6 +346,19 @@ async def test_a_poisoned_change_leaves_the_row_as_it_was(store: Store) -> None:
     assert await store.fetch_attempts("t1") == []
 
 
+@pytest.mark.parametrize("poison", POISON.values(), ids=POISON)
+async def test_a_poisoned_write_that_loses_is_lost(store: Store, poison: dict[str, Any]) -> None:
+    """Whoever has lost follows the row that stands there. What it would have written is of no interest any more."""
+    row = task(status="RUNNING")
+    await put(store, row, task("t2"))
+    behind = expected(row)._replace(start_count=row.start_count + 1)
+    report = await store.commit(
+        [TaskWrite(task("t1", **poison), behind), TaskWrite(task("t2", **poison), None), TaskWrite(task("t3"), None)]
+    )
+    assert report == ({"t1": row, "t2": task("t2")}, {})
+    assert await store.fetch("t3") == task("t3")
+
+
 async def test_a_poisoned_attempt_takes_only_its_task_along(store: Store) -> None:
     """State and attempts are stored together or not at all."""
     report = await store.commit(

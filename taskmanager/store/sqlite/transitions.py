@@ -21,13 +21,15 @@ from taskmanager.model.record import (
     TaskWrite,
     UnreadableRow,
     Write,
+    expected_of,
     in_full,
 )
-from taskmanager.store.constraints import encodable_write, step_of
+from taskmanager.model.states import TERMINAL
+from taskmanager.store.constraints import encodable_write, is_memory_only, step_of
 from taskmanager.store.protocol import CommitReport
 from taskmanager.store.sqlite import statements as sql
 from taskmanager.store.sqlite.connection import primary_code, transaction
-from taskmanager.store.sqlite.queries import fetch_ids
+from taskmanager.store.sqlite.queries import fetch, fetch_ids
 
 _GUILTY_CODES: Final = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH})
 
@@ -132,13 +134,23 @@ def _apply_halving(
         if not _is_rows_fault(error):
             raise
         connection.execute("ROLLBACK TO halving")
-        if len(writes) == 1:
+        if len(writes) == 1 and _loses(connection, writes[0]):
+            lost.append(writes[0].task_id)  # SQLite looks at values first; whoever has lost is not told of those
+        elif len(writes) == 1:
             rejected[writes[0].task_id] = f"{type(error).__name__}: {error}"
         else:
             middle = len(writes) // 2
             _apply_halving(connection, writes[:middle], lost, rejected)
             _apply_halving(connection, writes[middle:], lost, rejected)
     connection.execute("RELEASE halving")
+
+
+def _loses(connection: sqlite3.Connection, write: Write) -> bool:
+    row = fetch(connection, write.task_id)
+    if write.expected is not None:
+        return row is None or write.expected != expected_of(row)
+    assert isinstance(write, TaskWrite)
+    return row is not None and not all(each.status in TERMINAL and is_memory_only(each) for each in (row, write.row))
 
 
 def _apply_to_winners(connection: sqlite3.Connection, writes: Sequence[Write]) -> list[str]:
