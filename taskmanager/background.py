@@ -71,16 +71,11 @@ class Background:
 
     def broken_off(self, exc: BaseException) -> None:
         """Drop the tasks if the route has failed. If only the sending of its response has, enqueue them."""
-        if not came_from_sending(exc):
-            self._drop()
-            return
-        # What is refused is logged; the exception that is on its way is the one to be raised.
-        with contextlib.suppress(TaskManagerError):
-            self.hand_over()
-
-    def _drop(self) -> None:
-        dropped = self._settle(False)
-        if dropped:
+        if came_from_sending(exc):
+            # What is refused is logged; the exception that is on its way is the one to be raised.
+            with contextlib.suppress(TaskManagerError):
+                self.hand_over()
+        elif dropped := self._settle(False):
             names = ", ".join(f"{live.definition.name} ({live.task_id})" for live in dropped)
             how_many = counted(len(dropped), "background task")
             logger.info("dropped %s of a route or block that failed: %s", how_many, names)

@@ -314,12 +314,10 @@ class CurrentInstance:
 
         Returns None if only the store knows that run.
         """
-        keys = self._intake().keys
-        if not keys.has_run_again(ended):
-            # The key may have been enqueued anew, and the store may not have told yet that this is a retry.
-            return keys.newest(ended)
-        live = self.find_live(ended.task_id)
-        return None if live is ended else live
+        newest = self._intake().keys.newest(ended)
+        if newest is None and (live := self.find_live(ended.task_id)) is not ended:
+            return live
+        return newest
 
     async def wait_for(self, task_id: str, hold: Callable[[LiveTask], None], *, was_accepted: bool) -> Ending:
         """Wait for the ending of a task that is not in the memory of this instance, and return it.

@@ -18,7 +18,7 @@ from taskmanager.engine.attempt import StopReason
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.engine import Engine, wire
-from taskmanager.engine.instance import InstanceLock, Neighbours, new_identity
+from taskmanager.engine.instance import InstanceLock, new_identity
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.loops import cancelled_once, outlast, shielded
 from taskmanager.engine.phases import STARTING
@@ -75,20 +75,14 @@ class Lifecycle:
         self._settings, self._life = engine.settings, engine.life
         self.engine = engine
         self._duties = duties
-        database, me = self._settings.database, self._identity.instance_id
-        self._lock = None if database is None else InstanceLock(database, me)
+        database = self._settings.database
+        self._lock = None if database is None else InstanceLock(database, self._identity.instance_id)
         self._after_write = AfterWrite(engine)
         self._file_watch = FileWatch(engine, self._made_anew, self._after_write.lost)
-        neighbours = Neighbours(database, me)
-        self._claimer = Claimer(engine, neighbours, self._after_write.give_up)
+        self._claimer = Claimer(engine, self._after_write.give_up)
+        sharing = Sharing(engine, self._claimer.take_over, self._after_write.lost)
         self._poller = Poller(
-            engine,
-            self._claimer,
-            neighbours,
-            Sharing(engine, self._claimer.take_over, neighbours, self._after_write.lost),
-            self._file_watch,
-            duties.recover,
-            duties.reaper.recover_strays,
+            engine, self._claimer, sharing, self._file_watch, duties.recover, duties.reaper.recover_strays
         )
         self._cut_short = asyncio.Event()
         self._starting: asyncio.Task[Any] | None = None

@@ -10,7 +10,6 @@ from typing import Final
 
 from taskmanager.engine.definition import timeout_of
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.instance import Neighbours
 from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.outcome import log_failed
 from taskmanager.engine.phases import ACCEPTED, LEFT
@@ -36,14 +35,13 @@ NO_COUNT: Final = 1
 class Claimer:
     """Keeps the memory of one engine filled from the store."""
 
-    def __init__(self, engine: Engine, neighbours: Neighbours, give_up: Callable[[LiveTask], None]) -> None:
+    def __init__(self, engine: Engine, give_up: Callable[[LiveTask], None]) -> None:
         self._store, self._clock, self._identity = engine.store, engine.clock, engine.identity
         self._intake, self._live, self._dispatcher = engine.intake, engine.live, engine.dispatcher
         self._window, self._settlement, self._runner = engine.window, engine.settlement, engine.runner
         self._writer, self._follower, self._row_codec = engine.writer, engine.follower, engine.row_codec
         self._definitions, self._life, self._claiming = engine.definitions, engine.life, engine.claiming
-        self._keys = engine.keys
-        self._neighbours = neighbours
+        self._keys, self._neighbours = engine.keys, engine.neighbours
         self._give_up = give_up
         self._fairness = Fairness(engine)
         self._reported_unknown: set[str] = set()
@@ -352,7 +350,7 @@ class Claimer:
 
     async def _report_unknown(self, free: list[FreeQueue]) -> None:
         """Log how many tasks wait of functions that nobody has registered here, once for each function."""
-        if all(each.task_name in self._definitions or each.task_name in self._reported_unknown for each in free):
+        if {each.task_name for each in free} <= self._definitions.keys() | self._reported_unknown:
             return
         for each in await self._store.free_queues():
             if each.task_name not in self._definitions and each.task_name not in self._reported_unknown:

@@ -9,7 +9,7 @@ from taskmanager.engine.definition import Definition, RowCodec
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.execution import Runner
 from taskmanager.engine.inbox import Inbox
-from taskmanager.engine.instance import Identity
+from taskmanager.engine.instance import Identity, Neighbours
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.keys import Keys
 from taskmanager.engine.lanes import LaneFaults
@@ -38,6 +38,7 @@ class Engine:
     clock: Clock
     wall_clock: WatchedClock
     identity: Identity
+    neighbours: Neighbours
     intake: Intake
     keys: Keys
     inbox: Inbox
@@ -105,7 +106,7 @@ def wire(
     surroundings = Surroundings(dispatcher, ProgressSaver(loop, writer.mark, clock).save, clock.now_us)
     life.attach(inbox, alarm, runner, surroundings, LaneFaults(loop, dispatcher, runner.processes, failing_duties))
     return Engine(
-        settings, definitions, row_codec, store, clock, wall_clock, identity, intake, intake.keys, inbox, life.live,
-        dispatcher, window, alarm, stall, settlement, runner, writer, follower, life, host, failing_duties,
-        asyncio.Lock(),
+        settings, definitions, row_codec, store, clock, wall_clock, identity,
+        Neighbours(settings.database, identity.instance_id), intake, intake.keys, inbox, life.live, dispatcher, window,
+        alarm, stall, settlement, runner, writer, follower, life, host, failing_duties, asyncio.Lock(),
     )  # fmt: skip

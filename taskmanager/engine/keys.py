@@ -91,9 +91,12 @@ class Keys:
     def __repr__(self) -> str:
         return f"<Keys {len(self._newest)} in memory, {len(self._ended)} of them ended>"
 
-    def newest(self, ended: LiveTask) -> LiveTask:
-        """Return the task that an ended one's key names by now, in memory."""
-        return self._newest.get(ended.task_id, ended)
+    def newest(self, ended: LiveTask) -> LiveTask | None:
+        """Return the task in memory that an ended one's key names by now, or None if only the store can know.
+
+        The key may have been enqueued anew, and the store may not have told yet that this is a retry.
+        """
+        return None if self.has_run_again(ended) else self._newest.get(ended.task_id, ended)
 
     def note_rerun(self, task_id: str, start_count: int, run: LiveTask | None = None) -> None:
         """Note that a run with at most this many starts is not the latest one any more, unless it is `run`."""

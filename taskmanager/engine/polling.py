@@ -12,7 +12,7 @@ from typing import Final
 
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.instance import EARLY_S, Neighbours
+from taskmanager.engine.instance import EARLY_S
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.sharing import Sharing
 from taskmanager.engine.timers import next_beat
@@ -203,7 +203,6 @@ class Poller:
         self,
         engine: Engine,
         claimer: Claimer,
-        neighbours: Neighbours,
         sharing: Sharing,
         file_watch: FileWatch,
         recover: Callable[[], Awaitable[int]],
@@ -213,9 +212,8 @@ class Poller:
         self._identity, self._intake, self._live = engine.identity, engine.intake, engine.live
         self._dispatcher, self._window, self._writer = engine.dispatcher, engine.window, engine.writer
         self._follower, self._settings, self._failing_duties = engine.follower, engine.settings, engine.failing_duties
-        self._life, self._claiming = engine.life, engine.claiming
+        self._life, self._claiming, self._neighbours = engine.life, engine.claiming, engine.neighbours
         self._claimer = claimer
-        self.neighbours = neighbours
         self._sharing = sharing
         self.file_watch = file_watch
         self._recover, self._recover_strays = recover, recover_strays
@@ -231,7 +229,7 @@ class Poller:
         self._next_look_s = 0.0
 
     def __repr__(self) -> str:
-        return f"<Poller {'owes a look' if self.is_owed else f'saw version {self._version}'}, {self.neighbours!r}>"
+        return f"<Poller {'owes a look' if self.is_owed else f'saw version {self._version}'}, {self._neighbours!r}>"
 
     async def run(self) -> None:
         """Look at the store every `store_poll` seconds, and at once when asked; at the file itself, and at whether
@@ -268,7 +266,7 @@ class Poller:
         if time() - self._file_checked_s >= FILE_CHECK_S - EARLY_S:
             self._file_checked_s = time()
             await self.file_watch.look()
-        if not self._life.is_stopping and self.neighbours.find_dead(time()):
+        if not self._life.is_stopping and self._neighbours.find_dead(time()):
             self.death.set()
         poll_s = self._settings.store_poll_s
         is_asked = is_close or self._life.wants_claim.is_set()
@@ -367,8 +365,8 @@ class Poller:
         return mended > 0
 
     async def _hear_others(self) -> None:
-        self.neighbours.registered({each.instance_id for each in await self._store.instances()})
-        was_shared, is_shared = self._window.is_shared, bool(self.neighbours.living)
+        self._neighbours.registered({each.instance_id for each in await self._store.instances()})
+        was_shared, is_shared = self._window.is_shared, bool(self._neighbours.living)
         self._window.is_shared = self._writer.is_shared = is_shared
         if is_shared and not was_shared and not self._life.is_stopping:
             self._claimer.share()

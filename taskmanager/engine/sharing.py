@@ -6,11 +6,12 @@ refused. It drops the task then; whoever waits for it follows the row.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from taskmanager.codec.values import loads
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.instance import EARLY_S, Neighbours
+from taskmanager.engine.instance import EARLY_S
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.phases import READY
 from taskmanager.engine.queue_state import QueueState
@@ -95,14 +96,13 @@ class Sharing:
         self,
         engine: Engine,
         take_over: Callable[[str, int], Awaitable[list[TaskRow]]],
-        neighbours: Neighbours,
         lost: Callable[[LiveTask, TaskRow], None],
     ) -> None:
         self._store, self._clock, self._identity = engine.store, engine.clock, engine.identity
         self._live, self._dispatcher, self._window = engine.live, engine.dispatcher, engine.window
         self._follower, self._settings, self._life = engine.follower, engine.settings, engine.life
+        self._neighbours = engine.neighbours
         self._claim_waiting = take_over
-        self._neighbours = neighbours
         self._lost = lost
         self._is_at_work = False
         """Whether the last look took something over, so that there may be more."""
@@ -134,9 +134,9 @@ class Sharing:
         if self._unchecked is None:
             if not self._is_news:
                 return
-            self._is_news, self._unchecked = False, iter(list(self._live.values()))
+            self._is_news, self._unchecked = False, filter(_waits_in_the_file, list(self._live.values()))
         for _ in range(PAGES_PER_LOOK):
-            page = self._next_page(self._unchecked)
+            page = {live.task_id: live for live in islice(self._unchecked, PAGE)}
             if not page:
                 self._unchecked = None
                 break
@@ -145,16 +145,6 @@ class Sharing:
                 if page[task_id] is self._live.get(task_id) and _waits_in_the_file(page[task_id]):
                     self._lost(page[task_id], row)
         await self._follower.forget_ended()
-
-    @staticmethod
-    def _next_page(unchecked: Iterator[LiveTask]) -> dict[str, LiveTask]:
-        page: dict[str, LiveTask] = {}
-        for live in unchecked:
-            if _waits_in_the_file(live):
-                page[live.task_id] = live
-                if len(page) == PAGE:
-                    break
-        return page
 
     # What is taken over here.
 

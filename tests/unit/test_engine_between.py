@@ -149,7 +149,7 @@ async def test_a_death_whose_lock_file_is_gone_keeps_nobody_from_claiming(tmp_pa
             recovering = "taskmanager_instances", "instance_id = 'gone'"
             lifecycle = manager._lifecycle
             assert lifecycle is not None
-            await happens(lambda: "gone" in lifecycle._poller.neighbours.dead)
+            await happens(lambda: "gone" in lifecycle.engine.neighbours.dead)
             connection.execute("BEGIN IMMEDIATE")
             task_id = manager.submit_in(connection, works, 1)
             connection.commit()

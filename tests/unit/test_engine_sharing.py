@@ -130,7 +130,7 @@ async def test_a_place_is_left_for_a_moment_to_others_whose_task_is_the_best(tmp
         await other.save_instance(InstanceRow("other", None, "host", 1, "main", None, 1, None, document, 1))
         theirs = FREE_ROW._replace(task_id="theirs", task_name="theirs", queue_name="shared")
         await other.commit([TaskWrite(theirs, None)])
-        neighbours = manager._lifecycle._poller.neighbours
+        neighbours = manager._lifecycle.engine.neighbours
         await until(lambda: neighbours.living == {"other"})
         async with asyncio.timeout(20):
             await mine.enqueue(1)
@@ -210,7 +210,7 @@ async def test_the_schedules_of_one_that_died_are_taken_over(tmp_path: Path) -> 
     lock.take()
     async with manager:
         assert manager._lifecycle is not None
-        neighbours, schedules = manager._lifecycle._poller.neighbours, manager._lifecycle.schedules
+        neighbours, schedules = manager._lifecycle.engine.neighbours, manager._lifecycle.schedules
         await other.open()
         await other.save_instance(InstanceRow("zz-later", None, "host", 1, "main", None, 1, None, None, 1))
         newer = ScheduleDeclaration("tick", "another", "tick", "every 7200 s", "{}", 1)

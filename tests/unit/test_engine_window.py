@@ -18,7 +18,6 @@ from taskmanager import (
 )
 from taskmanager.engine.after_write import AfterWrite
 from taskmanager.engine.claiming import Claimer
-from taskmanager.engine.instance import Neighbours
 from taskmanager.engine.phases import Phase
 from taskmanager.model.record import TaskWrite, expected_of
 from tests.unit.engine_worlds import assert_counters, engine_of, manager_of, persisted, turns_until, world_of
@@ -469,7 +468,7 @@ async def test_a_cancel_is_kept_when_the_row_of_its_key_is_claimed_in_the_same_m
         await store.memory.commit([TaskWrite(claimed, expected_of(row))])
         after_write = engine.writer._listener
         assert isinstance(after_write, AfterWrite)
-        Claimer(engine, Neighbours(None, engine.identity.instance_id), after_write.give_up)._take(claimed)
+        Claimer(engine, after_write.give_up)._take(claimed)
         store.let_go()
         with pytest.raises(TaskCancelled):
             await again
