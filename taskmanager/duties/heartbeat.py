@@ -19,10 +19,8 @@ from taskmanager.model.wording import MORE_THREADS
 from taskmanager.store.protocol import Beat, Beater
 
 LOOP_PROBE_S: Final = 0.5
-ASK_AFTER_S: Final = 0.75
-"""A loop that runs is heard of by its own beat. Only one that was not heard of for this long is woken, and asked."""
 BLOCKED_AFTER_S: Final = 2.0
-"""A loop that does not answer for this long is reported as blocked."""
+"""A loop of which nothing is heard for this long is reported as blocked."""
 SLOW_WRITE_S: Final = 1.0
 """A beat that takes this long meets what others may not get through at all."""
 
@@ -77,22 +75,21 @@ class Heartbeat:
     def __init__(self, engine: Engine) -> None:
         self._store, self._clock, self._identity = engine.store, engine.clock, engine.identity
         self._inbox, self._stall, self._runner = engine.inbox, engine.stall, engine.runner
-        self._failing_duties, self._life = engine.failing_duties, engine.life
+        self._failing_duties = engine.failing_duties
         self._stop = threading.Event()
         self._rest: Rest | None = None
         self._thread: threading.Thread | None = None
         self._lock: InstanceLock | None = None
         self._loop_thread = threading.current_thread()
-        self._answered_s = self._rested_s = self._clock.elapsed_s()
+        self._heard_s = self._rested_s = self._clock.elapsed_s()
         config = engine.settings.recovery
         self._max_silence_s = config.running_stale_threshold_ms / 1000
         self._intervals_s = {
             "claimer": config.claimer_heartbeat_interval_ms / 1000,
             "runner": config.runner_heartbeat_interval_ms / 1000,
         }
-        self._due_s = dict.fromkeys(self._intervals_s, self._answered_s)
+        self._due_s = dict.fromkeys(self._intervals_s, self._heard_s)
         self._beats_seen = 0
-        self._is_probing = False
         self._blocked_since_s: float | None = None
         self.outlives_loop = False
         """Whether it beats on when the loop is closed: for threads that nobody can end."""
@@ -109,7 +106,7 @@ class Heartbeat:
         heartbeat until it returns True, and may ask it to outlive the loop. `lock` is kept in its place.
         """
         self._lock = lock
-        self._answered_s = self._rested_s = self._clock.elapsed_s()  # a start may have waited for the file
+        self._heard_s = self._rested_s = self._clock.elapsed_s()  # a start may have waited for the file
         thread = threading.Thread(target=self._run, args=(on_loop_closed,), name="taskmanager-heartbeat", daemon=True)
         try:
             thread.start()
@@ -161,18 +158,20 @@ class Heartbeat:
         return is_open
 
     def pulse(self, beater: Beater) -> bool:
-        """One round, every `LOOP_PROBE_S`: beat what is due, and ask the loop; False when that is closed for good."""
+        """One round, every `LOOP_PROBE_S`: beat what is due, and listen to the loop; False when that is closed for
+        good.
+        """
         now_s = self._clock.elapsed_s()
         self._excuse(now_s - self._rested_s - LOOP_PROBE_S, now_s)
         self._keep_lock()
         beater.let_go()
         due = [role for role, at in self._due_s.items() if at <= now_s]
-        is_blocked = now_s - self._answered_s > self._max_silence_s
+        is_blocked = now_s - self._heard_s > self._max_silence_s
         if due and self._beat(beater, [role for role in due if role != "claimer" or not is_blocked]):
             self._due_s.update((role, now_s + self._intervals_s[role]) for role in due)
         written_s = self._clock.elapsed_s()
         self._excuse(written_s - now_s, written_s)
-        is_open = self._probe_loop() or self.outlives_loop
+        is_open = self._hear_loop() or self.outlives_loop
         self._rested_s = self._clock.elapsed_s()
         return is_open
 
@@ -185,11 +184,11 @@ class Heartbeat:
             logger.debug("the lock file of this instance could not be put back: %s", exc)
 
     def _excuse(self, late_s: float, now_s: float) -> None:
-        """A rest or a beat that took too long: the process was stopped, or the disk was slow. The loop could not answer
-        meanwhile, or was not asked, so that time is not counted as its silence.
+        """A rest or a beat that took too long: the process was stopped, or the disk was slow. The loop could not beat
+        meanwhile, or nobody listened, so that time is not counted as its silence.
         """
         if late_s > BLOCKED_AFTER_S:
-            self._answered_s = min(self._answered_s + late_s, now_s)
+            self._heard_s = min(self._heard_s + late_s, now_s)
 
     @property
     def is_well(self) -> bool:
@@ -223,34 +222,23 @@ class Heartbeat:
 
     # Is the loop alive?
 
-    def _probe_loop(self) -> bool:
-        """Ask a loop that was not heard of lately for an answer. False: it is closed for good."""
+    def _hear_loop(self) -> bool:
+        """Listen to the beats of the loop itself. False: it is closed for good."""
         if self._inbox.is_loop_closed():
             return False
-        now_s = self._clock.elapsed_s()
-        beats = self._stall.beat_count
-        if beats != self._beats_seen and not self._is_probing:
-            self._beats_seen, self._answered_s = beats, now_s
-        if not self._is_probing and now_s - self._answered_s > ASK_AFTER_S:
-            self._is_probing = True
-            try:
-                self._life.loop.call_soon_threadsafe(self._answer)
-            except RuntimeError:
-                return False
-        silent_s = now_s - self._answered_s
+        now_s, beats = self._clock.elapsed_s(), self._stall.beat_count
+        if beats != self._beats_seen or not self._stall.is_beating:
+            self._beats_seen, self._heard_s = beats, now_s
+            if self._blocked_since_s is not None:
+                blocked_s, self._blocked_since_s = now_s - self._blocked_since_s, None
+                logger.warning("the event loop goes on after being blocked for %.1f s", blocked_s)
+        silent_s = now_s - self._heard_s
         if silent_s > BLOCKED_AFTER_S and self._blocked_since_s is None:
-            self._blocked_since_s = self._answered_s
+            self._blocked_since_s = self._heard_s
             logger.warning(
                 "the event loop has been blocked for %.1f s; running: %s", silent_s, self._running_names() or "no task"
             )
         return True
-
-    def _answer(self) -> None:
-        now_s = self._clock.elapsed_s()
-        self._answered_s, self._is_probing = now_s, False
-        if self._blocked_since_s is not None:
-            blocked_s, self._blocked_since_s = now_s - self._blocked_since_s, None
-            logger.warning("the event loop goes on after being blocked for %.1f s", blocked_s)
 
     def _running_names(self) -> str:
         running = list(self._runner.running.values())

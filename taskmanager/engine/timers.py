@@ -56,6 +56,11 @@ class StallWatch:
         self.beat_count = 0
         """Read by other threads: while it grows, the loop runs."""
 
+    @property
+    def is_beating(self) -> bool:
+        """Whether it beats, and its silence says something: between the begin of a start and the end of its stop."""
+        return self._timer is not None
+
     def start(self) -> None:
         """Begin to beat."""
         self._expected = next_beat(self._loop.time(), BEAT_S)
