@@ -86,19 +86,16 @@ class Child:
         self._is_killed = False
         self._tail = bytearray()
         self._stderr_over = asyncio.Event()
-        self._gone = asyncio.Event()
+        self.gone = asyncio.Event()
+        """Set when the process has ended, and whoever waited for a reply has been told."""
 
     def __repr__(self) -> str:
-        state = "gone" if self.is_gone else "idle" if self._reply is None else "busy"
+        state = "gone" if self.gone.is_set() else "idle" if self._reply is None else "busy"
         return f"<Child {self.pid} {state}>"
 
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    @property
-    def is_gone(self) -> bool:
-        return self._gone.is_set()
 
     async def load_main(self) -> ChildReply:
         """Let it load the main module of the program. After a reply without words it can take a task."""
@@ -106,7 +103,7 @@ class Child:
 
     async def ask(self, framed: bytes, heard: Heard) -> ChildReply:
         """Return the reply to one call. A cancellation kills the child and waits until it is gone. Raises `Died`."""
-        if self.is_gone:
+        if self.gone.is_set():
             raise Died("it died before it had a task", has_begun=False)
         self._reply = asyncio.get_running_loop().create_future()
         self._heard, self._has_begun = heard, False
@@ -116,7 +113,7 @@ class Child:
             return await self._reply
         except asyncio.CancelledError:
             self.kill()
-            await shielded(self.wait_gone())
+            await shielded(self.gone.wait())
             raise
         finally:
             self._reply, self._heard = None, _log_records
@@ -146,10 +143,6 @@ class Child:
         """Let the child end in order, because there are no more calls."""
         assert self._process.stdin is not None
         await self._process.stdin.aclose()
-
-    async def wait_gone(self) -> None:
-        """Wait until the process is gone."""
-        await self._gone.wait()
 
     # In the host.
 
@@ -209,7 +202,7 @@ class Child:
             tail = self._tail.decode("utf-8", "replace").strip()
             self._reply.set_exception(Died(why, has_begun=self._has_begun, tail=tail))
             self._reply.exception()  # whoever waited for it may have gone
-        self._gone.set()
+        self.gone.set()
         self._on_gone(self)
 
     async def keep_stderr(self) -> None:
@@ -231,8 +224,8 @@ class Child:
         """Close the channel after the child has exited: a forked copy that its task left behind may hold it open."""
         await self._process.wait()
         with move_on_after(EXIT_PATIENCE_S):
-            await self._gone.wait()
-        if not self.is_gone and self._process.stdout is not None:
+            await self.gone.wait()
+        if not self.gone.is_set() and self._process.stdout is not None:
             await self._process.stdout.aclose()
 
 

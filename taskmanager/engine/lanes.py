@@ -199,7 +199,7 @@ class ProcessLane:
         self.is_ending = True
         for each in children:
             await each.dismiss()
-        gone = [asyncio.ensure_future(each.wait_gone()) for each in children]
+        gone = [asyncio.ensure_future(each.gone.wait()) for each in children]
         await asyncio.wait(gone, timeout=min(patience_s, CLOSE_PATIENCE_S))
         for each in children:
             each.kill()
