@@ -15,7 +15,7 @@ Free rows may wait past their `good_until`: for a later moment, behind a backlog
 They expire all the same, and whoever waits for the task is told.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from taskmanager.duties.heartbeat import Heartbeat
@@ -24,8 +24,9 @@ from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import sign_of_life
 from taskmanager.model.checks import check_threshold
 from taskmanager.model.clock import MINUTE_US
+from taskmanager.model.dataclass import dataclass
 from taskmanager.model.logger import logger
-from taskmanager.model.record import TaskInfo, TaskRow
+from taskmanager.model.record import TaskInfo
 from taskmanager.model.states import LIVE, TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.rules.recovery import Crash
@@ -36,17 +37,15 @@ EXPIRY_INTERVAL_S: Final = 5.0
 LOST: Final = "its owner has lost it"
 
 
+@dataclass(slots=True)
 class Observation:
     """The last value seen of one heartbeat, with what else shows life; since when both have been the same, without a
     trouble of the observer; and how long in all, where the time up to a trouble does not count.
     """
 
-    __slots__ = ("since_s", "value", "well_s")
-
-    def __init__(self, value: tuple[int, int | None], since_s: float) -> None:
-        self.value = value
-        self.since_s = since_s
-        self.well_s = 0.0
+    value: tuple[int, int | None]
+    since_s: float
+    well_s: float = 0.0
 
     def silent_s(self, now_s: float) -> float:
         """For how long it counts as silent. Troubles must not keep the dead for ever, however often they come."""
@@ -73,20 +72,12 @@ class Reaper:
         moved = await self._recovery.run_once() + await self.recover_strays()
         silent_claimers, silent_runners = await self._silent()
         if silent_claimers and config.auto_requeue_stale_claimed:
-            freed = sum([await self._recovery.free_waiting(owner) for owner in silent_claimers])
-            moved += await self._take_over(silent_claimers, lambda row: row.status != TaskStatus.RUNNING, freed)
+            moved += await self._take_over(silent_claimers, is_running=False)
         if silent_runners and config.auto_fail_stale_running:
-            moved += await self._take_over(silent_runners, lambda row: self._is_stuck(row, silent_runners))
+            moved += await self._take_over(silent_runners, is_running=True)
         if moved:
             self._life.wants_claim.set()
         return moved
-
-    def _is_stuck(self, row: TaskRow, silent_s: Mapping[str, float]) -> bool:
-        """A row whose outcome was on its way (finalizing) has the longer of two thresholds to be patient for."""
-        if row.status != TaskStatus.RUNNING:
-            return False
-        limit_s = self._settings.recovery.finalizing_stale_threshold_ms / 1000
-        return row.finalizing_at is None or silent_s.get(row.claimed_by_worker_id or "", 0.0) > limit_s
 
     async def _silent(self) -> tuple[dict[str, float], dict[str, float]]:
         """The instances whose claimer, and whose runner, has been silent for its threshold, and for how many
@@ -131,11 +122,22 @@ class Reaper:
                 seen.well_s += now_s - max(seen.since_s, self._swept_s)
         self._swept_s = now_s
 
-    async def _take_over(self, owners: Iterable[str], is_wanted: Callable[[TaskRow], bool], moved: int = 0) -> int:
-        store, owners, after = self._store, list(owners), ""
-        while rows := await store.fetch_owned(owners, limit=PAGE, after=after):
+    async def _take_over(self, silent_s: Mapping[str, float], *, is_running: bool) -> int:
+        """Give back what runs, or what waits, in instances that have been silent for so long. Return how many.
+
+        A row whose outcome was on its way (finalizing) has the longer of two thresholds to be patient for.
+        """
+        limit_s = self._settings.recovery.finalizing_stale_threshold_ms / 1000
+        late = {owner for owner, each_s in silent_s.items() if each_s > limit_s}
+        owners, after = list(silent_s), ""
+        moved = 0 if is_running else sum([await self._recovery.free_waiting(owner) for owner in owners])
+        while rows := await self._store.fetch_owned(owners, limit=PAGE, after=after, is_running=is_running):
             after = rows[-1].task_id
-            moved += await self._recovery.recover([row for row in rows if is_wanted(row)])
+            if is_running:
+                rows = [row for row in rows if row.finalizing_at is None or row.claimed_by_worker_id in late]
+            moved += await self._recovery.recover(
+                [row for row in rows if is_running == (row.status == TaskStatus.RUNNING)]
+            )
         if moved:
             text = "took over %s of instances that have been silent too long: %s"
             logger.warning(text, counted(moved, "task"), owners)

@@ -143,16 +143,10 @@ class ScheduleBook:
 
 def schedule_info(row: ScheduleRow) -> ScheduleInfo:
     """The view of a row that users get."""
-    return ScheduleInfo(
-        schedule_name=row.schedule_name,
-        task_name=row.task_name,
-        definition=row.definition,
-        last_run_at=None if row.last_run_at is None else from_us(row.last_run_at),
-        next_run_at=None if row.next_run_at is None else from_us(row.next_run_at),
-        last_task_id=row.last_task_id,
-        run_count=row.run_count,
-        config_hash=row.config_hash,
-        is_paused=row.paused_at is not None,
-        is_declared=row.is_declared,
-        updated_at=from_us(row.updated_at),
-    )
+    values = row._asdict()
+    for name in ("last_run_at", "next_run_at", "updated_at"):
+        values[name] = None if values[name] is None else from_us(values[name])
+    values["is_paused"] = row.paused_at is not None
+    for name in ("paused_at", "owner_id", "template"):
+        del values[name]
+    return ScheduleInfo(**values)

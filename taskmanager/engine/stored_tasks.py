@@ -156,8 +156,6 @@ def attempt_info(row: AttemptRow) -> AttemptInfo:
             **row._asdict(),
             "outcome": AttemptOutcome(row.outcome),
             "will_retry": bool(row.will_retry),
-            "started_at": from_us(row.started_at),
-            "finished_at": from_us(row.finished_at),
-            "created_at": from_us(row.created_at),
+            **{name: from_us(getattr(row, name)) for name in ("started_at", "finished_at", "created_at")},
         }
     )
