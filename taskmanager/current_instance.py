@@ -218,7 +218,7 @@ class CurrentInstance:
         from taskmanager.model.report import status_of
 
         running, starting, intake = self.running(), self.lifecycle, self._intake()
-        upcoming = () if running is None else running.upcoming_schedules()
+        upcoming = () if running is None else running.duties.upcoming_schedules()
         report = None if starting is None else report_of(starting.engine, max_queues=None, max_tasks=0)
         return status_of(report, intake.door.value, len(intake.held), upcoming)
 

@@ -35,11 +35,8 @@ from taskmanager.stop import Abandoned, Release, Unstopped
 from taskmanager.store.protocol import Store
 
 if TYPE_CHECKING:
-    from taskmanager.duties.reaper import Reaper
     from taskmanager.duties.schedule import Schedule
-    from taskmanager.duties.schedules import Schedules
     from taskmanager.engine.records import Queues, Records
-    from taskmanager.model.report import ScheduleInfo
 
 CANCEL_GRACE_S: Final = 1.0
 """How long cancelled work may take to end at a stop."""
@@ -74,7 +71,7 @@ class Lifecycle:
         self._writer, self._patience, self._host = engine.writer, engine.writer.patience, engine.host
         self._settings, self._life = engine.settings, engine.life
         self.engine = engine
-        self._duties = duties
+        self.duties = duties
         database = self._settings.database
         self._lock = None if database is None else InstanceLock(database, self._identity.instance_id)
         self._after_write = AfterWrite(engine)
@@ -104,7 +101,7 @@ class Lifecycle:
         try:
             await self._open()
             await self._patiently(self._recover)
-            self._duties.start(self._unstopped.write_here, self._lock)
+            self.duties.start(self._unstopped.write_here, self._lock)
             has_heartbeat = True
             self._stall.start()
             self._host.start_task(WRITER, partial(self._writer.start, self._after_write, watches_loop=True))
@@ -156,7 +153,7 @@ class Lifecycle:
         await self._patiently(self._register)
 
     async def _recover(self) -> None:
-        if not await self._duties.recover_at_start():
+        if not await self.duties.recover_at_start():
             self._poller.death.set()
 
     async def _register(self) -> None:
@@ -337,7 +334,7 @@ class Lifecycle:
         """Read everything again, because the file is another one now."""
         self._poller.is_owed = True
         self._life.wants_claim.set()
-        await self._duties.made_anew()
+        await self.duties.made_anew()
 
     @cached_property
     def records(self) -> "Records":
@@ -352,21 +349,6 @@ class Lifecycle:
         from taskmanager.engine.records import Queues
 
         return Queues(self.engine)
-
-    @property
-    def schedules(self) -> "Schedules":
-        """What people do with schedules."""
-        return self._duties.schedules
-
-    def upcoming_schedules(self) -> "tuple[ScheduleInfo, ...]":
-        """Return what this instance would fire next."""
-        book = self.schedules.book if self._duties.has_schedules else None
-        return () if book is None else book.upcoming()
-
-    @property
-    def reaper(self) -> "Reaper":
-        """What people do about instances that are silent."""
-        return self._duties.reaper
 
 
 def new_lifecycle(

@@ -226,7 +226,7 @@ class TaskManager:
         task = self._bind(fn if isinstance(fn, Task) else Task(fn, TaskOptions()))
         self._registry.schedule(task, options)
         if (running := self._instance.running()) is not None:
-            running.schedules.add()
+            running.duties.schedules.add()
         return task
 
     def register(self, *tasks: Task[..., Any]) -> None:
@@ -427,15 +427,15 @@ class TaskManager:
 
     async def get_stale_tasks(self, stale_threshold_minutes: float = 2) -> "tuple[TaskInfo, ...]":
         """Return the unfinished tasks of instances that have sent no heartbeat for that long."""
-        return await self._instance.needed().reaper.stale_tasks(stale_threshold_minutes)
+        return await self._instance.needed().duties.reaper.stale_tasks(stale_threshold_minutes)
 
     async def mark_stale_tasks_as_failed(self, stale_threshold_ms: int = 300_000) -> int:
         """Fail the RUNNING tasks of silent instances, or retry them by their policy. Return how many."""
-        return await self._instance.needed().reaper.recover_stale(stale_threshold_ms, is_running=True)
+        return await self._instance.needed().duties.reaper.recover_stale(stale_threshold_ms, is_running=True)
 
     async def requeue_stale_claimed(self, stale_threshold_ms: int = 120_000) -> int:
         """Free the tasks that wait in the memory of silent instances (PENDING or CLAIMED). Return how many."""
-        return await self._instance.needed().reaper.recover_stale(stale_threshold_ms, is_running=False)
+        return await self._instance.needed().duties.reaper.recover_stale(stale_threshold_ms, is_running=False)
 
     async def pause(self, queue_name: str, /) -> None:
         """Start nothing more of that queue, in any instance, until it is resumed."""
@@ -447,19 +447,19 @@ class TaskManager:
 
     async def schedules(self) -> "tuple[ScheduleInfo, ...]":
         """Return every schedule in the file, also of other instances, ordered by the next fire."""
-        return await self._instance.needed().schedules.list()
+        return await self._instance.needed().duties.schedules.list()
 
     async def pause_schedule(self, name: str, /) -> None:
         """Pause a schedule in every instance. Fires that come due meanwhile are dropped. Raises `UnknownTask`."""
-        await self._instance.needed().schedules.set_paused(name, True)
+        await self._instance.needed().duties.schedules.set_paused(name, True)
 
     async def resume_schedule(self, name: str, /) -> None:
         """Resume a schedule, with its first fire after now. Raises `UnknownTask`."""
-        await self._instance.needed().schedules.set_paused(name, False)
+        await self._instance.needed().duties.schedules.set_paused(name, False)
 
     async def run_schedule(self, name: str, /) -> "TaskHandle[Any]":
         """Run a schedule once now, even if it is paused or a run has not ended. Raises `UnknownTask`."""
-        return self.handle(await self._instance.needed().schedules.run_by_hand(name))
+        return self.handle(await self._instance.needed().duties.schedules.run_by_hand(name))
 
     async def background(self) -> "AsyncIterator[Background]":
         """Hand tasks over once the route has succeeded, and drop them if it fails: `Depends(manager.background)`."""

@@ -5,13 +5,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from taskmanager.duties.schedule import Schedule
-from taskmanager.model.clock import from_us
 from taskmanager.model.logger import logger
-from taskmanager.model.report import ScheduleInfo
 from taskmanager.model.schedule import ScheduleFire, ScheduleRow
 from taskmanager.model.wording import counted
 
-MAX_UPCOMING: Final = 100
 AT_ONCE: Final = 0
 """An instant that is always due."""
 
@@ -130,23 +127,3 @@ class ScheduleBook:
             self.plan(name, AT_ONCE)
         else:
             self.plan(name, self.declared[name].plan.timing.due(row.next_run_at))
-
-    def upcoming(self) -> tuple[ScheduleInfo, ...]:
-        """The next to fire, as far as this instance knows; those without a next fire last."""
-        first = heapq.nsmallest(
-            MAX_UPCOMING,
-            self.rows.values(),
-            key=lambda row: (row.paused_at is not None, row.next_run_at or 0, row.schedule_name),
-        )
-        return tuple(schedule_info(row) for row in first)
-
-
-def schedule_info(row: ScheduleRow) -> ScheduleInfo:
-    """The view of a row that users get."""
-    values = row._asdict()
-    for name in ("last_run_at", "next_run_at", "updated_at"):
-        values[name] = None if values[name] is None else from_us(values[name])
-    values["is_paused"] = row.paused_at is not None
-    for name in ("paused_at", "owner_id", "template"):
-        del values[name]
-    return ScheduleInfo(**values)

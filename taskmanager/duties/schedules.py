@@ -8,12 +8,13 @@ is there; when the owner is gone, whoever still declares the schedule takes it o
 """
 
 import asyncio
+import heapq
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
 from taskmanager.duties.schedule import Schedule, run_by_hand, set_paused
-from taskmanager.duties.schedule_book import ScheduleBook, schedule_info
+from taskmanager.duties.schedule_book import ScheduleBook
 from taskmanager.duties.schedule_firing import RETRY_S, Firing
 from taskmanager.engine.engine import Engine
 from taskmanager.model.checks import check_schedule_name
@@ -26,6 +27,7 @@ from taskmanager.model.schedule import ScheduleRow
 from taskmanager.model.wording import counted
 
 NAME: Final = "schedules"
+MAX_UPCOMING: Final = 100
 DECLARED_PAGE: Final = 1_000
 """Declarations per transaction: bounds how long one holds the store, and making them the loop."""
 RECHECK_S: Final = 5.0
@@ -210,7 +212,16 @@ class Schedules:
     async def list(self) -> tuple[ScheduleInfo, ...]:
         """All that the store knows, by their next fire."""
         await self.declare()
-        return tuple(schedule_info(row) for row in await self._store.schedules())
+        return tuple(_info(row) for row in await self._store.schedules())
+
+    def upcoming(self) -> tuple[ScheduleInfo, ...]:
+        """The next to fire, as far as this instance knows; those without a next fire last."""
+        first = heapq.nsmallest(
+            MAX_UPCOMING,
+            self.book.rows.values(),
+            key=lambda row: (row.paused_at is not None, row.next_run_at or 0, row.schedule_name),
+        )
+        return tuple(_info(row) for row in first)
 
     async def set_paused(self, name: str, paused: bool) -> None:
         """No fires from now on, in any instance; or fire again."""
@@ -239,3 +250,14 @@ def _log_change(before: ScheduleRow | None, row: ScheduleRow) -> None:
             before.definition,
             from_us(row.next_run_at),
         )
+
+
+def _info(row: ScheduleRow) -> ScheduleInfo:
+    """The view of a row that users get."""
+    values = row._asdict()
+    for name in ("last_run_at", "next_run_at", "updated_at"):
+        values[name] = None if values[name] is None else from_us(values[name])
+    values["is_paused"] = row.paused_at is not None
+    for name in ("paused_at", "owner_id", "template"):
+        del values[name]
+    return ScheduleInfo(**values)

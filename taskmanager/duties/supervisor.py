@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from taskmanager.duties.reports import Reports
     from taskmanager.duties.schedule import Schedule
     from taskmanager.duties.schedules import Schedules
+    from taskmanager.model.report import ScheduleInfo
 
 MAX_PERMANENT_FAILURES: Final = 3
 """A duty that the store refuses for good this often in a row is given up for this start, loudly."""
@@ -72,6 +73,10 @@ class Supervisor:
     def has_schedules(self) -> bool:
         """Whether anything was declared here, or somebody has asked for the schedules."""
         return bool(self._declared) or "schedules" in vars(self)
+
+    def upcoming_schedules(self) -> "tuple[ScheduleInfo, ...]":
+        """Return what this instance would fire next."""
+        return self.schedules.upcoming() if self.has_schedules else ()
 
     async def recover_at_start(self) -> bool:
         """Do what a start needs before it claims. Return False if `recover` is to be called beside the first tasks."""

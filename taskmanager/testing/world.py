@@ -221,7 +221,7 @@ class World:
         running = self.manager._instance.running()
         found = [
             engine.dispatcher.delays.next_delay_s(self.clock.elapsed_s(), now_us, holds_expiry=is_held),
-            None if running is None else running.schedules.next_due_in_s(),
+            None if running is None else running.duties.schedules.next_due_in_s(),
             *self.store.free_delays_s(now_us, engine.definitions),
         ]
         # Infinite also while nothing may expire, after a step of the clock.

@@ -286,7 +286,7 @@ class Process:
         """The heart's thread, one turn."""
         self.at(self.world.now_us + HEART_US, self._pulse)
         if self.lifecycle is not None:
-            heart: Any = self.lifecycle._duties.heartbeat  # type: ignore[attr-defined]  # of the real rounds
+            heart: Any = self.lifecycle.duties.heartbeat  # type: ignore[attr-defined]  # of the real rounds
             if heart._thread is not None and heart not in self._hearts:
                 self._hearts.append(heart)
         if self._beater is None:

@@ -210,7 +210,7 @@ async def test_the_schedules_of_one_that_died_are_taken_over(tmp_path: Path) -> 
     lock.take()
     async with manager:
         assert manager._lifecycle is not None
-        neighbours, schedules = manager._lifecycle.engine.neighbours, manager._lifecycle.schedules
+        neighbours, schedules = manager._lifecycle.engine.neighbours, manager._lifecycle.duties.schedules
         await other.open()
         await other.save_instance(InstanceRow("zz-later", None, "host", 1, "main", None, 1, None, None, 1))
         newer = ScheduleDeclaration("tick", "another", "tick", "every 7200 s", "{}", 1)

@@ -298,7 +298,7 @@ async def test_a_column_that_is_always_null_is_in_this_list(tmp_path: Path) -> N
         await manager.pause_schedule("hourly")
         lifecycle = manager._lifecycle
         assert lifecycle is not None
-        duties: Any = lifecycle._duties
+        duties: Any = lifecycle.duties
         await duties._reports.add_worker_state()
         await duties._reports.show()
         filled |= filled_columns(path)

@@ -56,8 +56,8 @@ class Scene:
     def duties(self) -> Supervisor:
         lifecycle = self.manager._lifecycle
         assert lifecycle is not None
-        assert isinstance(lifecycle._duties, Supervisor)
-        return lifecycle._duties
+        assert isinstance(lifecycle.duties, Supervisor)
+        return lifecycle.duties
 
     async def other(self, name: str, *rows: TaskRow, is_alive: bool = True, boot_id: str | None = None) -> None:
         """Another instance with these rows; alive means that it holds its lock, and a death leaves the file of it."""

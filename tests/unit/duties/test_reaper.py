@@ -69,7 +69,7 @@ async def test_a_crash_says_why_as_any_failure_does(stage: Any, caplog: pytest.L
     again = task("again", status="RUNNING", task_options=RETRIED)
     claimed = task("claimed", status="CLAIMED")
     await scene.other("gone", task("running", status="RUNNING"), safe, again, claimed, is_alive=False)
-    await scene.manager._lifecycle._duties.recover()
+    await scene.manager._lifecycle.duties.recover()
     said = {each.task_id: each for each in caplog.records if hasattr(each, "task_id")}
     assert {name: each.levelname for name, each in said.items()} == {"running": "ERROR", "again": "WARNING"}
     assert said["running"].task_name == said["again"].task_name == "app:job"

@@ -304,7 +304,7 @@ class _World:
 
     @property
     def duties(self) -> Any:
-        return self.lifecycle._duties
+        return self.lifecycle.duties
 
     async def elsewhere(self, queue: str = "default") -> None:
         """Another process leaves a free row."""

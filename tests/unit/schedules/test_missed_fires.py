@@ -128,7 +128,7 @@ async def test_only_the_owner_of_an_interval_lets_it_go_on_from_now(manager: Tas
     async def tick() -> None: ...
 
     async with isolated(manager) as world:
-        schedules: Any = world.manager._lifecycle._duties.schedules  # type: ignore[union-attr]
+        schedules: Any = world.manager._lifecycle.duties.schedules  # type: ignore[union-attr]
         (row,) = await world.store.sound.schedules()
         world.clock.step(-7_200)
         schedules.book.take_in([row._replace(owner_id="another instance")], to_us(world.now))
@@ -147,7 +147,7 @@ async def test_an_interval_goes_on_when_an_older_file_says_that_it_is_far_off(ma
     async def tick() -> None: ...
 
     async with isolated(manager) as world:
-        schedules: Any = world.manager._lifecycle._duties.schedules  # type: ignore[union-attr]
+        schedules: Any = world.manager._lifecycle.duties.schedules  # type: ignore[union-attr]
         await schedules.run_once()
         store: Any = world.store.sound
         store._connection.execute("UPDATE taskmanager_schedule_state SET next_run_at = next_run_at + 7200000000")
