@@ -204,7 +204,8 @@ class FaultyLine:
         process.at(process.world.now_us + fate.answer_us, lambda: process.loop.call_soon(give))
 
     def _note_failure(self, verb: str, fate: Fate) -> None:
-        self._process.was_degraded |= verb == "commit"
+        if verb == "commit":
+            self._process.is_degraded()
         self._process.is_disturbed()
         self._process.world.log(self._process, "store", verb, fate.kind)
 

@@ -30,6 +30,10 @@ SLOW_US = 20_000
 """A call of the store that takes longer is in the way of everything behind it."""
 WOKEN_US = 5_000_000
 """Who saw it silent may act on that for as long as a slow reader takes."""
+DEGRADED_US = 5_000_000
+"""For so long, and for as long as a slow store takes, what is safe to repeat may begin without its start in the store:
+its child may be late in coming up.
+"""
 TEARDOWN_US = 1_000
 """How long a loop goes on that has cancelled every task, before the program ends."""
 STOP_SLACK_S = 3.0
@@ -72,8 +76,10 @@ class Process:
         """It had the file open that was deleted, and nothing else has happened to it since."""
         self.was_out = False
         """Whether it was ever frozen or blocked, so that others may have taken it for dead."""
+        self.degraded_us = -DEGRADED_US
+        """When a commit of its failed last."""
         self.was_degraded = False
-        """Whether a commit of its failed, so that work safe to repeat may run without its start in the store."""
+        """Whether that ever was."""
         self.frozen_until_us = 0
         self.blocked_until_us = 0
         self.short_until_us = 0
@@ -217,6 +223,18 @@ class Process:
         """The persisted tasks of its own that it holds in memory."""
         live = {} if self.engine is None else self.engine.live
         return [each.task_id for each in live.values() if each.is_persisted and each.owner == self.instance_id]
+
+    @property
+    def may_begin_unrecorded(self) -> bool:
+        """Whether work that is safe to repeat may begin, and its start be in no store."""
+        if self.was_out or self.world.suspension_count:
+            return self.was_degraded
+        slow_us = round(LAST_CALLS * self.world.weather.longest_call_s * 1_000_000)
+        return self.world.now_us - self.degraded_us < DEGRADED_US + slow_us
+
+    def is_degraded(self) -> None:
+        """A commit of its has failed, or has gone into a file that nobody finds."""
+        self.degraded_us, self.was_degraded = self.world.now_us, True
 
     def fate(self) -> Fate:
         """What becomes of the next call of the store."""

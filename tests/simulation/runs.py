@@ -22,6 +22,8 @@ class Run:
     attempt: int
     instance_id: str | None
     life: int
+    may_be_unrecorded: bool
+    """It began while its process could not write, or a moment later."""
     is_waiting: bool = False
     """It awaits a handle, and its slot is lent."""
 
@@ -59,7 +61,8 @@ class Runs:
 
     def begin(self, process: "Process", name: str, task_id: str, attempt: int) -> Run:
         """User code starts; every rule about that is judged here."""
-        run = Run(process, name, task_id, attempt, process.instance_id, self._world.checks.revived[task_id])
+        life, may_be_unrecorded = self._world.checks.revived[task_id], process.may_begin_unrecorded
+        run = Run(process, name, task_id, attempt, process.instance_id, life, may_be_unrecorded)
         self.total += 1
         self._world.log(process, "runs", name, task_id, attempt)
         self._starters[task_id].add(process)
@@ -110,7 +113,7 @@ class Runs:
         """
         start = (run.task_id, run.attempt, run.instance_id or "")
         is_recorded = self._world.checks.started.get(start) == run.life  # and not only in a file that is lost
-        return run.name not in UNSAFE and run.process.was_degraded and not is_recorded
+        return run.name not in UNSAFE and run.may_be_unrecorded and not is_recorded
 
     def _is_split(self, task_id: str) -> bool:
         """One process has started it by the file that was deleted and another one by the new file: until it looks, who
@@ -140,7 +143,7 @@ class Runs:
         if engine is None:
             return
         is_degraded = engine.dispatcher.is_store_degraded or engine.writer.degraded_since is not None
-        if run.name not in UNSAFE and (is_degraded or process.was_degraded):
+        if run.name not in UNSAFE and (is_degraded or run.may_be_unrecorded):
             return
         claim = (run.task_id, run.attempt, engine.identity.instance_id)
         if claim not in checks.started:

@@ -317,7 +317,7 @@ def test_a_slot_from_before_the_clock_was_set_back_is_earlier_than_a_suspect(wor
 def test_a_start_in_a_lost_file_records_none_of_the_same_count_after_it(world: World) -> None:
     """Where the older copy counts again, a run without a start in the file may be beside one of an idle instance."""
     process = started(world)
-    process.was_degraded = True
+    process.is_degraded()
     handle = process.jobs["safe"].enqueue(world.next_label(), "sleep:3")
     assert world.run_until(lambda: bool(world.runs.now), 5.0)
     (run,) = world.runs.now
@@ -325,6 +325,21 @@ def test_a_start_in_a_lost_file_records_none_of_the_same_count_after_it(world: W
     world.checks.revived[handle.task_id] += 1
     assert world.runs._is_unrecorded(replace(run, life=run.life + 1))
     assert world.faults == []
+
+
+@pytest.mark.parametrize(("ago_s", "is_judged"), [(1.0, False), (20.0, True)])
+def test_a_start_is_in_the_store_unless_it_could_not_be_written_lately(
+    world: World, ago_s: float, *, is_judged: bool
+) -> None:
+    """What is safe to repeat begins without that while the file does not answer, and its child may be late. Long after
+    that it is a fault, though the process had such a time.
+    """
+    process = started(world)
+    process.is_degraded()
+    assert not world.run_until(lambda: False, ago_s)
+    world.runs.begin(process, "safe", "no such row", 1)
+    assert bool(world.faults) is is_judged
+    world.faults.clear()
 
 
 def test_a_purge_goes_on_in_the_store_when_its_call_is_cancelled(world: World) -> None:

@@ -214,7 +214,7 @@ class World:
         self.loss_count += 1
         for each in self.processes:
             each.has_outlived_the_file = each.is_alive and not each.was_out and not each.is_leaving and each.is_up
-            each.was_degraded = True  # what it commits until it notices is nowhere
+            each.is_degraded()  # what it commits until it notices is nowhere
         self.pauses.lose()
         self.timetable.lose()
 
