@@ -3,9 +3,9 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from taskmanager.engine.context import TaskContext, current_task
 from taskmanager.manager import TaskManager
 from taskmanager.model.config import ExceptionMapper, QueueConfig, RecoveryConfig, RetryPolicy
+from taskmanager.model.context import TaskContext, current_task
 from taskmanager.model.errors import (
     ArgumentError,
     ConfigurationError,

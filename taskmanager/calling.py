@@ -13,12 +13,13 @@ that is not recognised here runs it within the request, and does not lose it.
 import asyncio
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import wraps
 from types import FrameType, MethodType
 from typing import Any, Final, TypeVar, cast
 
-from taskmanager.codec.annotations import is_async
+from taskmanager.codec.annotations import is_async, named_function
+from taskmanager.model.context import TaskSource, current
 from taskmanager.model.logger import logger
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -88,3 +89,25 @@ def _marked(direct: Callable[..., Any]) -> Callable[..., Any]:
         return inspect.markcoroutinefunction(asynchronous)
     vars(asynchronous)["_is_coroutine"] = vars(asyncio.coroutines)["_is_coroutine"]
     return asynchronous
+
+
+def call_directly(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+    """Call the function of the task of this name, outside of the surrounding task."""
+    if is_async(fn):
+        coro = fn(*args, **kwargs)
+        waits: Any = _await_directly(coro, name)
+        waits.__name__ = waits.__qualname__ = named_function(fn).__qualname__  # for warnings that nobody has awaited it
+        return waits
+    token = current.set(TaskSource(name))
+    try:
+        return fn(*args, **kwargs)
+    finally:
+        current.reset(token)
+
+
+async def _await_directly(coro: Awaitable[Any], name: str) -> Any:
+    token = current.set(TaskSource(name))
+    try:
+        return await coro
+    finally:
+        current.reset(token)

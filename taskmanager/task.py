@@ -20,9 +20,8 @@ from typing import (
     overload,
 )
 
-from taskmanager.calling import by_caller
-from taskmanager.codec.annotations import is_async, named_function, signature_of
-from taskmanager.engine.context import await_detached, call_detached
+from taskmanager.calling import by_caller, call_directly
+from taskmanager.codec.annotations import named_function, signature_of
 from taskmanager.model.call_options import NO_OPTIONS, CallOptions
 from taskmanager.model.checks import is_storable, tags_fault
 from taskmanager.model.clock import to_us
@@ -255,10 +254,7 @@ class Task(TaskCall[P, C_co]):
 
         There is one exception: a call by Starlette's `BackgroundTask` enqueues the task instead.
         """
-        if is_async(self.fn):
-            coro = cast("Coroutine[Any, Any, Any]", self.fn(*args, **kwargs))
-            return cast("C_co", await_detached(coro, self._name, self.__dict__["__qualname__"]))
-        return cast("C_co", call_detached(self.fn, self._name, args, kwargs))
+        return cast("C_co", call_directly(self.fn, args, kwargs, self._name))
 
     @known_words("with_options()")
     def with_options(

@@ -68,9 +68,9 @@ NEWER_STDLIB: Final = frozenset({"annotationlib"})
 HEAVY: Final = ("rich", "click", "psutil", "cronsim", "anyio", "concurrent.futures.process")
 # What `import taskmanager` may load beyond what asyncio and sqlite3 load. Make it shorter.
 IMPORTED: Final = (
-    "taskmanager", "taskmanager.calling", "taskmanager.codec", "taskmanager.codec.annotations", "taskmanager.engine",
-    "taskmanager.engine.context", "taskmanager.manager", "taskmanager.model", "taskmanager.model.call_options",
-    "taskmanager.model.checks", "taskmanager.model.clock", "taskmanager.model.config", "taskmanager.model.dataclass",
+    "taskmanager", "taskmanager.calling", "taskmanager.codec", "taskmanager.codec.annotations", "taskmanager.manager",
+    "taskmanager.model", "taskmanager.model.call_options", "taskmanager.model.checks", "taskmanager.model.clock",
+    "taskmanager.model.config", "taskmanager.model.context", "taskmanager.model.dataclass",
     "taskmanager.model.errors", "taskmanager.model.escaping", "taskmanager.model.known_words",
     "taskmanager.model.logger", "taskmanager.model.result", "taskmanager.model.states", "taskmanager.rules",
     "taskmanager.rules.retry", "taskmanager.task",

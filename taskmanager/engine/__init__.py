@@ -4,7 +4,7 @@ The modules by what they are about. Each knows only modules that stand before it
 
     The words:              loops definition phases live_task instance
     Time:                   timers
-    What an attempt is:     context outcome attempt
+    What an attempt is:     outcome attempt
     Who is told:            waiters
     What starts next:       queue_state dispatch room
     Children:               child child_program child_link

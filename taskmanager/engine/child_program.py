@@ -47,9 +47,9 @@ from taskmanager.engine.child import (
     packed_failure,
     packed_value,
 )
-from taskmanager.engine.context import Source, current
 from taskmanager.engine.outcome import describe, mistake_in, name_of
 from taskmanager.model.clock import SystemClock, from_us
+from taskmanager.model.context import TaskSource, current
 
 PARENT_POLL_S: Final = 0.5
 _PR_SET_PDEATHSIG: Final = 1
@@ -176,7 +176,7 @@ def _taken(found: "deque[Any]", most: int) -> list[Any]:
     return taken
 
 
-class ChildSource(Source):
+class ChildSource(TaskSource):
     """What `current_task()` shows inside the child."""
 
     is_detached = False

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from taskmanager.engine.attempt import Attempt, StopReason, drive
 from taskmanager.engine.child import ChildCall, ChildReply, News
-from taskmanager.engine.context import current
 from taskmanager.engine.lanes import BrokenProcess, CannotStart, Ended, ProcessLane, ThreadLane
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.loops import Host, let_loop_close
@@ -28,6 +27,7 @@ from taskmanager.engine.outcome import (
     outcome_of,
     timed_out,
 )
+from taskmanager.model.context import current
 from taskmanager.model.errors import ArgumentError, ManagerStopped, ManagerStopping, TaskNotCompleted
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError, trusted_code

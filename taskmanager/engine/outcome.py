@@ -20,9 +20,9 @@ from opcode import opmap
 from types import CoroutineType, TracebackType
 from typing import Any, Final, Literal, NamedTuple
 
-from taskmanager.engine.context import current
 from taskmanager.engine.definition import Definition, tags_of
 from taskmanager.engine.live_task import LiveTask
+from taskmanager.model.context import current
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.logger import Raised, logger, plain
 from taskmanager.model.record import TaskRow, TaskWrite

@@ -16,10 +16,10 @@ from itertools import islice
 from typing import Any, Final
 
 from taskmanager.engine.attempt import Attempt
-from taskmanager.engine.context import current
 from taskmanager.engine.definition import carries
 from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.loops import AGAIN_AFTER_S
+from taskmanager.model.context import current
 from taskmanager.model.errors import ConfigurationError, StoreUnavailable, unknown_task
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow

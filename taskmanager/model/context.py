@@ -1,20 +1,19 @@
 """`current_task()`: the running task as user code sees it, in every lane and in direct calls."""
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import datetime
-from types import CoroutineType
-from typing import Any, cast
+from typing import Any
 
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import NotInTask
 
 current: ContextVar[Any] = ContextVar("taskmanager_current_task")
-"""The attempt, or a `Source`, that the running code belongs to."""
+"""The attempt, or a `TaskSource`, that the running code belongs to."""
 _clock = SystemClock()
 
 
-class Source:
+class TaskSource:
     """Where a `TaskContext` has its facts from. This is a direct call; an attempt and a child process look like it."""
 
     task_id = "detached"
@@ -43,7 +42,7 @@ class TaskContext:
 
     __slots__ = ("_source",)
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: TaskSource) -> None:
         self._source = source
 
     @property
@@ -106,27 +105,3 @@ def current_task() -> TaskContext:
             "current_task() works inside a running task only, and here none runs; enqueue the task, or call it"
         )
     return TaskContext(source)
-
-
-def call_detached(fn: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a sync function outside of the surrounding task."""
-    token = current.set(Source(name))
-    try:
-        return fn(*args, **kwargs)
-    finally:
-        current.reset(token)
-
-
-def await_detached(coro: Coroutine[Any, Any, Any], name: str, qualname: str) -> Coroutine[Any, Any, Any]:
-    """Await the coroutine of an async function outside of the surrounding task."""
-    waits = cast("CoroutineType[Any, Any, Any]", _await_detached(coro, name))
-    waits.__name__ = waits.__qualname__ = qualname  # for the warnings about one that nobody has awaited
-    return waits
-
-
-async def _await_detached(coro: Coroutine[Any, Any, Any], name: str) -> Any:
-    token = current.set(Source(name))
-    try:
-        return await coro
-    finally:
-        current.reset(token)
