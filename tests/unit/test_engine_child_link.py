@@ -252,14 +252,14 @@ async def test_a_record_arrives_with_all_that_can_come(manager: TaskManager, cap
 
 def logs_much(count: int) -> None:
     """Nothing is sent meanwhile, however slow the machine is: not at once, and the thread that sends gets no turn."""
-    at_once, interval_s = child_program.AT_ONCE, sys.getswitchinterval()
-    child_program.AT_ONCE = 0  # type: ignore[misc]  # in this child only
+    long_text, interval_s = child_program.LONG_TEXT, sys.getswitchinterval()
+    child_program.LONG_TEXT = -1  # type: ignore[misc]  # in this child only: nothing is short enough
     sys.setswitchinterval(1_000)
     try:
         for number in range(count):
             log.warning("number %d", number)
     finally:
-        child_program.AT_ONCE = at_once  # type: ignore[misc]
+        child_program.LONG_TEXT = long_text  # type: ignore[misc]
         sys.setswitchinterval(interval_s)
 
 
