@@ -201,37 +201,25 @@ def _handlers_kept(asked: Asked) -> Iterator[dict[signal.Signals, Any]]:
 @contextlib.contextmanager
 def _signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[signal.Signals], None]) -> Iterator[None]:
     """Let SIGTERM and SIGINT call `on_signal` while the block runs. Put the earlier handlers back afterwards."""
-    installed: list[tuple[signal.Signals, Any]] = []
+    installed: dict[signal.Signals, Any] = {}
     for number in SIGNALS:
         before = signal.getsignal(number)
-        if before is None:  # as above
-            continue
-        try:
-            loop.add_signal_handler(number, on_signal, number)
-            installed.append((number, before))
-        except (NotImplementedError, RuntimeError, ValueError):
-            # Windows, or not the main thread: the host's own way of stopping is left as it is.
-            continue
+        # Windows has none, nor has a thread that is not the main one: the host's own way of stopping is left as it is.
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            if before is not None:  # as above
+                loop.add_signal_handler(number, on_signal, number)
+                installed[number] = before
     try:
         yield
     finally:
-        with _held_back([number for number, _ in installed]):  # in between they have the default, which kills
-            for number, before in installed:
-                loop.remove_signal_handler(number)
-                signal.signal(number, before)
-
-
-@contextlib.contextmanager
-def _held_back(numbers: list[signal.Signals]) -> Iterator[None]:
-    """Hold these signals back while the block runs. They are delivered afterwards."""
-    if not numbers or not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if installed:
+            held = signal.pthread_sigmask(signal.SIG_BLOCK, installed)  # in between they have the default, which kills
+            try:
+                for number, before in installed.items():
+                    loop.remove_signal_handler(number)
+                    signal.signal(number, before)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
 # How the program ends.
