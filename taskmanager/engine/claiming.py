@@ -95,13 +95,12 @@ class Claimer:
         if odd := [each for each in free if not each.is_readable]:
             await self._end_unreadable(odd)
             free = [each for each in free if each.is_readable]
-        await self._report_unknown(free)
         known = [each for each in free if each.task_name in self._definitions]
+        unknown = [each for each in free if each.task_name not in self._definitions]
+        await self._report_unknown({each.task_name for each in unknown} - self._reported_unknown)
         now = self._clock.now_us()
         self._next_due_at = min((each.next_due_at for each in known if each.next_due_at > now), default=None)
-        self._fairness.unknown_here = [
-            each for each in free if each.task_name not in self._definitions and each.next_due_at <= now
-        ]
+        self._fairness.unknown_here = [each for each in unknown if each.next_due_at <= now]
         claimed = 0
         for queue, names, may_start in self._in_turn(each for each in known if each.next_due_at <= now):
             self._may_start = may_start
@@ -348,12 +347,10 @@ class Claimer:
         self._writer.mark(live)
         return True
 
-    async def _report_unknown(self, free: list[FreeQueue]) -> None:
-        """Log how many tasks wait of functions that nobody has registered here, once for each function."""
-        if {each.task_name for each in free} <= self._definitions.keys() | self._reported_unknown:
-            return
-        for each in await self._store.free_queues():
-            if each.task_name not in self._definitions and each.task_name not in self._reported_unknown:
+    async def _report_unknown(self, names: set[str]) -> None:
+        """Log how many tasks wait of these functions, which nobody has registered here: once for each function."""
+        for each in await self._store.free_queues() if names else ():
+            if each.task_name in names - self._reported_unknown - self._definitions.keys():
                 self._reported_unknown.add(each.task_name)
                 logger.warning(
                     "%s of the unknown function %r in the store, where that stays until the function is registered",

@@ -124,8 +124,8 @@ class Sharing:
         await self._drop_lost()
         if changed:
             self._next_due_at = 0
-        if self._is_idle() and await self._take_over():
-            self._is_at_work = True
+        if self._is_idle():
+            await self._take_over()
 
     # What others have taken from here.
 
@@ -157,21 +157,21 @@ class Sharing:
             return False
         return any(self._dispatcher.spare_slots(lane) for lane in self._dispatcher.lanes)
 
-    async def _take_over(self) -> bool:
-        """Take over what has waited long enough, as far as there are slots. Return whether there was anything."""
+    async def _take_over(self) -> None:
+        """Take over what has waited long enough, as far as there are slots."""
         poll_s = self._settings.store_poll_s
         self._is_at_work = False
         self._next_look_s = self._life.loop.time() + poll_s
         due_at = self._clock.now_us() - round(poll_s * SECOND_US)
         if self._next_due_at > due_at:
-            return False
+            return
         levels = await self._store.waiting_levels(MAX_LEVELS)
         self._next_due_at = min((each.next_due_at for each in levels), default=float("inf"))
         for queue_name in self._in_turn(levels, due_at):
             rows = await self._claim_waiting(queue_name, due_at)
             found = (self._live.get(row.task_id) for row in rows)
             self._window.taken_over += [live for live in found if live is not None]
-        return bool(self._window.taken_over)
+        self._is_at_work = bool(self._window.taken_over)
 
     def _in_turn(self, levels: list[WaitingLevel], due_at: int) -> list[str]:
         """The queues with tasks to take over, the best one first.
