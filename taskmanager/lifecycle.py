@@ -158,7 +158,7 @@ class Lifecycle:
 
     async def _register(self) -> None:
         self._wall_clock.note_last_use(await self._store.latest_stamp(self._clock.now_us()))
-        await self._store.save_instance(self._identity.row(self._clock.now_us()))
+        await self._store.save_instance(self._identity._replace(updated_at=self._clock.now_us()))
 
     async def _abort(self) -> None:
         """Let go of everything: this instance is dead, and what is in the file is recovered by the next start."""

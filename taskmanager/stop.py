@@ -194,7 +194,7 @@ class Abandoned:
             await self._store.release(me, now_us, self._life.unanswered_claim_at)
             if self._wall_clock.holds_expiry:
                 # Its row may be all that tells of a clock that was ahead, by which the delays were freed just now.
-                await self._store.save_instance(self._identity.row(now_us))
+                await self._store.save_instance(self._identity._replace(updated_at=now_us))
                 return
             await self._store.forget_instances([me])
             if self._instance_lock is not None:

@@ -84,7 +84,7 @@ class InstanceObserver:
             _add_memory(memory_counts, report, self._marked)
         together = {status: max(0, number) for status, number in memory_counts.items()}
         others = tuple(row for row in found.instances if row.instance_id != report.instance_id)
-        found = replace(_with_ended(found, ended, now), instances=(self._identity.row(now), *others))
+        found = replace(_with_ended(found, ended, now), instances=(self._identity._replace(updated_at=now), *others))
         overview = self._observer.overview(found, together, shown, capped)
         if self._fault is None:
             return overview

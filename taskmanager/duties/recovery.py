@@ -15,7 +15,7 @@ from typing import Final
 
 from taskmanager.codec.results import encode_error_text
 from taskmanager.engine.definition import options_of
-from taskmanager.engine.instance import PUT_BACK_S, Identity, has_lock_file, is_dead, remove_leftover_locks
+from taskmanager.engine.instance import PUT_BACK_S, has_lock_file, is_dead, remove_leftover_locks
 from taskmanager.engine.outcome import log_judged
 from taskmanager.model.clock import SECOND_US, Clock
 from taskmanager.model.config import DEFAULT_RECOVERY, RecoveryConfig
@@ -43,7 +43,7 @@ class Recovery:
         self,
         store: Store,
         clock: Clock,
-        identity: Identity,
+        identity: InstanceRow,
         database: Path | None,
         config: RecoveryConfig = DEFAULT_RECOVERY,
         *,

@@ -67,7 +67,8 @@ class Reports:
         await self._write(report_of(self._engine).for_others())
 
     async def _write(self, report: InstanceReport) -> None:
-        await self._store.save_instance(self._identity.row(report.taken_at, live_tasks=dumps_report(report)))
+        row = self._identity._replace(live_tasks=dumps_report(report), updated_at=report.taken_at)
+        await self._store.save_instance(row)
         self._written = report
 
     async def add_worker_state(self) -> None:

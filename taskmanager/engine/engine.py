@@ -9,7 +9,7 @@ from taskmanager.engine.definition import Definition, RowCodec
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.execution import Runner
 from taskmanager.engine.inbox import Inbox
-from taskmanager.engine.instance import Identity, Neighbours
+from taskmanager.engine.instance import Neighbours
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.keys import Keys
 from taskmanager.engine.lanes import LaneFaults
@@ -24,7 +24,7 @@ from taskmanager.engine.writer import Writer
 from taskmanager.model.clock import Clock
 from taskmanager.model.dataclass import dataclass
 from taskmanager.model.settings import Settings
-from taskmanager.store.protocol import Store
+from taskmanager.store.protocol import InstanceRow, Store
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,8 @@ class Engine:
     store: Store
     clock: Clock
     wall_clock: WatchedClock
-    identity: Identity
+    identity: InstanceRow
+    """The row of this instance, as it was when it began."""
     neighbours: Neighbours
     intake: Intake
     keys: Keys
@@ -83,7 +84,7 @@ def wire(
     definitions: Mapping[str, Definition],
     store: Store,
     clock: Clock,
-    identity: Identity,
+    identity: InstanceRow,
     intake: Intake,
 ) -> Engine:
     """Make the parts of one start in the running loop, and give each those that it works with."""

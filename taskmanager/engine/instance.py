@@ -20,7 +20,7 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from taskmanager.model.ids import INSTANCE_ID, new_instance_id
 from taskmanager.store.protocol import InstanceRow
@@ -41,32 +41,19 @@ EARLY_S: Final = 0.1
 """A look that is so much early is in time: the loop wakes in a rhythm, and not to the millisecond."""
 
 
-class Identity(NamedTuple):
-    """What a row says of the instance that wrote it."""
-
-    instance_id: str
-    instance_name: str | None
-    hostname: str
-    pid: int
-    process_name: str
-    boot_id: str | None
-    started_at: int
-
-    def row(self, now: int, *, stopped_at: int | None = None, live_tasks: str | None = None) -> InstanceRow:
-        """The row of this instance in `taskmanager_instances`."""
-        return InstanceRow(*self, stopped_at, live_tasks, now)
-
-
-def new_identity(instance_name: str | None, now: int) -> Identity:
-    """A random id and the facts of this process."""
-    return Identity(
+def new_identity(instance_name: str | None, now: int) -> InstanceRow:
+    """Return the row of a new instance: a random id, and the facts of this process."""
+    return InstanceRow(
         new_instance_id(),
         instance_name,
         socket.gethostname(),
         os.getpid(),
         _process_name(),
         _boot_id(),
-        now,
+        started_at=now,
+        stopped_at=None,
+        live_tasks=None,
+        updated_at=now,
     )
 
 

@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 from taskmanager.codec.safe import safe_text
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.definition import Definition
-from taskmanager.engine.instance import Identity
 from taskmanager.engine.live_task import GOES_ON, NO_WORKER, Ending, LiveTask, Worker
 from taskmanager.engine.outcome import Outcome
 from taskmanager.model.clock import SECOND_US, Clock
@@ -20,6 +19,7 @@ from taskmanager.model.record import AttemptRow
 from taskmanager.model.result import TaskError, TaskResult, trusted_code
 from taskmanager.model.states import AttemptOutcome, BuiltInTaskCode, TaskStatus
 from taskmanager.rules.retry import with_retry_numbers
+from taskmanager.store.protocol import InstanceRow
 
 
 class Next(NamedTuple):
@@ -37,7 +37,7 @@ _new_tuple = tuple.__new__
 class Settlement:
     """Settles the attempts of one instance: with its identity, its clock and its random numbers."""
 
-    def __init__(self, identity: Identity, clock: Clock, random_01: Callable[[], float], crash_budget: int) -> None:
+    def __init__(self, identity: InstanceRow, clock: Clock, random_01: Callable[[], float], crash_budget: int) -> None:
         self._who = identity
         self._worker = Worker(identity.pid, identity.hostname, identity.process_name)
         self._crash_budget = crash_budget

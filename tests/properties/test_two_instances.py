@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from taskmanager.duties.recovery import Recovery
-from taskmanager.engine.instance import Identity
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, expected_of
 from taskmanager.model.states import TERMINAL, TaskStatus, can_move
-from taskmanager.store.protocol import ClaimRequest, TaskFilter
+from taskmanager.store.protocol import ClaimRequest, InstanceRow, TaskFilter
 from taskmanager.store.sqlite import SqliteStore
 
 REPEATABLE = '{"persist":true,"requeue_on_interrupt":true}'
@@ -61,7 +60,7 @@ class Owner:
 
     def recovery(self) -> Recovery:
         """Takes every other instance for dead: the worst that a judge of the living can do."""
-        who = Identity(self.instance_id, None, "host", 1, "main", None, 0)
+        who = InstanceRow(self.instance_id, None, "host", 1, "main", None, 0, None, None, 0)
         return Recovery(self.store, self.clock, who, None, random_01=lambda: 0.5)
 
     def begun(self, row: TaskRow) -> TaskWrite:

@@ -9,7 +9,6 @@ from taskmanager.codec.safe import MAX_TEXT_CHARS
 from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.dispatch import Dispatcher
-from taskmanager.engine.instance import Identity
 from taskmanager.engine.live_task import NO_WORKER, LiveTask
 from taskmanager.engine.outcome import MAX_REASON_CHARS, Outcome, describe, failure_of
 from taskmanager.engine.phases import Phase
@@ -17,9 +16,10 @@ from taskmanager.engine.settle import Next, Settlement
 from taskmanager.model.config import RetryPolicy
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import AttemptOutcome, BuiltInTaskCode, TaskStatus, can_move
+from taskmanager.store.protocol import InstanceRow
 from tests.unit.engine_lives import LIGHT, WORK, Ticks, around, definition_of, new_live, running
 
-ME = Identity("me", "web", "host", 7, "main", "boot", 0)
+ME = InstanceRow("me", "web", "host", 7, "main", "boot", 0, None, None, 0)
 NOBODY = Dispatcher({"async": 1, "thread": 1, "process": 1}, [])
 BOOM = Outcome("failed", error=TaskError("BOOM", "it broke"), reason="Traceback")
 CRASH = Outcome("crashed", error=TaskError(BuiltInTaskCode.WORKER_CRASHED, "the child died"), reason="the child died")
