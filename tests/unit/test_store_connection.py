@@ -18,7 +18,9 @@ class Thing:
 
 
 async def opened(folder: Path) -> Connection:
-    return await connect(str(folder / "tasks.db"), configure_reader)
+    path = folder / "tasks.db"
+    path.touch()
+    return await connect(str(path), configure_reader)
 
 
 async def test_thread_forgets_what_it_has_done_while_it_waits(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from taskmanager import TaskManager
 from taskmanager.store.sqlite import SqliteStore, connection
-from taskmanager.store.sqlite.files import FileConnection, is_open_here
+from taskmanager.store.sqlite.files import FileConnection, is_open_here, open_existing
 from taskmanager.store.sqlite.locks import only_user_of, read_wal_index
 from taskmanager.store.sqlite.reading import open_read_only
 
@@ -261,12 +261,12 @@ async def test_a_connection_is_closed_though_who_opens_it_is_cancelled(
 
     def made(*args: Any, **options: Any) -> FileConnection:
         threads.append(threading.current_thread())
-        found = FileConnection(*args, **options) if is_made_before else None
+        found = open_existing(*args, **options) if is_made_before else None
         going.set()
         may_go.wait(10)
-        return found or FileConnection(*args, **options)
+        return found or open_existing(*args, **options)
 
-    monkeypatch.setattr(connection, "FileConnection", made)
+    monkeypatch.setattr(connection, "open_existing", made)
     monkeypatch.setattr(connection, "THREAD_ENDS_S", 0.0)
     opening = asyncio.ensure_future(SqliteStore(path).open())
     await asyncio.to_thread(going.wait, 10)

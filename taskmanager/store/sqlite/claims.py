@@ -13,7 +13,7 @@ unknown ones.
 import json
 import sqlite3
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from typing import Final
 
 from taskmanager.model.clock import LAST_US
 from taskmanager.model.record import DELAY_KEY, TaskRow, UnreadableRow, expected_of
@@ -22,7 +22,7 @@ from taskmanager.store.constraints import failed, row_faults, unreadable
 from taskmanager.store.protocol import FREE_COUNT_CAP, ClaimRequest, FreeQueue, WaitingLevel
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.queries import hops, task_rows
-from taskmanager.store.sqlite.rows import Undecodable, unpacked
+from taskmanager.store.sqlite.rows import Undecodable, packed
 from taskmanager.store.sqlite.statements import END_UNREADABLE, LIVE_SQL, write
 
 _FREE: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_free"
@@ -84,8 +84,8 @@ SELECT json_group_array(json_array(row, task_name)) FROM (
 _START: Final = """
 UPDATE OR IGNORE taskmanager_tasks
 SET status = 'RUNNING', claimed = 0, start_count = start_count + 1, claimed_at = :now, claimed_by_worker_id = :owner,
-    started_at = :now, updated_at = :now, next_retry_at = NULL, progress = NULL, worker_pid = :pid,
-    worker_hostname = :hostname, worker_process_name = :process_name
+    started_at = :now, updated_at = :now, next_retry_at = NULL, progress = NULL, worker_pid = :worker_pid,
+    worker_hostname = :worker_hostname, worker_process_name = :worker_process_name
 WHERE rowid IN (SELECT value FROM json_each(:rows))
 """
 _TAKEN: Final = "taskmanager_tasks AS t WHERE t.rowid IN (SELECT value FROM json_each(?))"
@@ -230,8 +230,7 @@ def _wanted(
 
 def _start_best(connection: sqlite3.Connection, rows: str, request: ClaimRequest) -> str:
     """Start the best of these rows, as far as there are slots. Both are rowids as JSON."""
-    (found,) = connection.execute(_PLAIN, {"rows": rows}).fetchone()
-    return _start(connection, unpacked(found), request)
+    return _start(connection, packed(connection, _PLAIN, {"rows": rows}), request)
 
 
 def waiting_levels(connection: sqlite3.Connection, limit: int) -> list[WaitingLevel]:
@@ -250,8 +249,7 @@ def _others(connection: sqlite3.Connection, request: ClaimRequest, due_at: int, 
     """The best rows that wait at other instances."""
     wanted = _wanted(request.task_names, request.queue_name, due_at, 2 * limit)
     scanned = {"owner": request.owner, "scanned": _SCANNED_PER_ROW * limit + _OTHERS_SCANNED_AT_LEAST}
-    (found,) = connection.execute(OTHERS, wanted | scanned).fetchone()
-    return unpacked(found)
+    return packed(connection, OTHERS, wanted | scanned)
 
 
 def _start(connection: sqlite3.Connection, found: Sequence[tuple[int, str]], request: ClaimRequest) -> str:
@@ -259,13 +257,9 @@ def _start(connection: sqlite3.Connection, found: Sequence[tuple[int, str]], req
     assert starting is not None
     chosen = started([name for _, name in found], starting)
     rows = json.dumps([found[each][0] for each in chosen])
-    worker: dict[str, Any] = {
-        "pid": starting.worker_pid,
-        "hostname": starting.worker_hostname,
-        "process_name": starting.worker_process_name,
-    }
     if chosen:
-        connection.execute(_START, {"rows": rows, "owner": request.owner, "now": request.now} | worker)
+        known = {"rows": rows, "owner": request.owner, "now": request.now}
+        connection.execute(_START, known | starting._asdict())
     return rows
 
 

@@ -117,9 +117,9 @@ class Connection:
 
     __slots__ = ("_is_closed", "_path", "_raw", "_thread", "_work")
 
-    def __init__(self, path: str, raw: FileConnection | None = None) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
-        self._raw = raw
+        self._raw: FileConnection | None = None
         self._is_closed = False
         self._work: _Queue = SimpleQueue()
         # Not awaited at the interpreter's exit: a store that nobody closed must not hold it up, and threads that are no
@@ -139,18 +139,31 @@ class Connection:
         return self._thread.is_alive()
 
     async def open(self, configure: Callable[[sqlite3.Connection], None]) -> None:
-        """Start the thread, which makes the connection."""
+        """Start the thread, which makes the connection and configures it. The file is there."""
         self._thread.start()
+        loop = asyncio.get_running_loop()
         try:
-            await self._begin(asyncio.get_running_loop(), self._open, configure)
-        except BaseException:  # cancelled, or collected with its loop: nothing more is awaited
+            raw = await self._begin(loop, self._make, BUSY_TIMEOUT_S)
+        except BaseException:  # cancelled, perhaps because the file does not answer
             self.end()
             raise
+        try:
+            await self._begin(loop, configure, raw)
+        except GeneratorExit:  # collected with its loop: there is nothing to be awaited any more
+            self.end()
+            raise
+        except BaseException:
+            await self.close()
+            raise
 
-    def _open(self, configure: Callable[[sqlite3.Connection], None]) -> None:
-        options = {"isolation_level": None, "cached_statements": CACHED_STATEMENTS, "check_same_thread": False}
-        self._raw = FileConnection(self._path, self._path, timeout=BUSY_TIMEOUT_S, **options)
-        configure(self._raw)
+    def open_here(self, configure: Callable[[sqlite3.Connection], None]) -> None:
+        """Make the connection in this thread. Another one may go on with it, one at a time."""
+        configure(self._make(INLINE_TIMEOUT_S))
+
+    def _make(self, timeout_s: float) -> FileConnection:
+        options = {"timeout": timeout_s, "cached_statements": CACHED_STATEMENTS, "check_same_thread": False}
+        self._raw = open_existing(self._path, "mode=rw", **options)
+        return self._raw
 
     async def hop(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
         """Run `work(connection, *args)` in the connection's thread, to its end even when the caller is cancelled."""
@@ -301,19 +314,14 @@ async def connect(path: str, configure: Callable[[sqlite3.Connection], None]) ->
 
 
 def connect_inline(path: str, synchronous: Synchronous) -> Connection:
-    """A plain connection to a file that is there. Another thread may go on with it, one at a time."""
+    """A connection without a thread."""
+    connection = Connection(path)
     try:
-        raw = open_existing(
-            path, "mode=rw", timeout=INLINE_TIMEOUT_S, cached_statements=CACHED_STATEMENTS, check_same_thread=False
-        )
-        try:
-            configure_writer(raw, synchronous)
-        except sqlite3.Error:
-            raw.close()
-            raise
+        connection.open_here(partial(configure_writer, synchronous=synchronous))
     except sqlite3.Error as error:
+        connection.end()
         raise translate(path, error, was_well=True) from error
-    return Connection(path, raw)
+    return connection
 
 
 def configure_writer(connection: sqlite3.Connection, synchronous: Synchronous) -> None:

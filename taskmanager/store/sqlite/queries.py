@@ -16,11 +16,11 @@ from taskmanager.store.sqlite.reading import snapshot
 from taskmanager.store.sqlite.rows import (
     Undecodable,
     is_odd_id,
+    packed,
     packed_rows,
     read_attempt,
     read_row,
     status_of,
-    unpacked,
 )
 from taskmanager.store.sqlite.statements import ATTEMPT_COLUMNS, LIVE_SQL, TASK_COLUMNS
 
@@ -175,8 +175,7 @@ def fetch_owned_ids(connection: sqlite3.Connection, owner: str, *, limit: int, a
             WHERE claimed_by_worker_id = ? AND id > CAST(? AS TEXT) AND status IN ({LIVE_SQL}) ORDER BY id LIMIT ?
         )
     """
-    (found,) = connection.execute(query, (owner, after, limit)).fetchone()
-    return unpacked(found)
+    return packed(connection, query, (owner, after, limit))
 
 
 def fetch_orphans(
@@ -210,8 +209,7 @@ def fetch_cancel_requests(connection: sqlite3.Connection, owner: str) -> list[st
         SELECT json_group_array(id) FROM taskmanager_tasks INDEXED BY taskmanager_tasks_cancel
         WHERE claimed_by_worker_id = ? AND cancel_requested_at IS NOT NULL AND status IN ({LIVE_SQL})
     """
-    (text,) = connection.execute(query, (owner,)).fetchone()
-    return sorted(unpacked(text))
+    return sorted(packed(connection, query, (owner,)))
 
 
 def counts(connection: sqlite3.Connection) -> dict[TaskStatus, int]:

@@ -8,7 +8,7 @@ wrong. The task may be shown and ended, and never runs. Rows of other tables get
 
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from taskmanager.codec.safe import EMPTY, are_options, decode_rows, is_readable
@@ -56,6 +56,12 @@ def text_of(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         return Undecodable(data)
+
+
+def packed(connection: sqlite3.Connection, query: str, parameters: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
+    """Return what the query has packed by `json_group_array`, in one row and one step."""
+    (text,) = connection.execute(query, parameters).fetchone()
+    return unpacked(text)
 
 
 def unpacked(text: str) -> list[Any]:

@@ -10,7 +10,7 @@ from taskmanager.model.schedule import SCHEDULE_TAG, ScheduleDeclaration, Schedu
 from taskmanager.store.constraints import encodable_write
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.queries import fetch_ids
-from taskmanager.store.sqlite.rows import read_schedule, unpacked
+from taskmanager.store.sqlite.rows import packed, read_schedule
 from taskmanager.store.sqlite.statements import INSERT, LIVE_SQL, write
 
 _COLUMNS: Final = ScheduleRow._fields[:-1]
@@ -96,15 +96,13 @@ def fetch(
             {"WHERE" if conditions else ""} {" AND ".join(conditions)} {_BY_NEXT} LIMIT :limit
         )
     """
-    (text,) = connection.execute(query, parameters).fetchone()
-    return [read_schedule(row) for row in unpacked(text)]
+    return [read_schedule(row) for row in packed(connection, query, parameters)]
 
 
 def busy(connection: sqlite3.Connection, names: Collection[str]) -> frozenset[str]:
     """See `Store.busy_schedules`."""
     by_tags = {tags_of_runs(name): name for name in names}
-    (text,) = connection.execute(_BUSY, (json.dumps(list(by_tags)),)).fetchone()
-    return frozenset(by_tags[tags] for tags in unpacked(text))
+    return frozenset(by_tags[tags] for tags in packed(connection, _BUSY, (json.dumps(list(by_tags)),)))
 
 
 def set_paused(connection: sqlite3.Connection, name: str, paused: bool, now: int) -> bool:

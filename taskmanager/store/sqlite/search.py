@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.sqlite.queries import fetch_ids, instances, newest, where, whole_id
-from taskmanager.store.sqlite.rows import unpacked
+from taskmanager.store.sqlite.rows import packed
 from taskmanager.store.sqlite.statements import quoted
 from taskmanager.store.statistics import said_by
 
@@ -54,8 +54,7 @@ def error_messages(connection: sqlite3.Connection, task_ids: Sequence[str], max_
 def find_ids(connection: sqlite3.Connection, search: Search) -> list[str]:
     """The ids of all of them, oldest first: the order in which a batch works through them."""
     source = f"SELECT t.id FROM taskmanager_tasks AS t {where(_conditions(search))} ORDER BY t.sent_at, t.id"
-    (text,) = connection.execute(f"SELECT json_group_array(id) FROM ({source})", search._asdict()).fetchone()
-    return unpacked(text)
+    return packed(connection, f"SELECT json_group_array(id) FROM ({source})", search._asdict())
 
 
 def ids_like(connection: sqlite3.Connection, part: str, limit: int) -> list[str]:

@@ -38,6 +38,9 @@ class _SomebodyLost(Exception):
     """Fewer rows changed than were sent. Never leaves this module."""
 
 
+_FAULTS: Final = (sqlite3.Error, OverflowError, UnicodeEncodeError, _SomebodyLost)
+
+
 def commit(connection: sqlite3.Connection, writes: Sequence[Write]) -> CommitReport:
     """See `Store.commit`."""
     if not writes:
@@ -54,11 +57,7 @@ def commit(connection: sqlite3.Connection, writes: Sequence[Write]) -> CommitRep
             if attempts and sql.write(connection, sql.ATTEMPT, attempts) != len(attempts):
                 _replace_attempts(connection, writes)
         return CommitReport({}, {})
-    except _SomebodyLost:
-        return _commit_with_care(connection, writes)
-    except UnicodeEncodeError:
-        return commit(connection, [encodable_write(write) for write in writes])
-    except (sqlite3.Error, OverflowError) as error:
+    except _FAULTS as error:
         if not _is_rows_fault(error):
             raise
         return _commit_with_care(connection, writes)
@@ -130,7 +129,7 @@ def _apply_halving(
     connection.execute("SAVEPOINT halving")
     try:
         lost += _apply_to_winners(connection, writes)
-    except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
+    except _FAULTS as error:
         if not _is_rows_fault(error):
             raise
         connection.execute("ROLLBACK TO halving")

@@ -16,9 +16,11 @@ R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
 
-def _reads(
-    work: Callable[Concatenate[sqlite3.Connection, P], R],
-) -> Callable[Concatenate["Verbs", P], Coroutine[Any, Any, R]]:
+_Work = Callable[Concatenate[sqlite3.Connection, P], R]
+_Verb = Callable[Concatenate["Verbs", P], Coroutine[Any, Any, R]]
+
+
+def _reads(work: _Work[P, R]) -> _Verb[P, R]:
     """Make a verb of a function that reads."""
 
     async def verb(self: "Verbs", /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -27,9 +29,7 @@ def _reads(
     return verb
 
 
-def _writes(
-    work: Callable[Concatenate[sqlite3.Connection, P], R],
-) -> Callable[Concatenate["Verbs", P], Coroutine[Any, Any, R]]:
+def _writes(work: _Work[P, R]) -> _Verb[P, R]:
     """Make a verb of a function that writes."""
 
     async def verb(self: "Verbs", /, *args: P.args, **kwargs: P.kwargs) -> R:
