@@ -257,9 +257,11 @@ def write(connection: sqlite3.Connection, kind: Kind, rows: Sequence[Row], chang
         size = _size_for(len(rows) - start)
         part = rows[start : start + size]
         made = statement(kind, shared if size > 1 else (), size)
-        values = [*made.before(part[0]), *chain.from_iterable(map(made.each, part))]
-        # Only the id marks what fills the statement up. Zeros bind faster than NULLs.
-        values += [None, *[0] * (made.width - 1)] * (size - len(part))
+        values = made.before(part[0])
+        if size > 1:
+            values += tuple(chain.from_iterable(map(made.each, part)))
+            # Only the id marks what fills the statement up. Zeros bind faster than NULLs.
+            values += (None, *(0,) * (made.width - 1)) * (size - len(part))
         values += made.after(part[0])
         if changed_ids is None:
             changed += connection.execute(made.sql, values).rowcount
