@@ -191,7 +191,8 @@ class Abandoned:
         me, now_us = self._identity.instance_id, self._wall_clock.now_us()
         try:
             # Rows that still name it come from a claim whose answer nobody waited for.
-            await self._store.release(me, now_us, self._life.unanswered_claim_at)
+            claim = self._life.unanswered_claim
+            await self._store.release(me, now_us, None if claim is None else claim.now)
             if self._wall_clock.holds_expiry:
                 # Its row may be all that tells of a clock that was ahead, by which the delays were freed just now.
                 await self._store.save_instance(self._identity._replace(updated_at=now_us))

@@ -46,7 +46,6 @@ class Claimer:
         self._fairness = Fairness(engine)
         self._reported_unknown: set[str] = set()
         self._next_due_at: int | None = None
-        self._unanswered: ClaimRequest | None = None
         self._last_claim_at = 0
         self._may_start = False
         """Whether the claim of this turn may start rows: no better ones can wait in another queue."""
@@ -248,21 +247,21 @@ class Claimer:
 
     async def _claim(self, request: ClaimRequest) -> list[TaskRow]:
         """Claim, and take in the rows. If the answer is lost, the claim is remembered."""
-        self._unanswered, self._life.unanswered_claim_at = request, request.now
+        self._life.unanswered_claim = request
         rows = await self._store.claim(request)
-        self._unanswered = self._life.unanswered_claim_at = None
+        self._life.unanswered_claim = None
         self._take_in(request, rows)
         return rows
 
     async def ask_again(self) -> None:
         """Take in what a claim has taken whose answer was lost. What it has started runs under its count."""
-        if self._unanswered is None:
+        if self._life.unanswered_claim is None:
             return
         async with self._claiming:
-            if (request := self._unanswered) is None:
+            if (request := self._life.unanswered_claim) is None:
                 return
             rows = await self._store.fetch_claim(request.owner, request.now)
-            self._unanswered = self._life.unanswered_claim_at = None
+            self._life.unanswered_claim = None
             self._take_in(request, [row for row in rows if not self._is_taken_in(row)])
 
     def _is_taken_in(self, row: TaskRow) -> bool:

@@ -30,6 +30,7 @@ from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
+from taskmanager.store.protocol import ClaimRequest
 
 
 class Life:
@@ -44,8 +45,8 @@ class Life:
     """Memory-only tasks that waited at the stop, of which nobody has said so yet."""
     has_freed = False
     """Whether rows free in the store may be tasks that were accepted here."""
-    unanswered_claim_at: int | None = None
-    """The token of a claim whose answer is on its way, or was lost."""
+    unanswered_claim: ClaimRequest | None = None
+    """The claim whose answer is on its way, or was lost."""
 
     # These call the verbs, so they are made after them; see `attach`.
     _inbox: Inbox
