@@ -5,14 +5,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, TypeVar, cast
 
 from taskmanager.codec.results import encode_error_text
-from taskmanager.model.record import Expected, LeanInsert, TaskRow, TaskWrite, UnreadableRow, Write
+from taskmanager.model.record import Expected, TaskRow, TaskWrite, UnreadableRow
 from taskmanager.model.result import TaskError
-from taskmanager.model.states import TERMINAL, WAITING, AttemptOutcome, BuiltInTaskCode, TaskStatus
+from taskmanager.model.states import TERMINAL, WAITING, BuiltInTaskCode, TaskStatus
 
 _STATUSES: Final = frozenset(TaskStatus)
-_OUTCOMES: Final = frozenset(AttemptOutcome)
-_INT64: Final = 1 << 63
-_W = TypeVar("_W", bound=Write)
+T = TypeVar("T")
 
 
 _WORKER: Final = frozenset({"worker_pid", "worker_hostname", "worker_process_name"})
@@ -54,34 +52,15 @@ def is_memory_only(row: TaskRow) -> bool:
     return not (isinstance(options, dict) and options.get("persist"))
 
 
-def encodable(text: str) -> str:
-    """`text` with lone surrogates (file names have them) as escapes, so that it can be UTF-8."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def encodable_write(write: _W) -> _W:
-    """The same write with every text encodable, which nearly always is the write itself."""
-    try:
-        "".join(_texts(write)).encode()
-    except UnicodeEncodeError:
-        return cast(_W, _encodable(write))
-    return write
-
-
-def _texts(write: Write) -> list[str]:
-    first = (
-        write.row if isinstance(write, TaskWrite) else (*write, *write.call) if isinstance(write, LeanInsert) else write
-    )
-    rows: tuple[tuple[Any, ...], ...] = (first, *write.attempts)
-    return [value for row in rows for value in row if isinstance(value, str)]
-
-
-def _encodable(value: Any) -> Any:
-    if isinstance(value, str):
-        return encodable(value)
+def encodable(value: T) -> T:
+    """A text, or a tuple with texts in it, with lone surrogates (file names have them) as escapes: it can be UTF-8."""
+    found: Any = value
     if isinstance(value, tuple):
-        return tuple.__new__(type(value), map(_encodable, value))  # a NamedTuple stays one
-    return value
+        found = tuple.__new__(type(value), map(encodable, value))  # a NamedTuple stays one
+    elif isinstance(value, str) and not value.isascii():
+        text = value.encode("utf-8", "backslashreplace").decode()
+        found = value if text == value else text  # text that cannot be read keeps its bytes
+    return cast(T, found)
 
 
 def unreadable(row: TaskRow, faults: Iterable[str]) -> UnreadableRow:

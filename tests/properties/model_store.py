@@ -19,7 +19,7 @@ from taskmanager.model.record import (
 )
 from taskmanager.model.states import TERMINAL, WAITING, AttemptOutcome, TaskStatus
 from taskmanager.rules.claims import Starting, started
-from taskmanager.store.constraints import encodable_write, is_memory_only, row_faults, step_of
+from taskmanager.store.constraints import encodable, is_memory_only, row_faults, step_of
 from taskmanager.store.protocol import (
     FREE_COUNT_CAP,
     ClaimRequest,
@@ -59,7 +59,7 @@ class ModelStore:
             if write is None or not _wins(write, current):
                 lost[lean.task_id] = current
                 continue
-            clean = encodable_write(write)
+            clean = encodable(write)
             fault = write_fault(clean)
             if fault is not None:
                 rejected[lean.task_id] = fault

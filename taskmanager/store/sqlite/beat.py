@@ -100,7 +100,7 @@ def save_instance(connection: sqlite3.Connection, row: InstanceRow) -> None:
     """See `Store.save_instance`."""
     with transaction(connection):
         # A process may be named after a file whose name is no UTF-8.
-        connection.execute(_INSTANCE, [encodable(value) if isinstance(value, str) else value for value in row])
+        connection.execute(_INSTANCE, encodable(row))
 
 
 def forget_instances(connection: sqlite3.Connection, instance_ids: Collection[str]) -> None:

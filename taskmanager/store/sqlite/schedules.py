@@ -5,9 +5,8 @@ import sqlite3
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from taskmanager.model.record import TaskRow, TaskWrite
 from taskmanager.model.schedule import SCHEDULE_TAG, ScheduleDeclaration, ScheduleFire, ScheduleRow, tags_of_runs
-from taskmanager.store.constraints import encodable_write
+from taskmanager.store.constraints import encodable
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.queries import fetch_ids
 from taskmanager.store.sqlite.rows import packed, read_schedule
@@ -57,7 +56,7 @@ def declare(
 
 def fire(connection: sqlite3.Connection, fires: Sequence[ScheduleFire]) -> frozenset[str]:
     """See `Store.fire_schedules`."""
-    tasks = {each.schedule_name: _storable(each.task) for each in fires if each.task is not None}
+    tasks = {each.schedule_name: encodable(each.task) for each in fires if each.task is not None}
     with transaction(connection):
         there = {row.schedule_name: row for row in fetch(connection, [each.schedule_name for each in fires])}
         unfinished = busy(connection, [each.schedule_name for each in fires if each.is_alone])
@@ -72,10 +71,6 @@ def fire(connection: sqlite3.Connection, fires: Sequence[ScheduleFire]) -> froze
         ]
         connection.execute(_MOVE, (json.dumps(moves),))
     return frozenset(each.schedule_name for each in fires) - {each.schedule_name for each in winners}
-
-
-def _storable(task: TaskRow) -> TaskRow:
-    return encodable_write(TaskWrite(task, None)).row
 
 
 def fetch(

@@ -25,7 +25,7 @@ from taskmanager.model.record import (
     in_full,
 )
 from taskmanager.model.states import TERMINAL
-from taskmanager.store.constraints import encodable_write, is_memory_only, step_of
+from taskmanager.store.constraints import encodable, is_memory_only, step_of
 from taskmanager.store.protocol import CommitReport
 from taskmanager.store.sqlite import statements as sql
 from taskmanager.store.sqlite.connection import primary_code, transaction
@@ -118,7 +118,7 @@ def _commit_with_care(connection: sqlite3.Connection, sent: Sequence[Write]) -> 
     lost: list[str] = []
     rejected: dict[str, str] = {}
     with transaction(connection):
-        _apply_halving(connection, [encodable_write(in_full(write)) for write in sent], lost, rejected)
+        _apply_halving(connection, [encodable(in_full(write)) for write in sent], lost, rejected)
         rows = fetch_ids(connection, lost)
     return CommitReport({task_id: rows.get(task_id) for task_id in lost}, rejected)
 
