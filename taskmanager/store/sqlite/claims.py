@@ -164,7 +164,9 @@ def claim(connection: sqlite3.Connection, request: ClaimRequest) -> list[TaskRow
             limit = min(limit, _places(connection, request, request.file_limit))
         if due_at is None:
             rows = _candidates(connection, request, limit)
-            begun = _start_best(connection, rows, request) if request.starting else "[]"
+            begun = "[]"
+            if request.starting:
+                begun = _start(connection, packed(connection, _PLAIN, {"rows": rows}), request)
             connection.execute(_TAKE, {"rows": rows, "begun": begun, "owner": request.owner, "now": request.now})
         else:
             rows = _start(connection, _others(connection, request, due_at, limit)[::2], request)
@@ -228,11 +230,6 @@ def _wanted(
     }
 
 
-def _start_best(connection: sqlite3.Connection, rows: str, request: ClaimRequest) -> str:
-    """Start the best of these rows, as far as there are slots. Both are rowids as JSON."""
-    return _start(connection, packed(connection, _PLAIN, {"rows": rows}), request)
-
-
 def waiting_levels(connection: sqlite3.Connection, limit: int) -> list[WaitingLevel]:
     """See `Store.waiting_levels`."""
     rows = connection.execute(_LEVELS, (limit,)).fetchall()
@@ -246,13 +243,14 @@ def fetch_taken(connection: sqlite3.Connection, task_ids: Sequence[str], owner: 
 
 
 def _others(connection: sqlite3.Connection, request: ClaimRequest, due_at: int, limit: int) -> list[tuple[int, str]]:
-    """The best rows that wait at other instances."""
+    """The rowids and functions of the best rows that wait at other instances."""
     wanted = _wanted(request.task_names, request.queue_name, due_at, 2 * limit)
     scanned = {"owner": request.owner, "scanned": _SCANNED_PER_ROW * limit + _OTHERS_SCANNED_AT_LEAST}
     return packed(connection, OTHERS, wanted | scanned)
 
 
 def _start(connection: sqlite3.Connection, found: Sequence[tuple[int, str]], request: ClaimRequest) -> str:
+    """Start the best of these rows, as far as there are slots. Return their rowids as JSON."""
     starting = request.starting
     assert starting is not None
     chosen = started([name for _, name in found], starting)
