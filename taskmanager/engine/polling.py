@@ -98,9 +98,10 @@ class FileWatch:
     async def _look(self) -> None:
         store = self._store
         try:
+            has_its_log = await store.has_its_log()  # asked first: with the file, the log goes as well
             if not await store.is_same_file():
                 await self._reopen()
-            elif not await store.has_its_log():
+            elif not has_its_log:
                 await self._renew_log()
         except StoreError as exc:
             self._say("the database cannot be looked after now, which is tried again twice a second: %s", exc)
