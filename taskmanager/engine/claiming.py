@@ -73,6 +73,7 @@ class Claimer:
         async with self._claiming:
             if await self._claim_due() and self._life.is_up:
                 self._expect(await self._store.free_queues(NO_COUNT))  # behind the rows that were due may be others
+            self._life.wants_more()  # what was claimed first may have ended before it was noted that rows are left
 
     def _expect(self, free: list[FreeQueue]) -> None:
         """Note when the next of these rows is due. What was left for want of room is asked for when there is some."""

@@ -13,6 +13,7 @@ from taskmanager import (
     Snooze,
     TaskCancelled,
     TaskInterrupted,
+    TaskManager,
     TaskStatus,
     current_task,
 )
@@ -20,6 +21,7 @@ from taskmanager.engine.after_write import AfterWrite
 from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.phases import Phase
 from taskmanager.model.record import TaskWrite, expected_of
+from taskmanager.testing.faulty import Fault
 from tests.unit.engine_worlds import assert_counters, engine_of, manager_of, persisted, turns_until, world_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(20)]
@@ -55,6 +57,36 @@ async def test_a_task_that_spills_during_a_claim_is_claimed_later() -> None:
         await manager.join()
         assert sorted(log) == list("abcd")
         assert_counters(engine_of(manager))
+
+
+async def test_memory_that_empties_during_a_claim_is_filled_again() -> None:
+    """The claim notes at its end that rows are left, when nothing that runs or waits asks for them any more."""
+    manager = manager_of(max_in_memory=2, concurrency=1)
+    gate = asyncio.Event()
+
+    @manager.task(persist=True)
+    async def work(label: str) -> None:
+        await gate.wait()
+
+    async with world_of(manager) as (world, store):
+        handles = [work.enqueue(label) for label in "abcdefghij"]
+        await world.idle()
+        store.plan = [Fault.hold(store.calls.count("claim") + 2, verb="claim", after=True)]
+        await cancel_waiting(manager)
+        await store.until_held("claim")
+        await cancel_waiting(manager)
+        store.let_go()
+        await world.idle()
+        assert len([each for each in engine_of(manager).live.values() if each.is_waiting]) == 2
+        gate.set()
+        await asyncio.wait([asyncio.ensure_future(each.result()) for each in handles])
+
+
+async def cancel_waiting(manager: TaskManager) -> None:
+    """Cancel what waits in memory."""
+    for live in list(engine_of(manager).live.values()):
+        if live.is_waiting:
+            assert await manager.cancel(live.task_id)
 
 
 async def test_tasks_that_wait_for_tomorrow_do_not_keep_those_of_today_out_of_memory() -> None:
