@@ -356,7 +356,7 @@ class CurrentInstance:
             return live is not None and self._intake().cancel_held(live)
         _check_process(lifecycle)
         if _running_loop() is lifecycle.engine.life.loop:
-            return lifecycle.records.cancel_now(task_id, live)
+            return lifecycle.actions.cancel_now(task_id, live)
         # From another thread, such as that of a route that is no coroutine. The end of the task will be the answer.
         try:
             lifecycle.engine.life.loop.call_soon_threadsafe(self.cancel_now, task_id, live)

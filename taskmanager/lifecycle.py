@@ -36,6 +36,7 @@ from taskmanager.store.protocol import Store
 
 if TYPE_CHECKING:
     from taskmanager.duties.schedule import Schedule
+    from taskmanager.engine.actions import Actions
     from taskmanager.engine.records import Queues, Records
 
 CANCEL_GRACE_S: Final = 1.0
@@ -342,6 +343,13 @@ class Lifecycle:
         from taskmanager.engine.records import Records
 
         return Records(self.engine, self._poller.has_strays, self.stopped)
+
+    @cached_property
+    def actions(self) -> "Actions":
+        """What people do to tasks."""
+        from taskmanager.engine.actions import Actions
+
+        return Actions(self.engine, self.records)
 
     @cached_property
     def queues(self) -> "Queues":

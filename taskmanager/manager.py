@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from os import PathLike
 from types import TracebackType
@@ -399,9 +399,17 @@ class TaskManager:
         queue_name: str | None = None,
         limit: int = 100,
         before: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        error_code: str | None = None,
+        since: datetime | timedelta | None = None,
     ) -> "tuple[TaskInfo, ...]":
-        """Return records, newest first. `before` is the id of the last record of the page before."""
-        return await self._instance.needed().records.list(status, task_name, queue_name, limit, before)
+        """Return records, newest first. `before` is the id of the last record of the page before.
+
+        A task fits if it has all that is given, each of the tags included. `since` is about its end, or else its last
+        change: an aware datetime, or how long ago.
+        """
+        chosen = _chosen(status, task_name, queue_name, tags, error_code, since)
+        return await self._instance.needed().records.list(limit, before, **chosen)
 
     async def counts(self) -> dict[TaskStatus, int]:
         """Return how many tasks have each status, in memory and file together, zeros included."""
@@ -412,18 +420,60 @@ class TaskManager:
 
         Raises `UnknownTask` if there is no such task.
         """
-        return await self._instance.needed().records.retry(task_id, force=force)
+        return await self._instance.needed().actions.retry(task_id, force=force)
 
     async def cancel(self, task_id: str, /) -> bool:
         """Ask for a task of any instance to be cancelled. Return True once that is recorded, False if it has ended.
 
         Raises `UnknownTask` if there is no such task.
         """
-        return await self._instance.needed().records.cancel(task_id)
+        return await self._instance.needed().actions.cancel(task_id)
 
-    async def purge(self, *, status: TaskStatus | None = None, older_than: timedelta | None = None) -> int:
+    async def retry_all(
+        self,
+        *,
+        status: TaskStatus | None = None,
+        task_name: str | None = None,
+        queue_name: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        error_code: str | None = None,
+        since: datetime | timedelta | None = None,
+    ) -> int:
+        """Run all FAILED tasks that fit again, or those with the other end that is given. Return how many will run.
+
+        Tasks are chosen as by `list`; at least one filter is needed. COMPLETED ones are never meant.
+        """
+        chosen = _chosen(status, task_name, queue_name, tags, error_code, since)
+        return await self._instance.needed().actions.retry_all(**chosen)
+
+    async def cancel_all(
+        self,
+        *,
+        status: TaskStatus | None = None,
+        task_name: str | None = None,
+        queue_name: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        error_code: str | None = None,
+        since: datetime | timedelta | None = None,
+    ) -> int:
+        """Ask for all unfinished tasks that fit to be cancelled, of every instance. Return how many were asked.
+
+        Tasks are chosen as by `list`; at least one filter is needed.
+        """
+        chosen = _chosen(status, task_name, queue_name, tags, error_code, since)
+        return await self._instance.needed().actions.cancel_all(**chosen)
+
+    async def purge(
+        self,
+        *,
+        status: TaskStatus | None = None,
+        older_than: timedelta | None = None,
+        tags: Mapping[str, str] | None = None,
+        error_code: str | None = None,
+    ) -> int:
         """Delete records of ended tasks with their attempts, and return how many. Other tasks are never touched."""
-        return await self._instance.needed().records.purge(status, older_than)
+        actions = self._instance.needed().actions
+        return await actions.purge(older_than, status=status, tags=tags, error_code=error_code)
 
     async def get_stale_tasks(self, stale_threshold_minutes: float = 2) -> "tuple[TaskInfo, ...]":
         """Return the unfinished tasks of instances that have sent no heartbeat for that long."""
@@ -493,3 +543,18 @@ class TaskManager:
     def status(self) -> "ManagerStatus":
         """Describe this instance as it is now. It reads memory only, and awaits nothing."""
         return self._instance.status()
+
+
+def _chosen(
+    status: TaskStatus | None,
+    task_name: str | None,
+    queue_name: str | None,
+    tags: Mapping[str, str] | None,
+    error_code: str | None,
+    since: datetime | timedelta | None,
+) -> dict[str, Any]:
+    """Return by which names, and which values of them, tasks are chosen."""
+    return {
+        "status": status, "task_name": task_name, "queue_name": queue_name,
+        "tags": tags, "error_code": error_code, "since": since,
+    }  # fmt: skip

@@ -91,7 +91,7 @@ MAX_FUNCTION_LINES: Final = 40  # without the docstring
 
 # What is longer, and by how much exactly. Lower a number when the code gets shorter; do not add to these lightly.
 LONG_MODULES: Final[Mapping[str, int]] = {
-    "taskmanager/manager.py": 495,  # the public contract: signatures and docstrings of one-line delegations
+    "taskmanager/manager.py": 560,  # the public contract: signatures and docstrings of one-line delegations
 }
 LONG_FUNCTIONS: Final[Mapping[str, int]] = {}
 
@@ -142,7 +142,6 @@ REACHES: Final[Mapping[str, int]] = {
     "taskmanager/duties/schedule.py": 3,
     "taskmanager/engine/dispatch.py": 5,
     "taskmanager/engine/intake.py": 1,
-    "taskmanager/engine/records.py": 1,
     "taskmanager/engine/settle.py": 1,
 }
 
@@ -203,7 +202,7 @@ RIDDLES: Final[Mapping[str, int]] = {
     "tests/unit/test_engine_instance.py": 1,
     "tests/unit/test_engine_settle.py": 2,
     "tests/unit/test_engine_sharing.py": 1,
-    "tests/unit/test_engine_stored_tasks.py": 2,
+    "tests/unit/test_engine_actions.py": 2,
     "tests/unit/test_engine_survival.py": 3,
     "tests/unit/test_engine_window.py": 2,
     "tests/unit/test_engine_writer.py": 2,

@@ -98,8 +98,32 @@ class Status(click.ParamType):  # type: ignore[type-arg]  # click made it generi
         return [CompletionItem(each.value) for each in self._allowed if each.value.startswith(incomplete.upper())]
 
 
+class Tag(click.ParamType):  # type: ignore[type-arg]  # click made it generic lately
+    """A tag with its value, as `NAME=VALUE`."""
+
+    name = "tag"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        """Raise `click.UsageError` where there is no `=`."""
+        if isinstance(value, tuple):
+            return value
+        tag, sign, text = str(value).partition("=")
+        if not (tag and sign):
+            self.fail(f"{value!r} is no tag with a value; write NAME=VALUE, as in customer=42", param, ctx)
+        return tag, text
+
+
+tag_option = click.option(
+    "--tag", "tags", type=Tag(), multiple=True, metavar="NAME=VALUE",
+    help="Only tasks with this tag; of several they must have all.",
+)  # fmt: skip
+error_option = click.option(
+    "--error", "--code", "error_code", metavar="CODE", help="Only tasks that ended with this error code."
+)
+
+
 def filter_options(command: F) -> F:
-    """Add `--status --task --queue --code --since`, which are the parameters of `search_of`."""
+    """Add `--status --task --queue --tag --error --since`, which are the parameters of `search_of`."""
     options = (
         click.option(
             "--status", type=Status(), multiple=True, metavar="STATUS",
@@ -107,7 +131,8 @@ def filter_options(command: F) -> F:
         ),
         click.option("--task", "task_name", metavar="NAME", help="Only this function; * and ? are wildcards."),
         click.option("--queue", "queue_name", metavar="QUEUE", help="Only this queue."),
-        click.option("--code", "error_code", metavar="CODE", help="Only tasks that ended with this error code."),
+        tag_option,
+        error_option,
         click.option(
             "--since", type=Duration(), metavar="AGE",
             help="Only tasks that ended (or else last changed) within this time: 90s, 15m, 1h, 7d.",
@@ -118,9 +143,13 @@ def filter_options(command: F) -> F:
     return command
 
 
-def search_of(status: Sequence[TaskStatus], since: int | None, **names: str | None) -> Search:
+def search_of(
+    status: Sequence[TaskStatus], since: int | None, tags: Sequence[tuple[str, str]], **names: str | None
+) -> Search:
     """Return the search that the options ask for."""
-    return Search(tuple(status), changed_since=None if since is None else SystemClock().now_us() - since, **names)
+    changed_since = None if since is None else SystemClock().now_us() - since
+    task_name, queue_name, error_code = (names[name] for name in ("task_name", "queue_name", "error_code"))
+    return Search(tuple(status), task_name, queue_name, error_code, tuple(tags), changed_since)
 
 
 def tell_what_was_meant(connection: sqlite3.Connection, search: Search) -> None:

@@ -29,9 +29,10 @@ from taskmanager.cli.options import (
 from taskmanager.console.documents import attempt_document, record_document
 from taskmanager.console.figures import MAX_CHARS, iso, relative
 from taskmanager.console.outlook import outlook, surroundings
+from taskmanager.engine.actions import cancel_stored, retry_stored, why_not_again
 from taskmanager.engine.definition import RowCodec
 from taskmanager.engine.instance import is_dead
-from taskmanager.engine.stored_tasks import cancel_stored, is_free, retry_stored, why_not_again
+from taskmanager.engine.records import is_free
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import UnknownTask
 from taskmanager.model.escaping import escaped
@@ -57,6 +58,7 @@ LIST_EPILOG: Final = """\b
 Examples:
   taskmanager list
   taskmanager list --status FAILED --since 1h
+  taskmanager list --tag customer=42 --error TIMEOUT
   taskmanager list --task 'app.jobs:*' --limit 200 --json
 
 "when" says how long a task has been running or waiting, how soon it is due, or how long ago it ended.
@@ -74,7 +76,7 @@ RETRY_EPILOG: Final = """\b
 Examples:
   taskmanager retry 28862abb
   taskmanager retry --status FAILED --task app.jobs:send_mail --since 1h
-  taskmanager retry --code TIMEOUT --yes
+  taskmanager retry --error TIMEOUT --tag customer=42 --yes
 
 A batch has to be confirmed, unless you give --yes. COMPLETED tasks need --force. A task that waits for its next retry
 has not ended: cancel it, then retry it, and it runs at once.
@@ -276,7 +278,7 @@ def _act_on(
     """Find the tasks, ask, act, and print what became of each. Return the exit code."""
     search = search_of(**filters)
     if bool(task_ids) == (not search.is_everything):
-        raise click.UsageError("say which tasks: by ids, or by --status, --task, --queue, --code, --since")
+        raise click.UsageError("say which tasks: by ids, or by --status, --task, --queue, --tag, --error, --since")
     with read(db) as connection:
         chosen = the_tasks(connection, task_ids) if task_ids else _batch(connection, action, search)
         if dry_run or not (task_ids or yes):

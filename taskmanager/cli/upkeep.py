@@ -8,16 +8,26 @@ from typing import Final
 import click
 
 from taskmanager.cli.database import check_is_there, patiently, read, write
-from taskmanager.cli.options import Duration, Status, answer, answer_json, confirm, file_options, yes_option
+from taskmanager.cli.options import (
+    Duration,
+    Status,
+    answer,
+    answer_json,
+    confirm,
+    error_option,
+    file_options,
+    tag_option,
+    yes_option,
+)
 from taskmanager.duties.recovery import PAGE, Recovery
+from taskmanager.engine.actions import PURGE_PAGE, repeated
 from taskmanager.engine.instance import is_dead, new_identity
-from taskmanager.engine.records import PURGE_PAGE, repeated
 from taskmanager.model.clock import MINUTE_US, SystemClock
 from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow, expected_of
 from taskmanager.model.states import TERMINAL, TaskStatus
 from taskmanager.model.wording import counted
-from taskmanager.store.protocol import Store
+from taskmanager.store.protocol import Store, TaskFilter
 from taskmanager.store.sqlite.backup import back_up
 from taskmanager.store.sqlite.queries import counts
 from taskmanager.store.sqlite.reading import open_read_only
@@ -38,10 +48,12 @@ PURGE_EPILOG: Final = """\b
 Examples:
   taskmanager purge --older-than 30d
   taskmanager purge --status COMPLETED --older-than 1d
+  taskmanager purge --tag customer=42
   taskmanager purge
 
 Deletes tasks that have ended, with their attempts and idempotency keys, and never a task that is waiting or running.
-Without --status or --older-than all ended tasks are deleted, so you have to confirm it, unless you give --yes.
+Without --status, --older-than, --tag or --error all ended tasks are deleted, so you have to confirm it, unless you give
+--yes.
 """
 BACKUP_EPILOG: Final = """\b
 Examples:
@@ -138,23 +150,36 @@ async def _orphans(store: Store, database: Path, alive: set[str]) -> list[TaskRo
 @click.option(
     "--older-than", type=Duration(), metavar="AGE", help="Only tasks that ended longer ago than this: 12h, 30d."
 )
+@tag_option
+@error_option
 @yes_option
 @file_options
-def purge(status: TaskStatus | None, older_than: int | None, yes: bool, db: Path, as_json: bool) -> None:
+def purge(
+    status: TaskStatus | None,
+    older_than: int | None,
+    tags: tuple[tuple[str, str], ...],
+    error_code: str | None,
+    yes: bool,
+    db: Path,
+    as_json: bool,
+) -> None:
     """Delete the records of tasks that have ended."""
-    if status is None and older_than is None and not yes:
+    if status is None and older_than is None and not tags and error_code is None and not yes:
         with read(db) as connection:
             by_status = counts(connection)
         if as_json:
-            raise click.UsageError("--json asks nothing; give --yes too, or --status or --older-than")
+            raise click.UsageError(
+                "--json asks nothing; give --yes too, or say which: --status, --older-than, --tag, --error"
+            )
         confirm(f"delete all {sum(by_status[each] for each in _ENDED):,} records of ended tasks?")
     cutoff = None if older_than is None else SystemClock().now_us() - older_than
-    gone = write(db, lambda store: _in_pages(store, status, cutoff))
+    wanted = TaskFilter(status, tags=tags, error_code=error_code)
+    gone = write(db, lambda store: _in_pages(store, wanted, cutoff))
     answer({"deleted": gone}, f"{counted(gone, 'record')} deleted", as_json=as_json)
 
 
-async def _in_pages(store: Store, status: TaskStatus | None, cutoff: int | None) -> int:
-    gone = await repeated(lambda: patiently(lambda: store.purge(status, cutoff, PURGE_PAGE)))
+async def _in_pages(store: Store, wanted: TaskFilter, cutoff: int | None) -> int:
+    gone = await repeated(lambda: patiently(lambda: store.purge(wanted, cutoff, PURGE_PAGE)))
     await repeated(lambda: patiently(store.shrink))  # also what an earlier one has left that was cut short
     return gone
 

@@ -16,7 +16,7 @@ from taskmanager.engine.engine import Engine
 from taskmanager.model.clock import HOUR_US
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
-from taskmanager.store.protocol import DELETE_PAUSE_S
+from taskmanager.store.protocol import DELETE_PAUSE_S, TaskFilter
 
 BUDGET_S: Final = 60.0
 """How long a sweep works on one category, its pauses not counted; the rest is for the next one."""
@@ -67,10 +67,10 @@ class Retention:
         return gone
 
     async def _prune_tasks(self, cutoff: int, limit: int) -> int:
-        count = await self._store.purge(None, cutoff, limit)
+        count = await self._store.purge(TaskFilter(), cutoff, limit)
         if not count:
             keys = self._intake.keys
-            keys.purged(keys.purgeable(None, cutoff))
+            keys.purged(keys.purgeable(lambda _: True, cutoff))
         return count
 
     def _was_stepped(self) -> bool:

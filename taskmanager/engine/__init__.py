@@ -13,7 +13,7 @@ The modules by what they are about. Each knows only modules that stand before it
     The way in:             keys inbox intake
     One start of it all:    life engine
     What becomes of writes: after_write
-    What people ask for:    stored_tasks records
+    What people ask for:    records actions
     The store, and others:  sharing claiming polling
 
 Modules before `engine` do not know it. They tell it what has happened through the callables that they were given: the

@@ -8,7 +8,7 @@ then (`answer_of`).
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from itertools import count
 from typing import Final
@@ -195,15 +195,14 @@ class Keys:
 
     # Purges.
 
-    def purgeable(self, status: TaskStatus | None, cutoff: int | None) -> list[LiveTask]:
-        """Return the memory-only tasks with a key whose records a purge with this status and cutoff deletes."""
+    def purgeable(self, is_meant: Callable[[LiveTask], bool], cutoff: int | None) -> list[LiveTask]:
+        """Return the memory-only tasks with a key whose records a purge of such tasks with this cutoff deletes."""
         with self.lock:
             ended = list(self._ended.values())
         return [
             live
             for live in ended
-            if status in (None, live.status)
-            and (cutoff is None or (live.completed_at or live.failed_at or live.updated_at) < cutoff)
+            if is_meant(live) and (cutoff is None or (live.completed_at or live.failed_at or live.updated_at) < cutoff)
         ]
 
     def purged(self, ended: Iterable[LiveTask]) -> None:

@@ -7,42 +7,38 @@ memory had no room for it, or on its way between the two.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import timedelta
-from functools import partial
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any, Final
 
+from taskmanager.codec.values import loads
 from taskmanager.engine.definition import carries
 from taskmanager.engine.engine import Engine
-from taskmanager.engine.live_task import Ending, LiveTask
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.phases import DONE, ENDED
-from taskmanager.engine.stored_tasks import (
-    CANCELLED_BEFORE_START,
-    attempt_info,
-    cancel_stored,
-    is_free,
-    retry_stored,
-    summary_info,
-    task_info,
-    why_not_again,
-)
 from taskmanager.engine.waiters import lent_slot
-from taskmanager.model.checks import check_age, check_queue_name, check_status, check_task_id, is_storable
+from taskmanager.model.checks import (
+    check_queue_name,
+    check_status,
+    check_tags,
+    check_task_id,
+    instant_since,
+    is_storable,
+)
+from taskmanager.model.clock import from_us
 from taskmanager.model.config import is_int, queue_name_fault
-from taskmanager.model.errors import ConfigurationError, ManagerStopped, StoreError, UnknownTask, unknown_task
+from taskmanager.model.errors import ConfigurationError, ManagerStopped, StoreError, UnknownTask
 from taskmanager.model.logger import logger
 from taskmanager.model.nearest import did_you_mean
-from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow
+from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow, UnreadableRow
 from taskmanager.model.result import TaskResult
-from taskmanager.model.states import TaskStatus
-from taskmanager.store.protocol import DELETE_PAUSE_S, TaskFilter
+from taskmanager.model.states import WAITING, AttemptOutcome, TaskStatus
+from taskmanager.store.protocol import TaskFilter
 from taskmanager.store.statistics import said_by
 
-PURGE_PAGE: Final = 1_000
 JOIN_PAGE: Final = 1_000
 """Waiting rows that are read at once, in search of one with the tags."""
 MAX_LIMIT: Final = 1_000_000_000
-MAX_TRIES: Final = 5
-"""How often an action is tried again when the row changed under it."""
 _OF_EVERYBODY: Final = "default"
 """The queue of functions that name none."""
 
@@ -62,7 +58,6 @@ class Records:
         self._poll_s, self._patience = engine.settings.store_poll_s, engine.writer.patience
         self._has_strays = has_strays
         self._stopped = stopped
-        self._cancelling: set[asyncio.Task[bool]] = set()
 
     # Reading.
 
@@ -103,19 +98,19 @@ class Records:
             due = (*outbox.attempts_in_history(task_id), *due)
         return (*outbox.attempts_in_flight(task_id), *due)
 
-    async def list(
-        self, status: TaskStatus | None, task_name: str | None, queue_name: str | None, limit: int, before: str | None
-    ) -> tuple[TaskInfo, ...]:
+    async def list(self, limit: int, before: str | None, **given: Any) -> tuple[TaskInfo, ...]:
         """Newest first, older than the task `before`; tasks in memory with their newest state."""
-        _check_text(before, "before")
-        wanted = _checked(TaskFilter(status, task_name, queue_name, limit))
+        _check_text(before, "list", "before")
+        if not is_int(limit) or not 0 <= limit <= MAX_LIMIT:
+            raise ConfigurationError(f"list: limit must be a whole number from 0 to {MAX_LIMIT:_}, not {limit!r}")
+        wanted = chosen("list", self._clock.now_us(), **given)._replace(limit=limit)
         if before is not None:
             wanted = wanted._replace(before=await self._place_of(before))
         await self._inbox.caught_up()
         stored, memory = await self._fetch_and_see(wanted)
         rows = [(row, True) for row in stored]
         for live in memory.values():
-            if _matches(live, wanted) and (wanted.before is None or (live.sent_at, live.task_id) < wanted.before):
+            if fits(live, wanted) and (wanted.before is None or (live.sent_at, live.task_id) < wanted.before):
                 rows.append((live.row(), live.is_saved))
         rows.sort(key=lambda entry: (entry[0].sent_at, entry[0].task_id), reverse=True)
         return tuple(summary_info(row, is_saved=saved) for row, saved in rows[: wanted.limit])
@@ -167,108 +162,6 @@ class Records:
                     found[TaskStatus(base.status)] -= 1
                 found[live.status] += 1
         return found
-
-    # Acting.
-
-    async def cancel(self, task_id: str) -> bool:
-        """Returns when the request is recorded; False when the task is in no state for it."""
-        check_task_id(task_id)
-        await self._inbox.caught_up()
-        for _ in range(MAX_TRIES):
-            live = self._live.get(task_id)
-            if live is not None and live.is_freeing:
-                await self._writer.flush()  # then its row can be cancelled like any other
-                live = self._live.get(task_id)
-            if live is not None and not live.is_freeing:
-                accepted = self._life.cancel(live)
-                if accepted and live.is_persisted:
-                    await self._writer.flush()
-                    if live.has_left:
-                        continue  # the call of a key that another instance has: that task is meant
-                return accepted
-            row = await self._store.fetch(task_id)
-            if row is None:
-                if task_id in self._writer.unsaved_ended:
-                    return False
-                raise unknown_task(task_id)
-            if TaskStatus(row.status).is_terminal:
-                return False
-            if await cancel_stored(self._store, self._row_codec, [row], self._clock.now_us()):
-                if is_free(row):
-                    # Our own writes do not change the version by which the store tells of others'.
-                    result: TaskResult[Any] = TaskResult(err=CANCELLED_BEFORE_START)
-                    self._follower.notice(task_id, Ending(TaskStatus.CANCELLED, result))
-                elif row.claimed_by_worker_id == self._identity.instance_id:
-                    await self._cancel_claimed(task_id)
-                return True
-        return False
-
-    async def _cancel_claimed(self, task_id: str) -> None:
-        """Ask a task of which a claim has not been answered yet: that answer was made before the request."""
-        async with self._claiming:
-            live = self._live.get(task_id)
-        if live is not None:
-            self._life.cancel(live)
-
-    def cancel_now(self, task_id: str, live: LiveTask | None) -> bool:
-        """Cancel in memory at once, or ask the store in the background for a task that is elsewhere. False when the
-        task is known here to have ended; a record that somebody else has put back since is asked all the same.
-        """
-        live = self._inbox.find(task_id) if live is None else live
-        if live is not None and not live.is_published:
-            self._life.accept(live)  # it may be in the inbox still
-        live = self._live.get(task_id, live)
-        if live is not None and not live.has_left and not live.is_freeing:
-            return self._life.cancel(live)
-        task = self._life.loop.create_task(self.cancel(task_id))
-        self._cancelling.add(task)
-        task.add_done_callback(partial(self._has_cancelled, task_id))
-        ended = self._writer.unsaved_ended.get(task_id)
-        status = self._follower.last_status.get(task_id) if ended is None else ended.status
-        return status is None or not status.is_terminal
-
-    def _has_cancelled(self, task_id: str, task: "asyncio.Task[bool]") -> None:
-        self._cancelling.discard(task)
-        if not task.cancelled() and (exc := task.exception()) is not None:
-            text = "the cancel request for task %s could not be recorded: %s"
-            logger.warning(text, task_id, exc, extra={"task_id": task_id})
-
-    async def retry(self, task_id: str, *, force: bool) -> bool:
-        """Put an ended task back; False when it is in no state for it."""
-        check_task_id(task_id)
-        if not isinstance(force, bool):  # "no" would mean yes
-            raise ConfigurationError(f"retry: force must be True or False, not {force!r}")
-        await self._inbox.caught_up()
-        if task_id in self._live and not self._live[task_id].status.is_terminal:
-            return False
-        if self.find_live(task_id) is not None:
-            await self._writer.flush()
-        row = await self._store.fetch(task_id)
-        if row is None:
-            raise unknown_task(task_id)
-        if why_not_again(row, force=force) or self._runner.is_still_executing(task_id):
-            return False
-        if not await retry_stored(self._store, [row], self._clock.now_us()):
-            return False
-        self._follower.saw(task_id, TaskStatus.PENDING)
-        self._intake.keys.put_back(task_id, row.start_count)
-        self._dispatcher.queue(row.queue_name).leave(row.priority)
-        self._life.wants_claim.set()
-        return True
-
-    async def purge(self, status: TaskStatus | None, older_than: timedelta | None) -> int:
-        """Delete ended records, in pages; live ones are never touched."""
-        check_age(older_than)
-        status = check_status(status, "purge")
-        if status is not None and not status.is_terminal:
-            raise ConfigurationError(f"purge deletes ended tasks only; {status} is not an end. Cancel such tasks first")
-        await self._life.flush()
-        cutoff = None if older_than is None else max(0, self._clock.now_us() - older_than // timedelta(microseconds=1))
-        keys = self._intake.keys
-        gone_keys = keys.purgeable(status, cutoff)
-        gone = await repeated(lambda: self._store.purge(status, cutoff, PURGE_PAGE))
-        keys.purged(gone_keys)
-        return gone
 
     # Waiting for all.
 
@@ -346,35 +239,46 @@ def _stopped_too_soon() -> ManagerStopped:
     return ManagerStopped("the manager stopped before all tasks had ended; those that are left run at the next start")
 
 
-async def repeated(step: Callable[[], Awaitable[int]]) -> int:
-    """Call a verb that deletes until it finds nothing more, and let others write in between; the sum of what it did."""
-    gone = 0
-    while count := await step():
-        gone += count
-        await asyncio.sleep(DELETE_PAUSE_S)
-    return gone
+def is_free(row: TaskRow) -> bool:
+    """Whether the task waits in the store, in nobody's memory."""
+    return row.status == TaskStatus.PENDING and row.claimed_by_worker_id is None
 
 
-def _checked(wanted: TaskFilter) -> TaskFilter:
-    """A mistake must not look like an empty list."""
-    status = check_status(wanted.status, "list")
-    if not is_int(wanted.limit) or not 0 <= wanted.limit <= MAX_LIMIT:
-        raise ConfigurationError(f"list: limit must be a whole number from 0 to {MAX_LIMIT:_}, not {wanted.limit!r}")
-    for name in ("task_name", "queue_name"):
-        _check_text(getattr(wanted, name), name)
-    return wanted._replace(status=status)
+def chosen(
+    verb: str,
+    now_us: int,
+    *,
+    status: TaskStatus | None = None,
+    task_name: str | None = None,
+    queue_name: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    error_code: str | None = None,
+    since: datetime | timedelta | None = None,
+) -> TaskFilter:
+    """Return the filter that people ask for. Raise `ConfigurationError`: a mistake must not look like an empty list."""
+    for name, value in (("task_name", task_name), ("queue_name", queue_name), ("error_code", error_code)):
+        _check_text(value, verb, name)
+    check_tags(tags, verb)
+    since_us = instant_since(since, verb, now_us)
+    pairs = tuple((tags or {}).items())
+    status = check_status(status, verb)
+    return TaskFilter(status, task_name, queue_name, tags=pairs, error_code=error_code, since=since_us)
 
 
-def _check_text(value: object, name: str) -> None:
+def _check_text(value: object, verb: str, name: str) -> None:
     if value is not None and not is_storable(value):
-        raise ConfigurationError(f"list: {name} must be text or None, not {value!r}")
+        raise ConfigurationError(f"{verb}: {name} must be text or None, not {value!r}")
 
 
-def _matches(live: LiveTask, wanted: TaskFilter) -> bool:
+def fits(live: LiveTask, wanted: TaskFilter) -> bool:
+    """Whether a task in memory is one of those that are wanted."""
     return (
         (wanted.status is None or live.status == wanted.status)
         and (wanted.task_name is None or live.definition.name == wanted.task_name)
         and (wanted.queue_name is None or live.queue_name == wanted.queue_name)
+        and (wanted.error_code is None or live.error_code == wanted.error_code)
+        and (wanted.since is None or live.updated_at >= wanted.since)
+        and (not wanted.tags or carries(live.tags_text, dict(wanted.tags)))
     )
 
 
@@ -434,3 +338,61 @@ class Queues:
         for instance in await store.instances():
             found |= said_by(instance).queues.keys()
         return found
+
+
+# The views that users get.
+
+
+def _log_line(line: dict[str, Any]) -> dict[str, Any]:
+    at = line.get("at")
+    return {**line, "at": from_us(at)} if isinstance(at, int) else line
+
+
+_INSTANTS: Final = [each for each in TaskRow._fields if each.endswith(("_at", "good_until", "scheduled_for"))]
+_JSON: Final[dict[str, Callable[[str | None], Any]]] = {
+    "task_options": lambda text: loads(text) if text else {},
+    "tags": lambda text: loads(text) if text else {},
+    "progress": lambda text: loads(text) if text else None,
+    "log": lambda text: tuple(_log_line(each) for each in loads(text)) if text else (),
+}
+
+
+def task_info(
+    row: TaskRow,
+    *,
+    is_saved: bool,
+    result: TaskResult[Any] | None = None,
+    attempts: tuple[AttemptInfo, ...] | None = None,
+) -> TaskInfo:
+    """The view of a row that users get."""
+    values: dict[str, Any] = row._asdict()
+    if isinstance(row, UnreadableRow):  # the id alone is more than its text: it must lead to the row again
+        values |= {name: str(text) for name, text in values.items() if isinstance(text, str) and name != "task_id"}
+    for name in _INSTANTS:
+        values[name] = None if values[name] is None else from_us(values[name])
+    for name, read in _JSON.items():
+        values[name] = read(values[name])
+    values |= {
+        "status": TaskStatus(row.status),
+        "claimed": row.status in WAITING and row.claimed_by_worker_id is not None,
+        "is_workflow_task": bool(row.is_workflow_task),
+        "result": result,
+    }
+    return TaskInfo(**values, saved=is_saved, attempts=attempts)
+
+
+def summary_info(row: TaskRow, *, is_saved: bool) -> TaskInfo:
+    """The view of a row in a list: without its `PAYLOAD`, even where it was read."""
+    return replace(task_info(row.without_payload(), is_saved=is_saved), log=None)
+
+
+def attempt_info(row: AttemptRow) -> AttemptInfo:
+    """The view of an attempt that users get."""
+    return AttemptInfo(
+        **{
+            **row._asdict(),
+            "outcome": AttemptOutcome(row.outcome),
+            "will_retry": bool(row.will_retry),
+            **{name: from_us(getattr(row, name)) for name in ("started_at", "finished_at", "created_at")},
+        }
+    )

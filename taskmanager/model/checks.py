@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
+from taskmanager.model.clock import to_us
 from taskmanager.model.config import is_int, queue_name_fault, raise_faults
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.states import TaskStatus
@@ -30,10 +31,10 @@ def tags_fault(tags: object) -> str | None:
     return None
 
 
-def check_tags(tags: object) -> None:
-    """Check the tags of `join`."""
+def check_tags(tags: object, subject: str = "join") -> None:
+    """Check the tags by which tasks are chosen."""
     fault = tags_fault(tags)
-    raise_faults("join", [fault] if fault else [])
+    raise_faults(subject, [fault] if fault else [])
 
 
 def check_task_id(task_id: object) -> None:
@@ -78,6 +79,19 @@ def check_status(status: object, subject: str) -> TaskStatus | None:
     if not isinstance(status, str) or status not in list(TaskStatus):
         raise ConfigurationError(f"{subject}: status must be one of {', '.join(TaskStatus)}, not {status!r}")
     return TaskStatus(status)
+
+
+def instant_since(since: object, subject: str, now_us: int) -> int | None:
+    """Return the earliest instant, in microseconds UTC, that `since` means: a moment, or a span of time before now."""
+    if since is None:
+        return None
+    if isinstance(since, datetime) and since.tzinfo is not None:
+        return to_us(since)
+    if isinstance(since, timedelta) and since >= timedelta(0):
+        return max(0, now_us - since // timedelta(microseconds=1))
+    raise ConfigurationError(
+        f"{subject}: since must be an aware datetime, or a timedelta such as timedelta(hours=1), not {since!r}"
+    )
 
 
 def check_age(age: object) -> None:

@@ -107,6 +107,9 @@ class WaitingLevel(NamedTuple):
 class TaskFilter(NamedTuple):
     """What `fetch_many` looks for; None is any. `before`: only older records than one of that `sent_at` and id, which
     may be in memory only.
+
+    `tags` are names with their values, all of which a task must carry. `since`, in microseconds UTC, is compared with
+    the last change of a task, which is its end if it has ended.
     """
 
     status: TaskStatus | None = None
@@ -115,6 +118,9 @@ class TaskFilter(NamedTuple):
     limit: int = 100
     before: tuple[int, str] | None = None
     task_id: str | None = None
+    tags: tuple[tuple[str, str], ...] = ()
+    error_code: str | None = None
+    since: int | None = None
 
 
 class Beat(NamedTuple):
@@ -286,6 +292,10 @@ class Store(Protocol):
         """Newest first by (sent_at, id), without their `PAYLOAD`: None in the place of what may be large."""
         ...
 
+    async def find_ids(self, wanted: TaskFilter, statuses: Collection[TaskStatus]) -> list[str]:
+        """The ids of all tasks with one of these statuses that fit, oldest first. `limit` does not count here."""
+        ...
+
     async def fetch_owned(
         self, owners: Collection[str], *, limit: int, after: str = "", is_running: bool = False
     ) -> list[TaskRow]:
@@ -321,8 +331,9 @@ class Store(Protocol):
         """Rows by status, zeros included."""
         ...
 
-    async def purge(self, status: TaskStatus | None, older_than: int | None, limit: int) -> int:
-        """Delete terminal rows (attempts cascade) whose end is before `older_than`; how many went, 0 when none is left.
+    async def purge(self, wanted: TaskFilter, older_than: int | None, limit: int) -> int:
+        """Delete terminal rows that fit, with their attempts, whose end is before `older_than`; how many went, 0 when
+        none is left.
 
         At most `limit`, and no more than is done in some milliseconds: callers repeat it, pausing for `DELETE_PAUSE_S`
         in between. The same holds for the other verbs that delete.

@@ -39,6 +39,48 @@ async def test_many_are_filtered(store: Store) -> None:
     assert await ids(queue_name="mail", task_name="app:x", status=TaskStatus.PENDING) == ["c"]
 
 
+async def test_many_are_filtered_by_tags_error_and_last_change(store: Store) -> None:
+    """All tags that are asked for must be there; tags that cannot be read are none."""
+    failed = {"status": "FAILED", "failed_at": 130}
+    await put(
+        store,
+        task("a", tags='{"customer": "1", "kind": "mail"}', error_code="BOOM", updated_at=130, **failed),
+        task("b", tags='{"customer": "1"}', error_code="TIMEOUT", updated_at=140, **failed),
+        task("c", tags='{"customer": "2"}', updated_at=150),
+        task("d", updated_at=160),
+    )
+
+    async def ids(**wanted: Any) -> list[str]:
+        return [row.task_id for row in await store.fetch_many(TaskFilter(**wanted))]
+
+    assert await ids(tags=(("customer", "1"),)) == ["b", "a"]
+    assert await ids(tags=(("customer", "1"), ("kind", "mail"))) == ["a"]
+    assert await ids(tags=(("kind", "1"),)) == []
+    assert await ids(tags=(("a.b\"'$", "1"),)) == []
+    assert await ids(error_code="BOOM") == ["a"]
+    assert await ids(since=150) == ["d", "c"]
+    assert await ids(tags=(("customer", "1"),), since=140) == ["b"]
+    assert await store.find_ids(TaskFilter(tags=(("customer", "1"),)), [TaskStatus.FAILED]) == ["a", "b"]
+    assert await store.find_ids(TaskFilter(), [TaskStatus.PENDING]) == ["c", "d"]
+    assert await store.find_ids(TaskFilter(TaskStatus.FAILED), [TaskStatus.PENDING]) == []
+
+
+async def test_purge_deletes_only_what_fits(store: Store) -> None:
+    """By tags and by the error code; what has not ended stays whatever it carries."""
+    failed = {"status": "FAILED", "failed_at": 130, "tags": '{"customer": "1"}'}
+    await put(
+        store,
+        task("a", error_code="BOOM", **failed),
+        task("b", error_code="TIMEOUT", **failed),
+        task("c", tags='{"customer": "1"}'),
+        task("d", status="COMPLETED"),
+    )
+    assert await store.purge(TaskFilter(tags=(("customer", "2"),)), None, 100) == 0
+    assert await store.purge(TaskFilter(error_code="BOOM"), None, 100) == 1
+    assert await store.purge(TaskFilter(tags=(("customer", "1"),)), None, 100) == 1
+    assert [row.task_id for row in await store.fetch_many(TaskFilter())] == ["d", "c"]
+
+
 async def test_rows_of_owners_and_orphans_are_complementary(store: Store) -> None:
     """Every live row with an owner is in one of the two, ended and free rows in neither."""
     await put(
@@ -123,7 +165,7 @@ async def test_purge_deletes_ended_rows_only(store: Store) -> None:
             for i, status in enumerate(TaskStatus)
         ]
     )
-    assert await store.purge(None, None, 100) == len(TERMINAL)
+    assert await store.purge(TaskFilter(), None, 100) == len(TERMINAL)
     left = await store.fetch_many(TaskFilter())
     assert {row.status for row in left} == {"PENDING", "CLAIMED", "RUNNING"}
     gone = [f"t{i}" for i, status in enumerate(TaskStatus) if status in TERMINAL]
@@ -139,11 +181,11 @@ async def test_purge_is_bounded_by_age_status_and_batch(store: Store) -> None:
         task("failed", status="FAILED", failed_at=500),
         *[task(f"x{i}", status="CANCELLED", updated_at=10, sent_at=10) for i in range(5)],
     )
-    assert await store.purge(TaskStatus.COMPLETED, 600, 100) == 1
-    gone = await store.purge(TaskStatus.CANCELLED, 600, 3)
+    assert await store.purge(TaskFilter(TaskStatus.COMPLETED), 600, 100) == 1
+    gone = await store.purge(TaskFilter(TaskStatus.CANCELLED), 600, 3)
     assert 1 <= gone <= 3
-    assert await store.purge(TaskStatus.PENDING, None, 100) == 0
-    while page := await store.purge(None, 600, 100):
+    assert await store.purge(TaskFilter(TaskStatus.PENDING), None, 100) == 0
+    while page := await store.purge(TaskFilter(), 600, 100):
         gone += page
     assert gone == 6
     assert [row.task_id for row in await store.fetch_many(TaskFilter())] == ["edge"]

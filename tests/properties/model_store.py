@@ -3,6 +3,7 @@
 It has the verbs that deal with the rows of tasks, and those that they depend on.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
@@ -149,16 +150,12 @@ class ModelStore:
         return {task_id: row for task_id in task_ids if (row := self._row(task_id)) is not None}
 
     async def fetch_many(self, wanted: TaskFilter) -> list[TaskRow]:
-        found = [
-            row
-            for row in self._rows()
-            if (wanted.status is None or row.status == wanted.status)
-            and (wanted.task_name is None or row.task_name == wanted.task_name)
-            and (wanted.queue_name is None or row.queue_name == wanted.queue_name)
-            and (wanted.task_id is None or row.task_id == wanted.task_id)
-            and (wanted.before is None or _age(row) < wanted.before)
-        ]
+        found = [row for row in self._rows() if _fits(row, wanted)]
         return [row.without_payload() for row in sorted(found, key=_age, reverse=True)[: wanted.limit]]
+
+    async def find_ids(self, wanted: TaskFilter, statuses: Collection[TaskStatus]) -> list[str]:
+        found = sorted(self._rows(), key=_age)
+        return [row.task_id for row in found if row.status in statuses and _fits(row, wanted)]
 
     async def fetch_owned(
         self, owners: Collection[str], *, limit: int, after: str = "", is_running: bool = False
@@ -198,11 +195,11 @@ class ModelStore:
         found = Counter(row.status for row in self._rows())
         return {status: found[status] for status in TaskStatus}
 
-    async def purge(self, status: TaskStatus | None, older_than: int | None, limit: int) -> int:
+    async def purge(self, wanted: TaskFilter, older_than: int | None, limit: int) -> int:
         old = [
             row.task_id
             for row in self._ended.values()
-            if (status is None or row.status == status) and (older_than is None or _end(row) < older_than)
+            if _fits(row, wanted) and (older_than is None or _end(row) < older_than)
         ]
         return self._remove(old[:limit])
 
@@ -261,6 +258,14 @@ def _wins(write: TaskWrite, current: TaskRow | None) -> bool:
 
 def _age(row: TaskRow) -> tuple[int, str]:
     return row.sent_at, row.task_id
+
+
+def _fits(row: TaskRow, wanted: TaskFilter) -> bool:
+    names = ("status", "task_name", "queue_name", "task_id", "error_code")
+    is_alike = all(getattr(wanted, name) in (None, getattr(row, name)) for name in names)
+    is_there = wanted.before is None or _age(row) < wanted.before
+    is_recent = wanted.since is None or row.updated_at >= wanted.since
+    return is_alike and is_there and is_recent and dict(wanted.tags).items() <= json.loads(row.tags or "{}").items()
 
 
 def _end(row: TaskRow) -> int:

@@ -186,6 +186,8 @@ async def picture(store: Store) -> tuple[list[TaskRow], list[Any]]:
         TaskFilter(queue_name="mail"),
         TaskFilter(TaskStatus.PENDING, "app:b"),
         TaskFilter(before=(-1, "t2")),
+        TaskFilter(error_code="BOOM"),
+        TaskFilter(since=1),
     ):
         answers.append(await store.fetch_many(wanted))
     return rows, answers
@@ -287,7 +289,7 @@ class StoresAgree(RuleBasedStateMachine):
 
         async def purge_all(store: Store) -> int:
             gone = 0
-            while page := await store.purge(status, older_than, len(IDS)):
+            while page := await store.purge(TaskFilter(status), older_than, len(IDS)):
                 gone += page
             return gone
 

@@ -350,9 +350,9 @@ class Checks:
         if verb != "purge" or old.status not in TERMINAL:
             self._world.fault(what)
             return
-        status, older_than, _ = args
+        wanted, older_than, _ = args
         ended_at = max(old.sent_at, old.completed_at or old.failed_at or old.updated_at)
-        if status not in (None, old.status) or (older_than is not None and ended_at >= older_than):
+        if wanted.status not in (None, old.status) or (older_than is not None and ended_at >= older_than):
             self._world.fault(f"{what}, and was not meant")
         trusted_us = self._world.trusted_us(process)
         if not process.is_purge_asked and (older_than is None or older_than > trusted_us - RETENTION_US):

@@ -324,6 +324,8 @@ async def acting() -> None:
     assert_type(await manager.retry("0196", force=True), bool)
     assert_type(await manager.cancel("0196"), bool)
     assert_type(await manager.purge(status=TaskStatus.FAILED, older_than=timedelta(days=1)), int)
+    assert_type(await manager.retry_all(tags={"customer": "42"}, since=timedelta(hours=1)), int)
+    assert_type(await manager.cancel_all(queue_name="mail", error_code=None), int)
     assert_type(await manager.get_stale_tasks(stale_threshold_minutes=5), tuple[TaskInfo, ...])
     assert_type(await manager.mark_stale_tasks_as_failed(300_000), int)
     assert_type(await manager.requeue_stale_claimed(stale_threshold_ms=120_000), int)

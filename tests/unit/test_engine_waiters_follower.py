@@ -13,6 +13,7 @@ from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 from taskmanager.store.memory import MemoryStore
+from taskmanager.store.protocol import TaskFilter
 from taskmanager.testing import Fault, FaultyStore
 from tests.unit.engine_lives import new_live
 
@@ -71,7 +72,7 @@ async def test_a_task_that_does_not_exist_is_unknown() -> None:
     await world.put("a")
     watching = await world.watch("a")
     await world.complete("a")
-    await world.memory.purge(None, None, 10)
+    await world.memory.purge(TaskFilter(), None, 10)
     await world.follower.look_at_all()
     with pytest.raises(UnknownTask):
         await watching

@@ -22,7 +22,7 @@ from taskmanager import (
     TaskResult,
     TaskStatus,
 )
-from taskmanager.engine.stored_tasks import retry_stored
+from taskmanager.engine.actions import retry_stored
 from taskmanager.model.record import TaskWrite, expected_of
 from taskmanager.testing import World
 from tests.unit.engine_worlds import Store, engine_of, happens, manager_of, world_of

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from taskmanager.model.record import TaskWrite
+from taskmanager.store.protocol import TaskFilter
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.sqlite.pruning import FEW, FIRST_SIZE, HOLD_S, BatchSize, purge
 from tests.contract.rows import task
@@ -65,7 +66,7 @@ async def test_a_task_that_is_retried_in_the_last_moment_is_not_purged(tmp_path:
         closing(sqlite3.connect(store.path, isolation_level=None)) as somebody,
     ):
         purging.set_trace_callback(retry_before_the_lock)
-        assert purge(purging, BatchSize(), None, None, 100) == 1
+        assert purge(purging, BatchSize(), TaskFilter(), None, 100) == 1
     assert (await store.fetch_ids(["retried", "old"])).keys() == {"retried"}
     await store.close()
 
@@ -81,7 +82,7 @@ async def test_all_of_it_goes_in_the_end_and_the_log_stays_small(tmp_path: Path)
     await store.checkpoint()
     gone = []
     while not gone or gone[-1]:
-        gone.append(await store.purge(None, None, 300))
+        gone.append(await store.purge(TaskFilter(), None, 300))
     assert (gone[0], sum(gone)) == (FIRST_SIZE, 1_200)
     shutil.copyfile(store.path, tmp_path / "without its log.db")
     with closing(sqlite3.connect(tmp_path / "without its log.db")) as connection:

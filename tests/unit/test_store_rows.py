@@ -178,7 +178,7 @@ async def test_a_status_of_another_version_counts_as_failed_and_can_be_purged(pa
     assert row is not None
     assert row.status == "FAILED"
     assert "SNOOZING" in (row.failed_reason or "")
-    assert await store.purge(None, None, 10) == 1
+    assert await store.purge(TaskFilter(), None, 10) == 1
     assert [row.task_id for row in await store.fetch_many(TaskFilter())] == ["a"]
     await store.close()
 

@@ -6,12 +6,15 @@ written: otherwise the application's own next commit, which checkpoints from 1,0
 """
 
 import sqlite3
+from collections.abc import Mapping
 from time import perf_counter
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
-from taskmanager.model.states import TaskStatus
+from taskmanager.store.protocol import TaskFilter
 from taskmanager.store.sqlite.connection import transaction
-from taskmanager.store.sqlite.statements import LIVE_SQL, quoted
+from taskmanager.store.sqlite.queries import fitting
+from taskmanager.store.sqlite.statements import LIVE_SQL
 from taskmanager.store.sqlite.wal import checkpoint
 
 HOLD_S: Final = 0.005
@@ -44,17 +47,17 @@ def _fitting(done: int, took_s: float) -> int:
 
 
 def purge(
-    connection: sqlite3.Connection, batch: BatchSize, status: TaskStatus | None, older_than: int | None, limit: int
+    connection: sqlite3.Connection, batch: BatchSize, wanted: TaskFilter, older_than: int | None, limit: int
 ) -> int:
     """See `Store.purge`. No task ends before it was sent, so the index on `sent_at` bounds the search."""
-    if status is not None and not status.is_terminal:
-        return 0
-    is_ended = f"status NOT IN ({LIVE_SQL})" if status is None else f"status IN ({quoted([status])})"
-    is_old = f"sent_at IS NOT NULL AND {is_ended}"
+    conditions, given = fitting(wanted)
+    is_old = " AND ".join(["t.sent_at IS NOT NULL", f"t.status NOT IN ({LIVE_SQL})", *conditions])
     if older_than is not None:
-        is_old += " AND sent_at < :cutoff AND coalesce(completed_at, failed_at, updated_at, created_at) < :cutoff"
+        is_old += (
+            " AND t.sent_at < :cutoff AND coalesce(t.completed_at, t.failed_at, t.updated_at, t.created_at) < :cutoff"
+        )
     by_sent_at = "INDEXED BY taskmanager_tasks_sent_at"
-    return _delete(connection, batch, "taskmanager_tasks", is_old, older_than, limit, by_sent_at)
+    return _delete(connection, batch, "taskmanager_tasks AS t", is_old, older_than, limit, by_sent_at, given)
 
 
 def prune_heartbeats(connection: sqlite3.Connection, batch: BatchSize, cutoff: int, limit: int) -> int:
@@ -75,19 +78,20 @@ def _delete(
     cutoff: int | None,
     limit: int,
     found_by: str = "",
+    given: Mapping[str, Any] = MappingProxyType({}),
 ) -> int:
     """Delete some of them; 0 only when there are none."""
     find = f"SELECT rowid AS row FROM {table} {found_by} WHERE {is_old} LIMIT :limit"
     # Between the search and the lock somebody may have retried a task, or deleted it, and its place be another's.
     delete = f"DELETE FROM {table} WHERE rowid IN (SELECT value FROM json_each(:rows)) AND {is_old}"
-    known = {"cutoff": cutoff, "limit": min(limit, batch.size)}
+    known = {**given, "cutoff": cutoff, "limit": min(limit, batch.size)}
     while True:
         (rows,) = connection.execute(f"SELECT json_group_array(row) FROM ({find})", known).fetchone()
         if rows == "[]":
             return 0
         with transaction(connection):
             began_s = perf_counter()
-            count = connection.execute(delete, {"cutoff": cutoff, "rows": rows}).rowcount
+            count = connection.execute(delete, known | {"rows": rows}).rowcount
             deleted_s = perf_counter()
         batch.note(count, deleted_s - began_s, perf_counter() - deleted_s)
         checkpoint(connection)

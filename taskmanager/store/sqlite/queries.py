@@ -22,9 +22,18 @@ from taskmanager.store.sqlite.rows import (
     read_row,
     status_of,
 )
-from taskmanager.store.sqlite.statements import ATTEMPT_COLUMNS, LIVE_SQL, TASK_COLUMNS
+from taskmanager.store.sqlite.statements import ATTEMPT_COLUMNS, LIVE_SQL, TASK_COLUMNS, quoted
 
 _TASK: Final = ", ".join(f"t.{name}" for name in TASK_COLUMNS)
+CARRIES: Final = """
+NOT EXISTS (
+    SELECT 1 FROM json_each(:tags) AS asked WHERE NOT EXISTS (
+        SELECT 1 FROM json_each(iif(json_valid(t.tags), t.tags, '{}')) AS tag
+        WHERE tag.key = asked.key AND tag.value = asked.value
+    )
+)
+"""
+"""A task `t` carries all of `tags`, which is an object in JSON."""
 SUMMARY: Final = ", ".join(f"NULL AS {name}" if name in PAYLOAD else f"t.{name}" for name in TASK_COLUMNS)
 """The columns of a row in a list."""
 _NAMES: Final = ", ".join(TASK_COLUMNS)
@@ -107,13 +116,37 @@ def fetch_ids(connection: sqlite3.Connection, task_ids: Sequence[str], columns: 
 
 def fetch_many(connection: sqlite3.Connection, wanted: TaskFilter) -> list[TaskRow]:
     """See `Store.fetch_many`."""
-    names = ("status", "task_name", "queue_name", "task_id")
+    conditions, given = fitting(wanted)
+    return newest(connection, conditions, given, wanted.limit)
+
+
+def find_ids(connection: sqlite3.Connection, wanted: TaskFilter, statuses: Collection[TaskStatus]) -> list[str]:
+    """See `Store.find_ids`."""
+    conditions, given = fitting(wanted)
+    return ids_of(connection, [f"t.status IN ({quoted(sorted(statuses))})", *conditions], given)
+
+
+def ids_of(connection: sqlite3.Connection, conditions: Sequence[str], parameters: dict[str, Any]) -> list[str]:
+    """The ids of all for which that holds, oldest first: the order in which a batch works through them."""
+    source = f"SELECT t.id FROM taskmanager_tasks AS t {where(conditions)} ORDER BY t.sent_at, t.id"
+    return packed(connection, f"SELECT json_group_array(id) FROM ({source})", parameters)
+
+
+def fitting(wanted: TaskFilter) -> tuple[list[str], dict[str, Any]]:
+    """The conditions for a task `t` to fit, and their parameters."""
+    names = ("status", "task_name", "queue_name", "task_id", "error_code")
     given: dict[str, Any] = {name: value for name in names if (value := getattr(wanted, name)) is not None}
     conditions = [f"t.{'id' if name == 'task_id' else name} = CAST(:{name} AS TEXT)" for name in given]
     if wanted.before is not None:
         given["before_at"], given["before_id"] = wanted.before
         conditions.append("(t.sent_at, t.id) < (:before_at, CAST(:before_id AS TEXT))")
-    return newest(connection, conditions, given, wanted.limit)
+    if wanted.since is not None:
+        given["since"] = wanted.since
+        conditions.append("t.updated_at >= :since")
+    if wanted.tags:
+        given["tags"] = json.dumps(dict(wanted.tags))
+        conditions.append(CARRIES)
+    return conditions, given
 
 
 def newest(

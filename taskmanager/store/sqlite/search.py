@@ -3,12 +3,11 @@
 import json
 import sqlite3
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.sqlite.queries import fetch_ids, instances, newest, where, whole_id
-from taskmanager.store.sqlite.rows import packed
+from taskmanager.store.sqlite.queries import CARRIES, fetch_ids, ids_of, instances, newest, whole_id
 from taskmanager.store.sqlite.statements import quoted
 from taskmanager.store.statistics import said_by
 
@@ -26,6 +25,7 @@ class Search(NamedTuple):
     task_name: str | None = None
     queue_name: str | None = None
     error_code: str | None = None
+    tags: tuple[tuple[str, str], ...] = ()
     changed_since: int | None = None
     before: str | None = None
 
@@ -37,7 +37,7 @@ class Search(NamedTuple):
 
 def find(connection: sqlite3.Connection, search: Search, limit: int) -> list[TaskRow]:
     """At most `limit` rows, newest first by (sent_at, id), without their `PAYLOAD`."""
-    return newest(connection, _conditions(search), search._asdict(), limit)
+    return newest(connection, _conditions(search), _parameters(search), limit)
 
 
 def error_messages(connection: sqlite3.Connection, task_ids: Sequence[str], max_chars: int) -> dict[str, str]:
@@ -53,8 +53,7 @@ def error_messages(connection: sqlite3.Connection, task_ids: Sequence[str], max_
 
 def find_ids(connection: sqlite3.Connection, search: Search) -> list[str]:
     """The ids of all of them, oldest first: the order in which a batch works through them."""
-    source = f"SELECT t.id FROM taskmanager_tasks AS t {where(_conditions(search))} ORDER BY t.sent_at, t.id"
-    return packed(connection, f"SELECT json_group_array(id) FROM ({source})", search._asdict())
+    return ids_of(connection, _conditions(search), _parameters(search))
 
 
 def ids_like(connection: sqlite3.Connection, part: str, limit: int) -> list[str]:
@@ -113,6 +112,10 @@ def is_pattern(task_name: str) -> bool:
     return any(sign in task_name for sign in "*?")
 
 
+def _parameters(search: Search) -> dict[str, Any]:
+    return search._asdict() | {"tags": json.dumps(dict(search.tags))}
+
+
 def _conditions(search: Search) -> list[str]:
     conditions = []
     if search.statuses:
@@ -124,6 +127,8 @@ def _conditions(search: Search) -> list[str]:
         conditions.append("t.queue_name = :queue_name")
     if search.error_code is not None:
         conditions.append("t.error_code = :error_code")
+    if search.tags:
+        conditions.append(CARRIES)
     if search.changed_since is not None:
         conditions.append("t.updated_at >= :changed_since")
     if search.before is not None:

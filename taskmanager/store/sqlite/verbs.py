@@ -5,8 +5,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar, TypeVarTuple
 
 from taskmanager.model.record import TaskRow
-from taskmanager.model.states import TaskStatus
-from taskmanager.store.protocol import ClaimRequest
+from taskmanager.store.protocol import ClaimRequest, TaskFilter
 from taskmanager.store.sqlite import beat, claims, pruning, queries, transitions
 from taskmanager.store.sqlite import schedules as schedule_state
 from taskmanager.store.sqlite.pruning import BatchSize
@@ -69,8 +68,8 @@ class Verbs:
     async def free_waiting(self, owner: str, now: int, limit: int, per_queue: int | None = None) -> int:
         return await self._write_unsynced(claims.free_waiting, owner, now, limit, per_queue)
 
-    async def purge(self, status: TaskStatus | None, older_than: int | None, limit: int) -> int:
-        return await self._write_unsynced(pruning.purge, self._batches["tasks"], status, older_than, limit)
+    async def purge(self, wanted: TaskFilter, older_than: int | None, limit: int) -> int:
+        return await self._write_unsynced(pruning.purge, self._batches["tasks"], wanted, older_than, limit)
 
     async def prune_heartbeats(self, cutoff: int, limit: int) -> int:
         return await self._write_unsynced(pruning.prune_heartbeats, self._batches["heartbeats"], cutoff, limit)
@@ -89,6 +88,7 @@ class Verbs:
     fetch_attempts = _reads(queries.fetch_attempts)
     fetch_ids = _reads(queries.fetch_ids)
     fetch_many = _reads(queries.fetch_many)
+    find_ids = _reads(queries.find_ids)
     fetch_owned = _reads(queries.fetch_owned)
     fetch_owned_ids = _reads(queries.fetch_owned_ids)
     fetch_orphans = _reads(queries.fetch_orphans)

@@ -24,6 +24,7 @@ from tests.unit.command_line import digest, taskmanager
         (["purge"], 1, "nobody answered"),
         (["list", "--status", "LOST"], 2, "'LOST' is none of PENDING, CLAIMED"),
         (["list", "--since", "soon"], 2, "'soon' is no duration"),
+        (["list", "--tag", "user"], 2, "'user' is no tag with a value; write NAME=VALUE"),
         (["list", "--limit", "0"], 2, "--limit"),
         (["list", "--limit", "9" * 40], 2, "--limit"),
         (["list", "--db", "x" * 5_000], 1, "cannot be reached"),

@@ -33,6 +33,9 @@ def test_a_list_in_json_is_an_array_of_records(written: tuple[Path, dict[str, st
         (["--since", "0s"], []),
         (["--since", "9" * 400 + "w", "--status", "PENDING"], ["later"]),
         (["--code", "NO_SUCH_CODE"], []),
+        (["--error", "UNHANDLED_EXCEPTION", "--limit", "1"], ["worse"]),
+        (["--tag", "user=1"], ["good"]),
+        (["--tag", "user=1", "--tag", "kind=mail"], []),
     ],
 )
 def test_a_list_is_narrowed_by_options(

@@ -27,6 +27,15 @@ def test_purge_asks_unless_it_is_told_what(copied: tuple[Path, dict[str, str]]) 
     assert statuses(database) == {ids["later"]: "PENDING"}
 
 
+def test_purge_takes_tags_and_the_error_code(copied: tuple[Path, dict[str, str]]) -> None:
+    """It asks nothing then, because it does not mean everything."""
+    database, ids = copied
+    assert taskmanager("purge", "--tag", "user=2", "--db", database).out == "0 records deleted\n"
+    assert taskmanager("purge", "--tag", "user=1", "--db", database).out == "1 record deleted\n"
+    assert taskmanager("purge", "--error", "UNHANDLED_EXCEPTION", "--db", database).out == "2 records deleted\n"
+    assert statuses(database) == {ids["later"]: "PENDING"}
+
+
 def test_recover_finds_nothing_where_nobody_died(copied: tuple[Path, dict[str, str]]) -> None:
     """An empty answer is an answer."""
     ran = taskmanager("recover", "--db", copied[0], "--json")

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import pytest
 
+from taskmanager.engine.actions import cancel_stored, retry_stored, why_not_again
 from taskmanager.engine.definition import RowCodec
-from taskmanager.engine.stored_tasks import cancel_stored, retry_stored, why_not_again
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.memory import MemoryStore

@@ -1,0 +1,301 @@
+"""What a person may do to tasks: end them before they run, ask them to stop, run them again, delete their records.
+
+The engine does it to tasks in its memory, and to rows that are nobody's or another's; the command line to all rows.
+Each write repeats the state of the row that was read. Answers are the ids of those for which it still was so.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+from taskmanager.codec.values import dumps
+from taskmanager.engine.definition import RowCodec, options_of
+from taskmanager.engine.engine import Engine
+from taskmanager.engine.live_task import Ending, LiveTask
+from taskmanager.engine.records import Records, chosen, fits, is_free
+from taskmanager.model.checks import check_age, check_task_id
+from taskmanager.model.errors import ConfigurationError, unknown_task
+from taskmanager.model.logger import logger
+from taskmanager.model.record import TaskRow, TaskWrite, UnreadableRow, expected_of
+from taskmanager.model.result import TaskError, TaskResult
+from taskmanager.model.states import LIVE, TERMINAL, BuiltInTaskCode, TaskStatus
+from taskmanager.store.protocol import DELETE_PAUSE_S, Store, TaskFilter
+
+PURGE_PAGE: Final = 1_000
+PAGE: Final = 500
+"""Rows that are read, and written, at once."""
+MAX_TRIES: Final = 5
+"""How often an action is tried again when the row changed under it."""
+CANCELLED_BEFORE_START: Final = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
+
+
+async def cancel_stored(store: Store, codec: RowCodec, live: Sequence[TaskRow], now: int) -> frozenset[str]:
+    """End free tasks; of those that somebody has, record the request, which their instance or recovery honours."""
+    done = await _write(store, [(_cancelled(codec, row, now), row) for row in live if is_free(row)], are_ends=True)
+    asked = [row.task_id for row in live if not is_free(row) and await store.request_cancel(row.task_id, now)]
+    return done.union(asked)
+
+
+def _cancelled(codec: RowCodec, row: TaskRow, now: int) -> TaskRow:
+    error = CANCELLED_BEFORE_START
+    return row._replace(
+        status=TaskStatus.CANCELLED.value,
+        failed_at=now,
+        updated_at=now,
+        cancel_requested_at=now,
+        error_code=error.error_code,
+        failed_reason=error.message,
+        next_retry_at=None,
+        result=codec.encode_error(row.task_name, error),
+    )
+
+
+def why_not_again(row: TaskRow, *, force: bool) -> str | None:
+    """Why an ended task cannot be run again, or None: "it is RUNNING and has not ended"."""
+    status = TaskStatus(row.status)
+    if not status.is_terminal:
+        return f"it is {status} and has not ended"
+    if status is TaskStatus.COMPLETED and not force:
+        return "it is COMPLETED, and runs again only by force"
+    if isinstance(row, UnreadableRow):
+        return row.fault
+    if row.args is None or row.kwargs is None:
+        return "its arguments could not be stored"
+    return None
+
+
+async def retry_stored(store: Store, ended: Sequence[TaskRow], now: int) -> frozenset[str]:
+    """Put ended tasks back, with their stored arguments, free and due now."""
+    return await _write(store, [(_again(row, now), row) for row in ended])
+
+
+def _again(row: TaskRow, now: int) -> TaskRow:
+    """A memory-only task that is put back is persisted from now on: the file is all there is of it."""
+    options = options_of(row.task_options)
+    return row._replace(
+        status=TaskStatus.PENDING.value,
+        enqueued_at=now,
+        updated_at=now,
+        claimed_at=None,
+        claimed_by_worker_id=None,
+        started_at=None,
+        completed_at=None,
+        failed_at=None,
+        result=None,
+        failed_reason=None,
+        error_code=None,
+        good_until=None,
+        retry_count=0,
+        crash_count=0,
+        snooze_count=0,
+        next_retry_at=None,
+        cancel_requested_at=None,
+        progress=None,
+        worker_pid=None,
+        worker_hostname=None,
+        worker_process_name=None,
+        task_options=row.task_options if options.get("persist") else dumps({**options, "persist": True}),
+    )
+
+
+async def _write(store: Store, changes: Sequence[tuple[TaskRow, TaskRow]], *, are_ends: bool = False) -> frozenset[str]:
+    """Rows as they shall be with the rows as they were read, in one transaction.
+
+    An end whose columns the store refuses, because they contradict each other, is written without them.
+    """
+    report = await store.commit([TaskWrite(row, expected_of(read)) for row, read in changes])
+    won = frozenset(row.task_id for row, _ in changes) - report.lost.keys() - report.rejected.keys()
+    if are_ends and report.rejected:
+        odd = [(UnreadableRow._make(row), read) for row, read in changes if row.task_id in report.rejected]
+        won |= await _write(store, odd)
+    return won
+
+
+class Actions:
+    """The actions on the tasks of one engine: those in its memory first, then those in the store."""
+
+    def __init__(self, engine: Engine, records: Records) -> None:
+        self._store, self._clock, self._identity = engine.store, engine.clock, engine.identity
+        self._keys, self._inbox, self._live = engine.keys, engine.inbox, engine.live
+        self._dispatcher, self._runner, self._writer = engine.dispatcher, engine.runner, engine.writer
+        self._follower, self._row_codec, self._life = engine.follower, engine.row_codec, engine.life
+        self._claiming, self._find_live = engine.claiming, records.find_live
+        self._cancelling: set[asyncio.Task[bool]] = set()
+
+    async def cancel(self, task_id: str) -> bool:
+        """Returns when the request is recorded; False when the task is in no state for it."""
+        check_task_id(task_id)
+        await self._inbox.caught_up()
+        for _ in range(MAX_TRIES):
+            live = self._live.get(task_id)
+            if live is not None and live.is_freeing:
+                await self._writer.flush()  # then its row can be cancelled like any other
+                live = self._live.get(task_id)
+            if live is not None and not live.is_freeing:
+                accepted = self._life.cancel(live)
+                if accepted and live.is_persisted:
+                    await self._writer.flush()
+                    if live.has_left:
+                        continue  # the call of a key that another instance has: that task is meant
+                return accepted
+            row = await self._store.fetch(task_id)
+            if row is None:
+                if task_id in self._writer.unsaved_ended:
+                    return False
+                raise unknown_task(task_id)
+            if TaskStatus(row.status).is_terminal:
+                return False
+            if await self._cancel_rows([row]):
+                return True
+        return False
+
+    async def cancel_all(self, **given: Any) -> int:
+        """Cancel the tasks that fit, in memory first, then those of the file in pages. Return how many were asked."""
+        wanted = self._batch("cancel_all", LIVE, given)
+        done: set[str] = set()
+        for _ in range(MAX_TRIES):
+            if await self._cancel_fitting(wanted, done):
+                break
+        return len(done)
+
+    async def _cancel_fitting(self, wanted: TaskFilter, done: set[str]) -> bool:
+        """Cancel those that are not `done`, and add them. Return False if a row has changed before it was cancelled."""
+        await self._inbox.caught_up()
+        for number, live in enumerate(list(self._live.values()), 1):
+            if live.status in LIVE and not live.is_freeing and fits(live, wanted) and self._life.cancel(live):
+                done.add(live.task_id)
+            if number % PAGE == 0:
+                await asyncio.sleep(0)
+        await self._writer.flush()
+        found = [each for each in await self._store.find_ids(wanted, LIVE) if each not in done]
+        for task_ids in _pages(found):
+            done |= await self._cancel_rows(list((await self._store.fetch_ids(task_ids)).values()))
+        return done.issuperset(found)
+
+    async def _cancel_rows(self, rows: Sequence[TaskRow]) -> frozenset[str]:
+        """End these where they are free, ask whoever has them, and return the ids for which that was recorded."""
+        live = [row for row in rows if row.status in LIVE]
+        done = await cancel_stored(self._store, self._row_codec, live, self._clock.now_us())
+        for row in live:
+            if row.task_id not in done:
+                continue
+            if is_free(row):
+                # Our own writes do not change the version by which the store tells of others'.
+                result: TaskResult[Any] = TaskResult(err=CANCELLED_BEFORE_START)
+                self._follower.notice(row.task_id, Ending(TaskStatus.CANCELLED, result))
+            elif row.claimed_by_worker_id == self._identity.instance_id:
+                await self._cancel_claimed(row.task_id)
+        return done
+
+    async def _cancel_claimed(self, task_id: str) -> None:
+        """Ask a task of which a claim has not been answered yet: that answer was made before the request."""
+        async with self._claiming:
+            live = self._live.get(task_id)
+        if live is not None:
+            self._life.cancel(live)
+
+    def cancel_now(self, task_id: str, live: LiveTask | None) -> bool:
+        """Cancel in memory at once, or ask the store in the background for a task that is elsewhere. False when the
+        task is known here to have ended; a record that somebody else has put back since is asked all the same.
+        """
+        live = self._inbox.find(task_id) if live is None else live
+        if live is not None and not live.is_published:
+            self._life.accept(live)  # it may be in the inbox still
+        live = self._live.get(task_id, live)
+        if live is not None and not live.has_left and not live.is_freeing:
+            return self._life.cancel(live)
+        task = self._life.loop.create_task(self.cancel(task_id))
+        self._cancelling.add(task)
+        task.add_done_callback(partial(self._has_cancelled, task_id))
+        ended = self._writer.unsaved_ended.get(task_id)
+        status = self._follower.last_status.get(task_id) if ended is None else ended.status
+        return status is None or not status.is_terminal
+
+    def _has_cancelled(self, task_id: str, task: "asyncio.Task[bool]") -> None:
+        self._cancelling.discard(task)
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            text = "the cancel request for task %s could not be recorded: %s"
+            logger.warning(text, task_id, exc, extra={"task_id": task_id})
+
+    async def retry(self, task_id: str, *, force: bool) -> bool:
+        """Put an ended task back; False when it is in no state for it."""
+        check_task_id(task_id)
+        if not isinstance(force, bool):  # "no" would mean yes
+            raise ConfigurationError(f"retry: force must be True or False, not {force!r}")
+        await self._inbox.caught_up()
+        if task_id in self._live and not self._live[task_id].status.is_terminal:
+            return False
+        if self._find_live(task_id) is not None:
+            await self._writer.flush()
+        row = await self._store.fetch(task_id)
+        if row is None:
+            raise unknown_task(task_id)
+        return bool(await self._put_back([row], force=force))
+
+    async def retry_all(self, **given: Any) -> int:
+        """Put the ended tasks back that fit: the FAILED ones if no status is given. Return how many."""
+        wanted = self._batch("retry_all", TERMINAL - {TaskStatus.COMPLETED}, given)
+        await self._life.flush()
+        count = 0
+        for task_ids in _pages(await self._store.find_ids(wanted, [wanted.status or TaskStatus.FAILED])):
+            rows = await self._store.fetch_ids(task_ids)
+            count += len(await self._put_back([rows[each] for each in task_ids if each in rows], force=False))
+        return count
+
+    async def _put_back(self, rows: Sequence[TaskRow], *, force: bool) -> frozenset[str]:
+        able = [
+            row
+            for row in rows
+            if not why_not_again(row, force=force) and not self._runner.is_still_executing(row.task_id)
+        ]
+        done = await retry_stored(self._store, able, self._clock.now_us()) if able else frozenset()
+        for row in able:
+            if row.task_id in done:
+                self._follower.saw(row.task_id, TaskStatus.PENDING)
+                self._keys.put_back(row.task_id, row.start_count)
+                self._dispatcher.queue(row.queue_name).leave(row.priority)
+        if done:
+            self._life.wants_claim.set()
+        return done
+
+    async def purge(self, older_than: timedelta | None, **given: Any) -> int:
+        """Delete ended records, in pages; live ones are never touched."""
+        check_age(older_than)
+        wanted = chosen("purge", self._clock.now_us(), **given)
+        status = wanted.status
+        if status is not None and not status.is_terminal:
+            raise ConfigurationError(f"purge deletes ended tasks only; {status} is not an end. Cancel such tasks first")
+        await self._life.flush()
+        cutoff = None if older_than is None else max(0, self._clock.now_us() - older_than // timedelta(microseconds=1))
+        gone_keys = self._keys.purgeable(lambda live: fits(live, wanted), cutoff)
+        gone = await repeated(lambda: self._store.purge(wanted, cutoff, PURGE_PAGE))
+        self._keys.purged(gone_keys)
+        return gone
+
+    def _batch(self, verb: str, possible: Collection[TaskStatus], given: Mapping[str, Any]) -> TaskFilter:
+        """The filter of an action on many tasks, which must not mean all of them."""
+        wanted = chosen(verb, self._clock.now_us(), **given)
+        if wanted == TaskFilter():
+            raise ConfigurationError(
+                f"{verb} needs to know which tasks: give at least one of {', '.join(given)}, such as queue_name='mail'"
+            )
+        if wanted.status is not None and wanted.status not in possible:
+            able = ", ".join(sorted(possible))
+            raise ConfigurationError(f"{verb} is for tasks that are {able}, not for those that are {wanted.status}")
+        return wanted
+
+
+def _pages(task_ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(task_ids), PAGE):
+        yield task_ids[start : start + PAGE]
+
+
+async def repeated(step: Callable[[], Awaitable[int]]) -> int:
+    """Call a verb that deletes until it finds nothing more, and let others write in between; the sum of what it did."""
+    gone = 0
+    while count := await step():
+        gone += count
+        await asyncio.sleep(DELETE_PAUSE_S)
+    return gone
