@@ -75,7 +75,7 @@ class MemoryStore(Verbs):
         with translated("memory"):
             return work(self._connection, *args)
 
-    _write = _write_unsynced = _in_writer = _read
+    _write = _write_unsynced = _read
 
     async def commit(self, writes: Sequence[Write]) -> CommitReport:
         report = await self._write(transitions.commit, writes)

@@ -53,17 +53,10 @@ class Verbs:
         """A write whose commit does not wait for the disk, because after a power cut it would simply be done again."""
         raise NotImplementedError
 
-    async def _in_writer(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
-        """Run behind every write that was asked for before."""
-        raise NotImplementedError
-
     async def claim(self, request: ClaimRequest) -> list[TaskRow]:
         if request.starting is None:
             return await self._write_unsynced(claims.claim, request)
         return await self._write(claims.claim, request)  # what has run must not be free again after a power cut
-
-    async def fetch_claim(self, owner: str, claimed_at: int) -> list[TaskRow]:
-        return await self._in_writer(claims.fetch_claim, owner, claimed_at)
 
     async def free_waiting(self, owner: str, now: int, limit: int, per_queue: int | None = None) -> int:
         return await self._write_unsynced(claims.free_waiting, owner, now, limit, per_queue)
@@ -101,6 +94,7 @@ class Verbs:
     schedules = _reads(schedule_state.fetch)
     busy_schedules = _reads(schedule_state.busy)
 
+    fetch_claim = _writes(claims.fetch_claim)  # behind every claim that was asked for before
     release = _writes(claims.release)
     make_due = _writes(claims.make_due)
     request_cancel = _writes(transitions.request_cancel)
