@@ -4,7 +4,9 @@ Every call works at once in the thread of its caller. None of them waits, so a v
 """
 
 import asyncio
+import os
 import sqlite3
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
@@ -38,6 +40,14 @@ DELETE FROM taskmanager_tasks WHERE rowid IN (
 )
 """
 
+_in_use: Final = threading.RLock()
+"""Held during every call. A fork waits for it: the child of a fork in the middle of a call would wait for ever for the
+locks inside SQLite, which a thread holds that the child does not have.
+"""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_in_use.acquire, after_in_parent=_in_use.release, after_in_child=_in_use.release)
+
 
 class MemoryStore(Verbs):
     """Tasks in memory. When more than `max_history` have ended, the oldest ends leave."""
@@ -47,16 +57,14 @@ class MemoryStore(Verbs):
         check_sqlite_version()
         self._max_history = max_history
         self._new_count = 0
-        self._connection = sqlite3.Connection(
-            ":memory:", isolation_level=None, cached_statements=CACHED_STATEMENTS, check_same_thread=False
-        )
-        finalize(self, self._connection.close)
-        configure_any(self._connection)
-        create(self._connection, migrations())
-        self._connection.execute(_BY_END)
+        with _in_use:
+            self._connection = _new_database()
+        # Not at the end of the program: what nobody has stopped is still written then.
+        finalize(self, _close, self._connection).atexit = False
 
     def __repr__(self) -> str:
-        counts = queries.counts(self._connection)
+        with _in_use:
+            counts = queries.counts(self._connection)
         ended = sum(count for status, count in counts.items() if status.is_terminal)
         live = sum(counts.values()) - ended
         return f"<MemoryStore {live} live, {ended} ended>"
@@ -72,7 +80,7 @@ class MemoryStore(Verbs):
     def end(self) -> None: ...
 
     async def _read(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
-        with translated("memory"):
+        with _in_use, translated("memory"):
             return work(self._connection, *args)
 
     _write = _write_unsynced = _read
@@ -82,7 +90,7 @@ class MemoryStore(Verbs):
         self._new_count += len(writes)
         if self._new_count * _SLACK > self._max_history:
             self._new_count = 0
-            self._connection.execute(_EVICT, (self._max_history,))
+            await self._write(_evict, self._max_history)
         return report
 
     works_in_thread = False
@@ -94,7 +102,8 @@ class MemoryStore(Verbs):
 
     def free_now(self) -> list[FreeQueue]:
         """Return what waits unowned; the testing kit reads from it when the next one is due."""
-        return claims.free_queues(self._connection)
+        with _in_use:
+            return claims.free_queues(self._connection)
 
     def open_beater(self) -> None:
         return None
@@ -119,10 +128,28 @@ class MemoryStore(Verbs):
         """There is none."""
 
     def overview(self, now: int, *, counts_all: bool) -> "StoreOverview":
-        """Not from another thread while tasks run: unlike a file, it has no snapshots."""
         from taskmanager.store.sqlite.statistics import overview
         from taskmanager.store.statistics import FileSize
 
-        with snapshot(self._connection):
+        with _in_use, snapshot(self._connection):
             found = overview(self._connection, now, counts_all=counts_all)
         return found._replace(statistics=replace(found.statistics, size=FileSize(0, 0, 0)))
+
+
+def _evict(connection: sqlite3.Connection, max_history: int) -> None:
+    connection.execute(_EVICT, (max_history,))
+
+
+def _new_database() -> sqlite3.Connection:
+    connection = sqlite3.Connection(
+        ":memory:", isolation_level=None, cached_statements=CACHED_STATEMENTS, check_same_thread=False
+    )
+    configure_any(connection)
+    create(connection, migrations())
+    connection.execute(_BY_END)
+    return connection
+
+
+def _close(connection: sqlite3.Connection) -> None:
+    with _in_use:
+        connection.close()

@@ -1,5 +1,11 @@
 """What only the memory store does."""
 
+import asyncio
+import os
+import signal
+import sqlite3
+import threading
+
 import pytest
 
 from taskmanager.model.record import TaskRow, TaskWrite
@@ -51,3 +57,33 @@ async def test_repr_tells_the_state() -> None:
     store = MemoryStore()
     await store.commit([TaskWrite(ended("a"), None)])
     assert repr(store) == "<MemoryStore 0 live, 1 ended>"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_child_of_a_fork_in_the_middle_of_a_call_may_use_memory() -> None:
+    """Another thread is in a statement. The fork waits for that: the child would never get the locks of SQLite."""
+    store = MemoryStore()
+    is_inside, forks = threading.Event(), threading.Event()
+
+    def slow(connection: sqlite3.Connection) -> None:
+        def wait() -> None:
+            is_inside.set()
+            assert forks.wait(20)
+
+        connection.create_function("wait", 0, wait)
+        connection.execute("SELECT wait()").fetchall()
+
+    working = threading.Thread(target=lambda: asyncio.run(store._read(slow)))
+    working.start()
+    assert is_inside.wait(20)
+    forks.set()
+    pid = os.fork()
+    if not pid:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        try:
+            os._exit(sum(asyncio.run(store.counts()).values()))
+        finally:
+            os._exit(1)
+    working.join()
+    assert os.waitpid(pid, 0)[1] == 0
