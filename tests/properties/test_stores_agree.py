@@ -144,6 +144,15 @@ def insertion(draw: st.DrawFn, task_id: str) -> TaskWrite:
 
 
 @st.composite
+def free(draw: st.DrawFn, task_id: str) -> TaskWrite:
+    """A new row that waits and is free, as nearly every task begins."""
+    counts = dict.fromkeys(("retry_count", "max_retries", "crash_count", "snooze_count"), 0)
+    named = {"task_name": draw(st.sampled_from(NAMES)), "queue_name": draw(st.sampled_from(QUEUES))}
+    row = blank(task_id)._replace(**named, **counts, status="PENDING", task_options="{}")
+    return TaskWrite(row._replace(priority=draw(FREE["priority"]), enqueued_at=draw(st.integers(0, 3))), None)
+
+
+@st.composite
 def change(draw: st.DrawFn, current: TaskRow) -> Write:
     """A change of what is there, with the right precondition most of the time; sometimes said in the lean way."""
     expected = expected_of(current)
@@ -225,6 +234,11 @@ class StoresAgree(RuleBasedStateMachine):
             current = self.rows.get(task_id)
             is_new = current is None or data.draw(st.integers(0, 4)) == 0
             writes.append(data.draw(insertion(task_id) if is_new or current is None else change(current)))
+        self.both(lambda store: store.commit(writes))
+
+    @rule(writes=st.tuples(*map(free, IDS)))
+    def accept(self, writes: tuple[TaskWrite, ...]) -> None:
+        """Tasks as they are sent. The other steps need many that are free. Those that are there lose nothing."""
         self.both(lambda store: store.commit(writes))
 
     @rule(
