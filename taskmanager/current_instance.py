@@ -3,7 +3,8 @@
 import asyncio
 import weakref
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import CancelledError
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -42,7 +43,7 @@ def check_loop(lifecycle: "Lifecycle") -> None:
     """Raise unless this is the loop of the manager. Other loops may only enqueue, and await handles."""
     if not _is_here(lifecycle):
         raise ConfigurationError(
-            "the manager runs in another event loop; from here use "
+            "the manager runs in another event loop; in a thread use manager.call(manager.method()), in another loop "
             "asyncio.run_coroutine_threadsafe(manager.method(), loop)"
         )
 
@@ -233,6 +234,41 @@ class CurrentInstance:
         check_loop(running)
         return running
 
+    def call(self, what: Awaitable[T], timeout_s: float | None) -> T:
+        """Run what can be awaited on the loop of the manager, and wait for it in this thread."""
+        try:
+            check_timeout(timeout_s)
+            loop = self._loop_for_threads()
+        except BaseException:
+            if isinstance(what, Coroutine):
+                what.close()  # or Python would warn that nobody awaited it
+            raise
+        waiting = _awaited(what)
+        try:
+            future = asyncio.run_coroutine_threadsafe(waiting, loop)
+        except RuntimeError:  # the loop was closed in this moment
+            waiting.close()
+            raise ManagerStopped("the manager has stopped") from None
+        try:
+            return future.result(timeout_s)
+        except CancelledError:
+            raise ManagerStopped("the manager stopped before the call had ended") from None
+        except TimeoutError:
+            if future.done():
+                raise
+            raise TimeoutError(f"the call has not ended after {timeout_s:g} s") from None
+        finally:
+            future.cancel()
+
+    def _loop_for_threads(self) -> asyncio.AbstractEventLoop:
+        running = self.running()
+        if running is None:
+            raise ManagerStopped("the manager does not run; use `with manager.in_thread():`")
+        if _is_here(running):
+            raise ConfigurationError("this is the loop of the manager, which a call would block; await it instead")
+        refuse_inside(running.engine.dispatcher, "a call", "return what it needs, or make the task async and await it")
+        return running.engine.life.loop
+
     def hint_of_no_start(self, live: LiveTask) -> Hint | None:
         """Start a timer for a hint: a start that was forgotten, or not awaited, looks like a task that hangs."""
         if self.running() is not None or self._intake().has_warned:
@@ -388,3 +424,7 @@ class CurrentInstance:
         """Why the store takes no writes now, or None."""
         running = self.running()
         return None if running is None else running.engine.writer.degraded_reason
+
+
+async def _awaited(what: Awaitable[T]) -> T:
+    return await what

@@ -164,6 +164,14 @@ class TaskHandle(Generic[R_co]):
         hint = self._instance.hint_of_no_start(live)
         return wait_in(waiters) if hint is None else _hinted(hint, waiters)
 
+    def wait(self, *, timeout: float | None = None) -> R_co:
+        """Wait in this thread for the task, and return its value, as `await` does on an event loop.
+
+        Raises the same, `TimeoutError` after `timeout` seconds, and `ConfigurationError` on the loop of the manager and
+        inside its tasks.
+        """
+        return self._instance.call(self, timeout)
+
     async def saved(self, *, timeout: float | None = None) -> None:
         """Wait until the task is committed: from then on it survives SIGKILL and power loss.
 

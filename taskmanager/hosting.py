@@ -12,6 +12,7 @@ import sys
 import threading
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import FrameType
@@ -220,6 +221,51 @@ def _signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[signal.Signal
                     signal.signal(number, before)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+# In a thread of its own.
+
+
+@contextlib.contextmanager
+def hosted_in_thread(started: AbstractAsyncContextManager[object]) -> Iterator[None]:
+    """Keep `started` in a new loop, in a thread of its own, while the block runs.
+
+    What the start or the stop raises is raised here. A program that ends inside of the block is stopped as one that
+    ends without a stop: the thread does not keep it.
+    """
+    if _running_loop() is not None:
+        raise ConfigurationError("in_thread() would block this event loop; use `async with manager:` here")
+    up: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+    over: Future[None] = Future()
+    threading.Thread(target=_host_in_thread, args=(started, up, over), name="taskmanager", daemon=True).start()
+    loop, leaving = up.result()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself, and `over` says why
+            loop.call_soon_threadsafe(leaving.set)
+        over.result()
+
+
+def _host_in_thread(
+    started: AbstractAsyncContextManager[object],
+    up: "Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]",
+    over: "Future[None]",
+) -> None:
+    async def host() -> None:
+        leaving = asyncio.Event()
+        async with started:
+            up.set_result((asyncio.get_running_loop(), leaving))
+            await leaving.wait()
+
+    try:
+        asyncio.run(host())
+        over.set_result(None)
+    except Exception as exc:  # noqa: BLE001  # raised where the thread was asked for
+        (over if up.done() else up).set_exception(exc)
+    finally:  # whatever ends this thread, nobody waits for it any more
+        up.cancel()
+        over.cancel()
 
 
 # How the program ends.

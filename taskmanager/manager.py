@@ -342,6 +342,26 @@ class TaskManager:
         """
         return self._serving()
 
+    @contextmanager
+    def in_thread(self) -> Iterator[Self]:
+        """Run the manager in a thread of its own while the block runs: `with manager.in_thread(): ...`.
+
+        For programs without an event loop: Flask, Django, scripts. `call` and `handle.wait()` reach it from any thread.
+        Raises what `start` and `stop` raise.
+        """
+        from taskmanager.hosting import hosted_in_thread
+
+        with hosted_in_thread(self):
+            yield self
+
+    def call(self, what: Awaitable[T], /, *, timeout: float | None = None) -> T:
+        """Run what can be awaited on the loop of the manager, and wait for it in this thread: `call(manager.counts())`.
+
+        Raises what it raises, `TimeoutError` after `timeout` seconds, `ManagerStopped` if the manager does not run, and
+        `ConfigurationError` where that would wait for ever: on that loop, and inside a task of this manager.
+        """
+        return self._instance.call(what, timeout)
+
     @asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
         async with nullcontext() if self._is_isolated and self._lifecycle is not None else self:
