@@ -71,7 +71,9 @@ class Claimer:
         and deaths.
         """
         async with self._claiming:
-            if await self._claim_due() and self._life.is_up:
+            if not await self._claim_due():
+                return
+            if self._life.is_up:
                 self._expect(await self._store.free_queues(NO_COUNT))  # behind the rows that were due may be others
             self._life.wants_more()  # what was claimed first may have ended before it was noted that rows are left
 
