@@ -46,7 +46,7 @@ async def test_thread_raises_where_it_is_awaited_and_goes_on(tmp_path: Path, fau
         await connection.hop(fails)
     assert await connection.hop(lambda raw: raw.execute("SELECT 7").fetchone()) == (7,)
     await connection.close()
-    await asyncio.to_thread(connection._thread.join, 20)
+    await asyncio.to_thread(connection._inner._thread.join, 20)
     assert not connection.has_thread
 
 
@@ -89,6 +89,6 @@ def test_thread_ends_when_the_loop_that_waits_is_closed(tmp_path: Path) -> None:
     loop.run_until_complete(begin())
     loop.close()
     may_end.set()
-    connection._thread.join(20)
+    connection._inner._thread.join(20)
     assert not connection.has_thread
     connection.end()

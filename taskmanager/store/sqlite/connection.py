@@ -4,12 +4,17 @@ import asyncio
 import os
 import sqlite3
 import threading
+from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Literal, NoReturn, TypeVar, TypeVarTuple
+
+import aiosqlite
+from aiosqlite.core import _STOP_RUNNING_SENTINEL as _STOP
+from aiosqlite.core import set_exception, set_result
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.wording import MORE_THREADS, remedy
@@ -20,13 +25,12 @@ Synchronous = Literal["full", "normal"]
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
-_Queue = SimpleQueue[tuple[asyncio.Future[Any] | None, Callable[[], Any]]]
-_LAST: Final = object()
-"""What a connection that was closed returns: its thread ends."""
+_Future = asyncio.Future[Any]
+_Queue = SimpleQueue[tuple[_Future | None, Callable[[], Any]]]
 
+THREAD_ENDS_S: Final = 1.0
 MINIMUM_SQLITE: Final = (3, 37, 0)
 BUSY_TIMEOUT_S: Final = 1.0
-THREAD_ENDS_S: Final = 1.0
 INLINE_TIMEOUT_S: Final = 0.5
 """The same while the program waits for it at its end."""
 OPEN_PATIENCE_S: Final = 30.0
@@ -108,23 +112,88 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         connection.rollback()  # does nothing once it is over, or where SQLite has rolled back by itself (full, I/O)
 
 
-class Connection:
-    """One connection, used by whole functions only: in its own thread, or, where there is none, in the caller's.
+class Threaded(aiosqlite.Connection):
+    """A connection that its own thread opens, uses and closes. Await it to open it. It does whole functions.
 
-    The thread opens the connection, uses it and closes it. A transaction of separate awaited calls would cost a hop for
-    each of them, and a cancelled await would leave it half done with the lock held.
+    It uses private names of aiosqlite, for three reasons. A transaction made of separate awaited calls costs a thread
+    hop for each, and a cancelled await would leave it half done with the lock held. aiosqlite's thread keeps the last
+    future while it waits for work, so a start that was left in the middle could never be collected, nor the thread ever
+    end. And where no loop runs, aiosqlite would make one, and leave it open.
     """
 
-    __slots__ = ("_is_closed", "_path", "_raw", "_thread", "_work")
+    def __init__(self, connector: Callable[[], sqlite3.Connection]) -> None:
+        super().__init__(connector, iter_chunk_size=1)  # no statement is iterated
+        # Not awaited at the interpreter's exit: a store that nobody closed must not hold it up, and threads that are no
+        # daemons are joined before any exit hook could end them.
+        self._thread = threading.Thread(target=_work, args=(self._tx,), name="taskmanager-store", daemon=True)
+
+    @property
+    def has_thread(self) -> bool:
+        """Whether its thread lives. It has ended when it could not tell its loop, because that is closed."""
+        return self._thread.is_alive()
+
+    def begin(
+        self, loop: asyncio.AbstractEventLoop, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts
+    ) -> "asyncio.Future[R]":
+        """Begin `work(connection, *args)` from any thread. It goes to its end even when the caller is cancelled."""
+        result: asyncio.Future[R] = asyncio.Future(loop=loop)
+        self._tx.put_nowait((result, partial(work, self._conn, *args)))
+        return result
+
+    def stop(self) -> _Future | None:
+        """Close the connection and end its thread, when that has done what it is at."""
+        if _running_loop() is not None:
+            return super().stop()
+        self._running = False
+        self._tx.put_nowait((None, self._close_and_stop))
+        return None
+
+    def join(self) -> None:
+        """Wait until the thread ends."""
+        if self._thread.is_alive():
+            self._thread.join(THREAD_ENDS_S)
+
+    def forget(self) -> None:
+        """Forget the connection, which somebody else has closed: aiosqlite would warn that nobody has."""
+        self._connection = None
+
+    def _close_and_stop(self) -> object:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        return _STOP
+
+
+def _work(queue: _Queue) -> None:
+    while _work_once(*queue.get()):
+        pass  # what was done is forgotten here, with the frame that did it
+
+
+def _work_once(future: _Future | None, function: Callable[[], Any]) -> bool:
+    """Do it, and tell its loop. Return False when there is no more to do."""
+    tell: Callable[[_Future, Any], None] = set_result
+    try:
+        found = function()
+    except BaseException as error:  # noqa: BLE001  # raised where it is awaited
+        tell, found = set_exception, error
+    if future is not None:
+        try:
+            future.get_loop().call_soon_threadsafe(tell, future, found)
+        except RuntimeError:  # the loop is closed
+            return False
+    return found is not _STOP
+
+
+class Connection:
+    """One connection, used by whole functions only: in its own thread, or, where there is none, in the caller's."""
+
+    __slots__ = ("_inner", "_is_closed", "_path", "_raw")
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._raw: FileConnection | None = None
         self._is_closed = False
-        self._work: _Queue = SimpleQueue()
-        # Not awaited at the interpreter's exit: a store that nobody closed must not hold it up, and threads that are no
-        # daemons are joined before any exit hook could end them.
-        self._thread = threading.Thread(target=_do, args=(self._work,), name="taskmanager-store", daemon=True)
+        self._inner = Threaded(partial(self._make, BUSY_TIMEOUT_S))
 
     def __repr__(self) -> str:
         return f"<Connection {self._path} {'inherited' if self._is_inherited else 'open'}>"
@@ -136,19 +205,17 @@ class Connection:
     @property
     def has_thread(self) -> bool:
         """Whether its thread lives. It ends when it cannot tell its loop what it has done, because that is closed."""
-        return self._thread.is_alive()
+        return self._inner.has_thread
 
     async def open(self, configure: Callable[[sqlite3.Connection], None]) -> None:
         """Start the thread, which makes the connection and configures it. The file is there."""
-        self._thread.start()
-        loop = asyncio.get_running_loop()
         try:
-            raw = await self._begin(loop, self._make, BUSY_TIMEOUT_S)
+            await self._inner
         except BaseException:  # cancelled, perhaps because the file does not answer
             self.end()
             raise
         try:
-            await self._begin(loop, configure, raw)
+            await self._inner.begin(asyncio.get_running_loop(), configure)
         except GeneratorExit:  # collected with its loop: there is nothing to be awaited any more
             self.end()
             raise
@@ -162,8 +229,10 @@ class Connection:
 
     def _make(self, timeout_s: float) -> FileConnection:
         options = {"timeout": timeout_s, "cached_statements": CACHED_STATEMENTS, "check_same_thread": False}
-        self._raw = open_existing(self._path, "mode=rw", **options)
-        return self._raw
+        self._raw = raw = open_existing(self._path, "mode=rw", **options)
+        if self._is_closed:  # who waited was cancelled meanwhile
+            raw.close()
+        return raw
 
     async def hop(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
         """Run `work(connection, *args)` in the connection's thread, to its end even when the caller is cancelled."""
@@ -173,7 +242,7 @@ class Connection:
         with translated(self._path):
             if not self.has_thread:
                 return work(self._raw, *args)
-            return await self._begin(asyncio.get_running_loop(), work, self._raw, *args)
+            return await self._inner.begin(asyncio.get_running_loop(), work, *args)
 
     def begin(
         self, loop: asyncio.AbstractEventLoop, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts
@@ -184,16 +253,11 @@ class Connection:
         """
         if self._raw is None or self._raw.is_inherited or not self.has_thread:
             raise StoreUnavailable(f"{self._path} has no thread that works on it")
-        return self._finish(self._begin(loop, work, self._raw, *args))
+        return self._finish(self._inner.begin(loop, work, *args))
 
     async def _finish(self, result: "asyncio.Future[R]") -> R:
         with translated(self._path):
             return await result
-
-    def _begin(self, loop: asyncio.AbstractEventLoop, work: Callable[[*Ts], R], *args: *Ts) -> "asyncio.Future[R]":
-        result: asyncio.Future[R] = loop.create_future()
-        self._work.put((result, partial(work, *args)))
-        return result
 
     async def close(self) -> None:
         """Close it and end its thread. An inherited connection is only forgotten."""
@@ -201,9 +265,9 @@ class Connection:
             return
         self._is_closed = True
         if self.has_thread:
-            await self._begin(asyncio.get_running_loop(), self._close)
+            await self._inner.close()
         else:
-            self._close()
+            self._close_here()
 
     def end(self) -> None:
         """Close it and end its thread, without a loop: that which used it is gone."""
@@ -211,46 +275,15 @@ class Connection:
             return
         self._is_closed = True
         if self.has_thread:
-            self._work.put((None, self._close))
-            self._thread.join(THREAD_ENDS_S)
+            self._inner.stop()
+            self._inner.join()
         if not self.has_thread:  # else it closes the connection when it has done what it is at
-            self._close()
+            self._close_here()
 
-    def _close(self) -> object:
+    def _close_here(self) -> None:
         if self._raw is not None:
             self._raw.close()
-        return _LAST
-
-
-def _do(work: _Queue) -> None:
-    while _do_next(*work.get()):
-        # What was done is forgotten here, with the frame that did it. The last future would otherwise be kept while the
-        # thread waits for work, so that a start that was left in the middle could never be collected.
-        pass
-
-
-def _do_next(future: asyncio.Future[Any] | None, function: Callable[[], Any]) -> bool:
-    """Do it, and tell its loop. Return False when there is no more to do."""
-    found, error = None, None
-    try:
-        found = function()
-    except BaseException as raised:  # noqa: BLE001  # raised again where it is awaited
-        error = raised
-    if future is not None:
-        try:
-            future.get_loop().call_soon_threadsafe(_tell, future, found, error)
-        except RuntimeError:  # the loop is closed
-            return False
-    return found is not _LAST
-
-
-def _tell(future: asyncio.Future[Any], found: object, error: BaseException | None) -> None:
-    if future.done():  # who waited was cancelled
-        return
-    if error is None:
-        future.set_result(found)
-    else:
-        future.set_exception(error)
+        self._inner.forget()
 
 
 def create_private(path: Path) -> None:
