@@ -206,8 +206,8 @@ class AfterWrite:
         self._keys.note_rerun(live.task_id, row.start_count, live)
         live.sent_at = row.sent_at
         live.renew_due(self._clock.now_us(), self._clock.elapsed_s())
-        if live.phase is DELAYED and not live.is_pausing:
-            live.due = 0.0  # that was of the heap of the wall clock
+        if live.phase is not DELAYED or not live.is_pausing:
+            live.due = 0.0  # that is over, or was of the heap of the wall clock
         if live.phase is not ACCEPTED:
             self._dispatcher.move(live, ACCEPTED)
         self._writer.mark(live)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from taskmanager import TaskCancelled
+from taskmanager import TaskCancelled, TaskFailed
 from taskmanager.engine.keys import Answer, answer, answer_of
 from taskmanager.model.record import UnreadableRow
 from taskmanager.model.states import TERMINAL, TaskStatus
@@ -184,3 +184,26 @@ async def test_a_keyed_call_expires_when_it_was_answered_too_late() -> None:
         await world.advance(60)
         assert handle.status == "EXPIRED"
         assert log == []
+
+
+async def test_key_runs_again_whose_moment_came_before_the_answer() -> None:
+    """The moment was one of the wall clock, and is over: what is left of it must not be waited for by another clock."""
+    manager = manager_of()
+
+    @manager.task(persist=True)
+    async def job(number: int) -> int:
+        if number == 1:
+            raise ValueError(number)
+        return number
+
+    async with world_of(manager) as (world, store):
+        with pytest.raises(TaskFailed):
+            await job.with_options(idempotency_key="k").enqueue(1)
+        store.hold("commit")
+        soon = world.now + timedelta(seconds=1)
+        handle = job.with_options(idempotency_key="k", run_at=soon).enqueue(2)
+        await store.until_held("commit")
+        await world.advance(2)
+        store.let_go()
+        await world.advance(10)
+        assert handle.status == TaskStatus.COMPLETED
