@@ -14,7 +14,7 @@ import pytest
 
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.record import TaskWrite
-from taskmanager.store.protocol import Beat
+from taskmanager.store.protocol import Beat, TaskFilter
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.sqlite import store as store_module
 from tests.contract.rows import FREE_ROW, task
@@ -90,7 +90,7 @@ async def test_an_emptied_file_gets_no_part_of_its_pages_from_the_log(path: Path
         await store.commit([TaskWrite(row, None) for row in rows])
     await store.commit([TaskWrite(task("ended", status="COMPLETED"), None)])
     os.truncate(path, 0)
-    await (store.checkpoint() if verb == "checkpoint" else store.purge(None, None, 10))
+    await (store.checkpoint() if verb == "checkpoint" else store.purge(TaskFilter(), None, 10))
     assert not await store.is_same_file()
     await store.close()
     await store.open()
