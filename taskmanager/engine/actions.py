@@ -164,7 +164,9 @@ class Actions:
         """Cancel those that are not `done`, and add them. Return False if a row has changed before it was cancelled."""
         await self._inbox.caught_up()
         for number, live in enumerate(list(self._live.values()), 1):
-            if live.status in LIVE and not live.is_freeing and fits(live, wanted) and self._life.cancel(live):
+            # One that was asked already may be cleaning up, which a second cancellation would cut short.
+            is_meant = live.task_id not in done and live.status in LIVE and not live.is_freeing and fits(live, wanted)
+            if is_meant and self._life.cancel(live):
                 done.add(live.task_id)
             if number % PAGE == 0:
                 await asyncio.sleep(0)

@@ -1,6 +1,7 @@
 """Tasks are chosen by what they are: to be listed, retried, cancelled and deleted, in memory and in the file alike."""
 
 import asyncio
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import pytest
 
 from taskmanager import ConfigurationError, TaskHandle, TaskManager, TaskStatus
 from taskmanager.engine import actions
+from taskmanager.store.memory import MemoryStore
+from taskmanager.store.protocol import TaskFilter
 from taskmanager.testing import isolated
 
 pytestmark = pytest.mark.anyio
@@ -100,6 +103,35 @@ async def test_cancel_all_ends_what_waits_and_stops_what_runs(tmp_path: Path, mo
         assert await manager.cancel_all(task_name=gate.fails.name) == 0
         gate.is_open.set()
         await ended(other)
+
+
+class ChangingStore(MemoryStore):
+    """One of the rows that it finds is gone before anything is done with it."""
+
+    async def find_ids(self, wanted: TaskFilter, statuses: Collection[TaskStatus]) -> list[str]:
+        return [*await super().find_ids(wanted, statuses), "gone"]
+
+
+async def test_cancel_all_asks_each_task_once_however_often_it_looks() -> None:
+    """A second cancellation would cut short what the task does after the first."""
+    manager = TaskManager()
+    seen: list[str] = []
+    async with isolated(manager, store=ChangingStore()) as world:
+
+        @manager.task(persist=True)
+        async def cleans_up() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                seen.append("asked")
+                await asyncio.sleep(1)
+                seen.append("clean")
+
+        handle = cleans_up.enqueue()
+        await world.idle()
+        assert await manager.cancel_all(task_name=cleans_up.name) == 1
+        await ended(handle)
+        assert seen == ["asked", "clean"]
 
 
 async def test_memory_only_tasks_are_cancelled_too() -> None:
