@@ -71,11 +71,8 @@ class Claimer:
         and deaths.
         """
         async with self._claiming:
-            if not await self._claim_due():
-                return
-            if self._life.is_up:
+            if await self._claim_due() and self._life.is_up:
                 self._expect(await self._store.free_queues(NO_COUNT))  # behind the rows that were due may be others
-            self._life.wants_more()  # what was claimed first may have ended before it was noted that rows are left
 
     def _expect(self, free: list[FreeQueue]) -> None:
         """Note when the next of these rows is due. What was left for want of room is asked for when there is some."""
@@ -144,6 +141,8 @@ class Claimer:
                 return claimed
             best_left = max(best_left, last if better >= room or better_than is None else better_than)
         queue.leave(best_left)
+        if self._window.is_low(queue, self._live):  # what filled memory has ended, and nobody else would ask again
+            self._life.wants_claim.set()
         return claimed
 
     async def _claim_up_to(

@@ -54,7 +54,7 @@ class MemoryWindow:
 
     def wants_more(self, live: Mapping[str, LiveTask]) -> bool:
         """Whether it is time to look for more: a queue runs low, or what was taken over together has ended."""
-        return self._is_batch_over() or any(self._is_low(queue, live) for queue in self._dispatcher.backlogs)
+        return self._is_batch_over() or any(self.is_low(queue, live) for queue in self._dispatcher.backlogs)
 
     def _is_batch_over(self) -> bool:
         """Whether the last task of the batch has ended since it was last asked."""
@@ -65,7 +65,7 @@ class MemoryWindow:
             batch.pop()
         return not batch
 
-    def _is_low(self, queue: QueueState, live: Mapping[str, LiveTask]) -> bool:
+    def is_low(self, queue: QueueState, live: Mapping[str, LiveTask]) -> bool:
         """Whether it is time to claim more of a queue of which rows were left in the store."""
         if queue.shared_limit is not None:
             return not queue.is_paused and queue.shared_limit.is_worth_a_claim(live, self._dispatcher.lanes)

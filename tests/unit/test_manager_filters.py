@@ -102,7 +102,8 @@ async def test_cancel_all_ends_what_waits_and_stops_what_runs(tmp_path: Path, mo
         assert {each.status for each in many} == {TaskStatus.CANCELLED}
         assert await manager.cancel_all(task_name=gate.fails.name) == 0
         gate.is_open.set()
-        await ended(other)
+        async with asyncio.timeout(10):  # the next look at the whole file would be after 30 s
+            await ended(other)
 
 
 class ChangingStore(MemoryStore):
