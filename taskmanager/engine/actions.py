@@ -16,6 +16,7 @@ from taskmanager.engine.engine import Engine
 from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.records import Records, chosen, fits, is_free
 from taskmanager.model.checks import check_age, check_task_id
+from taskmanager.model.clock import before_us
 from taskmanager.model.errors import ConfigurationError, unknown_task
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, TaskWrite, UnreadableRow, expected_of
@@ -270,7 +271,7 @@ class Actions:
         if status is not None and not status.is_terminal:
             raise ConfigurationError(f"purge deletes ended tasks only; {status} is not an end. Cancel such tasks first")
         await self._life.flush()
-        cutoff = None if older_than is None else max(0, self._clock.now_us() - older_than // timedelta(microseconds=1))
+        cutoff = None if older_than is None else before_us(self._clock.now_us(), older_than)
         gone_keys = self._keys.purgeable(lambda live: fits(live, wanted), cutoff)
         gone = await repeated(lambda: self._store.purge(wanted, cutoff, PURGE_PAGE))
         self._keys.purged(gone_keys)

@@ -19,11 +19,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.waiters import resolve
 from taskmanager.engine.writes import write_of
-from taskmanager.model.record import (
-    AttemptRow,
-    Expected,
-    Write,
-)
+from taskmanager.model.record import AttemptRow, Expected, Write
 
 HISTORY_SLICE: Final = 16
 """Memory-only records that are worth a commit soon. A commit of hundreds holds up the loop, and every request that the

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
-from taskmanager.model.clock import to_us
+from taskmanager.model.clock import before_us, to_us
 from taskmanager.model.config import is_int, queue_name_fault, raise_faults
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.states import TaskStatus
@@ -88,7 +88,7 @@ def instant_since(since: object, subject: str, now_us: int) -> int | None:
     if isinstance(since, datetime) and since.tzinfo is not None:
         return to_us(since)
     if isinstance(since, timedelta) and since >= timedelta(0):
-        return max(0, now_us - since // timedelta(microseconds=1))
+        return before_us(now_us, since)
     raise ConfigurationError(
         f"{subject}: since must be an aware datetime, or a timedelta such as timedelta(hours=1), not {since!r}"
     )

@@ -60,5 +60,10 @@ def from_us(instant_us: int) -> datetime:
     return EPOCH + timedelta(microseconds=_within_calendar(instant_us))
 
 
+def before_us(now_us: int, span: timedelta) -> int:
+    """Return the instant that was so long before `now_us`, and not before 1970."""
+    return max(0, now_us - span // _MICROSECOND)
+
+
 def _within_calendar(instant_us: int) -> int:
     return min(max(instant_us, _FIRST_US), LAST_US)

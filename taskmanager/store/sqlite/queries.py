@@ -25,7 +25,7 @@ from taskmanager.store.sqlite.rows import (
 from taskmanager.store.sqlite.statements import ATTEMPT_COLUMNS, LIVE_SQL, TASK_COLUMNS, quoted
 
 _TASK: Final = ", ".join(f"t.{name}" for name in TASK_COLUMNS)
-CARRIES: Final = """
+_CARRIES: Final = """
 NOT EXISTS (
     SELECT 1 FROM json_each(:tags) AS asked WHERE NOT EXISTS (
         SELECT 1 FROM json_each(iif(json_valid(t.tags), t.tags, '{}')) AS tag
@@ -145,7 +145,7 @@ def fitting(wanted: TaskFilter) -> tuple[list[str], dict[str, Any]]:
         conditions.append("t.updated_at >= :since")
     if wanted.tags:
         given["tags"] = json.dumps(dict(wanted.tags))
-        conditions.append(CARRIES)
+        conditions.append(_CARRIES)
     return conditions, given
 
 

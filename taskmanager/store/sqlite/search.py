@@ -7,7 +7,8 @@ from typing import Any, Final, NamedTuple
 
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.sqlite.queries import CARRIES, fetch_ids, ids_of, instances, newest, whole_id
+from taskmanager.store.protocol import TaskFilter
+from taskmanager.store.sqlite.queries import fetch_ids, fitting, ids_of, instances, newest, whole_id
 from taskmanager.store.sqlite.statements import quoted
 from taskmanager.store.statistics import said_by
 
@@ -37,7 +38,7 @@ class Search(NamedTuple):
 
 def find(connection: sqlite3.Connection, search: Search, limit: int) -> list[TaskRow]:
     """At most `limit` rows, newest first by (sent_at, id), without their `PAYLOAD`."""
-    return newest(connection, _conditions(search), _parameters(search), limit)
+    return newest(connection, *_fitting(search), limit)
 
 
 def error_messages(connection: sqlite3.Connection, task_ids: Sequence[str], max_chars: int) -> dict[str, str]:
@@ -53,7 +54,7 @@ def error_messages(connection: sqlite3.Connection, task_ids: Sequence[str], max_
 
 def find_ids(connection: sqlite3.Connection, search: Search) -> list[str]:
     """The ids of all of them, oldest first: the order in which a batch works through them."""
-    return ids_of(connection, _conditions(search), _parameters(search))
+    return ids_of(connection, *_fitting(search))
 
 
 def ids_like(connection: sqlite3.Connection, part: str, limit: int) -> list[str]:
@@ -112,28 +113,24 @@ def is_pattern(task_name: str) -> bool:
     return any(sign in task_name for sign in "*?")
 
 
-def _parameters(search: Search) -> dict[str, Any]:
-    return search._asdict() | {"tags": json.dumps(dict(search.tags))}
-
-
-def _conditions(search: Search) -> list[str]:
-    conditions = []
+def _fitting(search: Search) -> tuple[list[str], dict[str, Any]]:
+    """The conditions of a filter, with those that only a person at a terminal asks for, and their parameters."""
+    name, pattern = search.task_name, None
+    if name is not None and is_pattern(name):
+        name, pattern = None, name
+    wanted = TaskFilter(
+        None, name, search.queue_name, tags=search.tags, error_code=search.error_code, since=search.changed_since
+    )
+    conditions, given = fitting(wanted)
     if search.statuses:
         conditions.append(f"t.status IN ({quoted(search.statuses)})")
-    if search.task_name is not None:
-        operator = "GLOB" if is_pattern(search.task_name) else "="
-        conditions.append(f"t.task_name {operator} :task_name")
-    if search.queue_name is not None:
-        conditions.append("t.queue_name = :queue_name")
-    if search.error_code is not None:
-        conditions.append("t.error_code = :error_code")
-    if search.tags:
-        conditions.append(CARRIES)
-    if search.changed_since is not None:
-        conditions.append("t.updated_at >= :changed_since")
+    if pattern is not None:
+        given["pattern"] = pattern
+        conditions.append("t.task_name GLOB :pattern")
     if search.before is not None:
+        given["before"] = search.before
         conditions.append(
             "(t.sent_at, t.id) < (SELECT b.sent_at, b.id FROM taskmanager_tasks AS b"
             " WHERE b.id = CAST(:before AS TEXT))"
         )
-    return conditions
+    return conditions, given
