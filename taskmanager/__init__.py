@@ -25,7 +25,7 @@ from taskmanager.model.errors import (
     UnknownTask,
     WrongProcess,
 )
-from taskmanager.model.result import Seconds, Snooze, Subclasses, TaskError, TaskResult
+from taskmanager.model.result import FailedTask, Seconds, Snooze, Subclasses, TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, Lane, TaskStatus
 from taskmanager.task import Task, TaskCall, TaskDecorator, task
 
@@ -46,6 +46,7 @@ __all__ = [
     "Codec",
     "ConfigurationError",
     "ExceptionMapper",
+    "FailedTask",
     "Lane",
     "ManagerStatus",
     "ManagerStopped",

@@ -19,7 +19,7 @@ from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.config import DEFAULT_RECOVERY, ExceptionMapper, QueueConfig, RecoveryConfig, RetryPolicy
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.known_words import known_words, shows_options, with_known_words
-from taskmanager.model.result import Seconds
+from taskmanager.model.result import FailedTask, Seconds
 from taskmanager.model.states import Lane, TaskStatus
 from taskmanager.task import (
     DEFAULT_QUEUE,
@@ -174,14 +174,15 @@ class TaskManager:
         priority: int = 50,
         timeout: Seconds | None = None,
         executor: Lane | None = None,
+        on_failure: TaskCall[[FailedTask], Any] | None = None,
     ) -> TaskDecorator: ...
     @shows_options(TaskOptions)
     def task(self, *args: Any, **options: Any) -> Any:
         """Make a task of a function, bare or with options, and bind it to this manager.
 
         `persist` keeps it in the file; None means what `requeue_pending` says. With `requeue_on_interrupt` it may run
-        again from its beginning after an interruption. `retries`, `retry_delay` and `retry_backoff` are the short form
-        of `retry_policy`. `timeout` is in seconds per attempt. `executor` is "async", "thread" or "process".
+        again after an interruption. `retries`, `retry_delay` and `retry_backoff` are the short form of `retry_policy`.
+        `timeout` is in seconds per attempt, `executor` "async", "thread" or "process". A failure enqueues `on_failure`.
         """
         return decorate(lambda fn, options: self._bind(Task(fn, options)), args, options)
 
@@ -492,8 +493,7 @@ class TaskManager:
         error_code: str | None = None,
     ) -> int:
         """Delete records of ended tasks with their attempts, and return how many. Other tasks are never touched."""
-        actions = self._instance.needed().actions
-        return await actions.purge(older_than, status=status, tags=tags, error_code=error_code)
+        return await self._instance.needed().actions.purge(older_than, status=status, tags=tags, error_code=error_code)
 
     async def get_stale_tasks(self, stale_threshold_minutes: float = 2) -> "tuple[TaskInfo, ...]":
         """Return the unfinished tasks of instances that have sent no heartbeat for that long."""

@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final, get_args
@@ -19,11 +19,11 @@ from taskmanager.model.dataclass import dataclass
 from taskmanager.model.errors import ConfigurationError, UnknownTask
 from taskmanager.model.logger import warn
 from taskmanager.model.nearest import did_you_mean
-from taskmanager.model.result import seconds_of
+from taskmanager.model.result import FailedTask, TaskError, seconds_of
 from taskmanager.model.states import Lane
 from taskmanager.model.wording import counted
 from taskmanager.rules.retry import RetryRule, code_of
-from taskmanager.task import Binding, Submitter, Task
+from taskmanager.task import Binding, Submitter, Task, TaskCall
 
 if TYPE_CHECKING:
     from taskmanager.duties.schedule import Schedule, ScheduleOptions
@@ -88,6 +88,8 @@ class Registry:
         known = self.tasks.get(task.name)
         if known is not None:
             _check_stands_for_one(known, task)
+        if (then := task.options.on_failure) is not None:  # a free one comes with the task that names it
+            self.bind(then._task, submitter)  # noqa: SLF001  # it is of this package
         definition = define(task, self.defaults)
         if task.binding is not None:
             task.binding.forget(task.name)
@@ -275,7 +277,25 @@ def define(task: Task[..., Any], defaults: Defaults) -> Definition:
         results=ResultCodec(task.fn, task_name=task.name, codec=codec),
         module=vars(task)["__module__"] or "",
         qualname=vars(task)["__qualname__"],
+        on_failure=None if options.on_failure is None else _following(task.name, is_persisted, options.on_failure),
     )
+
+
+def _following(name: str, is_persisted: bool, call: TaskCall[[FailedTask], Any]) -> Mapping[str, Any]:
+    """Return what stands in the rows of a task about the task that its failure enqueues."""
+    then, options = call.bound()
+    for each, survives in ((name, is_persisted), (then.name, then.is_persisted)):
+        if not survives:
+            raise ConfigurationError(
+                f"task {name!r} has on_failure={then.name!r}, and {each!r} is memory-only; give it persist=True, or "
+                "the manager requeue_pending=True: a failure and what it enqueues are written together"
+            )
+    if (why := then.arguments.refusal_of(_SOME_FAILURE)) is not None:
+        raise ConfigurationError(f"on_failure of task {name!r} must take one FailedTask, and does not: {why}")
+    return then.as_following(options)
+
+
+_SOME_FAILURE: Final = FailedTask("", "", TaskError("SOME_CODE"), 1, {})
 
 
 def _place_of(definition: Definition) -> tuple[str, int]:

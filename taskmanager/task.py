@@ -23,7 +23,7 @@ from typing import (
 from taskmanager.calling import by_caller, call_directly
 from taskmanager.codec.annotations import named_function, signature_of
 from taskmanager.model.call_options import NO_OPTIONS, CallOptions
-from taskmanager.model.checks import is_storable, tags_fault
+from taskmanager.model.checks import is_storable, tags_fault, timeout_fault
 from taskmanager.model.clock import to_us
 from taskmanager.model.config import (
     MAX_NAME_LENGTH,
@@ -39,7 +39,7 @@ from taskmanager.model.config import (
 from taskmanager.model.dataclass import dataclass
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.known_words import known_words, shows_options, with_known_words
-from taskmanager.model.result import Seconds, Snooze, TaskResult, seconds_fault, seconds_of
+from taskmanager.model.result import FailedTask, Seconds, Snooze, TaskResult, seconds_fault, seconds_of
 from taskmanager.model.states import Lane
 from taskmanager.rules.retry import shorthand_faults
 
@@ -74,6 +74,7 @@ class TaskOptions:
     priority: int = 50
     timeout: Seconds | None = None
     executor: Lane | None = None
+    on_failure: "TaskCall[[FailedTask], Any] | None" = None
 
     def faults(self) -> list[str]:
         """Return everything that is wrong with these options."""
@@ -98,8 +99,16 @@ class TaskOptions:
             found.append("requeue_on_interrupt=True needs persist=True: a memory-only task cannot come back")
         if self.executor is not None and self.executor not in get_args(Lane):
             found.append(f"executor must be 'async', 'thread' or 'process', not {self.executor!r}")
-        found.extend((timeout_fault(self.timeout), *self._shorthand_faults()))
+        found.extend((timeout_fault(self.timeout), *self._shorthand_faults(), self._on_failure_fault()))
         return [fault for fault in found if fault]
+
+    def _on_failure_fault(self) -> str | None:
+        then = self.on_failure
+        if then is None:
+            return None
+        if isinstance(then, TaskCall):
+            return then._options.fault_in_many_calls("on_failure", then._task.name)  # noqa: SLF001  # of this module
+        return f"on_failure must be a task, with or without options, not {then!r}; decorate the function first"
 
     def _shorthand_faults(self) -> list[str]:
         if self.retries is not None:
@@ -130,15 +139,6 @@ def in_brackets(method: Callable[P, R]) -> Callable[P, R]:
         return method(*args, **kwargs)
 
     return checked
-
-
-def timeout_fault(timeout: Seconds | None) -> str | None:
-    """Return what is wrong with a time limit, or None."""
-    if timeout is None:
-        return None
-    return seconds_fault(timeout, "timeout") or (
-        None if seconds_of(timeout, "timeout") > 0 else "timeout must be more than 0 seconds"
-    )
 
 
 class Submitter(Protocol):
@@ -363,6 +363,7 @@ def task(
     priority: int = 50,
     timeout: Seconds | None = None,
     executor: Lane | None = None,
+    on_failure: "TaskCall[[FailedTask], Any] | None" = None,
 ) -> TaskDecorator: ...
 @shows_options(TaskOptions)
 def task(*args: Any, **options: Any) -> Any:

@@ -259,6 +259,16 @@ class ArgumentCodec:
         kinds = {name: stored.unknown_class() for name, stored in self._needed.items()}
         return {name: kind.__name__ for name, kind in kinds.items() if kind is not None}
 
+    def refusal_of(self, value: Any) -> str | None:
+        """Say why a call with this one argument would not give it to the function, or None if it would."""
+        try:
+            self.check((value,), {})
+            ((name, stored),) = self._slots(1)
+            self._encode_one(name, stored, value)
+        except (TypeError, ArgumentError) as error:
+            return str(error)
+        return None
+
     def digest(self, args_text: str, kwargs_text: str) -> str | None:
         """SHA-256 (64 hex digits) of stored arguments, to notice that a second enqueue carries others.
 

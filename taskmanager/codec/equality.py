@@ -16,6 +16,8 @@ from types import NoneType
 from typing import Any, Final
 from uuid import UUID
 
+from taskmanager.model.result import TaskError
+
 _PLAIN: Final = frozenset({int, str, bool, NoneType, bytes, bytearray, date, timedelta, UUID})
 _BUILT_IN: Final = (str, bytes, bytearray, int, float, list, tuple, dict, set, frozenset)
 _VALUE_PACKAGES: Final = frozenset({"ipaddress", "pydantic", "pydantic_core"})
@@ -186,6 +188,8 @@ def _field_names(kind: Any) -> tuple[str, ...] | None:
         return tuple(attribute.name for attribute in kind.__attrs_attrs__)
     if hasattr(kind, "__struct_fields__"):
         return tuple(kind.__struct_fields__)
+    if kind is TaskError:
+        return kind.__slots__
     if hasattr(kind, "__pydantic_fields__"):
         return (*kind.__pydantic_fields__, "__pydantic_extra__", "__pydantic_private__")
     return None

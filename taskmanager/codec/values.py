@@ -16,6 +16,7 @@ import msgspec.inspect
 from taskmanager.codec.annotations import is_union, scalar_types, widen
 from taskmanager.codec.equality import difference, not_in_json, type_name
 from taskmanager.model.errors import ArgumentError
+from taskmanager.model.result import TaskError, trusted_code
 
 MAX_ENCODED_BYTES: Final = 16 * 1024 * 1024
 """The largest arguments or result, as JSON, that one record may hold."""
@@ -51,6 +52,8 @@ def _to_json(value: Any) -> Any:
     """What msgspec encodes in the place of a value it does not know."""
     if isinstance(value, PurePath):
         return str(value)
+    if isinstance(value, TaskError):
+        return {"error_code": value.error_code, "message": value.message, "data": value.data}
     if hasattr(type(value), "model_dump_json") and hasattr(type(value), "model_validate_json"):
         return _model_to_json(value)
     raise TypeError(
@@ -75,6 +78,8 @@ def _from_json(kind: Any, value: Any) -> Any:
         if not isinstance(value, str):
             raise ValueError(f"a {kind.__name__} is stored as text, not as {type_name(value)}")
         return kind(value)
+    if kind is TaskError:
+        return TaskError(trusted_code(value["error_code"]), value["message"], value["data"])
     if hasattr(kind, "model_validate_json"):
         return _model_from_json(kind, value)
     raise NotImplementedError(f"the annotation {kind} is not one that can be read back from storage")
@@ -125,7 +130,7 @@ class StoredType:
             info = info.item_type
         if not isinstance(info, msgspec.inspect.CustomType) or hasattr(info.cls, "model_validate_json"):
             return None
-        return None if issubclass(info.cls, PurePath) else info.cls
+        return None if issubclass(info.cls, (PurePath, TaskError)) else info.cls
 
     def is_safe(self, value: Any) -> bool:
         """Whether `value` is a scalar that needs no proof."""
@@ -367,8 +372,11 @@ def seal(codec: Codec | None, data: bytes, subject: str) -> str:
 
 
 def unseal(codec: Codec | None, text: str, subject: str) -> str:
-    """The JSON text behind a stored text. Raises `ArgumentError` naming `subject` when the codec cannot read it."""
-    if codec is None:
+    """The JSON text behind a stored text. Raises `ArgumentError` naming `subject` when the codec cannot read it.
+
+    A process without the codec writes JSON, such as the error of a recovered task. Base64 begins with no bracket.
+    """
+    if codec is None or text.startswith(("[", "{")):
         return text
     try:
         return codec.decode(base64.b64decode(text, validate=True)).decode()

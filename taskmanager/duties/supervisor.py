@@ -14,10 +14,12 @@ from taskmanager.duties.recovery import Recovery
 from taskmanager.duties.retention import Retention
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import InstanceLock
+from taskmanager.engine.outcome import log_judged
 from taskmanager.engine.polling import make_due
 from taskmanager.engine.timers import next_beat
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.logger import logger
+from taskmanager.model.record import TaskWrite
 
 if TYPE_CHECKING:
     from taskmanager.duties.reports import Reports
@@ -44,15 +46,21 @@ class Supervisor:
     def __init__(self, engine: Engine, schedules: "Mapping[str, Schedule]") -> None:
         self._engine = engine
         self._store, self._wall_clock, self._writer = engine.store, engine.wall_clock, engine.writer
-        self._inbox = engine.inbox
+        self._inbox, self._life = engine.inbox, engine.life
         self._host, self._settings, self._failing_duties = engine.host, engine.settings, engine.failing_duties
         self.heartbeat = Heartbeat(engine)
         config = engine.settings
-        self._recovery = Recovery(engine.store, engine.clock, engine.identity, config.database, config.recovery)
+        self._recovery = Recovery(
+            engine.store, engine.clock, engine.identity, config.database, config.recovery, tell=self._tell_recovered
+        )
         self.reaper = Reaper(engine, self._recovery, self.heartbeat)
         self._retention = Retention(engine)
         self._declared = schedules
         self._has_schedules = asyncio.Event()
+
+    def _tell_recovered(self, write: TaskWrite) -> None:
+        log_judged(write)
+        self._life.note_failure(write.row)
 
     @cached_property
     def _reports(self) -> "Reports":

@@ -20,6 +20,7 @@ from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import LIVE, WAITING, BuiltInTaskCode, TaskStatus
+from taskmanager.store.on_failure import KEY as ON_FAILURE
 
 
 class AfterWrite:
@@ -78,6 +79,8 @@ class AfterWrite:
             # Interrupted without a stop: its row is free, and nobody else may be there to take it.
             self._life.has_freed = True
             self._life.wants_claim.set()
+        if live.failed_at is not None and ON_FAILURE in live.options_text:
+            self._life.note_failure(live.row())
         if not live.is_published:
             self._life.publish(live)
         elif self._dispatcher.has_shared_limits:  # it had left memory before, while its row still took a place
@@ -122,7 +125,7 @@ class AfterWrite:
         gone = StoreError(f"task {live.task_id} is not in the store any more, its record was deleted; enqueue it again")
         self._tell_savers(live, gone if row is None else None)
         if row is not None and row.status in LIVE:
-            self._follower.taken_away(live)
+            self._follower.taken_away(live.task_id, live.tags_text)
             if live.cancel_requested_at is not None and not isinstance(row, UnreadableRow):  # that ends by its fault
                 self._pass_on_cancel(live.task_id)
         self.give_up(live)

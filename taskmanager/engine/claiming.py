@@ -292,6 +292,7 @@ class Claimer:
         ended = [row for row in rows if isinstance(row, UnreadableRow)]
         for row in ended:
             log_failed(row)
+            self._life.note_failure(row)
             self._life.freed.pop(row.task_id, None)
             result = self._row_codec.decode_result(row)
             self._follower.notice(row.task_id, Ending(TaskStatus.FAILED, result))

@@ -13,6 +13,7 @@ from taskmanager.codec.annotations import is_async
 from taskmanager.codec.arguments import ArgumentCodec
 from taskmanager.codec.results import ResultCodec, decode_untyped, encode_error_text
 from taskmanager.codec.values import dumps, loads
+from taskmanager.model.call_options import CallOptions
 from taskmanager.model.dataclass import dataclass, field
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import DELAY_KEY, TaskRow
@@ -40,6 +41,8 @@ class Definition:
     results: ResultCodec
     module: str = ""
     qualname: str = ""
+    on_failure: Mapping[str, Any] | None = None
+    """What `as_following` says of the task that a failure enqueues."""
     is_async: bool = field(init=False)
     options_text: str = field(init=False)
     encode_arguments: Callable[[tuple[Any, ...], dict[str, Any]], tuple[str, str]] = field(init=False)
@@ -55,6 +58,9 @@ class Definition:
 
         Defaults are left out: every row carries this text, and a row's bytes are most of what it costs to write.
         """
+        return dumps(self._options(timeout_s) | ({"on_failure": self.on_failure} if self.on_failure else {}))
+
+    def _options(self, timeout_s: float | None) -> dict[str, Any]:
         options = {
             "persist": self.is_persisted,
             "requeue_on_interrupt": self.requeue_on_interrupt,
@@ -62,7 +68,23 @@ class Definition:
             "timeout_s": timeout_s,
             "retry": self.retry.to_options() if self.retry.max_retries else None,
         }
-        return dumps({name: value for name, value in options.items() if value})
+        return {name: value for name, value in options.items() if value}
+
+    def as_following(self, options: CallOptions) -> Mapping[str, Any]:
+        """Return all that a row of this task needs, for the options of the tasks whose failure enqueues it.
+
+        The row is enqueued without an `on_failure`: a chain of failures ends there.
+        """
+        said = {
+            "task_name": self.name,
+            "queue_name": options.queue_name or self.queue_name,
+            "priority": self.priority if options.priority is None else options.priority,
+            "options": self._options(self.timeout_s if options.timeout_s is None else options.timeout_s),
+            "max_retries": self.retry.max_retries,
+            "delay_s": options.delay_s,
+            "tags": tags_of(options.tags_text),
+        }
+        return {name: value for name, value in said.items() if value}
 
     def as_persisted(self) -> "Definition":
         """Return the definition for a record that stands in the store, whatever the function says today."""

@@ -6,12 +6,14 @@ start (persisted) → `run` → `report` or `complete` → the writer → `publi
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, cast
 from weakref import WeakValueDictionary
 
 from taskmanager.codec.safe import dumps_safe
 from taskmanager.engine import phases
 from taskmanager.engine.attempt import Attempt, StopReason, Surroundings
+from taskmanager.engine.definition import Definition
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.execution import Runner
 from taskmanager.engine.inbox import Inbox
@@ -28,8 +30,10 @@ from taskmanager.engine.writer import Writer
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
+from taskmanager.model.record import TaskRow
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
+from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.protocol import ClaimRequest
 
 
@@ -65,6 +69,7 @@ class Life:
         settlement: Settlement,
         writer: Writer,
         follower: Follower,
+        definitions: Mapping[str, Definition],
         *,
         instance_id: str,
         threads: int,
@@ -73,6 +78,7 @@ class Life:
         self._clock, self._wall_clock = clock, wall_clock
         self._dispatcher, self._window = dispatcher, window
         self._settlement, self._writer, self._follower = settlement, writer, follower
+        self._definitions = definitions
         self._instance_id, self._threads = instance_id, threads
         self.live: dict[str, LiveTask] = {}
         self.freed: WeakValueDictionary[str, LiveTask] = WeakValueDictionary()
@@ -382,6 +388,15 @@ class Life:
         if live.attempt is not None:
             self._runner.stop(live.attempt, StopReason.CANCEL)
         return True
+
+    def note_failure(self, row: TaskRow) -> None:
+        """A task is in the store as FAILED: what that has enqueued stands there too, free, and counts for `join`."""
+        then = enqueued_by(row) if row.status == TaskStatus.FAILED else None
+        if then is None or then.task_name not in self._definitions or self.is_stopping:
+            return
+        self._follower.taken_away(then.task_id, then.tags)
+        self._dispatcher.queue(then.queue_name).leave(then.priority)
+        self.wants_claim.set()
 
     def publish(self, live: LiveTask) -> None:
         """Tell everybody who waits, and forget the task."""

@@ -154,7 +154,7 @@ class Follower:
         self.last_status: dict[str, TaskStatus] = {}
         """The status that was seen last of tasks that are not in memory. The latest look stands last."""
         self._taken: dict[str, str | None] = {}
-        """Tasks of this instance that others run now, with their tags, as far as it is not known that they ended."""
+        """Tasks of this instance that others run or may run, with their tags, unless it is known that they ended."""
         self._over: Ending | None = None
         self.needs_look = False
         """Whether a look has failed, so that the next one is due whatever the store says of changes."""
@@ -239,9 +239,11 @@ class Follower:
         if len(self.last_status) > MAX_SEEN:
             del self.last_status[next(iter(self.last_status))]
 
-    def taken_away(self, live: LiveTask) -> None:
-        """Note that another instance has a task that was accepted or claimed here."""
-        self._taken[live.task_id] = live.tags_text
+    def taken_away(self, task_id: str, tags_text: str | None) -> None:
+        """Note that another instance has a task that was accepted or claimed here, or may take one that a failure here
+        has enqueued.
+        """
+        self._taken[task_id] = tags_text
 
     async def has_unfinished(self, tags: dict[str, str]) -> bool:
         """Return whether a task (with these tags) that another instance has taken from here has not ended."""

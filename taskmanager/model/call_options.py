@@ -18,5 +18,15 @@ class CallOptions:
     idempotency_key: str | None = None
     tags_text: str | None = None
 
+    def fault_in_many_calls(self, what: str, task_name: str) -> str | None:
+        """Return what is wrong with these options for `what` enqueues the task again and again, or None."""
+        means = {"idempotency_key": self.idempotency_key, "run_at": self.run_at_us, "good_until": self.good_until_us}
+        if not (given := [name for name, value in means.items() if value is not None]):
+            return None
+        return (
+            f"{what}={task_name}.with_options(...) enqueues it many times, and {' and '.join(given)} would be meant "
+            "for one of them; leave it out, or give a delay, which counts anew for each"
+        )
+
 
 NO_OPTIONS: Final = CallOptions()

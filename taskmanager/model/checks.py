@@ -8,6 +8,7 @@ from typing import Final
 from taskmanager.model.clock import before_us, to_us
 from taskmanager.model.config import is_int, queue_name_fault, raise_faults
 from taskmanager.model.errors import ConfigurationError
+from taskmanager.model.result import Seconds, seconds_fault, seconds_of
 from taskmanager.model.states import TaskStatus
 
 HUGE: Final = 1 << 63
@@ -102,3 +103,12 @@ def check_age(age: object) -> None:
         raise ConfigurationError(f"purge: older_than must be a timedelta, such as timedelta(days=30), not {age!r}")
     if age < timedelta(0):
         raise ConfigurationError(f"purge: older_than must not be negative, not {age}")
+
+
+def timeout_fault(timeout: Seconds | None) -> str | None:
+    """Return what is wrong with a time limit, or None."""
+    if timeout is None:
+        return None
+    return seconds_fault(timeout, "timeout") or (
+        None if seconds_of(timeout, "timeout") > 0 else "timeout must be more than 0 seconds"
+    )

@@ -46,8 +46,19 @@ def new_task_id() -> str:
 
 def keyed_task_id(task_name: str, key: str) -> str:
     """Return the id that every process gives this task name with this key: a UUIDv8 of their SHA-256."""
-    text = f"{len(task_name)}:{task_name}:{key}".encode("utf-8", "surrogatepass")
-    number = int.from_bytes(hashlib.sha256(text).digest()[:16], "big")
+    return _derived_id(f"{len(task_name)}:{task_name}:{key}")
+
+
+def failure_task_id(task_id: str, sent_at: int, start_count: int) -> str:
+    """Return the id of what the failure of a task enqueues: the same whoever writes it, and another one after a retry.
+
+    `sent_at` tells the tasks of an idempotency key apart whose records were purged in between.
+    """
+    return _derived_id(f"on_failure:{sent_at}:{start_count}:{task_id}")
+
+
+def _derived_id(text: str) -> str:
+    number = int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16], "big")
     number = (number & ~(0xF << 76)) | (0x8 << 76)
     number = (number & ~(0x3 << 62)) | (0x2 << 62)
     digits = f"{number:032x}"

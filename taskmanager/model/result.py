@@ -6,6 +6,7 @@ from typing import Any, Final, Generic, TypeVar, cast, final, overload
 
 from typing_extensions import TypeVar as TypeVarWithDefault
 
+from taskmanager.model.dataclass import dataclass
 from taskmanager.model.errors import ConfigurationError, TaskManagerError
 from taskmanager.model.states import BuiltInTaskCode
 
@@ -66,6 +67,21 @@ class TaskError:
 
     def __hash__(self) -> int:
         return hash((self.error_code, self.message))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FailedTask:
+    """The argument of an `on_failure` task: a task that has failed for good, after so many `attempts`.
+
+    Its `error` comes without `data`.
+    """
+
+    task_id: str
+    task_name: str
+    error: TaskError
+    attempts: int
+    tags: Mapping[str, str]
 
 
 T = TypeVar("T")

@@ -12,6 +12,7 @@ from taskmanager.model.record import AttemptRow, StartWrite, SuccessWrite, TaskR
 from taskmanager.model.states import TERMINAL, WAITING, AttemptOutcome, TaskStatus
 from taskmanager.rules.claims import started
 from taskmanager.store.constraints import encodable, is_memory_only, row_faults, step_of
+from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.protocol import ClaimRequest, CommitReport, FreeQueue, InstanceRow, TaskFilter, WaitingLevel
 
 INT64: Final = 1 << 63
@@ -56,7 +57,13 @@ class ModelStore:
             else:
                 self.put([row])
                 self.add_attempts(write)
+                self.follow(write)
         return CommitReport(lost, rejected)
+
+    def follow(self, write: TaskWrite | StartWrite | SuccessWrite) -> None:
+        if isinstance(write, TaskWrite) and write.row.status == "FAILED":
+            then = enqueued_by(write.row, write.attempts)
+            self.put([then] if then is not None and then.task_id not in self.rows else [])
 
     def add_attempts(self, write: TaskWrite | StartWrite | SuccessWrite) -> None:
         keys = [(write.task_id, each.attempt) for each in write.attempts]

@@ -55,6 +55,11 @@ STARTINGS = st.builds(
 )
 """Slots of one lane, or of two, or for one function only."""
 
+FOLLOWED = (
+    '{"persist": true, "on_failure": {"task_name": "app:a", "queue_name": "mail", "priority": 7, "delay_s": 1e-06,'
+    ' "options": {"persist": true}}}'
+)
+"""The options of a task whose failure enqueues another."""
 FREE = {
     "queue_name": st.sampled_from(QUEUES),
     "priority": st.sampled_from([50, 1, 100]),
@@ -62,7 +67,7 @@ FREE = {
     "enqueued_at": INSTANTS,
     "max_retries": st.integers(0, 2),
     "good_until": st.none() | INSTANTS,
-    "task_options": st.sampled_from(["{}", '{"persist": true}', '{"persist": false}']),
+    "task_options": st.sampled_from(["{}", '{"persist": true}', '{"persist": false}', FOLLOWED]),
     "tags": OBJECTS,
     "idempotency_key": TEXTS,
     "scheduled_for": st.none() | INSTANTS,
@@ -290,7 +295,7 @@ class StoresAgree(RuleBasedStateMachine):
     @rule(owner=st.sampled_from(OWNERS), now=INSTANTS, per_queue=st.none() | st.integers(1, 2))
     def free_waiting(self, owner: str, now: int, per_queue: int | None) -> None:
         """An instance has died. Which rows go first is promised within a queue, so the limit is above them all."""
-        self.both(lambda store: store.free_waiting(owner, now, len(IDS), per_queue))
+        self.both(lambda store: store.free_waiting(owner, now, 100, per_queue))
 
     @rule(task_id=st.sampled_from(IDS), now=INSTANTS)
     def request_cancel(self, task_id: str, now: int) -> None:

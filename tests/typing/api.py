@@ -21,6 +21,7 @@ from taskmanager import (
     BuiltInTaskCode,
     Codec,
     ConfigurationError,
+    FailedTask,
     ManagerStatus,
     QueueConfig,
     RecoveryConfig,
@@ -135,6 +136,29 @@ def crunch_or_wait(numbers: list[int]) -> TaskResult[int] | Snooze:
 @manager.task
 async def nothing() -> None:
     """A task without a value."""
+
+
+@manager.task
+async def tell_support(failed: FailedTask) -> int:
+    """What a failure enqueues."""
+    assert_type(failed.error, TaskError)
+    assert_type(failed.tags, Mapping[str, str])
+    return failed.attempts
+
+
+@manager.task(on_failure=tell_support)
+async def deliver(order_id: int) -> None:
+    """A task that another one follows when it has failed for good."""
+
+
+@task(on_failure=tell_support.with_options(priority=1, delay=timedelta(minutes=1)))
+def deliver_later(order_id: int) -> None:
+    """With options."""
+
+
+@task(on_failure=nothing)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # it takes no FailedTask
+def deliver_never(order_id: int) -> None:
+    """With a task that cannot be told."""
 
 
 @task

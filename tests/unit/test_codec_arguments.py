@@ -362,6 +362,14 @@ class Broken:
     decode = encode
 
 
+def test_plain_json_is_read_beside_what_the_codec_has_made() -> None:
+    """A process without the codec writes it: the first character tells, for base64 has no bracket."""
+    codec = ArgumentCodec(two, task_name="t", codec=Swapped())
+    assert codec.decode("[1]", '{"b":"plain"}') == ((1,), {"b": "plain"})
+    sealed, _ = codec.encode((1,), {"b": "secret"})
+    assert codec.decode(sealed, '{"b":"plain"}') == ((1,), {"b": "plain"})
+
+
 def test_a_codec_sees_the_bytes_and_its_text_is_base64() -> None:
     codec = ArgumentCodec(two, task_name="t", codec=Swapped())
     stored = codec.encode((1,), {"b": "secret"})
@@ -369,8 +377,8 @@ def test_a_codec_sees_the_bytes_and_its_text_is_base64() -> None:
     assert codec.decode(*stored) == ((1,), {"b": "secret"})
     assert codec.decode(*codec.encode((1,), {})) == ((1,), {})
     assert codec.digest(*stored) is None
-    with pytest.raises(ArgumentError, match="codec"):
-        codec.decode("[1]", "{}")
+    with pytest.raises(ArgumentError, match="stored without the codec"):
+        codec.decode("1]", "{}")
     with pytest.raises(ArgumentError, match="no key"):
         ArgumentCodec(two, task_name="t", codec=Broken()).encode((1,), {})
 

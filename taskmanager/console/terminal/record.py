@@ -19,6 +19,7 @@ from taskmanager.model.escaping import escaped, escaped_lines
 from taskmanager.model.record import AttemptRow, TaskRow, UnreadableRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import why
+from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.protocol import InstanceRow
 
 MAX_VALUE_CHARS: Final = 1_000
@@ -103,6 +104,8 @@ def _fact_lines(record: Record) -> Iterator[tuple[str, str]]:
     ended_at = row.completed_at or row.failed_at
     if ended_at is not None:
         yield "ended", f"{_instant(ended_at, now)}, {exact(ended_at - row.sent_at)} after it was sent"
+    then = enqueued_by(row) if row.status == TaskStatus.FAILED else None
+    yield "on failure", "" if then is None else f"{escaped(then.task_name)} {then.task_id}"
     yield "good until", _instant(row.good_until, now)
     if row.cancel_requested_at is not None:
         yield "cancel", f"requested {_instant(row.cancel_requested_at, now)}"

@@ -19,11 +19,12 @@ from taskmanager.model.clock import LAST_US
 from taskmanager.model.record import DELAY_KEY, TaskRow, UnreadableRow, expected_of
 from taskmanager.rules.claims import started
 from taskmanager.store.constraints import failed, row_faults, unreadable
+from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.protocol import FREE_COUNT_CAP, ClaimRequest, FreeQueue, WaitingLevel
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.queries import hops, task_rows
 from taskmanager.store.sqlite.rows import Undecodable, packed
-from taskmanager.store.sqlite.statements import END_UNREADABLE, LIVE_SQL, write
+from taskmanager.store.sqlite.statements import END_UNREADABLE, LIVE_SQL, ON_FAILURE, write
 
 _FREE: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_free"
 _IS_FREE: Final = "status = 'PENDING' AND claimed_by_worker_id IS NULL"
@@ -205,7 +206,8 @@ def _ended(connection: sqlite3.Connection, row: TaskRow, now: int) -> Unreadable
     ended = failed(row, now)
     if row.status == "RUNNING" and row.start_count:
         ended = ended._replace(start_count=row.start_count - 1)
-    write(connection, END_UNREADABLE, [ended + expected_of(row)])
+    if write(connection, END_UNREADABLE, [ended + expected_of(row)]) and (enqueued := enqueued_by(ended)) is not None:
+        write(connection, ON_FAILURE, [enqueued])
     return ended
 
 

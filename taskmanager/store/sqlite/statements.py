@@ -126,6 +126,10 @@ INSERT: Final = Kind(
     TASK_COLUMNS,
     TASK_COLUMNS[1:],
 )
+# What a failure enqueues. Whoever writes the same failure once more enqueues nothing more.
+ON_FAILURE: Final = Kind(
+    _insert("taskmanager_tasks", _same(TASK_COLUMNS), "(id) DO NOTHING"), TASK_COLUMNS, TASK_COLUMNS[1:]
+)
 _CHANGED: Final = TASK_COLUMNS + EXPECTED
 UPDATE: Final = Kind(
     _whole_update([name for name in TASK_COLUMNS if name not in _NEVER_UPDATED]), _CHANGED, _CHANGED[1:]

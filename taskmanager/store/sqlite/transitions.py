@@ -26,12 +26,16 @@ from taskmanager.model.record import (
 )
 from taskmanager.model.states import TERMINAL
 from taskmanager.store.constraints import encodable, is_memory_only, step_of
+from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.protocol import CommitReport
 from taskmanager.store.sqlite import statements as sql
 from taskmanager.store.sqlite.connection import primary_code, transaction
 from taskmanager.store.sqlite.queries import fetch, fetch_ids
 
 _GUILTY_CODES: Final = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH})
+
+_BEHIND_OTHERS: Final = (sql.ATTEMPT, sql.ON_FAILURE)
+"""Written only for what has won."""
 
 
 class _SomebodyLost(Exception):
@@ -46,7 +50,7 @@ def commit(connection: sqlite3.Connection, writes: Sequence[Write]) -> CommitRep
     if not writes:
         return CommitReport({}, {})
     rows = _by_kind(writes)
-    attempts = rows.pop(sql.ATTEMPT, None)
+    attempts, enqueued = rows.pop(sql.ATTEMPT, None), rows.pop(sql.ON_FAILURE, None)
     try:
         with transaction(connection):
             for kind, alike in rows.items():
@@ -56,6 +60,8 @@ def commit(connection: sqlite3.Connection, writes: Sequence[Write]) -> CommitRep
                     sql.write(connection, sql.FIRST_ATTEMPTS[kind], alike)
             if attempts and sql.write(connection, sql.ATTEMPT, attempts) != len(attempts):
                 _replace_attempts(connection, writes)
+            if enqueued:
+                sql.write(connection, sql.ON_FAILURE, enqueued)
         return CommitReport({}, {})
     except _FAULTS as error:
         if not _is_rows_fault(error):
@@ -79,6 +85,8 @@ def _by_kind(writes: Sequence[Write]) -> defaultdict[sql.Kind, list[sql.Row]]:
             kind, row, attempts = _whole(write)
             rows[kind].append(row)
             rows[sql.ATTEMPT] += attempts
+            if write.row.status == "FAILED" and (enqueued := enqueued_by(write.row, write.attempts)) is not None:
+                rows[sql.ON_FAILURE].append(enqueued)
     return rows
 
 
@@ -156,12 +164,14 @@ def _apply_to_winners(connection: sqlite3.Connection, writes: Sequence[Write]) -
     """Write what wins. Return the tasks that lost."""
     changed: set[str] = set()
     for kind, alike in _by_kind(writes).items():
-        if kind is not sql.ATTEMPT:
+        if kind not in _BEHIND_OTHERS:
             sql.write(connection, kind, alike, changed)
     winners = [write for write in writes if write.task_id in changed]
     for kind, alike in _by_kind(winners).items():
         if kind in sql.FIRST_ATTEMPTS:
             sql.write(connection, sql.FIRST_ATTEMPTS[kind], alike)
+        elif kind is sql.ON_FAILURE:
+            sql.write(connection, kind, alike)
         elif kind is sql.ATTEMPT and sql.write(connection, kind, alike) != len(alike):
             _replace_attempts(connection, winners)
     return [write.task_id for write in writes if write.task_id not in changed]
