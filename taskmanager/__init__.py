@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from taskmanager.background import Background
     from taskmanager.codec.values import Codec
     from taskmanager.handle import TaskHandle
+    from taskmanager.model.hooks import Middleware
     from taskmanager.model.record import AttemptInfo, TaskInfo
     from taskmanager.model.report import ManagerStatus, ScheduleInfo
 
@@ -51,6 +52,7 @@ __all__ = [
     "ManagerStatus",
     "ManagerStopped",
     "ManagerStopping",
+    "Middleware",
     "NotInTask",
     "NotPersisted",
     "QueueConfig",
@@ -90,6 +92,7 @@ _NAMED_IN_ANNOTATIONS: Final = {
     "Background": "taskmanager.background",
     "Codec": "taskmanager.codec.values",
     "ManagerStatus": "taskmanager.model.report",
+    "Middleware": "taskmanager.model.hooks",
     "ScheduleInfo": "taskmanager.model.report",
     "TaskHandle": "taskmanager.handle",
     "TaskInfo": "taskmanager.model.record",

@@ -28,6 +28,7 @@ from taskmanager.engine.sharing import Sharing
 from taskmanager.engine.writer import NAME as WRITER
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import ConfigurationError, StoreError, StoreUnavailable
+from taskmanager.model.hooks import Hooks
 from taskmanager.model.logger import logger
 from taskmanager.model.settings import Settings
 from taskmanager.model.wording import counted, remedy
@@ -366,6 +367,7 @@ def new_lifecycle(
     store: Store,
     clock: Clock,
     intake: Intake,
+    hooks: Hooks,
 ) -> Lifecycle:
     """Make the parts of a new start; none of them works yet.
 
@@ -378,5 +380,5 @@ def new_lifecycle(
             "the manager needs an event loop of asyncio, and there is none here; with anyio choose the backend asyncio"
         ) from None
     identity = new_identity(settings.instance_name, clock.now_us())
-    engine = wire(settings, definitions, store, clock, identity, intake)
+    engine = wire(settings, definitions, store, clock, identity, intake, hooks)
     return Lifecycle(engine, Supervisor(engine, schedules))

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from taskmanager.model.call_options import CallOptions
-from taskmanager.model.checks import check_task_id, check_timeout
+from taskmanager.model.checks import check_task_id, check_timeout, filters_of
 from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.config import DEFAULT_RECOVERY, ExceptionMapper, QueueConfig, RecoveryConfig, RetryPolicy
 from taskmanager.model.errors import ConfigurationError
@@ -44,12 +44,14 @@ if TYPE_CHECKING:
     from taskmanager.engine.intake import Intake
     from taskmanager.handle import TaskHandle
     from taskmanager.lifecycle import Lifecycle
+    from taskmanager.model.hooks import Middleware
     from taskmanager.model.record import TaskInfo
     from taskmanager.model.report import ManagerStatus, ScheduleInfo
     from taskmanager.store.protocol import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
+M = TypeVar("M", bound="Middleware")
 
 
 @with_known_words("TaskManager()")
@@ -243,6 +245,13 @@ class TaskManager:
                 self._bind(each)
         return tuple(each for each in found if each.binding is not None and each.binding.submitter is self)
 
+    def middleware(self, fn: M, /) -> M:
+        """Run an async function around each attempt, as `await fn(context, call)`; the first registered is outermost.
+
+        What it returns is the result of the task. Raises `ConfigurationError` if it is not async.
+        """
+        return self._registry.add_middleware(fn)
+
     def get_task(self, name: str, /) -> Task[..., Any]:
         """Return the task of that name. Raises `UnknownTask`."""
         return self._registry.get(name)
@@ -299,8 +308,8 @@ class TaskManager:
         await self.stop()
         self._registry.warn_at_start()
         self._intake.reopen_for_start()
-        known = self._registry.definitions, self._registry.schedules
-        lifecycle = new_lifecycle(self._settings, *known, self._make_store(), self._clock, self._intake)
+        known, hooks = (self._registry.definitions, self._registry.schedules), self._registry.hooks
+        lifecycle = new_lifecycle(self._settings, *known, self._make_store(), self._clock, self._intake, hooks)
         self._instance.lifecycle = lifecycle
         try:
             await lifecycle.start()
@@ -429,7 +438,7 @@ class TaskManager:
         A task fits if it has all that is given, each of the tags included. `since` is about its end, or else its last
         change: an aware datetime, or how long ago.
         """
-        chosen = _chosen(status, task_name, queue_name, tags, error_code, since)
+        chosen = filters_of(status, task_name, queue_name, tags, error_code, since)
         return await self._instance.needed().records.list(limit, before, **chosen)
 
     async def counts(self) -> dict[TaskStatus, int]:
@@ -464,7 +473,7 @@ class TaskManager:
 
         Tasks are chosen as by `list`; at least one filter is needed. COMPLETED ones are never meant.
         """
-        chosen = _chosen(status, task_name, queue_name, tags, error_code, since)
+        chosen = filters_of(status, task_name, queue_name, tags, error_code, since)
         return await self._instance.needed().actions.retry_all(**chosen)
 
     async def cancel_all(
@@ -481,7 +490,7 @@ class TaskManager:
 
         Tasks are chosen as by `list`; at least one filter is needed.
         """
-        chosen = _chosen(status, task_name, queue_name, tags, error_code, since)
+        chosen = filters_of(status, task_name, queue_name, tags, error_code, since)
         return await self._instance.needed().actions.cancel_all(**chosen)
 
     async def purge(
@@ -563,18 +572,3 @@ class TaskManager:
     def status(self) -> "ManagerStatus":
         """Describe this instance as it is now. It reads memory only, and awaits nothing."""
         return self._instance.status()
-
-
-def _chosen(
-    status: TaskStatus | None,
-    task_name: str | None,
-    queue_name: str | None,
-    tags: Mapping[str, str] | None,
-    error_code: str | None,
-    since: datetime | timedelta | None,
-) -> dict[str, Any]:
-    """Return by which names, and which values of them, tasks are chosen."""
-    return {
-        "status": status, "task_name": task_name, "queue_name": queue_name,
-        "tags": tags, "error_code": error_code, "since": since,
-    }  # fmt: skip

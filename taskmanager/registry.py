@@ -3,12 +3,12 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
-from taskmanager.codec.annotations import annotated_function, is_async
+from taskmanager.codec.annotations import annotated_function, is_async, signature_of
 from taskmanager.codec.arguments import ArgumentCodec
 from taskmanager.codec.results import ResultCodec
 from taskmanager.codec.values import Codec
@@ -17,6 +17,7 @@ from taskmanager.engine.intake import Door
 from taskmanager.model.config import ExceptionMapper, RetryPolicy, raise_faults
 from taskmanager.model.dataclass import dataclass
 from taskmanager.model.errors import ConfigurationError, UnknownTask
+from taskmanager.model.hooks import Hooks, Middleware
 from taskmanager.model.logger import warn
 from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.result import FailedTask, TaskError, seconds_of
@@ -28,6 +29,8 @@ from taskmanager.task import Binding, Submitter, Task, TaskCall
 if TYPE_CHECKING:
     from taskmanager.duties.schedule import Schedule, ScheduleOptions
     from taskmanager.model.report import ManagerStatus
+
+M = TypeVar("M", bound=Middleware)
 
 _MAX_DEPTH: Final = 8
 """The depth at which the comparison of closures ends, because a function may hold itself."""
@@ -67,6 +70,7 @@ class Registry:
         self.definitions: dict[str, Definition] = {}
         self.schedules: dict[str, Schedule] = {}
         self._scheduled: dict[str, tuple[Task[..., Any], ScheduleOptions]] = {}
+        self.hooks = Hooks()
         self._looked_at: set[str] = set()
         """The tasks that a start has looked at already."""
 
@@ -121,6 +125,18 @@ class Registry:
         self.schedules[name] = make_schedule(name, self.definitions[task.name], options)
         self._scheduled[name] = (task, options)
 
+    def add_middleware(self, fn: M) -> M:
+        """Put a function around each attempt that begins from now on. Raises `ConfigurationError` if it cannot be."""
+        if isinstance(fn, Task) or not is_async(fn) or not _takes(fn, 2):
+            raise ConfigurationError(
+                f"{fn!r} cannot be a middleware, which is an async function of two parameters: "
+                "async def timed(context, call): return await call()"
+            )
+        if fn in self.hooks.middlewares:
+            raise ConfigurationError(f"{fn!r} is a middleware of this manager already")
+        self.hooks.middlewares.append(fn)
+        return fn
+
     def warn_at_start(self) -> None:
         """Warn of tasks that cannot work as they are declared, once for each. Only a start knows all schedules."""
         scheduled = {schedule.task_name for schedule in self.schedules.values()} if self.defaults.has_store else set()
@@ -154,6 +170,17 @@ class Registry:
                 f"no task is named {name!r}{meant} Registered: {known}{more}. Import its module, or register it"
             )
         return task
+
+
+def _takes(fn: Callable[..., Any], count: int) -> bool:
+    """Return whether a function can be called with that many arguments, as far as it says so."""
+    try:
+        signature_of(fn).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # it is written in C, and does not say
+        return True
+    return True
 
 
 def _check_may_move(task: Task[..., Any], status: "ManagerStatus") -> None:

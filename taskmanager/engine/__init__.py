@@ -8,7 +8,7 @@ The modules by what they are about. Each knows only modules that stand before it
     Who is told:            waiters
     What starts next:       queue_state dispatch room
     Children:               child child_program child_link
-    What runs:              lanes settle execution
+    What runs:              lanes child_call middleware settle execution
     What is written:        writes outbox answers late_ends writer
     The way in:             keys inbox intake
     One start of it all:    life engine

@@ -88,6 +88,10 @@ class Attempt:
     has_reached_code = False
     """Whether a line of user code may have run."""
     has_slot = True
+    is_surrounded = False
+    """Whether there is middleware around its function."""
+    is_in_lane = False
+    """Whether a thread or a child runs its function, and the middleware around that is suspended."""
     is_suspended = False
     is_abandoned = False
     is_over = False
@@ -146,6 +150,11 @@ class Attempt:
     @property
     def is_detached(self) -> bool:
         return False
+
+    @property
+    def is_on_loop(self) -> bool:
+        """Whether the loop runs its code now: an async function, or the middleware around another one."""
+        return self.live.definition.is_async or (self.is_surrounded and not self.is_in_lane)
 
     def progress(self, done: float, total: float | None, text: str) -> None:
         if self.is_over:
@@ -213,7 +222,7 @@ class Attempt:
         """Give up the slot, if a handle is still awaited after this many turns of the loop."""
         if turns:
             asyncio.get_running_loop().call_soon(self.lend, turns - 1)
-        elif self.awaiting and self.is_suspended and self.has_slot and not self.is_over:
+        elif self.awaiting and self.is_suspended and self.has_slot and self.is_on_loop and not self.is_over:
             self.keeper.lend(self)
 
     def is_held_up_by(self, waiter: "asyncio.Task[Any] | None") -> bool:

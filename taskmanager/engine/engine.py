@@ -23,6 +23,7 @@ from taskmanager.engine.waiters import Follower
 from taskmanager.engine.writer import Writer
 from taskmanager.model.clock import Clock
 from taskmanager.model.dataclass import dataclass
+from taskmanager.model.hooks import Hooks
 from taskmanager.model.settings import Settings
 from taskmanager.store.protocol import InstanceRow, Store
 
@@ -86,6 +87,7 @@ def wire(
     clock: Clock,
     identity: InstanceRow,
     intake: Intake,
+    hooks: Hooks,
 ) -> Engine:
     """Make the parts of one start in the running loop, and give each those that it works with."""
     loop, row_codec, failing_duties = asyncio.get_running_loop(), RowCodec(definitions), dict[str, str]()
@@ -102,7 +104,8 @@ def wire(
     inbox = Inbox(life.live, dispatcher, writer, life.accept, life.dispatch, settings.max_pending, follower)
     alarm = Alarm(loop, clock, wall_clock, dispatcher.delays, life.wake_due)
     runner = Runner(
-        settings.processes, host, life.report, life.complete, stall.lost_s, writer.was_cancelled_since
+        settings.processes, host, life.report, life.complete, stall.lost_s, writer.was_cancelled_since,
+        hooks.middlewares,
     )  # fmt: skip
     surroundings = Surroundings(dispatcher, ProgressSaver(loop, writer.mark, clock).save, clock.now_us)
     life.attach(inbox, alarm, runner, surroundings, LaneFaults(loop, dispatcher, runner.processes, failing_duties))

@@ -6,13 +6,12 @@ interruption. A `CancelledError` that user code raised by itself is a failure.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Final
 
 from taskmanager.engine.attempt import Attempt, StopReason, drive
-from taskmanager.engine.child import ChildCall, ChildReply, News
 from taskmanager.engine.lanes import BrokenProcess, CannotStart, Ended, ProcessLane, ThreadLane
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.loops import Host, let_loop_close
@@ -20,7 +19,6 @@ from taskmanager.engine.outcome import (
     Outcome,
     comes_from_signal,
     extra_of,
-    failure_in_words,
     failure_of,
     is_plain_value,
     leaves_of,
@@ -29,10 +27,10 @@ from taskmanager.engine.outcome import (
 )
 from taskmanager.model.context import current
 from taskmanager.model.errors import ArgumentError, ManagerStopped, ManagerStopping, TaskNotCompleted
+from taskmanager.model.hooks import Middleware
 from taskmanager.model.logger import logger
-from taskmanager.model.result import TaskError, trusted_code
+from taskmanager.model.result import TaskError
 from taskmanager.model.states import BuiltInTaskCode
-from taskmanager.model.wording import counted
 
 STUBBORN_AFTER_S = 1.0
 """How long an async task may go on after its cancellation before it is reported as ignoring it."""
@@ -53,6 +51,7 @@ class Runner:
         complete: Callable[[Attempt, Any], None],
         lost_s: Callable[[], float],
         was_torn_down_since: Callable[[float], bool],
+        middlewares: Sequence[Middleware] = (),
     ) -> None:
         self.processes = ProcessLane(process_limit, host)
         self.running: dict[str, Attempt] = {}
@@ -65,6 +64,7 @@ class Runner:
         self._complete = complete
         self._lost_s = lost_s
         self._was_torn_down_since = was_torn_down_since
+        self._middlewares = middlewares
         self._by_lane = {"async": self._run_async, "thread": self._run_thread, "process": self._run_process}
 
     def start(self, attempt: Attempt) -> None:
@@ -74,7 +74,8 @@ class Runner:
         # After a restart there is no caller any more; the task then runs in an empty context.
         context = Context() if live.context is None else live.context.copy()
         # Not by the task factory of the loop: an eager one would run user code here, in the middle of a dispatch.
-        attempt.task = asyncio.Task(self._by_lane[live.definition.lane](attempt), loop=loop, context=context)
+        run = self._run_surrounded if self._middlewares else self._by_lane[live.definition.lane]
+        attempt.task = asyncio.Task(run(attempt), loop=loop, context=context)
         if not self._not_begun:
             loop.call_soon(self._look_at_not_begun)
         self._not_begun.append(attempt)
@@ -110,7 +111,7 @@ class Runner:
         if attempt.stop_reason is None or reason is StopReason.CLAIM_LOST:
             attempt.stop_reason = reason
         # A coroutine that is cancelled before its first step never runs, not even to report that. It looks by itself.
-        if attempt.has_begun and attempt.live.definition.lane != "thread" and attempt.task is not None:
+        if attempt.has_begun and attempt.thread is None and attempt.task is not None:
             attempt.task.cancel()
 
     def abandon(self, attempt: Attempt) -> None:
@@ -197,8 +198,11 @@ class Runner:
             return
         await self._wait_for_thread(attempt, future)
 
-    async def _wait_for_thread(self, attempt: Attempt, future: "asyncio.Future[Ended]") -> None:
-        """Wait until the thread of the attempt has ended, which nobody can bring about.
+    async def _wait_for_thread(
+        self, attempt: Attempt, future: "asyncio.Future[Ended]", meant: Outcome | None = None
+    ) -> None:
+        """Wait until the thread of the attempt has ended, which nobody can bring about. The outcome is that of the
+        thread, or `meant`.
 
         Code that cancels every task cancels this wait too. It has interrupted nothing, and a second attempt must not
         run beside the first one, so the wait goes on.
@@ -207,25 +211,35 @@ class Runner:
             ended = await asyncio.shield(future)
             outcome = outcome_of(ended.value) if ended.error is None else self._raised(attempt, ended.error)
         except BaseException as exc:
-            is_by_signal = not future.done() and comes_from_signal(exc)
-            if is_by_signal or (not future.done() and issubclass(type(exc), asyncio.CancelledError)):
-                attempt.task = asyncio.Task(self._wait_for_thread(attempt, future), loop=future.get_loop())
-                let_loop_close(attempt.task)
-                if is_by_signal:
-                    raise
+            if self._waits_on(attempt, future, exc, meant):
                 return
             outcome = self._raised(attempt, exc)
-        self._finish(attempt, outcome)
+        self._finish(attempt, meant or outcome)
+
+    def _waits_on(
+        self, attempt: Attempt, future: "asyncio.Future[Ended]", exc: BaseException, meant: Outcome | None = None
+    ) -> bool:
+        """Begin the wait for the thread again if `exc` has cancelled it. Raise `exc` if it comes from a signal."""
+        is_by_signal = not future.done() and comes_from_signal(exc)
+        if not is_by_signal and (future.done() or not issubclass(type(exc), asyncio.CancelledError)):
+            return False
+        attempt.task = asyncio.Task(self._wait_for_thread(attempt, future, meant), loop=future.get_loop())
+        let_loop_close(attempt.task)
+        if is_by_signal:
+            raise exc
+        return True
 
     async def _run_process(self, attempt: Attempt) -> None:
+        from taskmanager.engine.child_call import child_call, hear, outcome_of_crash, outcome_of_reply
+
         current.set(attempt)
         live = attempt.live
         try:
             _begin(attempt)
             args, kwargs = _arguments(live)
-            call = _child_call(attempt, args, kwargs)
-            reply = await self.processes.run(call, partial(_reach_code, attempt), partial(_hear, attempt))
-            outcome = _replied(attempt, reply)
+            call = child_call(attempt, args, kwargs)
+            reply = await self.processes.run(call, partial(_reach_code, attempt), partial(hear, attempt))
+            attempt.raised, outcome = reply.exc, outcome_of_reply(attempt, reply)
         except CannotStart as exc:
             outcome = (
                 Outcome("unstarted", reason=str(exc)) if attempt.stop_reason is None else self._raised(attempt, exc)
@@ -233,15 +247,38 @@ class Runner:
         except BrokenProcess as exc:
             outcome = self._raised(attempt, exc)
             if outcome.kind == "failed":
-                error = TaskError(BuiltInTaskCode.WORKER_CRASHED, str(exc))
-                tail = f"\nThe end of what it had written:\n{exc.tail}" if exc.tail else ""
-                outcome = Outcome("crashed", error=error, reason=f"{exc}{tail}")
+                outcome = outcome_of_crash(exc)
         except BaseException as exc:
             if comes_from_signal(exc):
                 self._interrupt(attempt, exc)
                 raise
             outcome = self._raised(attempt, exc)
         self._finish(attempt, outcome)
+
+    async def _run_surrounded(self, attempt: Attempt) -> None:
+        """Run an attempt of any lane with the middleware around its function."""
+        from taskmanager.engine.middleware import Surrounded
+
+        current.set(attempt)
+        surrounded, attempt.is_surrounded = None, True
+        try:
+            _begin(attempt)
+            surrounded = Surrounded(attempt, *_arguments(attempt.live), self.threads, self.processes)
+            outcome = await drive(surrounded.run(self._middlewares), attempt)
+        except BaseException as exc:
+            if attempt.thread is not None and self._waits_on(attempt, attempt.thread, exc):
+                return
+            if comes_from_signal(exc):
+                self._interrupt(attempt, exc)
+                if attempt.is_told:
+                    return
+                raise
+            told = None if surrounded is None else surrounded.meant_by(exc)
+            outcome = self._raised(attempt, exc) if told is None or attempt.stop_reason is not None else told
+        if attempt.thread is None:
+            self._finish(attempt, outcome)
+        else:  # the middleware has not waited for it
+            await self._wait_for_thread(attempt, attempt.thread, outcome)
 
     def _interrupt(self, attempt: Attempt, exc: BaseException) -> None:
         """Settle an attempt during which Ctrl-C came that no handler of the loop caught, as a stop would settle it.
@@ -310,8 +347,7 @@ class Runner:
         attempt.timer = loop.call_later(timeout_s, check)
 
     def _time_out(self, attempt: Attempt) -> None:
-        live = attempt.live
-        if live.definition.lane == "thread":
+        if attempt.thread is not None:
             attempt.stop_reason = attempt.stop_reason or StopReason.TIMEOUT
             self._give_up(attempt, "its thread goes on; the late result is discarded")
             return
@@ -352,37 +388,6 @@ def _failed(attempt: Attempt, exc: BaseException) -> Outcome:
     return failure_of(attempt.live.definition, exc)
 
 
-def _replied(attempt: Attempt, reply: ChildReply) -> Outcome:
-    """Return the outcome of a reply from a child. Raises `TypeError` for a value that is a mistake."""
-    if reply.code is not None:
-        return Outcome("failed", error=TaskError(trusted_code(reply.code), reply.words or "", reply.value))
-    if reply.words is not None:
-        attempt.raised = reply.exc
-        return failure_in_words(attempt.live.definition, reply.kind or Exception, reply.words, reply.trace)
-    if reply.lost is not None:
-        return Outcome("ok", error=TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, reply.lost))
-    return outcome_of(reply.value)
-
-
-def _hear(attempt: Attempt, news: News) -> None:
-    """Take what the code of an attempt reports from its child, as if it were reported here."""
-    for entry in news.entries:
-        attempt.log(*entry)
-    if news.progress:
-        attempt.progress(*news.progress)
-    extra = extra_of(attempt.live)
-    for fields in news.records:
-        logger.pass_on({**extra, **fields})
-    if news.dropped_count:
-        logger.warning(
-            "%s of task %s (%s) were dropped: its child process logs more than can be passed on",
-            counted(news.dropped_count, "log record"),
-            extra["task_name"],
-            extra["task_id"],
-            extra=extra,
-        )
-
-
 class _Unfit(Exception):
     """The stored arguments do not fit the function any more. No exception mapper of the application sees this."""
 
@@ -406,12 +411,3 @@ def _arguments(live: LiveTask) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return codec.decode(live.args_text or "[]", live.kwargs_text or "{}")
     except ArgumentError as exc:
         raise _Unfit(str(exc)) from None
-
-
-def _child_call(attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ChildCall:
-    live = attempt.live
-    definition = live.definition
-    return ChildCall(
-        definition.module, definition.qualname, args, kwargs, live.task_id, definition.name,
-        attempt.number, attempt.tags, attempt.started_at, live.timeout_s, live.scheduled_for,
-    )  # fmt: skip

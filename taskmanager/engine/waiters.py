@@ -105,7 +105,7 @@ async def lent_slot(task_id: str | None, running: Mapping[str, Attempt], *, is_b
         return
     if task_id is not None:
         _check(attempt, task_id, running, is_bounded=is_bounded)
-    if not attempt.live.definition.is_async:
+    if not (attempt.live.definition.is_async or attempt.is_surrounded):
         yield
         return
     waiter = None if is_bounded else asyncio.current_task()

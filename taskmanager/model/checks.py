@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from taskmanager.model.clock import before_us, to_us
 from taskmanager.model.config import is_int, queue_name_fault, raise_faults
@@ -112,3 +112,18 @@ def timeout_fault(timeout: Seconds | None) -> str | None:
     return seconds_fault(timeout, "timeout") or (
         None if seconds_of(timeout, "timeout") > 0 else "timeout must be more than 0 seconds"
     )
+
+
+def filters_of(
+    status: TaskStatus | None,
+    task_name: str | None,
+    queue_name: str | None,
+    tags: Mapping[str, str] | None,
+    error_code: str | None,
+    since: datetime | timedelta | None,
+) -> dict[str, Any]:
+    """Return by which names, and which values of them, people choose tasks."""
+    return {
+        "status": status, "task_name": task_name, "queue_name": queue_name,
+        "tags": tags, "error_code": error_code, "since": since,
+    }  # fmt: skip

@@ -204,7 +204,7 @@ class World:
         engine = self._engine
         return engine is not None and (
             engine.runner.processes.is_ending
-            or any(attempt.live.definition.lane != "async" for attempt in engine.runner.running.values())
+            or not all(attempt.is_on_loop for attempt in engine.runner.running.values())
         )
 
     def has_abandoned_work(self) -> bool:

@@ -6,7 +6,7 @@ being an error fails the check just as one that starts to be.
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,6 +23,7 @@ from taskmanager import (
     ConfigurationError,
     FailedTask,
     ManagerStatus,
+    Middleware,
     QueueConfig,
     RecoveryConfig,
     RetryPolicy,
@@ -390,6 +391,20 @@ async def long_one(rows: list[str]) -> int:
         context.progress(done, len(rows), text=row)
         context.log("row done", row=row, number=done)
     return len(rows)
+
+
+@manager.middleware
+async def timed(context: TaskContext, call: Callable[[], Awaitable[Any]]) -> Any:
+    """Around each attempt."""
+    context.log("begins")
+    return await call()
+
+
+def untimed(context: TaskContext, call: Callable[[], Awaitable[Any]]) -> None: ...
+
+
+manager.middleware(untimed)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]  # it is not async
+around: Middleware = timed
 
 
 async def main() -> Report:
