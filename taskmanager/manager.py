@@ -4,7 +4,7 @@ What does the work is imported by the methods that need it: a process that only 
 """
 
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -63,8 +63,8 @@ class TaskManager:
     `requeue_pending` persists every task that does not say otherwise. A change of a persisted task waits at most
     `commit_interval` before its commit begins; the record of a memory-only task waits at most `snapshot_interval`.
     `concurrency`, `threads` and `processes` limit how many tasks run at once on the loop, in threads and in child
-    processes. `max_pending` limits the waiting and unsaved tasks, `max_in_memory` the waiting persisted tasks of a
-    queue that are in memory. A stop waits `drain_timeout` for running tasks.
+    processes, `max_pending` the waiting and unsaved tasks, `max_in_memory` the waiting persisted tasks of a queue in
+    memory. A stop waits `drain_timeout` for running tasks. Only tasks of `run_queues` run here (None: of all queues).
 
     Raises `ConfigurationError` with everything that is wrong.
     """
@@ -93,17 +93,18 @@ class TaskManager:
         drain_timeout: float = 5.0,
         store_poll: float = 0.25,
         instance_name: str | None = None,
+        run_queues: Collection[str] | None = None,
     ) -> None:
         from taskmanager.model.settings import Settings, check_collections, database_of
         from taskmanager.registry import Defaults, Registry
 
-        check_collections(queues, exception_mapper, default_unhandled_error_code)
+        run_here = check_collections(queues, exception_mapper, default_unhandled_error_code, run_queues)
         self._settings = Settings(
             database=database_of(snapshot_db), synchronous=synchronous, snapshot_interval_s=snapshot_interval,
-            commit_interval_s=commit_interval, store_poll_s=store_poll, drain_timeout_s=drain_timeout,
-            concurrency=concurrency, threads=Settings.default_threads() if threads is None else threads,
+            commit_interval_s=commit_interval, store_poll_s=store_poll, concurrency=concurrency, recovery=recovery,
+            threads=Settings.default_threads() if threads is None else threads, drain_timeout_s=drain_timeout,
             processes=Settings.default_processes() if processes is None else processes, queues=tuple(queues),
-            max_pending=max_pending, max_in_memory=max_in_memory, recovery=recovery, instance_name=instance_name,
+            max_pending=max_pending, max_in_memory=max_in_memory, instance_name=instance_name, run_queues=run_here,
         )  # fmt: skip
         self._registry = Registry(Defaults(
             has_store=snapshot_db is not None, requeue_pending=requeue_pending, retry_policy=retry_policy, codec=codec,
@@ -296,9 +297,9 @@ class TaskManager:
     async def start(self) -> None:
         """Open the file, recover the tasks of dead instances, claim what is free, and run.
 
-        Raises `StoreError` if the file cannot be used, `ConfigurationError` if the manager runs already, and
-        `WrongProcess` in a child that was forked while the file was open. A stopped manager may be started again, on
-        another loop too.
+        Raises `StoreError` if the file cannot be used, `ConfigurationError` if the manager runs already or holds
+        memory-only tasks of queues that it does not run, and `WrongProcess` in a child that was forked while the file
+        was open. A stopped manager may be started again, on another loop too.
         """
         from taskmanager.lifecycle import new_lifecycle
 
@@ -307,10 +308,9 @@ class TaskManager:
             raise ConfigurationError("the manager runs already; stop it before starting it again")
         await self.stop()
         self._registry.warn_at_start()
-        self._intake.reopen_for_start()
-        known, hooks = (self._registry.definitions, self._registry.schedules), self._registry.hooks
-        lifecycle = new_lifecycle(self._settings, *known, self._make_store(), self._clock, self._intake, hooks)
-        self._instance.lifecycle = lifecycle
+        self._intake.reopen_for_start(self._settings)
+        parts = self._registry.definitions, self._registry.schedules, self._make_store(), self._clock, self._intake
+        lifecycle = self._instance.lifecycle = new_lifecycle(self._settings, *parts, self._registry.hooks)
         try:
             await lifecycle.start()
         except BaseException:
@@ -324,8 +324,7 @@ class TaskManager:
         `StoreUnavailable` if not everything could be written, and `ConfigurationError` in another loop or in a task.
         """
         check_timeout(timeout)
-        lifecycle = self._lifecycle
-        if lifecycle is None:
+        if (lifecycle := self._lifecycle) is None:
             return
         self._instance.check_stop(lifecycle)
         if lifecycle.is_stopping and not lifecycle.engine.inbox.is_loop_closed():

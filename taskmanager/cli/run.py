@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from taskmanager.engine.engine import Engine
 from taskmanager.hosting import CTRL_C_EXIT, hosted, waiting_in
 from taskmanager.manager import TaskManager
 from taskmanager.model.clock import SECOND_US
+from taskmanager.model.config import queue_name_fault
 from taskmanager.model.errors import StoreUnavailable, TaskManagerError, error_line
 from taskmanager.model.report import InstanceReport
 from taskmanager.model.states import TERMINAL, TaskStatus
@@ -30,6 +32,7 @@ EPILOG = """
 \b
 Examples:
   taskmanager run app.jobs:manager
+  taskmanager run app.jobs:manager --queue mail --queue reports
   taskmanager run app.jobs:manager --log-level warning
   taskmanager run app.jobs:manager --json >ended.json
 
@@ -50,6 +53,13 @@ class Ended(NamedTuple):
 @click.command(epilog=EPILOG)
 @click.argument("target", metavar="MODULE:MANAGER")
 @click.option(
+    "--queue",
+    "queues",
+    metavar="NAME",
+    multiple=True,
+    help="Run only the tasks of this queue; may be given more than once. Without it, of every queue.",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
     default="info",
@@ -57,18 +67,23 @@ class Ended(NamedTuple):
     help="What is logged to stderr, unless the module has set up logging itself.",
 )
 @json_option
-def run(target: str, log_level: str, as_json: bool) -> int:
-    """Run the TaskManager of a module until told to stop.
+def run(target: str, queues: tuple[str, ...], log_level: str, as_json: bool) -> int:
+    """Run the TaskManager of a module until told to stop, as a worker.
 
     MODULE is imported with the current directory on the import path, as by `python -m`; MANAGER is its name in there.
+    The worker runs every queue, or those of --queue, whatever the manager says about run_queues.
     """
+    if fault := next(filter(None, map(queue_name_fault, queues)), None):
+        raise click.UsageError(f"--queue: {fault}")
     stdout = os.dup(1) if as_json else None  # for the document alone
     if as_json:
         os.dup2(2, 1)  # whatever else writes there from now on, children too, writes to stderr
     manager = load_manager(target)
+    settings = manager._settings  # noqa: SLF001  # the command is a part of the package
+    manager._settings = replace(settings, run_queues=frozenset(queues) or None)  # noqa: SLF001  # as above
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     log = logging.getLogger("taskmanager")
-    database = manager._settings.database  # noqa: SLF001  # the command is a part of the package
+    database = settings.database
     ended = host(manager, lambda: log.info("running %s on %s; Ctrl-C stops it", target, database or "no file"))
     after = f" after {ended.signals[0].name}" if ended.signals else ""
     waiting = waiting_in(database)

@@ -24,6 +24,7 @@ def dumps_report(report: InstanceReport) -> str:
         "is_stopping": report.is_stopping,
         "heartbeat_s": report.heartbeat_s,
         "task_names": None if report.task_names is None else sorted(report.task_names),
+        **({} if report.run_queues is None else {"run_queues": sorted(report.run_queues)}),
         "lanes": {name: {"running": each.running_count, "limit": each.limit} for name, each in report.lanes.items()},
         "queues": {str(name): _queue_document(each) for name, each in queues.items()},
         "unlisted_queues": {"count": report.unlisted_queue_count, "waiting": report.unlisted_waiting_count},
@@ -70,7 +71,7 @@ def loads_report(text: str | None, instance_id: str, started_at: int = 0, taken_
         top = {}
     memory, unlisted = _mapping(top.get("memory_only")), _mapping(top.get("unlisted_queues"))
     oldest, queues, lanes = (_mapping(top.get(name)) for name in ("oldest_waiting", "queues", "lanes"))
-    tasks, names = top.get("tasks"), top.get("task_names")
+    tasks, names, run_queues = top.get("tasks"), top.get("task_names"), top.get("run_queues")
     each_queue = {str(name): _queue(_mapping(each), oldest.get(name)) for name, each in queues.items()}
     unlisted_waiting_count = _count(unlisted.get("waiting"))
     return InstanceReport(
@@ -97,6 +98,7 @@ def loads_report(text: str | None, instance_id: str, started_at: int = 0, taken_
             task for each in (tasks if isinstance(tasks, list) else ()) for task in _task(_mapping(each), instance_id)
         ),
         task_names=frozenset(map(str, names)) if isinstance(names, list) else None,
+        run_queues=frozenset(map(str, run_queues)) if isinstance(run_queues, list) else None,
     )
 
 

@@ -98,7 +98,7 @@ class Reports:
             hostname=identity.hostname,
             pid=identity.pid,
             processes=len(children),
-            queues=json.dumps(list(queues)),
+            queues=json.dumps(list(queues) if settings.run_queues is None else sorted(settings.run_queues)),
             tasks_running=report.running_count,
             tasks_claimed=sum(live.status in WAITING and live.owner is not None for live in self._live.values()),
             memory_usage_mb=memory,
@@ -133,7 +133,6 @@ def report_of(
     now, oldest_s = clock.now_us(), writer.oldest_unsaved_s()
     memory_only = Counter(each.live.queue_name for each in running if not each.live.is_persisted)
     oldest = _oldest_waiting(engine)
-    waiting = sum(each.waiting - each.stored_waiting for each in (*queues.values(), *unlisted))
     return InstanceReport(
         instance_id=engine.identity.instance_id,
         started_at=engine.identity.started_at,
@@ -149,13 +148,14 @@ def report_of(
         degraded_since=writer.degraded_since,
         failing_duties=_failing(engine),
         memory_only_running=memory_only.total(),
-        memory_only_waiting=max(0, waiting),
+        memory_only_waiting=max(0, sum(each.waiting - each.stored_waiting for each in (*queues.values(), *unlisted))),
         lanes={name: LaneReport(each.running, each.limit) for name, each in dispatcher.lanes.items()},
         queues={name: _queue(each, oldest.get(name), memory_only[name]) for name, each in queues.items()},
         unlisted_queue_count=len(unlisted),
         unlisted_waiting_count=sum(each.waiting for each in unlisted),
         tasks=_tasks(running, max_tasks, engine.identity.instance_id),
         task_names=frozenset(engine.definitions) if len(engine.definitions) <= MAX_SHOWN_NAMES else None,
+        run_queues=engine.settings.run_queues,
         tally=dict(engine.settlement.tally),
         memory=_memory(engine) if has_memory else None,
     )

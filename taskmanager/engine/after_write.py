@@ -83,7 +83,7 @@ class AfterWrite:
             self._life.note_failure(live.row())
         if not live.is_published:
             self._life.publish(live)
-        elif self._dispatcher.has_shared_limits:  # it had left memory before, while its row still took a place
+        elif self._dispatcher.has_queues_in_file:  # it had left memory before, while its row still took a place
             self._dispatcher.queue(live.queue_name).expect_place()
 
     def _gone_to_store(self, live: LiveTask) -> None:
@@ -231,7 +231,7 @@ class AfterWrite:
             self._end_in_memory(live)
         elif live.phase is STARTING:
             self._start(live)
-        elif was_awaiting and self._dispatcher.needs_place(live):
+        elif was_awaiting and self._dispatcher.needs_claim(live):
             words = "its record cannot be stored, and its queue runs only what stands in the file"
             self._life.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, words)
         elif was_awaiting:
@@ -269,7 +269,7 @@ class AfterWrite:
     def _take_start_back(self, live: LiveTask) -> None:
         """It waits again, as if nothing had happened; for a place anew where the file counts them, as its row will."""
         self._settlement.unbegin(live)
-        if self._dispatcher.needs_place(live):
+        if self._dispatcher.needs_claim(live):
             self._life.free_row(live)
         else:
             self._dispatcher.add_ready(live)
@@ -277,7 +277,7 @@ class AfterWrite:
     def written(self) -> None:
         """A batch is done: there may be room."""
         self._dispatcher.wake_room_waiters()
-        if self._dispatcher.has_shared_limits:
+        if self._dispatcher.has_queues_in_file:
             self._life.wants_more()
 
     def is_dead(self, instance_id: str) -> bool:

@@ -41,7 +41,7 @@ class Claimer:
         self._window, self._settlement, self._runner = engine.window, engine.settlement, engine.runner
         self._writer, self._follower, self._row_codec = engine.writer, engine.follower, engine.row_codec
         self._definitions, self._life, self._claiming = engine.definitions, engine.life, engine.claiming
-        self._keys, self._neighbours = engine.keys, engine.neighbours
+        self._keys, self._neighbours, self._settings = engine.keys, engine.neighbours, engine.settings
         self._give_up = give_up
         self._fairness = Fairness(engine)
         self._reported_unknown: set[str] = set()
@@ -70,6 +70,8 @@ class Claimer:
         What starts meanwhile makes room for the next look: a backlog must not keep that from hearing of pauses, cancels
         and deaths.
         """
+        if self._settings.only_enqueues:
+            return
         async with self._claiming:
             if await self._claim_due() and self._life.is_up:
                 self._expect(await self._store.free_queues(NO_COUNT))  # behind the rows that were due may be others
@@ -82,6 +84,7 @@ class Claimer:
             for each in free
             if each.is_readable
             and each.task_name in self._definitions
+            and self._settings.runs(each.queue_name)
             and (each.next_due_at > now or not self._dispatcher.queue(each.queue_name).has_backlog)
         ]
         self._next_due_at = min(coming, default=None)
@@ -94,6 +97,7 @@ class Claimer:
         if odd := [each for each in free if not each.is_readable]:
             await self._end_unreadable(odd)
             free = [each for each in free if each.is_readable]
+        free = [each for each in free if self._settings.runs(each.queue_name)]
         known = [each for each in free if each.task_name in self._definitions]
         unknown = [each for each in free if each.task_name not in self._definitions]
         await self._report_unknown({each.task_name for each in unknown} - self._reported_unknown)

@@ -54,14 +54,17 @@ def _nobody(*_: object) -> None:
 class Dispatcher:
     """Every waiting task of this instance, and the limits under which they start."""
 
-    def __init__(self, lanes: dict[Lane, int], queues: Iterable[QueueConfig]) -> None:
+    def __init__(
+        self, lanes: dict[Lane, int], queues: Iterable[QueueConfig], runs: Callable[[str], bool] | None = None
+    ) -> None:
         self.lanes: dict[Lane, Slots] = {lane: Slots(limit) for lane, limit in lanes.items()}
         self.backlogs: dict[QueueState, None] = {}
         """Queues with rows that could run now but were left in the store."""
-        self.queues: dict[str, QueueState] = {config.name: QueueState(config, self.backlogs) for config in queues}
+        self._runs = runs
+        self.queues: dict[str, QueueState] = {each.name: QueueState(each, self.backlogs, runs) for each in queues}
         self._configured = frozenset(self.queues)
-        self.has_shared_limits = any(queue.shared_limit is not None for queue in self.queues.values())
-        """Whether the limit of any queue holds for all instances."""
+        self.has_queues_in_file = runs is not None or any(each.waits_in_file for each in self.queues.values())
+        """Whether tasks of some queues may wait in the file only, until they are claimed."""
         self._standing: dict[Lane, list[Entry]] = {lane: [] for lane in lanes}
         """Heaps of the sources that may have something to start, the best one first."""
         self._closed: dict[QueueState, None] = {}
@@ -144,9 +147,8 @@ class Dispatcher:
     def queue(self, name: str) -> QueueState:
         """The state of a queue, made with defaults when nobody configured it."""
         state = self.queues.get(name)
-        if state is None:
-            # Another thread may have made it in this moment.
-            state = self.queues.setdefault(name, QueueState(queue_of_a_row(name), self.backlogs))
+        if state is None:  # another thread may have made it in this moment
+            state = self.queues.setdefault(name, QueueState(queue_of_a_row(name), self.backlogs, self._runs))
         return state
 
     def forget_idle(self, most: int = KNOWN_QUEUES) -> None:
@@ -170,10 +172,10 @@ class Dispatcher:
         self.pause_count += 1
         self.queue(name).is_paused = paused
 
-    def needs_place(self, live: LiveTask) -> bool:
-        """Whether the file says when this task may start, and has not said it yet."""
-        is_limited = self.queue(live.queue_name).shared_limit is not None
-        return is_limited and live.is_persisted and live.status is TaskStatus.PENDING
+    def needs_claim(self, live: LiveTask) -> bool:
+        """Whether this task waits in the file until it is claimed, and has not been claimed yet."""
+        waits_there = live.is_persisted and live.status is TaskStatus.PENDING
+        return waits_there and self.queue(live.queue_name).waits_in_file
 
     def add_ready(self, live: LiveTask) -> None:
         """`live` may start as soon as a slot is free."""

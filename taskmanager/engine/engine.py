@@ -92,7 +92,9 @@ def wire(
     """Make the parts of one start in the running loop, and give each those that it works with."""
     loop, row_codec, failing_duties = asyncio.get_running_loop(), RowCodec(definitions), dict[str, str]()
     stall, wall_clock, host = StallWatch(loop), WatchedClock(clock), Host(loop, failing_duties)
-    dispatcher = Dispatcher(settings.lanes(), settings.queues)
+    dispatcher = Dispatcher(
+        settings.lanes(), settings.queues, settings.runs if settings.run_queues is not None else None
+    )
     window = MemoryWindow(settings.max_in_memory, dispatcher)
     settlement = Settlement(identity, clock, random.random, settings.recovery.crash_budget)
     writer = Writer(store, clock, settings.commit_interval_s, settings.snapshot_interval_s)

@@ -253,4 +253,4 @@ class Inbox:
             return False
         if live.task_id in self._followed or self._is_half_full():
             return False
-        return not self._dispatcher.has_shared_limits or self.queue(live.queue_name).shared_limit is None
+        return not self._dispatcher.has_queues_in_file or self.queue(live.queue_name).shared_limit is None

@@ -37,6 +37,7 @@ from taskmanager.model.errors import (
 from taskmanager.model.ids import keyed_task_id, new_task_id
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError, TaskResult
+from taskmanager.model.settings import Settings
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 from taskmanager.model.wording import counted
 
@@ -72,6 +73,9 @@ class Intake:
         self._max_pending = max_pending
         self._queue_limits = {each.name: each.max_pending for each in queues if each.max_pending is not None}
         self._limited_in_file = frozenset(each.name for each in queues if each.is_limited_in_file)
+        self._settings: Settings | None = None
+        """Those of the latest start, if they say that some queues are not run here."""
+        self._has_queues_in_file = bool(self._limited_in_file)
         self._lock = self.keys.lock
         self.has_warned = False
         """Whether it was said that nobody has started the manager."""
@@ -132,15 +136,26 @@ class Intake:
         live.context = copy_context()
         if options is not NO_OPTIONS:
             self._set_options(live, options)
-        if self._limited_in_file and not definition.is_persisted and live.queue_name in self._limited_in_file:
-            raise ConfigurationError(
-                f'queue {live.queue_name!r} has a limit for the whole file (scope="file"), which counts what stands '
-                f"there; {definition.name} is memory-only: give it persist=True, or another queue"
-            )
+        if self._has_queues_in_file and not definition.is_persisted:
+            self._check_in_memory(live)
         if key is not None:
             live.idempotency_key = key
             self._digest(live, args, kwargs)
         return live
+
+    def _check_in_memory(self, live: LiveTask) -> None:
+        """Refuse a memory-only task of a queue whose tasks wait in the file."""
+        name, queue_name = live.definition.name, live.queue_name
+        if queue_name in self._limited_in_file:
+            raise ConfigurationError(
+                f'queue {queue_name!r} has a limit for the whole file (scope="file"), which counts what stands '
+                f"there; {name} is memory-only: give it persist=True, or another queue"
+            )
+        if self._settings is not None and not self._settings.runs(queue_name):
+            raise ConfigurationError(
+                f"{name} is memory-only, and this instance does not run its queue {queue_name!r} ({self._settings.role}"
+                "), so nobody would run it; give the task persist=True, or add its queue to run_queues"
+            )
 
     def _check_process(self) -> None:
         if child.is_lane_child or (self.is_forked and self.inbox is not None):
@@ -191,6 +206,8 @@ class Intake:
 
     def _hold(self, live: LiveTask) -> None:
         self._check_held_room(live)
+        if self._has_queues_in_file and not live.is_persisted:  # a start may have begun since it was made
+            self._check_in_memory(live)
         self.held.append(live)
         self._warn_of_no_start(live)
 
@@ -264,10 +281,11 @@ class Intake:
             self.inbox = None
             self.keys.forget_all()
 
-    def reopen_for_start(self) -> None:
+    def reopen_for_start(self, settings: Settings) -> None:
         """A second start holds calls until it is open; so does the first one of a forked child.
 
-        Raises `WrongProcess` in a child of the process lane, which reads the main module of the program as well.
+        Raises `WrongProcess` in a child of the process lane, which reads the main module of the program as well, and
+        `ConfigurationError` if tasks are held that nobody would run.
         """
         if child.is_lane_child or child.is_loading_main:
             raise WrongProcess(
@@ -275,10 +293,24 @@ class Intake:
                 'so start the manager there under `if __name__ == "__main__":`'
             )
         with self._lock:
+            self._take_role(settings)
             self.is_forked = False
             if self.door is Door.STOPPED:
                 self.keys.forget_all()  # what came in last was accepted after the door was closed
             self.door = Door.HELD
+
+    def _take_role(self, settings: Settings) -> None:
+        """From here on refuse memory-only tasks of queues that are not run here."""
+        lost = [live for live in self.held if not (live.is_persisted or settings.runs(live.queue_name))]
+        if lost:
+            queues = ", ".join(sorted({repr(live.queue_name) for live in lost}))
+            raise ConfigurationError(
+                f"nobody would run {counted(len(lost), 'memory-only task')} enqueued before the start: this instance "
+                f"does not run the queue {queues} ({settings.role}); give such tasks persist=True, or add their queue "
+                "to run_queues"
+            )
+        self._settings = None if settings.run_queues is None else settings
+        self._has_queues_in_file = bool(self._limited_in_file) or self._settings is not None
 
     def forget_idle_queues(self, dispatcher: Dispatcher) -> None:
         """Nobody enters a queue while it is looked whether anything is in it."""

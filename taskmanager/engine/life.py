@@ -143,7 +143,7 @@ class Life:
             return
         queue = self._dispatcher.queue(live.queue_name)
         if live.idempotency_key is None and (
-            queue.shared_limit is not None
+            queue.waits_in_file
             or (queue.stored_waiting >= self._window.most and self._window.overflows(live, queue, self._clock.now_us()))
         ):
             self.free_row(live)
@@ -186,7 +186,7 @@ class Life:
         if self.is_stopping:
             self.release_late(live)
             return
-        if dispatcher.has_shared_limits and dispatcher.needs_place(live):
+        if dispatcher.has_queues_in_file and dispatcher.needs_claim(live):
             self.free_row(live)
             return
         if live.good_until is not None:

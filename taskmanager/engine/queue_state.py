@@ -3,7 +3,7 @@
 An application may make one queue for each customer, so a queue without work must cost nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from taskmanager.engine.attempt import Attempt
@@ -122,14 +122,20 @@ class QueueState:
     """One queue: its configuration, its slots, and how many tasks wait."""
 
     __slots__ = (
-        "_backlogs", "best_left", "config", "entered", "is_paused", "left", "shared_limit", "slots", "sources",
-        "stored_waiting",
+        "_backlogs", "best_left", "config", "entered", "is_paused", "is_run_here", "left", "shared_limit", "slots",
+        "sources", "stored_waiting", "waits_in_file",
     )  # fmt: skip
 
-    def __init__(self, config: QueueConfig, backlogs: "dict[QueueState, None]") -> None:
+    def __init__(
+        self, config: QueueConfig, backlogs: "dict[QueueState, None]", runs: Callable[[str], bool] | None = None
+    ) -> None:
         self.config = config
+        self.is_run_here = runs is None or runs(config.name)
+        """Whether this instance runs its tasks. If not, they go to the file as free rows."""
         self.shared_limit = SharedLimit(config.max_concurrency or 0) if config.is_limited_in_file else None
         self.slots = Slots(config.max_concurrency) if self.shared_limit is None else self.shared_limit.slots
+        self.waits_in_file = not self.is_run_here or self.shared_limit is not None
+        """Whether a persisted task waits in the file only, until a claim brings it here or elsewhere."""
         self.is_paused = False
         self._backlogs = backlogs
         self.best_left = NONE_LEFT
@@ -151,6 +157,8 @@ class QueueState:
 
     def leave(self, priority: int) -> None:
         """Note that a row of this priority, and perhaps worse ones, were left in the store."""
+        if not self.is_run_here:  # they are no business of this instance
+            return
         self._backlogs[self] = None
         self.best_left = min(self.best_left, priority)
 

@@ -55,7 +55,7 @@ class Records:
         self._dispatcher, self._runner, self._writer = engine.dispatcher, engine.runner, engine.writer
         self._follower, self._row_codec, self._life = engine.follower, engine.row_codec, engine.life
         self._claiming, self._definitions = engine.claiming, engine.definitions
-        self._poll_s, self._patience = engine.settings.store_poll_s, engine.writer.patience
+        self._settings, self._patience = engine.settings, engine.writer.patience
         self._has_strays = has_strays
         self._stopped = stopped
 
@@ -175,9 +175,9 @@ class Records:
                 await (self._tagged_ended(tags) if tags else self._all_ended())
                 if self._life.has_backlog and not tags:
                     self._life.wants_claim.set()
-                    await self._pause(self._poll_s / 10)
+                    await self._pause(self._settings.store_poll_s / 10)
                 elif await self._may_have_freed(tags):
-                    await self._pause(self._poll_s)
+                    await self._pause(self._settings.store_poll_s)
                 elif not self._unfinished(tags):  # one may have been claimed while the store was read
                     return
 
@@ -215,14 +215,15 @@ class Records:
 
     async def _has_free_rows(self, tags: dict[str, str]) -> bool:
         """Whether rows (with these tags) wait in the store, due or not, that this instance could run."""
-        store, known = self._store, self._definitions
-        if not any(each.task_name in known for each in await store.free_queues()):
+        store, known, runs = self._store, self._definitions, self._settings.runs
+        if not any(each.task_name in known and runs(each.queue_name) for each in await store.free_queues()):
             return False
         if not tags:
             return True
         before = None
         while page := await store.fetch_many(TaskFilter(TaskStatus.PENDING, limit=JOIN_PAGE, before=before)):
-            if any(is_free(row) and row.task_name in known and carries(row.tags, tags) for row in page):
+            mine = (row for row in page if is_free(row) and row.task_name in known and runs(row.queue_name))
+            if any(carries(row.tags, tags) for row in mine):
                 return True
             before = page[-1].sent_at, page[-1].task_id
         return False

@@ -59,7 +59,7 @@ class Fairness:
         if self._life.loop.time() < self._keeps_until_s.get(name, 0.0):
             return False
         instances = [each for each in await self._store.instances() if each.instance_id in others]
-        theirs = {each for each in unknown if any(_can_run(instance, each) for instance in instances)}
+        theirs = {each for each in unknown if any(_can_run(instance, each, name) for instance in instances)}
         if not theirs:
             return False
         best = await self._store.best_waiting({*names, *theirs}, name, self._clock.now_us())
@@ -77,7 +77,7 @@ class Fairness:
         self._life.wants_claim.set()
 
 
-def _can_run(instance: InstanceRow, task_name: str) -> bool:
+def _can_run(instance: InstanceRow, task_name: str, queue_name: str) -> bool:
     """By what it says of itself; another version may have written that."""
     try:
         document: Any = loads(instance.live_tasks or "{}")
@@ -85,8 +85,10 @@ def _can_run(instance: InstanceRow, task_name: str) -> bool:
         return False
     if not isinstance(document, dict) or document.get("is_stopping") is True or "task_names" not in document:
         return False
-    known = document["task_names"]
-    return known is None or (isinstance(known, list) and task_name in known)
+    known, queues = document["task_names"], document.get("run_queues")
+    return (known is None or (isinstance(known, list) and task_name in known)) and (
+        queues is None or (isinstance(queues, list) and queue_name in queues)
+    )
 
 
 class Sharing:
@@ -152,6 +154,8 @@ class Sharing:
         """Whether there are slots that nothing here waits for. Beside a suspect nothing is taken over."""
         if not self._life.is_up or self._dispatcher.suspect is not None or self._dispatcher.is_store_degraded:
             return False
+        if self._settings.only_enqueues:
+            return False
         is_batch_over = self._is_at_work and not self._window.taken_over
         if not is_batch_over and self._life.loop.time() < self._next_look_s - EARLY_S:
             return False
@@ -180,6 +184,8 @@ class Sharing:
         """
         best: dict[str, tuple[int, int, int]] = {}
         for each in levels:
+            if not self._settings.runs(each.queue_name):
+                continue
             queue = self._dispatcher.queue(each.queue_name)
             if each.next_due_at <= due_at and not queue.is_paused and queue.shared_limit is None:
                 best.setdefault(each.queue_name, (queue.config.priority, each.priority, each.next_due_at))

@@ -92,7 +92,8 @@ class InstanceReport:
 
     `queues` may be the fullest only; of the others there are `unlisted_queue_count`, in which `unlisted_waiting_count`
     tasks wait. `tasks` are some of those that run: those that report progress, and the oldest. `task_names` are the
-    functions that it knows, None where it does not say. `abandoned_count` are threads and coroutines that outlived
+    functions that it knows, None where it does not say, and `run_queues` the queues that it runs, None for all of them.
+    `abandoned_count` are threads and coroutines that outlived
     their time limit. `unwritten_count` are memory-only tasks that have ended and are not in the file yet. `tally`
     counts how the tasks of this start have ended. `memory` is None unless somebody has asked for every task.
     """
@@ -118,6 +119,7 @@ class InstanceReport:
     unlisted_waiting_count: int = 0
     tasks: tuple[RunningTask, ...] = ()
     task_names: frozenset[str] | None = None
+    run_queues: frozenset[str] | None = None
     tally: Mapping[str, int] = field(default_factory=dict)
     memory: MemoryReport | None = None
 

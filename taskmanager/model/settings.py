@@ -1,7 +1,7 @@
 """The settings of a manager, checked once for every start of it."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +14,7 @@ from taskmanager.model.config import (
     list_fault,
     mapper_faults,
     own_code_fault,
+    queue_name_fault,
     raise_faults,
 )
 from taskmanager.model.dataclass import dataclass
@@ -41,6 +42,7 @@ class Settings:
     drain_timeout_s: float
     store_poll_s: float
     instance_name: str | None
+    run_queues: frozenset[str] | None
 
     @staticmethod
     def default_threads() -> int:
@@ -55,6 +57,20 @@ class Settings:
     def lanes(self) -> dict[Lane, int]:
         """Return the limit of each lane."""
         return {"async": self.concurrency, "thread": self.threads, "process": self.processes}
+
+    def runs(self, queue_name: str) -> bool:
+        """Return whether this instance runs the tasks of that queue. Without `run_queues` it runs all."""
+        return self.run_queues is None or queue_name in self.run_queues
+
+    @property
+    def role(self) -> str:
+        """Return which queues it runs, for messages: "run_queues=('mail',)"."""
+        return f"run_queues={None if self.run_queues is None else tuple(sorted(self.run_queues))}"
+
+    @property
+    def only_enqueues(self) -> bool:
+        """Whether this instance runs no queue at all."""
+        return self.run_queues is not None and not self.run_queues
 
     def __post_init__(self) -> None:
         faults = []
@@ -90,11 +106,28 @@ def _queue_faults(queues: Sequence[object]) -> list[str]:
     return faults
 
 
-def check_collections(queues: object, exception_mapper: ExceptionMapper | None, default_code: str) -> None:
-    """Check values that are copied into the settings, before that. Raises `ConfigurationError`."""
+def check_collections(
+    queues: object, exception_mapper: ExceptionMapper | None, default_code: str, run_queues: Collection[str] | None
+) -> frozenset[str] | None:
+    """Check values that are copied into the settings, before that. Return the queues that are run, None for all.
+
+    Raises `ConfigurationError`.
+    """
     code_fault = own_code_fault(default_code, "default_unhandled_error_code")
     faults = [code_fault, list_fault("queues", queues, "QueueConfig"), *mapper_faults(exception_mapper)]
+    faults += _run_queues_faults(run_queues)
     raise_faults("TaskManager", [fault for fault in faults if fault])
+    return None if run_queues is None else frozenset(run_queues)
+
+
+def _run_queues_faults(run_queues: object) -> list[str]:
+    if run_queues is None:
+        return []
+    if isinstance(run_queues, str):  # it would be read as the names of its letters
+        return [f"run_queues must hold the names of queues, as in ({run_queues!r},), not be the text {run_queues!r}"]
+    if not isinstance(run_queues, Collection):
+        return [f"run_queues must hold the names of queues, or be None for all of them, not {run_queues!r}"]
+    return [f"run_queues: {fault}" for fault in map(queue_name_fault, run_queues) if fault]
 
 
 def database_of(snapshot_db: object) -> Path | None:

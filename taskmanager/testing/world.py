@@ -222,7 +222,7 @@ class World:
         found = [
             engine.dispatcher.delays.next_delay_s(self.clock.elapsed_s(), now_us, holds_expiry=is_held),
             None if running is None else running.duties.schedules.next_due_in_s(),
-            *self.store.free_delays_s(now_us, engine.definitions),
+            *self.store.free_delays_s(now_us, engine.definitions, engine.settings.runs),
         ]
         # Infinite also while nothing may expire, after a step of the clock.
         soonest_s = min((each for each in found if each is not None), default=inf)

@@ -111,6 +111,45 @@ def test_run_hosts_a_manager_until_ctrl_c(jobs: Path) -> None:
     assert not list(jobs.glob("*.lock"))
 
 
+PRODUCER = """
+from taskmanager import TaskManager
+
+manager = TaskManager("tasks.db", run_queues=())
+
+@manager.task(persist=True)
+async def greet(name: str) -> None:
+    print("hello", name, flush=True)
+
+if __name__ == "__main__":
+    async def main() -> None:
+        for queue_name in ("mail", "reports"):
+            await greet.with_options(queue_name=queue_name).enqueue(queue_name).saved()
+
+    manager.run(main)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_run_is_a_worker_whatever_the_manager_says(tmp_path: Path) -> None:
+    """One manager for both: the application only enqueues, the worker runs every queue, or those that are named."""
+    (tmp_path / "web.py").write_text(PRODUCER)
+    produced = subprocess.run(
+        [sys.executable, "web.py"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (produced.returncode, produced.stdout) == (0, ""), produced.stderr
+    for options, greeting in ((["--queue", "reports", "--queue", "odd"], "hello reports\n"), ([], "hello mail\n")):
+        with subprocess.Popen(
+            **command(tmp_path, "run", "web:manager", *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == greeting
+            process.send_signal(signal.SIGTERM)
+            out, errors = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, out) == (0, ""), errors
+    refused = run(tmp_path, "run", "web:manager", "--queue", "")
+    assert (refused.returncode, refused.stderr.count("queue_name must be")) == (2, 1)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_run_tells_in_json_how_it_went(jobs: Path) -> None:
     """One document on stdout when it ends, and nothing else there: what the user's code and its children print goes

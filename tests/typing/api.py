@@ -80,6 +80,8 @@ manager = TaskManager(
     codec=codec,
 )
 in_memory = TaskManager(None)
+producer = TaskManager("tasks.db", run_queues=())
+workers = [TaskManager("tasks.db", run_queues=each) for each in (("mail",), ["mail"], {"mail": 1}, None)]
 
 # --- defining ---------------------------------------------------------------------------------------------------------
 
@@ -248,6 +250,7 @@ manager.submit_in(sqlite3.connect("t"), build_report, "x")  # type: ignore[call-
 manager.task(retires=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]  # misspelt
 manager.task(executor="fibre")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]  # no such lane
 TaskManager("tasks.db", synchronous="off")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such level
+TaskManager("tasks.db", run_queues=(1,))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no name
 TaskManager("tasks.db", 60.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # options are keywords
 RetryPolicy()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # auto_retry_for is required
 TaskResult(ok=1, err=TaskError("A"))  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]  # one of the two

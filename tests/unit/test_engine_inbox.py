@@ -276,7 +276,7 @@ async def test_inbox_takes_what_was_held_for_the_start_first() -> None:
     work = persisted(manager, log)
     async with world_of(manager) as (world, _):
         await manager.stop()
-        manager._intake.reopen_for_start()
+        manager._intake.reopen_for_start(manager._settings)
         for number in range(MANY):
             work.enqueue(str(number))
         await world.start()

@@ -161,6 +161,8 @@ async def test_a_place_is_left_for_a_moment_to_others_whose_task_is_the_best(tmp
         ('{"task_names": ["theirs"]}', True),
         ('{"task_names": null}', True),
         ('{"task_names": ["others"]}', False),
+        ('{"task_names": null, "run_queues": ["mail"]}', True),
+        ('{"task_names": ["theirs"], "run_queues": []}', False),
         ('{"task_names": ["theirs"], "is_stopping": true}', False),
         ('{"is_stopping": false}', False),
         ("[]", False),
@@ -171,7 +173,7 @@ async def test_a_place_is_left_for_a_moment_to_others_whose_task_is_the_best(tmp
 def test_a_place_is_left_only_to_who_says_that_it_can_take_it(live_tasks: str | None, can_run: bool) -> None:
     """One that stops, that knows other functions, or that another version has described, would leave it empty."""
     instance = InstanceRow("other", None, "host", 1, "main", None, 1, None, live_tasks, 1)
-    assert sharing._can_run(instance, "theirs") is can_run
+    assert sharing._can_run(instance, "theirs", "mail") is can_run
 
 
 async def test_a_backlog_does_not_keep_an_instance_from_hearing_others(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ async def test_a_start_that_fails_keeps_what_was_held_for_it_and_one_that_cannot
 
     async with world_of(manager) as (world, store):
         await manager.stop()
-        manager._intake.reopen_for_start()
+        manager._intake.reopen_for_start(manager._settings)
         first, second = work.enqueue("a"), memory_only.enqueue()
         store.is_down = True
         with pytest.raises(StoreUnavailable):

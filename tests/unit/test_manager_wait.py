@@ -168,7 +168,7 @@ async def test_before_the_start_saved_and_await_wait(manager: TaskManager) -> No
         async def job() -> int:
             return 1
 
-        manager._intake.reopen_for_start()
+        manager._intake.reopen_for_start(manager._settings)
         handle, unwanted = job.enqueue(), job.enqueue()
         saved = asyncio.create_task(handle.saved())
         values = [asyncio.ensure_future(each.result()) for each in (handle, manager.handle(handle.task_id))]

@@ -1,0 +1,235 @@
+"""Instances with roles: some only enqueue, some run some queues, and each task runs once in one that runs its queue."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskmanager import ConfigurationError, QueueConfig, TaskManager, TaskStatus
+from tests.unit.engine_worlds import assert_counters, engine_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
+
+
+def manager_on(db: Path, log: list[tuple[str, str]] | None = None, name: str = "", **options: Any) -> Any:
+    """A manager with the tasks `work` and `fleeting`; `work` notes which manager has run it."""
+    manager = TaskManager(db, store_poll=0.02, **options)
+    seen = [] if log is None else log
+
+    @manager.task(name="work", persist=True, requeue_on_interrupt=True)
+    async def work(label: str) -> str:
+        seen.append((name, label))
+        return label
+
+    @manager.task(name="fleeting", persist=False)
+    async def fleeting() -> None: ...
+
+    return manager, work, fleeting
+
+
+def rows(db: Path) -> list[tuple[str, str | None]]:
+    """The status and the owner of each row."""
+    with closing(sqlite3.connect(db)) as connection:
+        return connection.execute("SELECT status, claimed_by_worker_id FROM taskmanager_tasks ORDER BY id").fetchall()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110  # what another instance does in the file has no event
+            await asyncio.sleep(0.005)
+
+
+# What is configured.
+
+
+@pytest.mark.parametrize(
+    ("run_queues", "words"),
+    [
+        ("mail", r"run_queues must hold the names of queues, as in \('mail',\), not be the text 'mail'"),
+        (5, "run_queues must hold the names of queues"),
+        (["mail", ""], "run_queues: queue_name must be"),
+        ([["mail"]], "run_queues: queue_name must be"),
+    ],
+)
+def test_run_queues_must_be_names_of_queues(run_queues: Any, words: str) -> None:
+    """The letters of a text are names too, of queues that nobody has."""
+    with pytest.raises(ConfigurationError, match=words):
+        TaskManager("never-opened.db", run_queues=run_queues)
+
+
+def test_run_queues_are_copied() -> None:
+    names = ["mail"]
+    manager = TaskManager("never-opened.db", run_queues=names)
+    names.append("reports")
+    assert [manager._settings.runs(each) for each in ("mail", "reports")] == [True, False]
+
+
+# What goes to the file.
+
+
+async def test_tasks_of_a_producer_are_free_rows(tmp_path: Path) -> None:
+    """They are nobody's from their first commit on, so that a worker takes them at once, also if the producer dies."""
+    manager, work, _ = manager_on(tmp_path / "tasks.db", run_queues=())
+    async with manager:
+        handles = [work.enqueue("a"), work.with_options(priority=1, tags={"user": "1"}).enqueue("b")]
+        for each in handles:
+            await each.saved()
+        assert rows(tmp_path / "tasks.db") == [("PENDING", None)] * 2
+        await until(lambda: not engine_of(manager).live)
+        assert_counters(engine_of(manager))
+        assert handles[0].status is TaskStatus.PENDING
+    assert rows(tmp_path / "tasks.db") == [("PENDING", None)] * 2
+
+
+async def test_a_worker_runs_what_a_producer_enqueues(tmp_path: Path) -> None:
+    """The handles of the producer give the results."""
+    log: list[tuple[str, str]] = []
+    web, work, _ = manager_on(tmp_path / "tasks.db", log, "web", run_queues=())
+    worker, _, _ = manager_on(tmp_path / "tasks.db", log, "worker")
+    async with web, worker:
+        handles = [work.enqueue(str(number)) for number in range(20)]
+        delayed = work.with_options(delay=0.05).enqueue("later")
+        assert await asyncio.gather(*handles, delayed) == [*map(str, range(20)), "later"]
+        assert {name for name, _ in log} == {"worker"}
+        assert len(log) == 21
+
+
+async def test_each_instance_runs_only_its_queues(tmp_path: Path) -> None:
+    log: list[tuple[str, str]] = []
+    one, work, _ = manager_on(tmp_path / "tasks.db", log, "mail", run_queues=("mail",))
+    other, _, _ = manager_on(tmp_path / "tasks.db", log, "reports", run_queues={"reports", "odd"})
+    async with one, other:
+        calls = [work.with_options(queue_name=name).enqueue(name) for name in ("mail", "reports") for _ in range(5)]
+        await asyncio.gather(*calls)
+    assert sorted(log) == [("mail", "mail")] * 5 + [("reports", "reports")] * 5
+
+
+async def test_a_keyed_task_of_a_producer_is_one_free_row(tmp_path: Path) -> None:
+    """The first write says whether the key has a row; what waits after that waits in the file."""
+    log: list[tuple[str, str]] = []
+    web, work, _ = manager_on(tmp_path / "tasks.db", log, "web", run_queues=())
+    async with web:
+        first, second = (work.with_options(idempotency_key="k").enqueue("a") for _ in range(2))
+        await first.saved()
+        await until(lambda: rows(tmp_path / "tasks.db") == [("PENDING", None)])
+        third = work.with_options(idempotency_key="k").enqueue("a")
+        worker, _, _ = manager_on(tmp_path / "tasks.db", log, "worker")
+        async with worker:
+            assert await asyncio.gather(first, second, third) == ["a"] * 3
+    assert log == [("worker", "a")]
+
+
+async def test_a_failed_key_is_run_again_by_a_worker(tmp_path: Path) -> None:
+    """A producer puts the task over the row that has ended badly, and does not run it."""
+    log: list[tuple[str, str]] = []
+    web, work, _ = manager_on(tmp_path / "tasks.db", log, "web", run_queues=())
+    async with web:
+        first = work.with_options(idempotency_key="k", delay=3600).enqueue("a")
+        await first.saved()
+        assert await web.cancel(first.task_id)
+        again = work.with_options(idempotency_key="k").enqueue("b")
+        await again.saved()
+        worker, _, _ = manager_on(tmp_path / "tasks.db", log, "worker")
+        async with worker:
+            assert await again == "b"
+    assert log == [("worker", "b")]
+
+
+async def test_tasks_go_to_the_file_when_their_queue_is_not_run_any_more(tmp_path: Path) -> None:
+    """Rows of an earlier start, and tasks held before this one, wait in the file if their queue is not run any more."""
+    db = tmp_path / "tasks.db"
+    log: list[tuple[str, str]] = []
+    before, work, _ = manager_on(db, log, "before", queues=[QueueConfig("default", max_concurrency=1)])
+    async with before:
+        await before.pause("default")
+        await work.enqueue("old").saved()
+    web, work, _ = manager_on(db, log, "web", run_queues=["other"])
+    work.enqueue("held")
+    async with web:
+        await web.flush()
+        await until(lambda: not engine_of(web).live)
+        assert [status for status, owner in rows(db) if owner is None and status == "PENDING"] == ["PENDING"] * 2
+    assert log == []
+
+
+async def test_an_instance_takes_over_no_task_of_a_queue_it_does_not_run(tmp_path: Path) -> None:
+    """An idle worker of another queue leaves what waits at a busy one."""
+    gate, log = asyncio.Event(), []
+    busy = TaskManager(tmp_path / "tasks.db", store_poll=0.02, concurrency=1)
+    idle = TaskManager(tmp_path / "tasks.db", store_poll=0.02, run_queues=("other",))
+
+    def tasks_of(manager: TaskManager, name: str) -> Any:
+        async def work(number: int) -> None:
+            log.append(name)
+            await gate.wait()
+
+        return manager.task(name="work", persist=True, requeue_on_interrupt=True)(work)
+
+    tasks_of(idle, "idle")
+    work = tasks_of(busy, "busy")
+    async with busy, idle:
+        handles = [work.enqueue(number) for number in range(6)]
+        other = work.with_options(queue_name="other").enqueue(7)
+        await until(lambda: "idle" in log)  # it has looked at the file since
+        gate.set()
+        await asyncio.gather(*handles, other)
+    assert log.count("idle") == 1
+
+
+async def test_a_schedule_of_a_producer_fires_into_the_file(tmp_path: Path) -> None:
+    """The producer knows when, a worker runs it."""
+    log: list[tuple[str, str]] = []
+    web = TaskManager(tmp_path / "tasks.db", store_poll=0.02, run_queues=())
+    worker = TaskManager(tmp_path / "tasks.db", store_poll=0.02)
+    for manager, name in ((web, "web"), (worker, "worker")):
+
+        async def tick(name: str = name) -> None:
+            log.append((name, "tick"))
+
+        task = manager.task(name="tick", persist=True)(tick)
+        if manager is web:
+            manager.schedule(every=timedelta(hours=1), name="hourly")(task)
+    async with web, worker:
+        await (await web.run_schedule("hourly")).result(timeout=10)
+    assert log == [("worker", "tick")]
+
+
+# What nobody would run.
+
+
+async def test_a_memory_only_task_that_nobody_would_run_is_refused(tmp_path: Path) -> None:
+    web, _, fleeting = manager_on(tmp_path / "tasks.db", run_queues=("mail",))
+    async with web:
+        with pytest.raises(ConfigurationError, match=r"does not run its queue 'default' \(run_queues=\('mail',\)\)"):
+            fleeting.enqueue()
+        await fleeting.with_options(queue_name="mail").enqueue()
+
+
+async def test_a_start_refuses_held_tasks_that_nobody_would_run(tmp_path: Path) -> None:
+    """Whether a queue is run is decided at the start, before the file is opened."""
+    web, work, fleeting = manager_on(tmp_path / "tasks.db", run_queues=())
+    held = [fleeting.enqueue(), fleeting.with_options(queue_name="mail").enqueue()]
+    kept = work.enqueue("a")
+    with pytest.raises(ConfigurationError, match=r"2 memory-only tasks .* 'default', 'mail' \(run_queues=\(\)\)"):
+        await web.start()
+    assert not (tmp_path / "tasks.db").exists()
+    for each in held:
+        assert each.cancel()
+    async with web:
+        await kept.saved()
+
+
+async def test_a_manager_that_runs_all_queues_refuses_nothing_after_a_role(tmp_path: Path) -> None:
+    """A refusal lasts until the next start, by which `taskmanager run` has another say."""
+    web, _, fleeting = manager_on(tmp_path / "tasks.db", run_queues=())
+    async with web:
+        pass
+    web._settings = replace(web._settings, run_queues=None)
+    async with web:
+        await fleeting.enqueue()
