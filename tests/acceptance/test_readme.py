@@ -193,7 +193,8 @@ def test_the_readme_can_be_read_in_ten_minutes() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES
 
 
-def _installed_above(block: Block) -> set[str]:
+@cache
+def _installed_above(block: Block) -> frozenset[str]:
     """What a reader of the page has installed by then: the library, and what the lines above say."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     above = "\n".join(block.page.read_text(encoding="utf-8").splitlines()[: block.line])
@@ -202,7 +203,7 @@ def _installed_above(block: Block) -> set[str]:
     for word in words:
         extra = re.fullmatch(r"'\.\[(\w+)\]'", word)
         wanted += project["optional-dependencies"][extra[1]] if extra else []
-    return {re.split(r"[^\w-]", each)[0].replace("-", "_") for each in wanted}
+    return frozenset(re.split(r"[^\w-]", each)[0].replace("-", "_") for each in wanted)
 
 
 def test_everything_that_a_program_imports_is_installed_by_a_line_above_it() -> None:

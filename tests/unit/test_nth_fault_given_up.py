@@ -42,6 +42,8 @@ PATIENCE_S = 20.0
 FOR_GOOD = 10**6
 GONE_PATIENCE_S = 0.05
 SOON_S = 0.001
+AGAIN_S = 0.005
+"""Between two tries of the writer: a store that is gone is asked some ten times."""
 KEPT_WAITING = ("later", "again")
 """Tasks that are unfinished at the first stop, and have to be finished by the second day."""
 
@@ -49,8 +51,8 @@ KEPT_WAITING = ("later", "again")
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine's own pauses before it tries again, in no time."""
-    monkeypatch.setattr(writer, "FIRST_RETRY_S", SOON_S)
-    monkeypatch.setattr(writer, "LAST_RETRY_S", SOON_S)
+    monkeypatch.setattr(writer, "FIRST_RETRY_S", AGAIN_S)
+    monkeypatch.setattr(writer, "LAST_RETRY_S", AGAIN_S)
     monkeypatch.setattr(lifecycle, "START_PAUSE_S", SOON_S)
     monkeypatch.setattr(lifecycle, "START_PATIENCE_S", 5 * SOON_S)
     monkeypatch.setattr(lifecycle, "CANCEL_GRACE_S", 0.02)
@@ -368,8 +370,11 @@ async def test_a_store_that_fails_for_a_moment_loses_and_repeats_nothing(
 
 @pytest.mark.req("PR-34", "PR-53")
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-async def test_a_store_that_goes_away_keeps_what_it_has_promised(tmp_path: Path, after: bool) -> None:
+async def test_a_store_that_goes_away_keeps_what_it_has_promised(
+    tmp_path: Path, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From every call on, for the rest of the day: what was saved is there, and what has succeeded is not repeated."""
+    monkeypatch.setattr(writer, "FAILING_S", GONE_PATIENCE_S)
     days = await try_every_call(
         tmp_path, in_memory, lambda inner, nth: FaultyStore(inner, [Fault.fail(nth, after=after, times=FOR_GOOD)])
     )
