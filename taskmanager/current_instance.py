@@ -65,7 +65,8 @@ def _is_here(lifecycle: "Lifecycle") -> bool:
 def _check_process(lifecycle: "Lifecycle") -> None:
     if lifecycle.engine.intake.is_forked:
         raise WrongProcess(
-            "the manager runs in the process that this one was forked from; return the work to that process"
+            "the manager runs in the process that this one was forked from; start it after the fork, in the hook that "
+            "a server has for each worker, or return the work to that process"
         )
 
 
@@ -142,8 +143,10 @@ class CurrentInstance:
         return SqliteStore(database, synchronous=self._settings().synchronous, is_dead=partial(is_dead, database))
 
     def check_start(self) -> None:
-        """Raise `WrongProcess` in a child that was forked while its parent had the file open."""
+        """Raise `WrongProcess` in a child that was forked while its parent had the file open, or ran the manager."""
         database = self.database
+        if (lifecycle := self.lifecycle) is not None and not lifecycle.engine.inbox.is_loop_closed():
+            _check_process(lifecycle)
         if database is None:
             return
         from taskmanager.store.sqlite.files import check_process

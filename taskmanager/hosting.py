@@ -7,16 +7,17 @@ containers understand that. A worker only waits for a signal, so an orderly stop
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import threading
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
-from types import FrameType
-from typing import Any, Final, NamedTuple, NoReturn
+from types import FrameType, TracebackType
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 from taskmanager.engine.loops import let_loop_close
 from taskmanager.lifecycle import CANCEL_GRACE_S
@@ -27,6 +28,7 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.stop import leave_unstopped
 
+T = TypeVar("T")
 Main = Callable[[], Coroutine[Any, Any, Any]]
 Asked = list[signal.Signals]
 """The signals that have come so far. The first one says how the program ends."""
@@ -34,6 +36,7 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 ENDED_BY: Final = 128
 """Plus the number of a signal: the exit status of a program that this signal has ended."""
 CTRL_C_EXIT: Final = ENDED_BY + signal.SIGINT
+THREAD: Final = "taskmanager"
 
 
 def run_hosted(
@@ -226,46 +229,71 @@ def _signals(loop: asyncio.AbstractEventLoop, on_signal: Callable[[signal.Signal
 # In a thread of its own.
 
 
-@contextlib.contextmanager
-def hosted_in_thread(started: AbstractAsyncContextManager[object]) -> Iterator[None]:
-    """Keep `started` in a new loop, in a thread of its own, while the block runs.
+class InThread(AbstractContextManager[T]):
+    """Keeps `started` in a new loop, in a thread of its own, while the block runs. The block is given `given`.
 
     What the start or the stop raises is raised here. A program that ends inside of the block is stopped as one that
-    ends without a stop: the thread does not keep it.
+    ends without a stop: the thread does not keep it. A forked child has no such thread, and may leave the block.
+
+    This is no generator: one that is collected at the end of the program would wait for a thread that has ended.
     """
-    if _running_loop() is not None:
-        raise ConfigurationError("in_thread() would block this event loop; use `async with manager:` here")
-    up: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-    over: Future[None] = Future()
-    threading.Thread(target=_host_in_thread, args=(started, up, over), name="taskmanager", daemon=True).start()
-    loop, leaving = up.result()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(RuntimeError):  # the loop has ended by itself, and `over` says why
-            loop.call_soon_threadsafe(leaving.set)
-        over.result()
 
+    def __init__(self, given: T, started: AbstractAsyncContextManager[object], cut_short: Callable[[], None]) -> None:
+        self._given, self._started, self._cut_short = given, started, cut_short
+        self._up: Future[None] = Future()
+        self._over: Future[None] = Future()
+        self._leaving = asyncio.Event()
+        self._thread = threading.Thread(target=self._host, name=THREAD, daemon=True)
 
-def _host_in_thread(
-    started: AbstractAsyncContextManager[object],
-    up: "Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]",
-    over: "Future[None]",
-) -> None:
-    async def host() -> None:
-        leaving = asyncio.Event()
-        async with started:
-            up.set_result((asyncio.get_running_loop(), leaving))
-            await leaving.wait()
+    def __enter__(self) -> T:
+        if _running_loop() is not None:
+            raise ConfigurationError("in_thread() would block this event loop; use `async with manager:` here")
+        self._pid, self._loop = os.getpid(), asyncio.new_event_loop()
+        self._thread.start()
+        try:
+            self._up.result()
+        except BaseException:
+            self._leave_and_wait()  # Ctrl-C, if the start has not failed
+            raise
+        return self._given
 
-    try:
-        asyncio.run(host())
-        over.set_result(None)
-    except Exception as exc:  # noqa: BLE001  # raised where the thread was asked for
-        (over if up.done() else up).set_exception(exc)
-    finally:  # whatever ends this thread, nobody waits for it any more
-        up.cancel()
-        over.cancel()
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None, /
+    ) -> None:
+        if os.getpid() == self._pid:
+            self._leave_and_wait()
+
+    def _leave_and_wait(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself, and `_over` says why
+            self._loop.call_soon_threadsafe(self._leave)
+        self._over.result()
+
+    def _leave(self) -> None:
+        self._leaving.set()
+        if not self._up.done():  # the start may wait for the file
+            self._cut_short()
+
+    def _host(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._until_left())
+            self._over.set_result(None)
+        except Exception as exc:  # noqa: BLE001  # raised where the thread was asked for
+            if not self._up.done():
+                self._up.set_exception(exc)
+            self._over.set_exception(exc)
+        finally:  # whatever ends this thread, nobody waits for it any more
+            self._up.cancel()
+            self._over.cancel()
+
+    async def _until_left(self) -> None:
+        try:
+            async with self._started:
+                self._up.set_result(None)
+                await self._leaving.wait()
+        except asyncio.CancelledError:
+            if self._up.done():
+                raise
 
 
 # How the program ends.

@@ -33,6 +33,8 @@ from taskmanager.task import (
 )
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     import aiosqlite
     from rich.console import RenderableType
 
@@ -351,17 +353,15 @@ class TaskManager:
         """
         return self._serving()
 
-    @contextmanager
-    def in_thread(self) -> Iterator[Self]:
+    def in_thread(self) -> "AbstractContextManager[Self]":
         """Run the manager in a thread of its own while the block runs: `with manager.in_thread(): ...`.
 
         For programs without an event loop: Flask, Django, scripts. `call` and `handle.wait()` reach it from any thread.
-        Raises what `start` and `stop` raise.
+        Raises what `start` and `stop` raise. A server that forks its workers enters it in each of them, in its hook.
         """
-        from taskmanager.hosting import hosted_in_thread
+        from taskmanager.hosting import InThread
 
-        with hosted_in_thread(self):
-            yield self
+        return InThread(self, self, self._instance.cut_short)
 
     def call(self, what: Awaitable[T], /, *, timeout: float | None = None) -> T:
         """Run what can be awaited on the loop of the manager, and wait for it in this thread: `call(manager.counts())`.

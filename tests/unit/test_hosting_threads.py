@@ -1,10 +1,15 @@
 """A manager in a thread of its own: started and stopped by a block, and reached by calls that wait in their thread."""
 
 import asyncio
+import os
+import signal
+import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -12,7 +17,9 @@ from taskmanager import ConfigurationError, ManagerStopped, StoreError, TaskFail
 
 pytestmark = pytest.mark.timeout(60)
 
-ENDS_INSIDE = """
+is_posix = pytest.mark.skipif(os.name != "posix", reason="forks, and sends POSIX signals")
+
+ENDS_INSIDE: Final = """
 from taskmanager import TaskManager
 
 manager = TaskManager("tasks.db")
@@ -20,12 +27,102 @@ manager = TaskManager("tasks.db")
 @manager.task(persist=True)
 async def kept(n: int) -> None: ...
 
-block = manager.in_thread()
-block.__enter__()
+manager.in_thread().__enter__()
 manager.call(manager.pause("default"))
 for n in range(3):
     kept.enqueue(n)
 """
+
+FORKS: Final = """
+import asyncio, os, sys
+from taskmanager import TaskManager
+
+def tried(way):
+    try:
+        return way()
+    except Exception as exc:
+        return type(exc).__name__
+
+def fork(manager):
+    @manager.task
+    async def double(n):
+        return 2 * n
+
+    @manager.task
+    async def sleep():
+        await asyncio.Event().wait()
+
+    def enter():
+        with manager.in_thread():
+            return "entered"
+
+    with manager.in_thread():
+        waiting = sleep.enqueue()
+        pid = os.fork()
+        if pid == 0:
+            ways = lambda: double.enqueue(1), lambda: manager.call(manager.counts()), waiting.wait, enter
+            print(*map(tried, ways), flush=True)
+            sys.exit(3)  # leaves the block
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), double.enqueue(21).wait(timeout=20), flush=True)
+        waiting.cancel()
+
+fork(TaskManager("tasks.db"))
+fork(TaskManager(None))
+"""
+
+INTERRUPTED: Final = """
+import asyncio, os, signal, sys, threading
+from taskmanager import TaskManager, lifecycle
+
+lifecycle.START_PATIENCE_S = 3600.0
+manager = TaskManager("tasks.db", concurrency=1, drain_timeout=600.0 if "drain" in sys.argv[1] else 0.0)
+
+@manager.task(persist=True, requeue_on_interrupt=True)
+async def work(n):
+    if n:
+        return
+    await manager.flush()
+    press()
+    while "drain" in sys.argv[1] and manager.status().state != "draining":
+        await asyncio.sleep(0.01)
+    press()
+    await asyncio.Event().wait()
+
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
+
+def press_in_the_start():
+    while manager._lifecycle is None:
+        pass
+    press()
+
+def hosted():
+    with manager.in_thread():
+        handle = [work.enqueue(n) for n in range(3)][0]
+        if "wait" in sys.argv[1]:
+            handle.wait()
+        else:
+            manager.call(manager.join())
+
+if "start" in sys.argv[1]:
+    threading.Thread(target=press_in_the_start).start()
+try:
+    hosted()
+finally:
+    print(manager.status().state, [each.name for each in threading.enumerate()][1:])
+"""
+
+
+def rows(folder: Path) -> list[tuple[Any, ...]]:
+    """How the tasks stand in the file."""
+    with closing(sqlite3.connect(folder / "tasks.db")) as connection:
+        return connection.execute("SELECT status, claimed_by_worker_id FROM taskmanager_tasks").fetchall()
+
+
+def ended(folder: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """A program, run to its end."""
+    command = [sys.executable, "-c", program, *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=40, check=False)
 
 
 @pytest.fixture
@@ -167,9 +264,52 @@ async def test_a_running_loop_is_not_blocked(manager: TaskManager) -> None:
 
 
 def test_a_program_may_end_inside_of_the_block(tmp_path: Path) -> None:
-    """What was accepted is in the file, as after any end without a stop."""
-    ran = subprocess.run([sys.executable, "-c", ENDS_INSIDE], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    """What was accepted is in the file, as after any end without a stop. Nobody needs to hold the block."""
+    ran = ended(tmp_path, ENDS_INSIDE)
     assert ran.returncode == 0, ran.stderr
     again = TaskManager(tmp_path / "tasks.db")
     with again.in_thread():
         assert again.call(again.counts())[TaskStatus.PENDING] == 3
+
+
+@is_posix
+def test_a_forked_child_is_refused_and_may_leave_the_block(tmp_path: Path) -> None:
+    """The thread is in the parent: a child can hand nothing over, nor wait for the thread to end. The parent goes on.
+
+    It is so with a file and without one.
+    """
+    ran = ended(tmp_path, FORKS)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == ["WrongProcess " * 3 + "WrongProcess", "3 42"] * 2
+
+
+@is_posix
+@pytest.mark.parametrize("at", ["wait", "call"])
+def test_ctrl_c_ends_a_program_that_waits_and_keeps_its_tasks(tmp_path: Path, at: str) -> None:
+    """The block stops the manager on the way out, and nothing of it is left."""
+    ran = ended(tmp_path, INTERRUPTED, at)
+    assert ran.returncode == -signal.SIGINT
+    assert ran.stdout == "stopped []\n"
+    assert ran.stderr.rstrip().endswith("KeyboardInterrupt")
+    assert rows(tmp_path) == [("PENDING", None)] * 3
+
+
+@is_posix
+def test_a_second_ctrl_c_ends_a_program_that_drains(tmp_path: Path) -> None:
+    """It waits no longer for what runs, which is put back."""
+    ran = ended(tmp_path, INTERRUPTED, "call, drain")
+    assert ran.returncode == -signal.SIGINT
+    assert rows(tmp_path) == [("PENDING", None)] * 3
+
+
+@is_posix
+def test_ctrl_c_in_a_start_leaves_no_thread_behind(tmp_path: Path) -> None:
+    """The start waits for a file that somebody has locked; whoever presses it waits for neither."""
+    with TaskManager(tmp_path / "tasks.db").in_thread():
+        pass
+    with closing(sqlite3.connect(tmp_path / "tasks.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        ran = ended(tmp_path, INTERRUPTED, "start")
+    assert ran.returncode == -signal.SIGINT
+    assert ran.stdout == "held until start []\n"
+    assert ran.stderr.rstrip().endswith("KeyboardInterrupt")
