@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.record import AttemptRow, TaskRow
 from taskmanager.model.states import LIVE, TERMINAL, WAITING, TaskStatus, can_move
+from tests.simulation.failures import Failures
 from tests.simulation.faults import READS
 from tests.simulation.jobs import UNSAFE
 from tests.simulation.process import WOKEN_US
@@ -39,6 +40,7 @@ class Checks:
 
     def __init__(self, world: "World") -> None:
         self._world = world
+        self.failures = Failures(world)
         self.rows: dict[str, TaskRow] = {}
         self.attempts: dict[tuple[str, int], AttemptRow] = {}
         self._fresh: dict[tuple[str, int], AttemptRow] = {}
@@ -159,6 +161,7 @@ class Checks:
         for task_id, new in rows.items():
             if task_id not in self.rows:
                 self._judge_new(process, verb, new)
+        self.failures.judge(self.rows, rows)
         fresh = [row for task_id, row in rows.items() if task_id not in self.rows]
         self.rows, self.attempts = rows, attempts
         if self._world.timetable.entries:

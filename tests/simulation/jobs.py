@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from taskmanager import RetryPolicy, Snooze, Task, TaskManager, current_task
+from taskmanager import FailedTask, RetryPolicy, Snooze, Task, TaskManager, current_task
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process
@@ -14,6 +14,8 @@ ONCE = frozenset({"once", "narrow_once", "thread_once", "process_once", "shared_
 """Not safe to repeat, and without retries: user code starts at most once in all."""
 UNSAFE = ONCE | {"crash_retry", "retried", "process_retry"}
 """Not safe to repeat: user code of one attempt starts at most once."""
+FOLLOWED = frozenset({"once", "retried", "timed", "thread_safe", "process_once", "shared_once"})
+"""Their failures enqueue an alert."""
 NARROW_LIMIT = 2
 ALWAYS = ("safe", "once", "shared")
 """Every seed has these, and some of the others."""
@@ -63,29 +65,52 @@ def define_jobs(manager: TaskManager, process: "Process") -> Jobs:
     def make_process(name: str, **options: Any) -> Task[..., Any]:
         return manager.task(name=name, executor="process", persist=True, **options)(in_child)
 
+    alert = _define_alert(manager, process)
     crash_policy = RetryPolicy.fixed([1, 1], auto_retry_for=["WORKER_CRASHED"])
     quick = {"retries": 2, "retry_delay": 0.2}
+    followed: dict[str, Any] = {"persist": True, "on_failure": alert}
     makers: dict[str, Callable[[], Task[..., Any]]] = {
         "safe": partial(make, "safe", persist=True, requeue_on_interrupt=True, **quick),
-        "once": partial(make, "once", persist=True),
-        "retried": partial(make, "retried", persist=True, **quick),
+        "once": partial(make, "once", persist=True, on_failure=alert),
+        "retried": partial(make, "retried", persist=True, on_failure=alert.with_options(delay=2), **quick),
         "crash_retry": partial(make, "crash_retry", persist=True, retry_policy=crash_policy),
-        "timed": partial(make, "timed", persist=True, requeue_on_interrupt=True, timeout=1.5, **quick),
+        "timed": partial(make, "timed", requeue_on_interrupt=True, timeout=1.5, **followed, **quick),
         "narrow": partial(make, "narrow", persist=True, requeue_on_interrupt=True, queue_name="narrow", **quick),
         "narrow_once": partial(make, "narrow_once", persist=True, queue_name="narrow"),
         "memory": partial(make, "memory", persist=False, **quick),
-        "thread_safe": partial(make_thread, "thread_safe", persist=True, requeue_on_interrupt=True, timeout=2, **quick),
+        "thread_safe": partial(make_thread, "thread_safe", requeue_on_interrupt=True, timeout=2, **followed, **quick),
         "thread_once": partial(make_thread, "thread_once", persist=True, timeout=2),
         "process_safe": partial(make_process, "process_safe", requeue_on_interrupt=True, timeout=2, **quick),
-        "process_once": partial(make_process, "process_once"),
+        "process_once": partial(make_process, "process_once", on_failure=alert.with_options(priority=1)),
         "process_retry": partial(make_process, "process_retry", retry_policy=crash_policy),
         "shared": partial(make, "shared", persist=True, requeue_on_interrupt=True, queue_name="shared", **quick),
-        "shared_once": partial(make, "shared_once", persist=True, queue_name="shared"),
+        "shared_once": partial(make, "shared_once", queue_name="shared", **followed),
         "shared_thread": partial(
             make_thread, "shared_thread", persist=True, requeue_on_interrupt=True, queue_name="shared"
         ),
     }
     return {name: makers[name]() for name in process.world.kinds}
+
+
+def _define_alert(manager: TaskManager, process: "Process") -> Task[[FailedTask], Any]:
+    """What follows a failure. It fails itself now and then, and nothing follows that."""
+    world = process.world
+
+    async def never(failed: FailedTask) -> None:
+        world.fault(f"a failure of an alert is followed by an alert: {failed}")
+
+    async def alert(failed: FailedTask) -> None:
+        context = current_task()
+        run = world.runs.begin(process, "alert", context.task_id, context.attempt)
+        try:
+            await asyncio.sleep(0.01)
+            if failed.attempts > 1:
+                raise Planned("an alert fails")
+        finally:
+            world.runs.end(run)
+
+    last = manager.task(name="never", persist=True)(never)
+    return manager.task(name="alert", persist=True, requeue_on_interrupt=True, on_failure=last)(alert)
 
 
 async def _live(process: "Process", name: str, label: int, plan: str) -> int | Snooze:

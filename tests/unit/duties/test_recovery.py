@@ -1,6 +1,7 @@
 """Recovery: in how many steps the tasks of a dead instance are given back, and in which order."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ from taskmanager.engine.instance import new_identity
 from taskmanager.model.config import DEFAULT_RECOVERY, RecoveryConfig
 from taskmanager.model.record import TaskRow
 from taskmanager.store.memory import MemoryStore
-from taskmanager.store.protocol import InstanceRow, Store
+from taskmanager.store.protocol import InstanceRow, Store, TaskFilter
 from tests.contract.rows import put, task
 from tests.unit.duties.scene import Clock, Scene, until
 
 pytestmark = pytest.mark.anyio
 
+FOLLOWED = (
+    '"on_failure": {"task_name": "app:alert", "queue_name": "default", "priority": 5, "options": {"persist": true}}'
+)
 SAFE = '{"persist": true, "requeue_on_interrupt": true}'
 
 
@@ -114,3 +118,26 @@ async def test_manager_starts_the_best_of_what_a_dead_one_left_and_then_the_rest
         may_go_on.set()
         await second.join()
     assert started == list(reversed(range(60)))
+
+
+@pytest.mark.parametrize("way", ["dead", "silent", "budget", "unreadable"])
+async def test_failure_of_what_ran_enqueues_what_follows_it(way: str) -> None:
+    """By whichever road a task is recovered; the message says what has become of it."""
+    store, options = MemoryStore(), f'{{"persist": true, {FOLLOWED}}}'
+    ran = task("ran", status="RUNNING", task_options=options)
+    if way == "budget":
+        ran = ran._replace(crash_count=2, task_options=f"{SAFE[:-1]}, {FOLLOWED}}}")
+    if way == "unreadable":
+        ran = ran._replace(log="{}", task_options=options.replace("true,", 'true, "requeue_on_interrupt": true,', 1))
+    found = await left_by_a_dead_one(store, ran)
+    moved = await (found.recover_stale(await found.stale(0)) if way == "silent" else found.run_once())
+    rows = {row.task_name: row for row in await store.fetch_many(TaskFilter())}
+    assert (moved, rows["app:job"].status, rows["app:alert"].status) == (1, "FAILED", "PENDING")
+    alert = await store.fetch(rows["app:alert"].task_id)
+    assert alert is not None
+    (failed,) = json.loads(alert.args or "")
+    assert failed["error"]["message"].startswith(
+        {"budget": "quarantined: ", "unreadable": "the record cannot be read: "}.get(
+            way, "its owner is gone while it ran"
+        )
+    )

@@ -1,0 +1,144 @@
+"""What follows a failure is in the file with it, or neither is: wherever the process dies, whoever recovers the task.
+
+The program encrypts what it stores. The command line has neither its functions nor its key.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.crash.stage import Stage, staged
+
+PROGRAM = """
+import asyncio, os, signal
+from taskmanager import FailedTask, TaskManager
+from taskmanager.store.sqlite import statements, transitions
+
+class Sealed:
+    def encode(self, data: bytes, /) -> bytes:
+        return data[::-1]
+
+    def decode(self, data: bytes, /) -> bytes:
+        return data[::-1]
+
+_, database, name, point, *jobs = sys.argv
+manager = TaskManager(database, codec=Sealed(), store_poll=0.05, processes=1)
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@manager.task(name="alert", persist=True)
+async def alert(failed: FailedTask) -> None:
+    note(f"{failed.task_name} {failed.error.error_code} {failed.attempts} {failed.tags}")
+
+@manager.task(name="kills", persist=True, on_failure=alert)
+async def kills() -> None:
+    die()
+
+@manager.task(name="fails", persist=True, on_failure=alert)
+async def fails() -> None:
+    raise OSError
+
+@manager.task(name="child dies", persist=True, on_failure=alert, executor="process")
+def child_dies() -> None:
+    die()
+
+def is_failure(writes) -> bool:
+    return any(each.status == "FAILED" for each in writes)
+
+real_commit, real_write = transitions.commit, statements.write
+
+def commit(connection, writes):
+    if point == "before" and is_failure(writes):
+        die()
+    report = real_commit(connection, writes)
+    if point == "after" and is_failure(writes):
+        die()
+    return report
+
+def write(connection, kind, rows, changed=None):
+    if point == "inside" and kind is statements.ON_FAILURE:
+        die()
+    return real_write(connection, kind, rows, changed)
+
+transitions.commit, statements.write = commit, write
+
+async def main() -> None:
+    for job in jobs:
+        handle = manager.get_task(job).with_options(tags={"order": "7"}).enqueue()
+        await handle.saved()
+    await manager.join()
+
+if __name__ == "__main__":
+    manager.run(main)
+"""
+
+
+def end(stage: Stage, name: str, *words: str) -> int:
+    """Run it to its end."""
+    return stage.start(name, *words).wait(60)
+
+
+def told(error_code: str, job: str = "kills") -> list[str]:
+    """What the alert notes of one failure."""
+    return [f"{job} {error_code} 1 {{'order': '7'}}"]
+
+
+def statuses(stage: Stage) -> dict[object, object]:
+    """By the names of the functions, of which each has one row."""
+    rows = stage.rows("SELECT task_name, status FROM taskmanager_tasks")
+    by_name = {name: status for name, status in rows}  # noqa: C416  # mypy does not know how many columns there are
+    assert len(rows) == len(by_name)
+    return by_name
+
+
+def test_death_that_another_process_recovers_enqueues_one(tmp_path: Path) -> None:
+    with staged(tmp_path, PROGRAM) as stage:
+        assert end(stage, "first", "", "kills") == -9
+        assert end(stage, "second", "") == 0, stage.log_of("second")
+        assert stage.lines() == told("WORKER_CRASHED")
+        assert statuses(stage) == {"kills": "FAILED", "alert": "COMPLETED"}
+
+
+def test_death_that_the_command_line_recovers_enqueues_one(tmp_path: Path) -> None:
+    """It waits in plain JSON until the application is up again, which reads it beside what it has encrypted."""
+    with staged(tmp_path, PROGRAM) as stage:
+        assert end(stage, "first", "", "kills") == -9
+        command = [sys.executable, "-m", "taskmanager", "recover", "--db", str(stage.database)]
+        for _ in range(2):
+            subprocess.run(command, check=True, timeout=60, capture_output=True)
+        assert statuses(stage) == {"kills": "FAILED", "alert": "PENDING"}
+        ((args,),) = stage.rows("SELECT args FROM taskmanager_tasks WHERE task_name = 'alert'")
+        assert json.loads(str(args))[0]["error"]["error_code"] == "WORKER_CRASHED"
+        assert end(stage, "second", "") == 0, stage.log_of("second")
+        assert stage.lines() == told("WORKER_CRASHED")
+        assert statuses(stage) == {"kills": "FAILED", "alert": "COMPLETED"}
+
+
+def test_death_that_many_recover_at_once_enqueues_one(tmp_path: Path) -> None:
+    with staged(tmp_path, PROGRAM) as stage:
+        assert end(stage, "first", "", "kills") == -9
+        started = [stage.start(name, "") for name in ("second", "third")]
+        assert [each.wait(60) for each in started] == [0, 0], stage.log_of("second") + stage.log_of("third")
+        assert stage.lines() == told("WORKER_CRASHED")
+
+
+def test_child_that_dies_is_a_failure_of_its_task(tmp_path: Path) -> None:
+    with staged(tmp_path, PROGRAM) as stage:
+        assert end(stage, "first", "", "child dies") == 0, stage.log_of("first")
+        assert stage.lines() == told("WORKER_CRASHED", "child dies")
+
+
+@pytest.mark.parametrize("point", ["before", "inside", "after"])
+def test_failure_and_what_follows_it_are_written_together(tmp_path: Path, point: str) -> None:
+    """Killed at the commit: the failure is in the file with the other task, or it is not there and is a crash."""
+    is_there = point == "after"
+    with staged(tmp_path, PROGRAM) as stage:
+        assert end(stage, "first", point, "fails") == -9
+        assert statuses(stage) == ({"fails": "FAILED", "alert": "PENDING"} if is_there else {"fails": "RUNNING"})
+        assert end(stage, "second", "") == 0, stage.log_of("second")
+        assert stage.lines() == told("UNHANDLED_EXCEPTION" if is_there else "WORKER_CRASHED", "fails")
+        assert statuses(stage) == {"fails": "FAILED", "alert": "COMPLETED"}
