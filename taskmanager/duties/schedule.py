@@ -143,6 +143,18 @@ class Schedule:
         """
         return keyed_task_id(f"schedule:{self.name}", str(of))
 
+    def after(self, instant_us: int, anchor_us: int | None = None) -> int:
+        """The first fire later than this instant. Intervals count from `anchor_us`, an earlier fire of theirs."""
+        return self.plan.timing.after(instant_us, anchor_us)
+
+    def starts_at(self, next_run_at: int) -> int:
+        """When that fire starts: at its time, or within the jitter behind it."""
+        return self.plan.timing.due(next_run_at)
+
+    def anew(self, next_run_at: int, now: int) -> int | None:
+        """The fire with which an interval goes on that was planned by a clock that was ahead. None for all others."""
+        return self.plan.timing.anew(next_run_at, now)
+
     @property
     def runs_alone(self) -> bool:
         """Whether a run of it does not begin before the one before has ended."""
@@ -151,11 +163,11 @@ class Schedule:
 
 def make_schedule(name: str, definition: Definition, options: ScheduleOptions) -> Schedule:
     """Raises `ConfigurationError` when the arguments do not fit the function, or cannot be stored."""
-    args, kwargs = options.args, dict(options.kwargs or {})
+    args, kwargs, arguments = options.args, dict(options.kwargs or {}), definition.arguments
     persisted = definition.as_persisted()
     try:
-        definition.arguments.check(args, kwargs)
-        stored_args, stored_kwargs = definition.arguments.encode(args, kwargs)
+        arguments.check(args, kwargs)
+        stored_args, stored_kwargs = arguments.encode(args, kwargs)
     except (TypeError, ArgumentError) as exc:
         raise ConfigurationError(f"schedule {name!r}: its args and kwargs do not fit the task: {exc}") from exc
     template = dumps(
@@ -175,7 +187,7 @@ def make_schedule(name: str, definition: Definition, options: ScheduleOptions) -
     said = [
         str(timing),
         persisted.name,
-        definition.arguments.digest(stored_args, stored_kwargs) or "",
+        arguments.digest(stored_args, stored_kwargs) or "",
         options.catch_up,
         str(options.max_catch_up_runs),
         options.overlap,

@@ -62,7 +62,7 @@ class ScheduleBook:
         """
         if row.next_run_at is None or row.owner_id != self._my_id:
             return None
-        return self.declared[row.schedule_name].plan.timing.anew(row.next_run_at, now)
+        return self.declared[row.schedule_name].anew(row.next_run_at, now)
 
     def pop_due(self, now: int, limit: int) -> list[str]:
         """At most `limit` of those that are to be looked at now; each must be planned again, or parked."""
@@ -121,9 +121,14 @@ class ScheduleBook:
         self.owed_at_startup.discard(name)
         self._plan_next(row, fire.now)
 
+    def pass_over(self, fire: ScheduleFire) -> None:
+        """This step cannot be stored: it is tried again at the next fire."""
+        name = fire.schedule_name
+        self.plan(name, self.declared[name].after(fire.now, fire.expected_next))
+
     def _plan_next(self, row: ScheduleRow, now: int) -> None:
         name = row.schedule_name
         if row.next_run_at is None or name in self.owed_at_startup or self.anew(row, now) is not None:
             self.plan(name, AT_ONCE)
         else:
-            self.plan(name, self.declared[name].plan.timing.due(row.next_run_at))
+            self.plan(name, self.declared[name].starts_at(row.next_run_at))

@@ -182,7 +182,7 @@ class Firing:
         (guilty,) = fires
         name = guilty.schedule_name
         logger.error("schedule %s could not be fired, and is tried again at its next fire: %s", name, exc)
-        self._book.plan(name, self._book.declared[name].plan.timing.after(guilty.now, guilty.expected_next))
+        self._book.pass_over(guilty)
 
 
 def _step(

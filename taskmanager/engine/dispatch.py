@@ -96,7 +96,7 @@ class Dispatcher:
 
     def __repr__(self) -> str:
         running = sum(slots.running for slots in self.lanes.values())
-        ready = sum(len(source.heap) for source in self._sources())
+        ready = sum(len(source) for source in self._sources())
         return f"<Dispatcher {running} running, {ready} ready, {len(self.delays)} delayed>"
 
     # Where a task goes.
@@ -187,7 +187,7 @@ class Dispatcher:
         source = queue.sources.get(key)  # type: ignore[call-overload]  # a plain tuple is the same key
         if source is None:
             source = queue.sources[SourceKey(*key)] = Source(queue, SourceKey(*key), self._arrivals)
-        source.heap.push(live.priority, live.enqueued_at, live)
+        source.push(live.priority, live.enqueued_at, live)
         if source.is_parked:
             return
         if source.entry is not None:
@@ -203,7 +203,7 @@ class Dispatcher:
         heappush(self._standing[source.key.lane], source.entry)
 
     def _entry_of(self, source: Source) -> Entry:
-        return (source.queue.config.priority, source.heap.peek_key(), next(self._entries), source)
+        return (source.queue.config.priority, source.peek_key(), next(self._entries), source)
 
     def add_delayed(self, live: LiveTask, due_elapsed_s: float) -> None:
         """`live` may start when the elapsed clock reaches `due_elapsed_s` (delays, retries, snoozes)."""
@@ -229,28 +229,28 @@ class Dispatcher:
         self._stale_count += 1
         if self._stale_count < self._clean_up_at:
             return
-        held = len(self.delays) + sum(len(source.heap) for source in self._sources())
+        held = len(self.delays) + sum(len(source) for source in self._sources())
         self._clean_up_at = max(STALE_CLEANUP_AT, held // 2)
         if self._stale_count >= self._clean_up_at:
             self._stale_count = 0
             for source in self._sources():
-                source.heap.discard_stale(lambda each: each.phase is not READY)
+                source.discard_stale(lambda each: each.phase is not READY)
                 source.is_exact = False
             self.delays.discard_stale()
 
     def waiting(self) -> Iterator[LiveTask]:
         """Every task that waits here, each once, in no order. One that left its heap and came back has two entries."""
-        ready = (live for source in self._sources() for live in source.heap if live.phase is READY)
+        ready = (live for source in self._sources() for live in source if live.phase is READY)
         return iter(dict.fromkeys((*ready, *self.delays)))
 
     def worst_priority(self, queue_name: str) -> int | None:
         """The largest priority number among the ready tasks of a queue."""
-        found = [source.heap.worst_priority() for source in self.queue(queue_name).sources.values()]
+        found = [source.worst_priority() for source in self.queue(queue_name).sources.values()]
         return max((each for each in found if each is not None), default=None)
 
     def count_ready(self, queue_name: str, up_to: int) -> int:
         """How many ready tasks of a queue are as good as this priority, or better; some may have been cancelled."""
-        return sum(source.heap.count_up_to(up_to) for source in self.queue(queue_name).sources.values())
+        return sum(source.count_up_to(up_to) for source in self.queue(queue_name).sources.values())
 
     # What starts.
 
@@ -296,11 +296,11 @@ class Dispatcher:
 
     def _take_from(self, source: Source, taken: list[LiveTask], *, is_alone: bool) -> None:
         """Start the first task of a source. If no other source could be better, start as many as may start."""
-        lane, queue, heap = self.lanes[source.key.lane], source.queue.slots, source.heap
+        lane, queue = self.lanes[source.key.lane], source.queue.slots
         most = min(lane.free, queue.free) if is_alone and not source.key.is_suspect else 1
         source.is_exact = False
-        while most and heap.held:
-            live = heap.pop()
+        while most and source.held:
+            live = source.pop()
             if live.phase is READY:
                 self.move(live, STARTING)
                 if source.key.is_suspect:
@@ -328,7 +328,7 @@ class Dispatcher:
             source = heap[0][3]
             if heap[0] is not source.entry:
                 heappop(heap)
-            elif not source.heap:
+            elif not source:
                 heappop(heap)
                 source.entry = None
             elif source.is_exact or (is_alone and len(heap) == 1):
@@ -359,7 +359,7 @@ class Dispatcher:
             parked += [source for source in queue.sources.values() if source.is_parked]
         for source in parked:
             source.is_parked = False
-            if source.heap:
+            if source:
                 self._stand(source)
 
     def _may_start(self, source: Source) -> bool:

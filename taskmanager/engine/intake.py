@@ -135,7 +135,7 @@ class Intake:
                 live.args_text, live.kwargs_text = definition.stored_arguments(args, kwargs)
         live.context = copy_context()
         if options is not NO_OPTIONS:
-            self._set_options(live, options)
+            self._set_options(live, definition, options)
         if self._has_queues_in_file and not definition.is_persisted:
             self._check_in_memory(live)
         if key is not None:
@@ -168,7 +168,7 @@ class Intake:
                 "parent had the file open at the fork, or return the work to the parent and enqueue it there"
             )
 
-    def _set_options(self, live: LiveTask, options: CallOptions) -> None:
+    def _set_options(self, live: LiveTask, definition: Definition, options: CallOptions) -> None:
         """Say of the task what this call asks beyond the definition."""
         if options.queue_name:
             live.queue_name = options.queue_name
@@ -176,7 +176,7 @@ class Intake:
             live.priority = options.priority
         if options.timeout_s is not None:
             live.timeout_s = options.timeout_s
-            live.options_text = live.definition.options_for(options.timeout_s)
+            live.options_text = definition.options_for(options.timeout_s)
         live.tags_text = options.tags_text
         live.good_until = options.good_until_us
         if options.delay_s:

@@ -185,7 +185,7 @@ class QueueState:
     def is_idle(self) -> bool:
         """Whether memory knows nothing of the queue but its name."""
         is_used = self.waiting or self.stored_waiting or self.slots.running or self.is_paused or self.has_backlog
-        return not is_used and not any(source.heap for source in self.sources.values())
+        return not is_used and not any(self.sources.values())
 
     def __repr__(self) -> str:
         paused = ", paused" if self.is_paused else ""
@@ -205,7 +205,7 @@ class SourceKey(NamedTuple):
     is_suspect: bool
 
 
-class Source:
+class Source(ReadyQueue[LiveTask]):
     """The ready tasks of one queue that share a key.
 
     While it may have tasks to start, the heap of its lane holds its `entry`. The key of the entry may be better than
@@ -213,12 +213,12 @@ class Source:
     the key does not matter while the heap holds no other source.
     """
 
-    __slots__ = ("entry", "heap", "is_exact", "is_parked", "key", "queue")
+    __slots__ = ("entry", "is_exact", "is_parked", "key", "queue")
 
     def __init__(self, queue: QueueState, key: SourceKey, arrivals: Iterator[int]) -> None:
+        super().__init__(arrivals)
         self.queue = queue
         self.key = key
-        self.heap: ReadyQueue[LiveTask] = ReadyQueue(arrivals)
         self.entry: Entry | None = None
         self.is_exact = False
         """Whether the key of the entry is that of the first task."""

@@ -18,7 +18,7 @@ from taskmanager.model.logger import logger
 from taskmanager.model.record import AttemptRow
 from taskmanager.model.result import TaskError, TaskResult, trusted_code
 from taskmanager.model.states import AttemptOutcome, BuiltInTaskCode, TaskStatus
-from taskmanager.rules.retry import with_retry_numbers
+from taskmanager.rules.retry import RetryRule, with_retry_numbers
 from taskmanager.store.protocol import InstanceRow
 
 
@@ -138,7 +138,7 @@ class Settlement:
         now = self._now_us()
         rule = live.definition.retry
         is_free = crashed and self._may_repeat_after_crash(live)
-        delay_s = 0.0 if is_free else self._retry_delay_s(live, error, now)
+        delay_s = 0.0 if is_free else self._retry_delay_s(live, rule, error, now)
         if delay_s is not None and live.cancel_requested_at is not None:
             self._add_attempt(live, attempt, now, kind, False, error, outcome.reason)
             self.end_with_error(live, TaskStatus.CANCELLED, _CANCELLED_RUNNING, None)
@@ -166,8 +166,8 @@ class Settlement:
         is_safe = live.is_persisted and live.definition.requeue_on_interrupt
         return is_safe and live.crash_count < self._crash_budget
 
-    def _retry_delay_s(self, live: LiveTask, error: TaskError, now: int) -> float | None:
-        delay_s = live.definition.retry.next_delay_s(error.error_code, live.retry_count, self._random_01())
+    def _retry_delay_s(self, live: LiveTask, rule: RetryRule, error: TaskError, now: int) -> float | None:
+        delay_s = rule.next_delay_s(error.error_code, live.retry_count, self._random_01())
         if delay_s is None or live.good_until is None or now + delay_s * SECOND_US < live.good_until:
             return delay_s
         return None

@@ -190,8 +190,12 @@ class Slots:
     @property
     def free(self) -> int:
         """How many more may start; `sys.maxsize` without a limit, 0 when the limit was lowered below what runs."""
-        most = min((each for each in (self.limit, self.cap) if each is not None), default=None)
-        return sys.maxsize if most is None else max(0, most - self.running)
+        most = self.limit
+        if self.cap is not None and (most is None or self.cap < most):
+            most = self.cap
+        if most is None:
+            return sys.maxsize
+        return most - self.running if most > self.running else 0
 
     def take(self) -> None:
         """Count one more. Unchecked, the caller has asked `has_room` of every limit that applies."""
