@@ -79,8 +79,10 @@ others: venv  ## The portable part of the suite on each other supported Python t
 	found | while read -r version python; do \
 	  [ "$$version" != "$$main" ] || continue; \
 	  $(call make_venv,.venv-$$version,"$$python"); \
-	  if [ "$$version $$python" = "$$newest" ]; then paths="$(PORTABLE)"; else paths="$(NARROW)"; fi; \
-	  $(call say,mypy on Python $$version); .venv-$$version/bin/mypy --strict --python-version $$version --cache-dir .mypy_cache/$$version tests/typing/api.py; \
+	  if [ "$$version $$python" = "$$newest" ]; then \
+	    paths="$(PORTABLE)"; \
+	    $(call say,mypy on Python $$version); .venv-$$version/bin/mypy --strict --python-version $$version --cache-dir .mypy_cache/$$version tests/typing/api.py; \
+	  else paths="$(NARROW)"; fi; \
 	  $(call say,pytest on Python $$version); HYPOTHESIS_PROFILE=brief .venv-$$version/bin/pytest -q $(PYTEST_FLAGS) -m 'not slow' -p no:cacheprovider $$paths </dev/null; \
 	done
 
