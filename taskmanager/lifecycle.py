@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
+from taskmanager.codec.safe import dumps_safe
 from taskmanager.duties.supervisor import Supervisor
 from taskmanager.engine.after_write import AfterWrite
 from taskmanager.engine.attempt import StopReason
@@ -379,6 +380,7 @@ def new_lifecycle(
         raise ConfigurationError(
             "the manager needs an event loop of asyncio, and there is none here; with anyio choose the backend asyncio"
         ) from None
-    identity = new_identity(settings.instance_name, clock.now_us())
+    role = None if settings.run_queues is None else dumps_safe({"run_queues": sorted(settings.run_queues)})
+    identity = new_identity(settings.instance_name, clock.now_us(), role)
     engine = wire(settings, definitions, store, clock, identity, intake, hooks)
     return Lifecycle(engine, Supervisor(engine, schedules))

@@ -23,9 +23,16 @@ from taskmanager.engine.queue_state import QueueState
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.errors import StoreUnavailable
 from taskmanager.model.logger import logger
-from taskmanager.model.report import InstanceReport, LaneReport, MemoryReport, QueueReport, RunningTask, TaskInMemory
+from taskmanager.model.report import (
+    InstanceReport,
+    LaneReport,
+    MemoryReport,
+    QueueReport,
+    RunningTask,
+    TaskInMemory,
+    WorkerState,
+)
 from taskmanager.model.states import WAITING
-from taskmanager.store.protocol import WorkerState
 
 MAX_SHOWN_TASKS: Final = 100
 """Running tasks that other processes see of an instance; those that report progress go first, then the oldest."""

@@ -18,7 +18,7 @@ import stat
 import sys
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -41,8 +41,8 @@ EARLY_S: Final = 0.1
 """A look that is so much early is in time: the loop wakes in a rhythm, and not to the millisecond."""
 
 
-def new_identity(instance_name: str | None, now: int) -> InstanceRow:
-    """Return the row of a new instance: a random id, and the facts of this process."""
+def new_identity(instance_name: str | None, now: int, live_tasks: str | None = None) -> InstanceRow:
+    """Return the row of a new instance: a random id, the facts of this process, and what it says of itself."""
     return InstanceRow(
         new_instance_id(),
         instance_name,
@@ -52,7 +52,7 @@ def new_identity(instance_name: str | None, now: int) -> InstanceRow:
         _boot_id(),
         started_at=now,
         stopped_at=None,
-        live_tasks=None,
+        live_tasks=live_tasks,
         updated_at=now,
     )
 
@@ -271,6 +271,10 @@ async def remove_leftover_locks(database: Path, is_registered: Callable[[str], A
                     path.unlink()
 
 
+_ROLE_KEY: Final = '"run_queues":'
+"""In the text that an instance writes of itself where it does not run every queue."""
+
+
 class Neighbours:
     """The other instances on the file: who is there, and who has died since it was last looked.
 
@@ -283,16 +287,19 @@ class Neighbours:
         self.living: set[str] = set()
         self.dead: set[str] = set()
         """Those whose rows nobody has taken away yet."""
+        self.leave_work = False
+        """Whether any of them does not run every queue, so that others must run its tasks."""
         self._next_check_s = 0.0
 
     def __repr__(self) -> str:
         return f"<Neighbours {len(self.living)} living, {len(self.dead)} dead>"
 
-    def registered(self, instance_ids: set[str]) -> None:
-        """These have a row in the store."""
-        others = instance_ids - {self._my_id}
-        self.living = others - self.dead
-        self.dead &= others
+    def registered(self, rows: Sequence[InstanceRow]) -> None:
+        """These rows are in the store."""
+        others = {row.instance_id: row for row in rows if row.instance_id != self._my_id}
+        self.living = others.keys() - self.dead
+        self.dead &= others.keys()
+        self.leave_work = any(_ROLE_KEY in (others[each].live_tasks or "") for each in self.living)
 
     def find_dead(self, now_s: float) -> bool:
         """Whether one has died since the last look, in the time of the loop. Each death is found once."""

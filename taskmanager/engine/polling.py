@@ -14,6 +14,7 @@ from taskmanager.engine.claiming import Claimer
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import EARLY_S
 from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.log_watch import LogWatch
 from taskmanager.engine.sharing import Sharing
 from taskmanager.engine.timers import next_beat
 from taskmanager.model.errors import StoreError, StoreUnavailable
@@ -228,6 +229,8 @@ class Poller:
         self._close_until_s = 0.0
         self._file_checked_s = 0.0
         self._next_look_s = 0.0
+        self._pause: asyncio.Timeout | None = None
+        self._log_watch = LogWatch(engine, self._look_soon)
 
     def __repr__(self) -> str:
         return f"<Poller {'owes a look' if self.is_owed else f'saw version {self._version}'}, {self._neighbours!r}>"
@@ -236,6 +239,12 @@ class Poller:
         """Look at the store every `store_poll` seconds, and at once when asked; at the file itself, and at whether
         the others live, whatever that says: whoever makes a lost log anew counts on it.
         """
+        try:
+            await self._run()
+        finally:
+            self._log_watch.close()
+
+    async def _run(self) -> None:
         self._file_checked_s = now_s = self._life.loop.time()
         self._next_look_s = now_s + self._settings.store_poll_s
         while True:
@@ -247,8 +256,9 @@ class Poller:
             beat_s = next_beat(now_s, min(self._settings.store_poll_s, FILE_CHECK_S))
             pause_s = CLOSE_POLL_S if is_close else beat_s - now_s
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
+                async with asyncio.timeout(pause_s) as self._pause:
                     await self._life.wants_claim.wait()
+            self._log_watch.begin()
             try:
                 await self._wake(is_close=is_close)
             except StoreUnavailable as exc:
@@ -260,6 +270,13 @@ class Poller:
                     logger.critical("the claimer failed unexpectedly, and tries again", exc_info=True)
                 self._failing_duties[NAME] = f"{type(exc).__name__}: {exc}"
                 await asyncio.sleep(FAILED_PAUSE_S)
+
+    def _look_soon(self) -> None:
+        """End the pause. Where a look is under way, the next one is asked for again."""
+        self._next_look_s = 0.0
+        if self._pause is not None:
+            with contextlib.suppress(RuntimeError):  # it is over already
+                self._pause.reschedule(self._life.loop.time())
 
     async def _wake(self, *, is_close: bool) -> None:
         """One round: whatever it is time for."""
@@ -366,7 +383,7 @@ class Poller:
         return mended > 0
 
     async def _hear_others(self) -> None:
-        self._neighbours.registered({each.instance_id for each in await self._store.instances()})
+        self._neighbours.registered(await self._store.instances())
         was_shared, is_shared = self._window.is_shared, bool(self._neighbours.living)
         self._window.is_shared = self._writer.is_shared = is_shared
         if is_shared and not was_shared and not self._life.is_stopping:

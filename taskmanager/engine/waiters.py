@@ -158,6 +158,8 @@ class Follower:
         self._over: Ending | None = None
         self.needs_look = False
         """Whether a look has failed, so that the next one is due whatever the store says of changes."""
+        self.begins_to_wait: Callable[[], None] = lambda: None
+        """Called when somebody is about to wait."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -194,6 +196,7 @@ class Follower:
         if self._over is not None:  # a wait that begins in the last turns of a stop would last for ever
             return self._over
         future: asyncio.Future[Ending] = self._loop.create_future()
+        self.begins_to_wait()
         self._waiting.setdefault(task_id, []).append(future)
         if came_here is not None:
             self._listening.setdefault(task_id, []).append(came_here)

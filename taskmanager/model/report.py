@@ -138,6 +138,30 @@ class InstanceReport:
         return replace(self, unsaved_since=since, unsaved_count=count, failing_duties=reasons, tally={}, memory=None)
 
 
+class WorkerState(NamedTuple):
+    """One row of `taskmanager_worker_states`: a snapshot of one instance. Lists and mappings are JSON text."""
+
+    worker_id: str
+    snapshot_at: int
+    hostname: str
+    pid: int
+    processes: int
+    queues: str
+    tasks_running: int
+    tasks_claimed: int
+    memory_usage_mb: float
+    children_memory_mb: float
+    cpu_percent: float
+    memory_percent: float
+    max_claim_batch: int
+    max_claim_per_worker: int
+    cluster_wide_cap: int | None
+    queue_priorities: str
+    queue_max_concurrency: str
+    recovery_config: str
+    worker_started_at: int
+
+
 # What programs are told.
 
 

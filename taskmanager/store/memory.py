@@ -118,6 +118,12 @@ class MemoryStore(Verbs):
         """Nobody else can write here."""
         return 0
 
+    def log_mark(self) -> None:
+        return None
+
+    def watch_log(self) -> None:
+        return None
+
     async def is_same_file(self) -> bool:
         return True
 

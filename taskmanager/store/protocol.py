@@ -18,6 +18,7 @@ from taskmanager.model.states import TaskStatus
 from taskmanager.rules.claims import Starting
 
 if TYPE_CHECKING:
+    from taskmanager.model.report import WorkerState
     from taskmanager.store.statistics import StoreOverview
 
 FREE_COUNT_CAP: Final = 10_000
@@ -147,30 +148,6 @@ class Beater(Protocol):
     def close(self) -> None:
         """Release the connection."""
         ...
-
-
-class WorkerState(NamedTuple):
-    """One row of `taskmanager_worker_states`: a snapshot of one instance. Lists and mappings are JSON text."""
-
-    worker_id: str
-    snapshot_at: int
-    hostname: str
-    pid: int
-    processes: int
-    queues: str
-    tasks_running: int
-    tasks_claimed: int
-    memory_usage_mb: float
-    children_memory_mb: float
-    cpu_percent: float
-    memory_percent: float
-    max_claim_batch: int
-    max_claim_per_worker: int
-    cluster_wide_cap: int | None
-    queue_priorities: str
-    queue_max_concurrency: str
-    recovery_config: str
-    worker_started_at: int
 
 
 class Store(Protocol):
@@ -309,10 +286,7 @@ class Store(Protocol):
     async def fetch_orphans(
         self, live_owners: Collection[str], *, limit: int, after: str = "", is_summary: bool = False
     ) -> list[TaskRow]:
-        """Return the live rows after `after` whose owner is not in `live_owners`, by id.
-
-        With `is_summary` they come without their `PAYLOAD`.
-        """
+        """Return the live rows after `after` of no owner in `live_owners`, by id; with `is_summary` no `PAYLOAD`."""
         ...
 
     async def fetch_expired(self, now: int, *, limit: int) -> list[TaskRow]:
@@ -364,7 +338,7 @@ class Store(Protocol):
         """Delete some heartbeats sent before `cutoff`, at most `limit`; how many went, 0 when none is left."""
         ...
 
-    async def save_worker_state(self, state: WorkerState) -> None:
+    async def save_worker_state(self, state: "WorkerState") -> None:
         """Append one snapshot."""
         ...
 
@@ -422,6 +396,14 @@ class Store(Protocol):
 
     async def data_version(self) -> int:
         """A number that changes when somebody else has written to the store; own writes do not change it."""
+        ...
+
+    def log_mark(self) -> object:
+        """What changes when anybody writes to the store, for the price of a system call; None where nobody can tell."""
+        ...
+
+    def watch_log(self) -> int | None:
+        """Return a descriptor that can be read after the next write to the store; None where the system has none."""
         ...
 
     async def is_same_file(self) -> bool:

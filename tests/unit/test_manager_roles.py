@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from taskmanager import ConfigurationError, QueueConfig, TaskManager, TaskStatus
+from taskmanager.store.sqlite import stamp
 from tests.unit.engine_worlds import assert_counters, engine_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
@@ -19,7 +20,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
 
 def manager_on(db: Path, log: list[tuple[str, str]] | None = None, name: str = "", **options: Any) -> Any:
     """A manager with the tasks `work` and `fleeting`; `work` notes which manager has run it."""
-    manager = TaskManager(db, store_poll=0.02, **options)
+    manager = TaskManager(db, **{"store_poll": 0.02} | options)
     seen = [] if log is None else log
 
     @manager.task(name="work", persist=True, requeue_on_interrupt=True)
@@ -37,6 +38,11 @@ def rows(db: Path) -> list[tuple[str, str | None]]:
     """The status and the owner of each row."""
     with closing(sqlite3.connect(db)) as connection:
         return connection.execute("SELECT status, claimed_by_worker_id FROM taskmanager_tasks ORDER BY id").fetchall()
+
+
+def log_watch_of(manager: TaskManager) -> object:
+    assert manager._lifecycle is not None
+    return manager._lifecycle._poller._log_watch
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -198,6 +204,36 @@ async def test_a_schedule_of_a_producer_fires_into_the_file(tmp_path: Path) -> N
     async with web, worker:
         await (await web.run_schedule("hourly")).result(timeout=10)
     assert log == [("worker", "tick")]
+
+
+# How soon.
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_a_task_goes_to_a_worker_and_back_long_before_the_poll(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool
+) -> None:
+    """Both sides look at the log when it was written to, whether the system tells of that or not."""
+    if not is_told:
+        monkeypatch.setattr(stamp, "_watched", lambda _: None)
+    db, log = tmp_path / "tasks.db", list[tuple[str, str]]()
+    web, work, _ = manager_on(db, log, "web", run_queues=(), store_poll=3600)
+    worker, _, _ = manager_on(db, log, "worker", store_poll=3600)
+    async with web, worker:
+        for label in "ab":
+            assert await work.enqueue(label) == label
+            await until(lambda: "looks" not in repr(log_watch_of(worker)) or not is_told)  # it rests in between
+    assert log == [("worker", "a"), ("worker", "b")]
+
+
+async def test_an_instance_that_nobody_leaves_work_to_does_not_watch_the_log(tmp_path: Path) -> None:
+    """Beside equals the poll is soon enough; nothing is paid for roles that nobody has."""
+    one, work, _ = manager_on(tmp_path / "tasks.db")
+    other, _, _ = manager_on(tmp_path / "tasks.db")
+    async with one, other:
+        await work.enqueue("a")
+        await until(lambda: bool(engine_of(one).neighbours.living))
+        assert "idle" in repr(log_watch_of(one))
 
 
 # What nobody would run.

@@ -1,7 +1,9 @@
 """The look at the log from outside: it spares the thorough look, and what others commit is seen all the same."""
 
 import os
+import select
 import sqlite3
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from taskmanager.store.memory import MemoryStore
 from taskmanager.store.sqlite import SqliteStore, queries, stamp
 
 pytestmark = pytest.mark.anyio
@@ -130,3 +133,31 @@ async def test_a_file_that_was_opened_again_is_looked_at_anew(path: Path, thorou
     await store.data_version()
     assert len(thorough) == 2
     await store.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="inotify")
+async def test_the_system_tells_of_the_next_write_to_the_log(path: Path) -> None:
+    """Each write is told once, also in a log that another one has replaced; a closed store holds no descriptor."""
+    store = await opened(path)
+    for _ in range(2):
+        descriptor = store.watch_log()
+        assert descriptor is not None
+        assert not select.select([descriptor], [], [], 0)[0]
+        mark = store.log_mark()
+        write(path, PAUSE)
+        assert select.select([descriptor], [], [], 10)[0]
+        assert store.log_mark() != mark
+    log_of(path).unlink()
+    log_of(path).write_bytes(b"")
+    descriptor = store.watch_log()
+    assert descriptor is not None
+    log_of(path).write_bytes(b"new")
+    assert select.select([descriptor], [], [], 10)[0]
+    await store.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+async def test_a_store_without_a_log_tells_of_no_write(path: Path) -> None:
+    assert (MemoryStore().log_mark(), MemoryStore().watch_log()) == (None, None)
+    assert SqliteStore(path).watch_log() is None

@@ -3,13 +3,16 @@
 import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.store.constraints import encodable
-from taskmanager.store.protocol import Beat, InstanceRow, WorkerState
+from taskmanager.store.protocol import Beat, InstanceRow
 from taskmanager.store.sqlite.connection import BUSY_TIMEOUT_S, primary_code, transaction, translate
 from taskmanager.store.sqlite.files import Files, open_existing
+
+if TYPE_CHECKING:
+    from taskmanager.model.report import WorkerState
 
 
 def _into(table: str, names: Sequence[str]) -> str:
@@ -18,7 +21,6 @@ def _into(table: str, names: Sequence[str]) -> str:
 
 _BEAT: Final = f"INSERT {_into('taskmanager_heartbeats', Beat._fields)}"
 _INSTANCE: Final = f"INSERT OR REPLACE {_into('taskmanager_instances', InstanceRow._fields)}"
-_STATE: Final = f"INSERT {_into('taskmanager_worker_states', WorkerState._fields)}"
 
 
 class SqliteBeater:
@@ -90,10 +92,10 @@ def heartbeats(connection: sqlite3.Connection) -> list[tuple[str, str, int]]:
     return [(sender, role, sent_at) for sender, role, sent_at, _ in found]
 
 
-def save_worker_state(connection: sqlite3.Connection, state: WorkerState) -> None:
+def save_worker_state(connection: sqlite3.Connection, state: "WorkerState") -> None:
     """See `Store.save_worker_state`."""
     with transaction(connection):
-        connection.execute(_STATE, state)
+        connection.execute(f"INSERT {_into('taskmanager_worker_states', state._fields)}", state)
 
 
 def save_instance(connection: sqlite3.Connection, row: InstanceRow) -> None:

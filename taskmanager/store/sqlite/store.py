@@ -112,6 +112,7 @@ class SqliteStore(Verbs):
         self._writer = inline
 
     def end(self) -> None:
+        self._stamp.events.close()
         before = self._reader, self._writer
         self._reader = self._writer = None
         for each in before:
@@ -119,6 +120,7 @@ class SqliteStore(Verbs):
                 each.end()
 
     async def close(self) -> None:
+        self._stamp.events.close()
         reader, self._reader = self._reader, None
         writer, self._writer = self._writer, None
         if writer is not None and self._files is not None:
@@ -207,6 +209,12 @@ class SqliteStore(Verbs):
         self._version = await self._in_writer(queries.data_version)
         self._stamp.note(stamp)
         return self._version
+
+    def log_mark(self) -> object:
+        return self._stamp.mark()
+
+    def watch_log(self) -> int | None:
+        return self._stamp.events.renew()
 
     async def is_same_file(self) -> bool:
         return self._files is not None and self._files.is_database_there()

@@ -1,0 +1,90 @@
+"""Looks at the log from outside, and has the store looked at soon after somebody has written.
+
+That matters while somebody here waits for a task that others run, and beside instances that leave their tasks to
+others. In all other cases the look every `store_poll` seconds is soon enough, and this costs nothing.
+
+A write shows before its commit counts. So the store is looked at again and again for a moment after a write. In quiet
+times the system wakes us, where it can.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from taskmanager.engine.engine import Engine
+from taskmanager.engine.timers import next_beat
+
+LOG_LOOK_S: Final = 0.025
+"""How often the log is looked at from outside while it may just have been written to."""
+QUIET_LOOK_S: Final = 0.0625
+"""How often otherwise, where the system does not tell of the next write."""
+UNSETTLED_S: Final = 0.1
+"""How long after a write to the log its commit may come. A later one is noticed by the poll."""
+
+
+class LogWatch:
+    """Of one engine; `look_soon` asks for a look at the store."""
+
+    def __init__(self, engine: Engine, look_soon: Callable[[], None]) -> None:
+        self._store, self._life, self._follower = engine.store, engine.life, engine.follower
+        self._dispatcher, self._neighbours = engine.dispatcher, engine.neighbours
+        self._only_enqueues = engine.settings.only_enqueues
+        self._look_soon = look_soon
+        self._timer: asyncio.TimerHandle | None = None
+        self._descriptor: int | None = None
+        """It can be read after the next write."""
+        self._mark: object = None
+        self._unsettled_until_s = 0.0
+        self._follower.begins_to_wait = self._begin
+
+    def __repr__(self) -> str:
+        state = "waits for a write" if self._descriptor is not None else "idle" if self._timer is None else "looks"
+        return f"<LogWatch {state}>"
+
+    def begin(self) -> None:
+        """Watch from now on, if it matters and is not done yet."""
+        if self._descriptor is not None and self._store.log_mark() != self._mark:
+            self._ring()  # it is another log, of which the system does not tell
+        elif self._follower or (self._neighbours.leave_work and not self._only_enqueues):
+            self._begin()
+
+    def close(self) -> None:
+        """Watch no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._descriptor is not None:
+            self._life.loop.remove_reader(self._descriptor)
+        self._timer = self._descriptor = None
+
+    def _begin(self, pause_s: float = LOG_LOOK_S) -> None:
+        if self._timer is None and self._descriptor is None and not self._life.is_stopping:
+            loop = self._life.loop
+            self._timer = loop.call_at(next_beat(loop.time(), pause_s), self._look)
+
+    def _ring(self) -> None:
+        self.close()
+        self._unsettled_until_s = self._life.loop.time() + UNSETTLED_S  # its time may be that of the write before
+        self._look()
+
+    def _look(self) -> None:
+        self._timer, now_s = None, self._life.loop.time()
+        mark = self._store.log_mark()
+        if mark != self._mark:
+            self._mark, self._unsettled_until_s = mark, now_s + UNSETTLED_S
+        if mark is None:  # nobody can tell
+            return
+        if now_s >= self._unsettled_until_s:
+            self._rest()
+            return
+        if self._follower or any(lane.has_room for lane in self._dispatcher.lanes.values()):
+            self._look_soon()
+        self.begin()
+
+    def _rest(self) -> None:
+        """Wait for the next write, which the system tells of, or else look again."""
+        descriptor = self._store.watch_log()
+        if descriptor is None or self._store.log_mark() != self._mark:
+            self._begin(QUIET_LOOK_S)
+            return
+        self._descriptor = descriptor
+        self._life.loop.add_reader(descriptor, self._ring)
