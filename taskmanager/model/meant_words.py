@@ -94,6 +94,7 @@ _NEIGHBOURS: Final[Mapping[str, Mapping[str, str]]] = {
         "timeout": "execution_timeout job_timeout max_execution_time max_runtime soft_time_limit task_timeout"
         " time_limit",
         "executor": "executor_type lane mode pool process run_in runner thread",
+        "on_failure": "dead_letter errback link_error on_error on_exception",
         "name": "actor_name id job_name task_id task_name",
         "with_options(delay=...) at the call": "countdown defer_by delay",
         "with_options(run_at=...) at the call": "defer_until eta run_at schedule_at scheduled_at",

@@ -14,6 +14,7 @@ from taskmanager.console.terminal.record import Record, record_view
 from taskmanager.console.terminal.tables import diagnosis_view, task_table
 from taskmanager.model.clock import to_us
 from taskmanager.model.escaping import escaped, escaped_lines
+from taskmanager.model.ids import failure_task_id
 from taskmanager.model.record import AttemptRow, TaskRow, UnreadableRow
 from taskmanager.model.wording import why
 from taskmanager.store.protocol import InstanceRow
@@ -319,3 +320,13 @@ def test_the_outlook_of_an_unreadable_task_promises_no_run(status: str, words: s
     """Neither its turn nor a retry runs what nobody can read."""
     row = UnreadableRow._make(task(1, status=status))
     assert words in outlook(row, Surroundings(NOW, living_count=1)).text
+
+
+def test_failed_task_names_the_task_that_its_failure_has_enqueued() -> None:
+    """With the id by which `show` finds it. A task that has not failed has enqueued nothing."""
+    then = {"task_name": "app.jobs:tell", "queue_name": "alerts", "priority": 1, "options": {"persist": True}}
+    row = FAILED._replace(task_options=json.dumps({"persist": True, "on_failure": then}))
+    told = f"on failure  app.jobs:tell {failure_task_id(row.task_id, row.sent_at, 3)}"
+    assert told in drawn(record_view(Record(row, (), Outlook("nothing"), None, NOW)), 100)
+    other = running(4, task_options=row.task_options)
+    assert "on failure" not in drawn(record_view(Record(other, (), Outlook("nothing"), None, NOW)), 100)
