@@ -126,10 +126,10 @@ def logged(site: Site, text: str) -> int:
 
 
 class Accepted(NamedTuple):
-    """A request that was answered with 202, and what it said."""
+    """A request that was answered with 202, and what it said: an id, an object that holds one, or nothing."""
 
     label: str
-    task_id: str | None
+    task_id: Any
 
 
 class Load:

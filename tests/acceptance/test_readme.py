@@ -39,7 +39,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
 LINKING: Final = (*PAGES, *sorted((ROOT / "examples").rglob("*.md")))
 LANGUAGES: Final = frozenset({"python", "pyi", "sh", "text", "sql", "dockerfile", "yaml"})
-COMMANDS: Final = frozenset({"make", "taskmanager", "pip", "python", "sqlite3", "ls", "fastapi"})
+COMMANDS: Final = frozenset({"make", "taskmanager", "pip", "python", "sqlite3", "ls", "fastapi", "gunicorn", "uvicorn"})
 PROGRAM_TIMEOUT_S: Final = 60
 README_PROGRAM_LINES: Final = 15
 README_LINES: Final = 130
@@ -212,13 +212,14 @@ def test_everything_that_a_program_imports_is_installed_by_a_line_above_it() -> 
     for block in blocks():
         if block.language != "python":
             continue
-        known = {"taskmanager", *(name.removesuffix(".py") for name in modules_of(block.page))}
+        names = []
         for node in ast.walk(ast.parse(block.text)):
-            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            names += [each.name for each in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            tops = {name.split(".")[0] for name in names} - known - sys.stdlib_module_names
-            tops |= {"httpx"} if "fastapi.testclient" in names else set()
-            faults += [f"{block.place}: {name}" for name in tops - _installed_above(block)]
+        known = {"taskmanager", *(name.removesuffix(".py") for name in modules_of(block.page))}
+        tops = {name.split(".")[0] for name in names} - known - sys.stdlib_module_names
+        tops |= {"httpx"} if "fastapi.testclient" in names else set()
+        faults += [f"{block.place}: {name}" for name in tops - _installed_above(block)]
     assert faults == []
 
 
