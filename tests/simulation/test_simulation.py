@@ -1,26 +1,57 @@
 """Fifty seeds of the simulator, and that a seed is a complete report: the same one tells the same story twice.
 
+Every third one is played once more without the shortcut of a plain success (`Life.complete`). A story has every write
+and every line of the log, so two equal stories have the same rows and told the same.
+
 How it fits together, and how to play a seed again, is in `__main__`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from taskmanager.engine.attempt import Attempt
+from taskmanager.engine.life import Life
 from tests.simulation.scenario import play
 from tests.simulation.world import World
 
 SEEDS = 50
 PER_TEST = 10
+SHORTENED_EVERY = 3
 
 
 @pytest.mark.parametrize("first", range(1, SEEDS + 1, PER_TEST))
-def test_nothing_is_lost_stuck_or_repeated_whatever_happens(first: int) -> None:
+def test_nothing_is_lost_stuck_or_repeated_whatever_happens(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kills, freezes, stops, outages and steps of the clock: safe at every write, and everything ends when they end."""
+    shortened: list[Attempt] = []
+    complete = Life.complete
+
+    def counted(self: Life, attempt: Attempt, value: Any) -> None:
+        shortened.append(attempt)
+        complete(self, attempt, value)
+
+    monkeypatch.setattr(Life, "complete", counted)
     for seed in range(first, first + PER_TEST):
         story = play(seed)
         assert not story.faults, f"seed {seed}: {story.faults}\n" + "\n".join(story.lines[-80:])
         assert story.lines
+        if seed % SHORTENED_EVERY == 0:
+            assert shortened
+            shortened.clear()
+            with no_run_is_plain(monkeypatch):
+                assert play(seed).lines == story.lines, f"seed {seed} tells another story without the shortcut"
+            assert not shortened, "a run took the shortcut that is closed"
+
+
+@contextmanager
+def no_run_is_plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let every run go the general way."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Attempt, "is_plain", property(lambda _: False, lambda _, __: None))
+        yield
 
 
 @pytest.mark.parametrize("seed", [3, 4])
