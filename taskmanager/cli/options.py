@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from taskmanager.model.clock import DAY_US, HOUR_US, MINUTE_US, SECOND_US, SystemClock
+from taskmanager.model.clock import SystemClock, span_us
 from taskmanager.model.escaping import escaped
 from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.states import TaskStatus
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 DEFAULT_DB: Final = "tasks.db"
 DB_VARIABLE: Final = "TASKMANAGER_DB"
-_UNITS_US: Final = {"s": SECOND_US, "m": MINUTE_US, "h": HOUR_US, "d": DAY_US, "w": 7 * DAY_US}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
-_MOST_US: Final = 100 * 365 * DAY_US
 WIDTH_OF_A_PIPE: Final = 200
 """Columns where nobody says how many there are: wide enough that nothing is cut that `grep` may look for."""
 _NOT_ASCII: Final = re.compile(r"[^\n -~]")
@@ -72,10 +69,10 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # click made it gene
         """Raise `click.UsageError` for anything else."""
         if isinstance(value, int):
             return value
-        match = _DURATION.fullmatch(str(value).strip().lower())
-        if match is None:
+        span = span_us(str(value))
+        if span is None:
             self.fail(f"{value!r} is no duration; write a number and a unit, as in 90s, 15m, 1h, 7d or 2w", param, ctx)
-        return int(min(float(_MOST_US), float(match[1]) * _UNITS_US[match[2]]))
+        return span
 
 
 class Status(click.ParamType):  # type: ignore[type-arg]  # click made it generic lately

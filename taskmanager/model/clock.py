@@ -4,6 +4,7 @@ Elapsed time uses `CLOCK_BOOTTIME` where there is one. A step of the wall clock 
 retry that came due during the night is due when the laptop opens.
 """
 
+import re
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
@@ -19,6 +20,8 @@ SECOND_US: Final = 1_000_000
 MINUTE_US: Final = 60 * SECOND_US
 HOUR_US: Final = 60 * MINUTE_US
 DAY_US: Final = 24 * HOUR_US
+_UNITS_US: Final = {"s": SECOND_US, "m": MINUTE_US, "h": HOUR_US, "d": DAY_US, "w": 7 * DAY_US}
+_LONGEST_US: Final = 100 * 365 * DAY_US
 
 
 class Clock(Protocol):
@@ -63,6 +66,12 @@ def from_us(instant_us: int) -> datetime:
 def before_us(now_us: int, span: timedelta) -> int:
     """Return the instant that was so long before `now_us`, and not before 1970."""
     return max(0, now_us - span // _MICROSECOND)
+
+
+def span_us(text: str) -> int | None:
+    """Return a span of time such as `90s`, `15m`, `1h`, `7d` or `2w` as microseconds, or None for any other text."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip().lower())
+    return None if match is None else int(min(float(_LONGEST_US), float(match[1]) * _UNITS_US[match[2]]))
 
 
 def _within_calendar(instant_us: int) -> int:

@@ -185,6 +185,50 @@ def test_tasks_are_listed_newest_first_in_pages(client: TestClient, manager: Tas
         assert client.get("/tm/tasks", params=wrong).status_code == 422
 
 
+def test_tasks_are_listed_by_tags_error_code_and_time(client: TestClient, manager: TaskManager) -> None:
+    """A task must have all that is given. Times are spans before now, as on the command line, or instants."""
+    for customer, day in ("a", "mon"), ("a", "tue"), ("b", "tue"):
+        call = manager.get_task("pay").with_options(tags={"customer": customer, "day": day})
+        assert client.portal is not None
+        client.portal.call(lambda call=call: call.enqueue(1).result())
+    failed = ended(client, manager, "fail")
+
+    def found(**params: Any) -> list[dict[str, Any]]:
+        answer = client.get("/tm/tasks", params=params)
+        assert answer.status_code == 200, answer.text
+        return [each["tags"] or each["task_id"] for each in answer.json()["tasks"]]
+
+    assert found(tag="customer=b") == [{"customer": "b", "day": "tue"}]
+    assert found(tag=["customer=a", "day=tue"]) == [{"customer": "a", "day": "tue"}]
+    assert found(tag="customer=a", limit=1) == [{"customer": "a", "day": "tue"}]
+    assert found(tag="customer=") == found(tag="none=x=y") == found(error_code="OTHER") == []
+    assert found(error_code="UNHANDLED_EXCEPTION") == [failed]
+    for since in "1h", "90 s", "60", "0.5d", "2026-01-01T00:00:00Z", "2026-01-01T02:00:00+02:00":
+        assert len(found(since=since)) == 4, since
+    for since in "0s", "0", "9999-12-31T23:59:59Z":
+        assert found(since=since) == [], since
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("tag", "customer", "NAME=VALUE"),
+        ("tag", "=a", "NAME=VALUE"),
+        ("tag", ["a=1", "a=2"], "twice"),
+        ("since", "yesterday", "1h"),
+        ("since", "-1", "1h"),
+        ("since", "2026-01-01T00:00:00", "1h"),
+    ],
+)
+def test_a_filter_that_is_none_is_refused(client: TestClient, name: str, value: Any, why: str) -> None:
+    """A mistake must not look like an empty list; the answer says what is expected, in the form of FastAPI."""
+    answer = client.get("/tm/tasks", params={name: value})
+    assert answer.status_code == 422
+    (fault,) = answer.json()["detail"]
+    assert fault["loc"] == ["query", name]
+    assert why in fault["msg"]
+
+
 def test_one_task_is_shown_with_what_went_in_and_came_out(client: TestClient, manager: TaskManager) -> None:
     """Arguments, result, log, progress and attempts as JSON; a number that JSON does not have is text."""
     shown = client.get(f"/tm/tasks/{ended(client, manager, 'pay', 7, note='thanks')}").json()

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from taskmanager import ManagerStatus, QueueConfig, TaskManager, current_task
 from taskmanager.duties.reports import Reports
-from taskmanager.integrations.fastapi import _health
+from taskmanager.integrations.answers import health_of
 from taskmanager.testing import isolated
 from tests.unit.cli.test_golden_screens import compare
 
@@ -70,7 +70,7 @@ async def test_views_of_one_running_instance_are_as_they_were(monkeypatch: pytes
         parts = [
             json.dumps(asdict(status), indent=2, default=str),
             json.dumps(json.loads(row.live_tasks or ""), indent=2),
-            _health(status).model_dump_json(indent=2),
+            health_of(status).model_dump_json(indent=2),
             *screens,
         ]
         text = "\n".join(parts).replace(status.instance_id or "", "an-instance")
