@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn, Optional, Union
 
 import pytest
 
-from taskmanager.codec.results import MAX_ERROR_CHARS, ResultCodec, decode_untyped
+from taskmanager.codec.results import MAX_ERROR_CHARS, ResultCodec, decode_untyped, encode_error_text
 from taskmanager.codec.safe import dumps_safe
 from taskmanager.codec.values import dumps, loads
 from taskmanager.model.errors import ArgumentError, ConfigurationError
@@ -196,6 +196,16 @@ def test_results_pass_through_the_codec() -> None:
         assert codec.decode(text) == decode_untyped(text, Swapped()) == TaskResult(ok=value)
     error = TaskError("A", "secret")
     assert codec.decode(codec.encode_error(error)) == TaskResult(err=error)
+
+
+def test_error_that_was_stored_without_the_codec_is_read() -> None:
+    """Whoever recovers a task on the command line has no key."""
+
+    def work() -> int: ...
+
+    error = TaskError(BuiltInTaskCode.WORKER_CRASHED, "its owner is gone")
+    codec = ResultCodec(work, task_name="t", codec=Swapped())
+    assert codec.decode(encode_error_text(error)) == TaskResult(err=error)
 
 
 def test_small_documents() -> None:
