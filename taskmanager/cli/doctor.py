@@ -15,7 +15,7 @@ import click
 from taskmanager.cli.database import check_is_there, read
 from taskmanager.cli.options import answer_json, draw, file_options
 from taskmanager.console.figures import relative, short
-from taskmanager.console.observer import look, unknown_in
+from taskmanager.console.observer import look, unknown_in, unrun_in
 from taskmanager.console.overview import Finding, Health, InstanceView
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SECOND_US, SystemClock
@@ -239,6 +239,7 @@ def inside_the_file(connection: sqlite3.Connection, db: Path) -> Iterator[Findin
     yield sharing(db, connection, alive)
     yield living(alive)
     yield duties(alive)
+    yield queues(free, alive)
     yield functions(free, alive)
     yield clocks(newest, clock.now_us())
 
@@ -317,6 +318,18 @@ def duties(alive: Iterable[InstanceView]) -> Finding:
     return Finding("duties", False, _some(failing, "; ", "; and {} more"), advice)
 
 
+def queues(free: Sequence[FreeQueue], alive: Sequence[InstanceView]) -> Finding:
+    """Check that some running instance runs the queue of every waiting task."""
+    if not alive:
+        return Finding("queues", True, "no instance runs that could run any")
+    unrun = Counter(unrun_in([each.report for each in alive], free))
+    if not unrun:
+        return Finding("queues", True, "every waiting task has an instance that runs its queue")
+    what = [f"{name} ({number:,} waiting)" for name, number in unrun.most_common()]
+    advice = "start a worker for it: taskmanager run MODULE:MANAGER, or name it in run_queues of one that runs"
+    return Finding("queues", False, f"run by no running instance: {_some(what, more=', and {} more')}", advice)
+
+
 def functions(free: Sequence[FreeQueue], alive: Sequence[InstanceView]) -> Finding:
     """Check that some running instance knows the function of every waiting task."""
     if not alive:
@@ -324,7 +337,7 @@ def functions(free: Sequence[FreeQueue], alive: Sequence[InstanceView]) -> Findi
     for each in alive:
         if each.report.task_names is None:
             return Finding("functions", True, f"process {each.row.pid} does not say which it knows")
-    unknown = Counter(unknown_in((each.report for each in alive), free))
+    unknown = Counter(unknown_in([each.report for each in alive], free))
     if not unknown:
         return Finding("functions", True, "every waiting task has an instance that knows its function")
     what = [f"{name} ({number:,} waiting)" for name, number in unknown.most_common()]

@@ -38,6 +38,7 @@ def _instance(view: InstanceView) -> dict[str, Any]:
     return {
         **{name: getattr(row, name) for name in _OF_ROW},
         "health": view.health,
+        "run_queues": None if report.run_queues is None else sorted(report.run_queues),
         "started_at": row.started_at,
         **{name: getattr(view, name) for name in ("seen_at", "silent_s", "held_count")},
         "running_count": report.running_count,

@@ -99,7 +99,8 @@ class Observer:
             storage=self._storage(found),
             last_activity_at=found.last_activity_at,
         )
-        return replace(overview, problems=problems_of(overview, found.owned, unknown_in(alive.values(), found.free)))
+        unknown, unrun = unknown_in(alive.values(), found.free), unrun_in(alive.values(), found.free)
+        return replace(overview, problems=problems_of(overview, found.owned, unknown, unrun))
 
     def _instance(self, row: InstanceRow, report: InstanceReport, found: Statistics) -> InstanceView:
         seen_at = max(row.updated_at, found.beats.get(row.instance_id, 0))
@@ -277,19 +278,25 @@ def _live_counts(counts: Mapping[TaskStatus, int], found: Statistics) -> Mapping
 # All instances together.
 
 
-def unknown_in(reports: Iterable[InstanceReport], free: Iterable[FreeQueue]) -> Mapping[str, int]:
-    """Return how many tasks wait for each function that no living instance knows.
+def unknown_in(reports: Collection[InstanceReport], free: Iterable[FreeQueue]) -> Mapping[str, int]:
+    """Return how many tasks wait for each function that no living instance knows of those that run its queue.
 
-    The answer is empty if an instance does not say which functions it knows.
+    Left out are the tasks of a queue if an instance that runs it does not say which functions it knows.
     """
-    names = [report.task_names for report in reports]
-    if not names or None in names:
-        return {}
-    known = frozenset[str]().union(*(each for each in names if each is not None))
     found: dict[str, int] = {}
     for each in free:
-        if each.task_name not in known:
+        names = [report.task_names for report in reports if report.runs(each.queue_name)]
+        if names and not any(known is None or each.task_name in known for known in names):
             found[each.task_name] = found.get(each.task_name, 0) + each.count
+    return found
+
+
+def unrun_in(reports: Collection[InstanceReport], free: Iterable[FreeQueue]) -> Mapping[str, int]:
+    """Return how many tasks wait in each queue that no living instance runs; none if no instance lives."""
+    found: dict[str, int] = {}
+    for each in free if reports else ():
+        if not any(report.runs(each.queue_name) for report in reports):
+            found[each.queue_name] = found.get(each.queue_name, 0) + each.count
     return found
 
 

@@ -25,6 +25,7 @@ class Surroundings(NamedTuple):
     owner: InstanceRow | None = None
     is_owner_dead: bool = False
     living_count: int = 0
+    is_queue_run: bool = True
     is_function_known: bool = True
     is_queue_paused: bool = False
 
@@ -34,13 +35,15 @@ def surroundings(
 ) -> Surroundings:
     """Return the surroundings of a task, from the rows of the instances and their lock files."""
     owner_id = row.claimed_by_worker_id
-    alive = [said_by(each).task_names for each in known if not is_dead(database, each.instance_id)]
+    alive = [said_by(each) for each in known if not is_dead(database, each.instance_id)]
+    runners = [each.task_names for each in alive if each.runs(row.queue_name)]
     return Surroundings(
         now_us=now_us,
         owner=next((each for each in known if each.instance_id == owner_id), None),
         is_owner_dead=owner_id is not None and is_dead(database, owner_id),
         living_count=len(alive),
-        is_function_known=any(names is None or row.task_name in names for names in alive),
+        is_queue_run=bool(runners),
+        is_function_known=any(names is None or row.task_name in names for names in runners),
         is_queue_paused=is_paused,
     )
 
@@ -103,6 +106,8 @@ def _waiting(row: TaskRow, around: Surroundings) -> Outlook:
         return Outlook(f"it waits for a slot {_place(around.owner)}{paused}")
     if not around.living_count:
         return Outlook(f"it starts when the application does{paused}")
+    if not around.is_queue_run:
+        return Outlook(f"it waits for a worker: no running instance runs queue {escaped(row.queue_name)}{paused}")
     if not around.is_function_known:
         return Outlook(f"it waits for a release that has its function: no running instance knows it{paused}")
     return Outlook(f"it starts when an instance that knows the function has room{paused}")

@@ -18,14 +18,17 @@ NO_TASKS: Final[Mapping[str, int]] = {}
 
 
 def problems_of(
-    overview: Overview, owned: Mapping[str, int], unknown: Mapping[str, int] = NO_TASKS
+    overview: Overview,
+    owned: Mapping[str, int],
+    unknown: Mapping[str, int] = NO_TASKS,
+    unrun: Mapping[str, int] = NO_TASKS,
 ) -> tuple[Problem, ...]:
     """Return the problems, worst first: what is at risk, then what stands still, then what may become a problem.
 
     `owned` counts the unfinished tasks of each owner. `unknown` counts the tasks that wait for each function that no
-    living instance knows.
+    living instance knows, `unrun` those in each queue that no living instance runs.
     """
-    return (*_at_risk(overview, owned), *_standing_still(overview, unknown), *_to_come(overview))
+    return (*_at_risk(overview, owned), *_standing_still(overview, unknown, unrun), *_to_come(overview))
 
 
 def _error(text: str, advice: str) -> Problem:
@@ -78,7 +81,7 @@ def _silent(view: InstanceView) -> str:
     return short(round(view.silent_s * SECOND_US))
 
 
-def _standing_still(overview: Overview, unknown: Mapping[str, int]) -> Iterator[Problem]:
+def _standing_still(overview: Overview, unknown: Mapping[str, int], unrun: Mapping[str, int]) -> Iterator[Problem]:
     for each in overview.instances:
         since = each.report.unsaved_since
         if since is not None and each.report.degraded_since is None:
@@ -93,6 +96,11 @@ def _standing_still(overview: Overview, unknown: Mapping[str, int]) -> Iterator[
     if overview.waiting_count and not overview.with_health(Health.ALIVE, Health.FROZEN):
         text = f"{_tasks(overview.waiting_count, 'wait')}, and no instance is running"
         yield _warning(text, "start your application, or: taskmanager run MODULE:MANAGER")
+    if unrun:
+        queues = sorted(unrun, key=lambda name: (-unrun[name], name))
+        more = f" and {counted(len(queues) - 1, 'other queue')}" if len(queues) > 1 else ""
+        text = f"{_tasks(sum(unrun.values()), 'wait')} in queue {queues[0]}{more}, which no running instance runs"
+        yield _warning(text, f"start a worker: taskmanager run MODULE:MANAGER --queue {shell_word(queues[0])}")
     if unknown:
         names = sorted(unknown, key=lambda name: (-unknown[name], name))
         more = f" and {counted(len(names) - 1, 'other function')}" if len(names) > 1 else ""

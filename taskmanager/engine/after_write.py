@@ -89,8 +89,7 @@ class AfterWrite:
     def _gone_to_store(self, live: LiveTask) -> None:
         self._dispatcher.move(live, LEFT)
         self._life.has_freed = True
-        if self._live.get(live.task_id) is live:
-            del self._live[live.task_id]
+        self._life.drop(live)
         if live.waiters:
             self._follower.take_over(live)
         self._keys.left(live)

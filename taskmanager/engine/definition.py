@@ -16,7 +16,7 @@ from taskmanager.codec.values import dumps, loads
 from taskmanager.model.call_options import CallOptions
 from taskmanager.model.dataclass import dataclass, field
 from taskmanager.model.errors import ArgumentError
-from taskmanager.model.record import DELAY_KEY, TaskRow
+from taskmanager.model.record import DELAY_KEY, SENDER_KEY, TaskRow
 from taskmanager.model.result import MAX_DELAY_S, TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, Lane
 from taskmanager.rules.retry import RetryRule
@@ -152,6 +152,14 @@ def _not_available(why: str) -> TaskResult[Any]:
 def with_delay(text: str) -> str:
     """Return these `task_options` as those of a task with a delay."""
     return f"{text[:-1]}{',' if len(text) > 2 else ''}{DELAY_KEY}true}}"  # none in "{}"
+
+
+@lru_cache(1_000)  # as above
+def with_sender(text: str, instance_id: str) -> str:
+    """Return these `task_options` as those of a task that this instance has accepted, and that others run."""
+    if SENDER_KEY in text:
+        return text
+    return f'{text[:-1]}{"," if len(text) > 2 else ""}{SENDER_KEY}"{instance_id}"}}'
 
 
 def options_of(text: str) -> Mapping[str, Any]:

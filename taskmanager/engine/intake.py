@@ -228,7 +228,7 @@ class Intake:
             return most if most is not None and inbox.unwritten_count >= most else None
         if self._queue_limits:
             limit = self._queue_limits.get(queue_name)
-            if limit is not None and inbox.queue(queue_name).waiting >= limit:
+            if limit is not None and inbox.queue(queue_name).pending >= limit:
                 return limit
         return most if inbox.is_full() else None
 

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from taskmanager.codec.safe import dumps_safe
 from taskmanager.engine import phases
 from taskmanager.engine.attempt import Attempt, StopReason, Surroundings
-from taskmanager.engine.definition import Definition
+from taskmanager.engine.definition import Definition, with_sender
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.execution import Runner
 from taskmanager.engine.inbox import Inbox
@@ -167,7 +167,10 @@ class Life:
         live.renew_due(self._clock.now_us(), self._clock.elapsed_s())
         self._dispatcher.move(live, phases.FREEING)
         live.owner = None
-        self._dispatcher.queue(live.queue_name).leave(live.priority)
+        queue = self._dispatcher.queue(live.queue_name)
+        queue.leave(live.priority)
+        if not queue.is_run_here:
+            live.options_text = with_sender(live.options_text, self._instance_id)
         self.freed[live.task_id] = live
         self._writer.mark(live)
 
@@ -264,11 +267,6 @@ class Life:
         may_want = self._dispatcher.backlogs or self._window.taken_over
         if may_want and not self.wants_claim.is_set() and self._window.wants_more(self.live):
             self.wants_claim.set()
-
-    @property
-    def has_backlog(self) -> bool:
-        """Whether rows that could run now were left in the store."""
-        return bool(self._dispatcher.backlogs)
 
     def run(self, live: LiveTask) -> None:
         """User code runs from here on."""

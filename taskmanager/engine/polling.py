@@ -231,6 +231,8 @@ class Poller:
         self._next_look_s = 0.0
         self._pause: asyncio.Timeout | None = None
         self._log_watch = LogWatch(engine, self._look_soon)
+        limited = [each for each in self._dispatcher.queues.values() if each.config.max_pending is not None]
+        self._counted = [each for each in limited if not each.is_run_here]
 
     def __repr__(self) -> str:
         return f"<Poller {'owes a look' if self.is_owed else f'saw version {self._version}'}, {self._neighbours!r}>"
@@ -363,7 +365,20 @@ class Poller:
                 await self._recover_strays()
             await claimer.claim()
         await self._sharing.look(changed=changed)
+        if changed or any(each.left != each.left_before for each in self._counted):
+            await self._count_free()
         self._version, self.is_owed = version, False
+
+    async def _count_free(self) -> None:
+        """Count the free rows of queues that have a limit and are not run here. Others make room there."""
+        if not self._counted:
+            return
+        left = [each.left for each in self._counted]
+        found = await self._store.free_queues(max(each.config.max_pending or 0 for each in self._counted))
+        for queue, left_before in zip(self._counted, left, strict=True):
+            queue.free_count = sum(each.count for each in found if each.queue_name == queue.config.name)
+            queue.left_before = left_before
+        self._dispatcher.wake_room_waiters()
 
     async def has_strays(self) -> bool:
         """Whether rows that a claim has taken may be in nobody's memory. A claim under way is waited for."""

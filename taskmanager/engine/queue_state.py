@@ -122,8 +122,8 @@ class QueueState:
     """One queue: its configuration, its slots, and how many tasks wait."""
 
     __slots__ = (
-        "_backlogs", "best_left", "config", "entered", "is_paused", "is_run_here", "left", "shared_limit", "slots",
-        "sources", "stored_waiting", "waits_in_file",
+        "_backlogs", "best_left", "config", "entered", "free_count", "is_paused", "is_run_here", "left", "left_before",
+        "shared_limit", "slots", "sources", "stored_waiting", "waits_in_file",
     )  # fmt: skip
 
     def __init__(
@@ -142,6 +142,8 @@ class QueueState:
         """Rows that were left in the store have this priority or a worse one, as far as this instance knows."""
         self.entered = 0
         self.left = 0
+        self.free_count = self.left_before = 0
+        """If it is not run here: its free rows at the last look, and how many tasks had left memory before that."""
         self.stored_waiting = 0
         self.sources: dict[SourceKey, Source] = {}
 
@@ -149,6 +151,13 @@ class QueueState:
     def waiting(self) -> int:
         """Tasks of this queue waiting in memory. `entered` counts under the intake's lock, `left` on the loop only."""
         return self.entered - self.left
+
+    @property
+    def pending(self) -> int:
+        """What `max_pending` of this queue limits. If it is not run here, its free rows too: nobody here makes room."""
+        if self.is_run_here:
+            return self.waiting
+        return self.free_count + self.entered - self.left_before
 
     @property
     def has_backlog(self) -> bool:

@@ -57,6 +57,8 @@ class Records:
         self._claiming, self._definitions = engine.claiming, engine.definitions
         self._settings, self._patience = engine.settings, engine.writer.patience
         self._has_strays = has_strays
+        self._sent_from = 0
+        """When the first task was sent that had not ended at the last look, of those that others run."""
         self._stopped = stopped
 
     # Reading.
@@ -173,7 +175,7 @@ class Records:
         with self._patience.rushed():
             while True:
                 await (self._tagged_ended(tags) if tags else self._all_ended())
-                if self._life.has_backlog and not tags:
+                if self._dispatcher.backlogs and not tags:
                     self._life.wants_claim.set()
                     await self._pause(self._settings.store_poll_s / 10)
                 elif await self._may_have_freed(tags):
@@ -206,7 +208,8 @@ class Records:
             if await self._follower.has_unfinished(tags):
                 return True
             # In this order: what is claimed while the store is read is in memory when there are no strays.
-            is_there = (self._life.has_freed and await self._has_free_rows(tags)) or await self._has_strays()
+            is_there = self._life.has_freed and (await self._has_free_rows(tags) or await self._has_sent(tags))
+            is_there = is_there or await self._has_strays()
         except StoreError:
             return True
         if not tags and self._life.has_freed:
@@ -227,6 +230,19 @@ class Records:
                 return True
             before = page[-1].sent_at, page[-1].task_id
         return False
+
+    async def _has_sent(self, tags: dict[str, str]) -> bool:
+        """Whether a task (with these tags) that was accepted here for others to run has not ended."""
+        if self._settings.run_queues is None:
+            return False
+        me, first = self._identity.instance_id, None
+        if not tags and self._sent_from:  # what was sent before it had ended at the last look
+            first = await self._store.first_unfinished(me, {}, self._sent_from)
+        if first is None:  # what a key runs again keeps its place
+            first = await self._store.first_unfinished(me, tags)
+        if not tags:
+            self._sent_from = first or 0
+        return first is not None
 
     async def _pause(self, pause_s: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -128,6 +128,10 @@ DELAY_KEY: Final = '"is_delay":'
 """In the `task_options` of a task with a `delay`. One with a `run_at` waits for an instant of the wall clock."""
 
 
+SENDER_KEY: Final = '"sent_by":'
+"""In the `task_options` of a task whose queue the instance that has accepted it does not run: the id of that one."""
+
+
 def is_pause(next_retry_at: int | None, snooze_count: int, options_text: str) -> bool:
     """Return whether this row waits for a span of time, such as a delay or the pause before a retry, and for no date.
 

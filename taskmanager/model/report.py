@@ -123,6 +123,10 @@ class InstanceReport:
     tally: Mapping[str, int] = field(default_factory=dict)
     memory: MemoryReport | None = None
 
+    def runs(self, queue_name: str) -> bool:
+        """Return whether the instance runs the tasks of that queue."""
+        return self.run_queues is None or queue_name in self.run_queues
+
     def for_others(self) -> "InstanceReport":
         """Return the report as other processes see it: nothing in it changes by the mere passing of time.
 

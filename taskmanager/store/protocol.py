@@ -273,6 +273,10 @@ class Store(Protocol):
         """The ids of all tasks with one of these statuses that fit, oldest first. `limit` does not count here."""
         ...
 
+    async def first_unfinished(self, sender: str, tags: Mapping[str, str], since: int = 0) -> int | None:
+        """When the first live task was sent, at `since` or later, of those with these tags that name this sender."""
+        ...
+
     async def fetch_owned(
         self, owners: Collection[str], *, limit: int, after: str = "", is_running: bool = False
     ) -> list[TaskRow]:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from taskmanager.engine.definition import with_sender
 from taskmanager.model.record import TaskWrite
 from taskmanager.model.states import TERMINAL, TaskStatus
 from taskmanager.store.protocol import InstanceRow, Store, TaskFilter
@@ -232,3 +233,24 @@ async def test_a_stored_row_is_there_after_closing_and_opening(store: Store) -> 
     await store.close()
     await store.open()
     assert await store.fetch("t1") == task()
+
+
+async def test_the_first_unfinished_task_of_a_sender_is_found(store: Store) -> None:
+    """Whoever has it now, and whatever its status: only an end takes it away."""
+    mine, others = (with_sender('{"persist":true}', each) for each in (ME, OTHER))
+    assert await store.first_unfinished(ME, {}) is None
+    await put(
+        store,
+        task("t0", sent_at=90, task_options=mine, status="COMPLETED", completed_at=130, start_count=1),
+        task("t1", sent_at=91, task_options=others),
+        task("t2", sent_at=92),
+        task("t3", sent_at=93, task_options=mine, status="RUNNING"),
+        task("t4", sent_at=94, task_options=mine, status="CLAIMED", tags='{"user":"1"}'),
+        task("t5", sent_at=95, task_options=mine),
+    )
+    assert await store.first_unfinished(ME, {}) == 93
+    assert await store.first_unfinished(ME, {}, 94) == 94
+    assert await store.first_unfinished(ME, {}, 96) is None
+    assert await store.first_unfinished(ME, {"user": "1"}) == 94
+    assert await store.first_unfinished(ME, {"user": "2"}) is None
+    assert await store.first_unfinished(OTHER, {}) == 91

@@ -288,6 +288,7 @@ class _Instance(msgspec.Struct, forbid_unknown_fields=True):
     hostname: str
     pid: int
     health: str
+    run_queues: list[str] | None
     started_at: str
     seen_at: str
     silent_s: float

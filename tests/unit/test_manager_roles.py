@@ -1,6 +1,7 @@
 """Instances with roles: some only enqueue, some run some queues, and each task runs once in one that runs its queue."""
 
 import asyncio
+import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from taskmanager import ConfigurationError, QueueConfig, TaskManager, TaskStatus
+from taskmanager import ConfigurationError, QueueConfig, QueueFull, Snooze, TaskManager, TaskStatus
 from taskmanager.store.sqlite import stamp
+from tests.unit.command_line import taskmanager
 from tests.unit.engine_worlds import assert_counters, engine_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(30)]
@@ -43,6 +45,11 @@ def rows(db: Path) -> list[tuple[str, str | None]]:
 def log_watch_of(manager: TaskManager) -> object:
     assert manager._lifecycle is not None
     return manager._lifecycle._poller._log_watch
+
+
+def problems_on(db: Path) -> str:
+    document = json.loads(taskmanager("status", "--db", db, "--json").out)
+    return "; ".join(each["text"] for each in document["problems"])
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -234,6 +241,100 @@ async def test_an_instance_that_nobody_leaves_work_to_does_not_watch_the_log(tmp
         await work.enqueue("a")
         await until(lambda: bool(engine_of(one).neighbours.living))
         assert "idle" in repr(log_watch_of(one))
+
+
+# Waiting for all, and for room.
+
+
+async def test_join_in_a_producer_waits_for_what_others_run(tmp_path: Path) -> None:
+    """Its tasks are counted in the file, by the instance that has accepted them; those of others do not count."""
+    log: list[tuple[str, str]] = []
+    web, work, _ = manager_on(tmp_path / "tasks.db", log, "web", run_queues=())
+    other, others_work, _ = manager_on(tmp_path / "tasks.db", log, "other", run_queues=())
+    worker, _, _ = manager_on(tmp_path / "tasks.db", log, "worker")
+    async with web, other:
+        await others_work.with_options(delay=3600).enqueue("others").saved()
+        await web.join(timeout=10)
+        work.enqueue("a")
+        work.with_options(tags={"user": "1"}, delay=0.05).enqueue("b")
+        work.with_options(idempotency_key="k").enqueue("c")
+        with pytest.raises(TimeoutError):
+            await web.join(timeout=0.2)
+        await web.join(tags={"user": "2"}, timeout=10)
+        async with worker:
+            await web.join(tags={"user": "1"}, timeout=10)
+            assert ("worker", "b") in log
+            await web.join(timeout=10)
+            assert sorted(label for _, label in log) == ["a", "b", "c"]
+
+
+async def test_a_task_that_a_worker_runs_again_still_counts_in_join(tmp_path: Path) -> None:
+    """Who has accepted it stands in its row for as long as that lives: also when it has run and waits again."""
+    web, worker = (TaskManager(tmp_path / "tasks.db", store_poll=0.02, **each) for each in ({"run_queues": ()}, {}))
+    calls: list[int] = []
+
+    async def flaky() -> Snooze | None:
+        calls.append(1)
+        return Snooze(0.05) if len(calls) < 3 else None
+
+    for manager in (web, worker):
+        task = manager.task(name="flaky", persist=True)(flaky)
+        if manager is web:
+            enqueue = task.enqueue
+    async with web, worker:
+        enqueue()
+        await web.join(timeout=20)
+    assert len(calls) == 3
+
+
+async def test_max_pending_counts_free_rows_of_a_queue_that_is_not_run_here(tmp_path: Path) -> None:
+    """Without a worker a producer would fill the disk; a worker makes room."""
+    queues = [QueueConfig("default", max_pending=3)]
+    web, work, _ = manager_on(tmp_path / "tasks.db", run_queues=(), queues=queues)
+    worker, _, _ = manager_on(tmp_path / "tasks.db")
+    async with web:
+        for number in range(3):
+            await work.enqueue(str(number)).saved()
+        with pytest.raises(QueueFull):
+            work.enqueue("one too many")
+        await work.with_options(queue_name="other").enqueue("as many as there is room for").saved()
+        async with worker:
+            await asyncio.wait_for(web.wait_for_room(), 10)
+            await work.enqueue("again")
+        await web.join(timeout=10)
+    again, work, _ = manager_on(tmp_path / "tasks.db", run_queues=(), queues=queues)
+    async with again:
+        for number in range(3):
+            work.enqueue(str(number))
+        with pytest.raises(QueueFull):
+            work.enqueue("one too many")
+    async with again:  # the rows of before the start count, too
+        with pytest.raises(QueueFull):
+            work.enqueue("one too many")
+
+
+# What is seen.
+
+
+async def test_status_and_doctor_name_queues_that_nobody_runs(tmp_path: Path) -> None:
+    db = tmp_path / "tasks.db"
+    web, work, _ = manager_on(db, run_queues=())
+    mail, _, _ = manager_on(db, run_queues=("mail",))
+    async with web:
+        handles = [work.with_options(queue_name=name).enqueue("a") for name in ("mail", "odd", "odd")]
+        await asyncio.gather(*(each.saved() for each in handles))
+        assert "in queue odd and 1 other queue, which no running instance runs" in problems_on(db)
+        async with mail:
+            await handles[0]
+            document = taskmanager("status", "--db", db, "--json")
+            roles = [each["run_queues"] for each in json.loads(document.out)["instances"]]
+            assert sorted(roles) == [[], ["mail"]]
+            await until(lambda: "2 tasks wait in queue odd, which no running instance runs" in problems_on(db))
+            found = taskmanager("doctor", "--db", db, columns=200)
+            assert (found.code, "run by no running instance: odd (2 waiting)" in found.out) == (1, True), found.out
+            shown = taskmanager("show", handles[1].task_id, "--db", db, columns=200)
+            assert "no running instance runs queue odd" in shown.out
+            assert "only enqueues" in taskmanager("status", "--db", db, columns=120).out
 
 
 # What nobody would run.

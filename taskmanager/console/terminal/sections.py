@@ -67,6 +67,11 @@ def _state(each: InstanceView, grid: Grid) -> Cell:
         return Cell("stopping", "yellow")
     if report.degraded_since is not None:
         return Cell("storage degraded", "red")
+    if report.run_queues is not None:
+        longer = (
+            f"{word}, runs {', '.join(sorted(report.run_queues))}" if report.run_queues else f"{word}, only enqueues"
+        )
+        word = longer if len(longer) <= grid.remark else word
     for name, lane in report.lanes.items():
         longer = f"{word}, {name} {lane.running_count}/{lane.limit or '-'}"
         if lane.running_count and len(longer) <= grid.remark:

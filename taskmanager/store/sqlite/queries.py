@@ -6,11 +6,11 @@ step would have to win the GIL back from a busy event loop.
 
 import json
 import sqlite3
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from taskmanager.model.record import PAYLOAD, AttemptRow, TaskRow
-from taskmanager.model.states import TaskStatus
+from taskmanager.model.record import PAYLOAD, SENDER_KEY, AttemptRow, TaskRow
+from taskmanager.model.states import LIVE, TaskStatus
 from taskmanager.store.protocol import InstanceRow, TaskFilter
 from taskmanager.store.sqlite.reading import snapshot
 from taskmanager.store.sqlite.rows import (
@@ -160,6 +160,27 @@ def newest(
 def where(conditions: Sequence[str]) -> str:
     """The clause that wants all of them; none where there are none."""
     return f"WHERE {' AND '.join(conditions)}" if conditions else ""
+
+
+def first_unfinished(
+    connection: sqlite3.Connection, sender: str, tags: Mapping[str, str], since: int = 0
+) -> int | None:
+    """See `Store.first_unfinished`. It ends with the first that it finds, and sees no row that has ended."""
+    carries = f" AND {_CARRIES}" if tags else ""
+    firsts = [
+        f"""
+        SELECT * FROM (
+            SELECT t.sent_at FROM taskmanager_tasks AS t INDEXED BY taskmanager_tasks_status
+            WHERE t.status = '{status}' AND t.status <> 'COMPLETED' AND t.sent_at >= :since
+                AND instr(t.task_options, :sender) {carries}
+            ORDER BY t.sent_at LIMIT 1
+        )
+        """
+        for status in sorted(LIVE)
+    ]
+    given = {"since": since, "sender": f'{SENDER_KEY}"{sender}"', "tags": json.dumps(dict(tags))}
+    found = connection.execute(f"SELECT min(sent_at) FROM ({' UNION ALL '.join(firsts)})", given).fetchone()
+    return None if found[0] is None else int(found[0])
 
 
 # Without statistics the planner takes the status index instead, and reads rows of everybody.

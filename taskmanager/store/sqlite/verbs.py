@@ -82,6 +82,7 @@ class Verbs:
     fetch_ids = _reads(queries.fetch_ids)
     fetch_many = _reads(queries.fetch_many)
     find_ids = _reads(queries.find_ids)
+    first_unfinished = _reads(queries.first_unfinished)
     fetch_owned = _reads(queries.fetch_owned)
     fetch_owned_ids = _reads(queries.fetch_owned_ids)
     fetch_orphans = _reads(queries.fetch_orphans)
