@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from taskmanager.background import Background
     from taskmanager.codec.values import Codec
     from taskmanager.handle import TaskHandle
-    from taskmanager.model.hooks import Middleware
+    from taskmanager.model.hooks import EventKind, Listener, Middleware, TaskEvent
     from taskmanager.model.record import AttemptInfo, TaskInfo
     from taskmanager.model.report import ManagerStatus, ScheduleInfo
 
@@ -46,9 +46,11 @@ __all__ = [
     "BuiltInTaskCode",
     "Codec",
     "ConfigurationError",
+    "EventKind",
     "ExceptionMapper",
     "FailedTask",
     "Lane",
+    "Listener",
     "ManagerStatus",
     "ManagerStopped",
     "ManagerStopping",
@@ -71,6 +73,7 @@ __all__ = [
     "TaskContext",
     "TaskDecorator",
     "TaskError",
+    "TaskEvent",
     "TaskExpired",
     "TaskFailed",
     "TaskHandle",
@@ -91,9 +94,12 @@ _NAMED_IN_ANNOTATIONS: Final = {
     "AttemptInfo": "taskmanager.model.record",
     "Background": "taskmanager.background",
     "Codec": "taskmanager.codec.values",
+    "EventKind": "taskmanager.model.hooks",
+    "Listener": "taskmanager.model.hooks",
     "ManagerStatus": "taskmanager.model.report",
     "Middleware": "taskmanager.model.hooks",
     "ScheduleInfo": "taskmanager.model.report",
+    "TaskEvent": "taskmanager.model.hooks",
     "TaskHandle": "taskmanager.handle",
     "TaskInfo": "taskmanager.model.record",
 }

@@ -312,6 +312,7 @@ class Lifecycle:
 
     async def _close(self, *, is_unwritten: bool) -> None:
         self.engine.close_timers()
+        await self.engine.end_listening()
         await self._file_watch.close()
         self._threads.close()
         await self._processes.close(max(0.0, self._commit_deadline - self._life.loop.time()))

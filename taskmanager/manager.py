@@ -46,13 +46,14 @@ if TYPE_CHECKING:
     from taskmanager.engine.intake import Intake
     from taskmanager.handle import TaskHandle
     from taskmanager.lifecycle import Lifecycle
-    from taskmanager.model.hooks import Middleware
+    from taskmanager.model.hooks import EventKind, Listener, Middleware
     from taskmanager.model.record import TaskInfo
     from taskmanager.model.report import ManagerStatus, ScheduleInfo
     from taskmanager.store.protocol import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
+L = TypeVar("L", bound="Listener")
 M = TypeVar("M", bound="Middleware")
 
 
@@ -247,6 +248,10 @@ class TaskManager:
             if each.binding is None:
                 self._bind(each)
         return tuple(each for each in found if each.binding is not None and each.binding.submitter is self)
+
+    def on(self, *kinds: "EventKind") -> Callable[[L], L]:
+        """Tell a function, sync or async, of these events or of all. An unknown kind raises `ConfigurationError`."""
+        return self._registry.listen_with(kinds)
 
     def middleware(self, fn: M, /) -> M:
         """Run an async function around each attempt, as `await fn(context, call)`; the first registered is outermost.

@@ -17,7 +17,7 @@ from taskmanager.engine.intake import Door
 from taskmanager.model.config import ExceptionMapper, RetryPolicy, raise_faults
 from taskmanager.model.dataclass import dataclass
 from taskmanager.model.errors import ConfigurationError, UnknownTask
-from taskmanager.model.hooks import Hooks, Middleware
+from taskmanager.model.hooks import EventKind, Hooks, Listener, Middleware
 from taskmanager.model.logger import warn
 from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.result import FailedTask, TaskError, seconds_of
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from taskmanager.duties.schedule import Schedule, ScheduleOptions
     from taskmanager.model.report import ManagerStatus
 
+L = TypeVar("L", bound=Listener)
 M = TypeVar("M", bound=Middleware)
 
 _MAX_DEPTH: Final = 8
@@ -124,6 +125,25 @@ class Registry:
 
         self.schedules[name] = make_schedule(name, self.definitions[task.name], options)
         self._scheduled[name] = (task, options)
+
+    def listen_with(self, kinds: tuple[EventKind, ...]) -> Callable[[L], L]:
+        """Return the decorator of a function that hears of these kinds of events, or of all.
+
+        Raises `ConfigurationError` for an unknown kind, and the decorator for what cannot listen.
+        """
+        known = get_args(EventKind)
+        for kind in kinds:
+            if kind not in known:
+                meant = did_you_mean(kind, known) if isinstance(kind, str) else "; write @manager.on() to hear all"
+                raise ConfigurationError(f"there is no kind of event {kind!r}{meant}; there are {', '.join(known)}")
+
+        def listen(fn: L) -> L:
+            if isinstance(fn, Task) or not callable(fn) or not _takes(fn, 1):
+                raise ConfigurationError(f"{fn!r} cannot listen: it must be a function of one parameter, the event")
+            self.hooks.listen(fn, frozenset(kinds or known))
+            return fn
+
+        return listen
 
     def add_middleware(self, fn: M) -> M:
         """Put a function around each attempt that begins from now on. Raises `ConfigurationError` if it cannot be."""

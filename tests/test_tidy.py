@@ -81,7 +81,9 @@ NOT_STARTED: Final = (
     *HEAVY, "calendar", "importlib.resources", "shutil", "tempfile", "zipfile", "taskmanager.background",
     "taskmanager.codec.report", "taskmanager.duties.reports", "taskmanager.duties.schedule",
     "taskmanager.duties.schedule_book", "taskmanager.duties.schedule_firing", "taskmanager.duties.schedules",
-    "taskmanager.engine.child_link", "taskmanager.engine.records", "taskmanager.hosting",
+    "taskmanager.engine.child_call", "taskmanager.engine.child_link", "taskmanager.engine.events",
+    "taskmanager.engine.listeners", "taskmanager.engine.middleware", "taskmanager.engine.records",
+    "taskmanager.engine.views", "taskmanager.hosting", "taskmanager.rules.events",
     "taskmanager.model.report", "taskmanager.rules.cron", "taskmanager.store.memory",
     "taskmanager.store.statistics",
 )  # fmt: skip
@@ -91,7 +93,7 @@ MAX_FUNCTION_LINES: Final = 40  # without the docstring
 
 # What is longer, and by how much exactly. Lower a number when the code gets shorter; do not add to these lightly.
 LONG_MODULES: Final[Mapping[str, int]] = {
-    "taskmanager/manager.py": 573,  # the public contract: signatures and docstrings of one-line delegations
+    "taskmanager/manager.py": 578,  # the public contract: signatures and docstrings of one-line delegations
 }
 LONG_FUNCTIONS: Final[Mapping[str, int]] = {}
 
@@ -102,6 +104,7 @@ CATCHES_BASE_EXCEPTION: Final = frozenset(
         "taskmanager/engine/child.py",  # the process lane: SystemExit ends the task, not the child
         "taskmanager/engine/child_program.py",  # arguments and modules of the application are loaded there
         "taskmanager/engine/execution.py",  # one attempt
+        "taskmanager/engine/listeners.py",  # functions of the application listen
         "taskmanager/engine/lanes.py",  # the thread lane: SystemExit ends the task, not the thread
         "taskmanager/engine/outcome.py",  # the text of an exception is made by its class
         "taskmanager/engine/definition.py",  # codecs and classes of the application store and read values

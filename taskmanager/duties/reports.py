@@ -169,8 +169,10 @@ def report_of(
 
 
 def _failing(engine: Engine) -> dict[str, str]:
-    """Return the failing duties with their reasons. A disabled log counts as one."""
-    return dict(engine.failing_duties) if logger.trouble is None else {**engine.failing_duties, "log": logger.trouble}
+    """Return the failing duties with their reasons. A disabled log counts as one, and so does each faulty listener."""
+    listeners = engine.life.listeners
+    found = {**engine.failing_duties, **({} if listeners is None else listeners.troubles())}
+    return found if logger.trouble is None else {**found, "log": logger.trouble}
 
 
 def _fullest(queues: Mapping[str, QueueState], most: int | None) -> tuple[dict[str, QueueState], list[QueueState]]:

@@ -168,6 +168,8 @@ class Firing:
             if each.schedule_name not in lost:
                 self._book.fired(each)
                 if each.task is not None:
+                    if (listeners := self._life.listeners) is not None:
+                        listeners.put(each.task)
                     for_us = each.task.scheduled_for or each.now
                     logger.debug("schedule %s fired for %s", each.schedule_name, from_us(for_us))
         if lost:

@@ -61,6 +61,8 @@ class Supervisor:
     def _tell_recovered(self, write: TaskWrite) -> None:
         log_judged(write)
         self._life.note_failure(write.row)
+        if (listeners := self._life.listeners) is not None:
+            listeners.moved(write)
 
     @cached_property
     def _reports(self) -> "Reports":

@@ -2,14 +2,16 @@
 
 The modules by what they are about. Each knows only modules that stand before it.
 
-    The words:              loops definition phases live_task instance
+    The words:              loops definition phases live_task views instance
     Time:                   timers
     What an attempt is:     outcome attempt
     Who is told:            waiters
     What starts next:       queue_state dispatch room
     Children:               child child_program child_link
     What runs:              lanes child_call middleware settle execution
-    What is written:        writes outbox answers late_ends writer
+    What is written:        writes outbox answers late_ends
+    Who hears:              events listeners
+    What writes it:         writer
     The way in:             keys inbox intake
     One start of it all:    life engine
     What becomes of writes: after_write

@@ -179,8 +179,8 @@ class Actions:
 
     async def _cancel_rows(self, rows: Sequence[TaskRow]) -> frozenset[str]:
         """End these where they are free, ask whoever has them, and return the ids for which that was recorded."""
-        live = [row for row in rows if row.status in LIVE]
-        done = await cancel_stored(self._store, self._row_codec, live, self._clock.now_us())
+        live, now = [row for row in rows if row.status in LIVE], self._clock.now_us()
+        done = await cancel_stored(self._store, self._row_codec, live, now)
         for row in live:
             if row.task_id not in done:
                 continue
@@ -188,6 +188,8 @@ class Actions:
                 # Our own writes do not change the version by which the store tells of others'.
                 result: TaskResult[Any] = TaskResult(err=CANCELLED_BEFORE_START)
                 self._follower.notice(row.task_id, Ending(TaskStatus.CANCELLED, result))
+                if (listeners := self._life.listeners) is not None:
+                    listeners.ended(_cancelled(self._row_codec, row, now))
             elif row.claimed_by_worker_id == self._identity.instance_id:
                 await self._cancel_claimed(row.task_id)
         return done
@@ -253,9 +255,12 @@ class Actions:
             for row in rows
             if not why_not_again(row, force=force) and not self._runner.is_still_executing(row.task_id)
         ]
-        done = await retry_stored(self._store, able, self._clock.now_us()) if able else frozenset()
+        now = self._clock.now_us()
+        done = await retry_stored(self._store, able, now) if able else frozenset()
         for row in able:
             if row.task_id in done:
+                if (listeners := self._life.listeners) is not None:
+                    listeners.put(_again(row, now))
                 self._follower.saw(row.task_id, TaskStatus.PENDING)
                 self._keys.put_back(row.task_id, row.start_count)
                 self._dispatcher.queue(row.queue_name).leave(row.priority)

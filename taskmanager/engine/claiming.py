@@ -297,6 +297,8 @@ class Claimer:
         for row in ended:
             log_failed(row)
             self._life.note_failure(row)
+            if (listeners := self._life.listeners) is not None:
+                listeners.ended(row)
             self._life.freed.pop(row.task_id, None)
             result = self._row_codec.decode_result(row)
             self._follower.notice(row.task_id, Ending(TaskStatus.FAILED, result))
@@ -333,6 +335,8 @@ class Claimer:
         live.due = 0.0
         self._keys.claimed(live)
         self._follower.came_here(live)
+        if (listeners := self._life.listeners) is not None and live.status is TaskStatus.RUNNING:
+            listeners.claimed(live)
         if live.cancel_requested_at is not None and not self._life.is_stopping:
             self._life.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
         elif live.status is TaskStatus.RUNNING:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
 from collections.abc import Mapping
 
 from taskmanager.engine.attempt import ProgressSaver, Surroundings
@@ -57,15 +58,40 @@ class Engine:
     life: Life
     host: Host
     failing_duties: dict[str, str]
+    hooks: Hooks
     claiming: asyncio.Lock
     """Held while rows of a claim are neither free in the store nor in memory yet."""
 
     def __repr__(self) -> str:
         return f"<Engine {self.identity.instance_id} {self.dispatcher!r} {self.writer!r}>"
 
+    def listen(self) -> None:
+        """Tell the listeners, of whom there is one by now, of what happens to tasks. From any thread."""
+        if _running_loop() is not self.life.loop:
+            self.inbox.tell(self.listen)
+            return
+        from taskmanager.engine.events import EventReader  # few programs listen
+        from taskmanager.engine.listeners import Listeners
+
+        if (listeners := self.life.listeners) is not None:
+            listeners.look()
+        elif not self.life.is_stopping:
+            made = Listeners(self.hooks, EventReader(self.row_codec, self.identity))
+            self.life.listeners = self.writer.listeners = made
+
+    async def end_listening(self) -> None:
+        """Tell what is left, and nothing more."""
+        self.hooks.has_listener = None
+        if (listeners := self.life.listeners) is not None:
+            await listeners.close()
+            self.life.listeners = self.writer.listeners = None
+
     def leave_loop(self) -> None:
         """The loop will not run again: nothing rings there any more, and what is left is done in the running one."""
         self.close_timers()
+        if (listeners := self.life.listeners) is not None:
+            listeners.leave()
+            self.life.listeners = self.writer.listeners = None
         self.life.leave_loop()
         self.runner.is_stopping = True
         self.host.leave_loop()
@@ -111,8 +137,12 @@ def wire(
     )  # fmt: skip
     surroundings = Surroundings(dispatcher, ProgressSaver(loop, writer.mark, clock).save, clock.now_us)
     life.attach(inbox, alarm, runner, surroundings, LaneFaults(loop, dispatcher, runner.processes, failing_duties))
-    return Engine(
+    engine = Engine(
         settings, definitions, row_codec, store, clock, wall_clock, identity,
         Neighbours(settings.database, identity.instance_id), intake, intake.keys, inbox, life.live, dispatcher, window,
-        alarm, stall, settlement, runner, writer, follower, life, host, failing_duties, asyncio.Lock(),
+        alarm, stall, settlement, runner, writer, follower, life, host, failing_duties, hooks, asyncio.Lock(),
     )  # fmt: skip
+    hooks.has_listener = engine.listen
+    if hooks.listeners:
+        engine.listen()
+    return engine

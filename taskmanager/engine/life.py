@@ -7,7 +7,7 @@ start (persisted) → `run` → `report` or `complete` → the writer → `publi
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from taskmanager.codec.safe import dumps_safe
@@ -20,7 +20,7 @@ from taskmanager.engine.inbox import Inbox
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.keys import Answer, answer, merge_waiters
 from taskmanager.engine.lanes import LaneFaults
-from taskmanager.engine.live_task import Ending, LiveTask
+from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.outcome import Outcome, as_cause, extra_of, log_again, log_end
 from taskmanager.engine.room import MemoryWindow
 from taskmanager.engine.settle import Settlement
@@ -36,6 +36,9 @@ from taskmanager.model.states import BuiltInTaskCode, TaskStatus
 from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.protocol import ClaimRequest
 
+if TYPE_CHECKING:
+    from taskmanager.engine.listeners import Listeners
+
 
 class Life:
     """What happens to the tasks of one start, and what has become of the start itself."""
@@ -47,6 +50,8 @@ class Life:
     """Tasks that the stop has freed for the next start."""
     refused_count = 0
     """Memory-only tasks that waited at the stop, of which nobody has said so yet."""
+    listeners: "Listeners | None" = None
+    """Who is told of what happens to tasks, if anybody is."""
     has_freed = False
     """Whether rows free in the store may be tasks that were accepted here."""
     unanswered_claim: ClaimRequest | None = None
@@ -75,10 +80,9 @@ class Life:
         threads: int,
     ) -> None:
         self._intake, self._keys = intake, intake.keys
-        self._clock, self._wall_clock = clock, wall_clock
+        self._clock, self._wall_clock, self._definitions = clock, wall_clock, definitions
         self._dispatcher, self._window = dispatcher, window
         self._settlement, self._writer, self._follower = settlement, writer, follower
-        self._definitions = definitions
         self._instance_id, self._threads = instance_id, threads
         self.live: dict[str, LiveTask] = {}
         self.freed: WeakValueDictionary[str, LiveTask] = WeakValueDictionary()
@@ -90,17 +94,14 @@ class Life:
         """Requests, on their way to the store, to cancel what another instance has."""
         self._idle_waiters: Waiters = []
 
-    def attach(
-        self, inbox: Inbox, alarm: Alarm, runner: Runner, surroundings: Surroundings, lane_faults: LaneFaults
-    ) -> None:
+    def attach(self, inbox: Inbox, alarm: Alarm, runner: Runner, around: Surroundings, faults: LaneFaults) -> None:
         """Use these parts, which call the verbs."""
         self._inbox, self._alarm, self._runner = inbox, alarm, runner
-        self._surroundings, self._lane_faults = surroundings, lane_faults
+        self._surroundings, self._lane_faults = around, faults
         self.kick = self._dispatcher.wants_take = inbox.kick
 
     def __repr__(self) -> str:
-        state = "stopping" if self.is_stopping else "up" if self.is_up else "starting"
-        return f"<Life of {len(self.live)} tasks, {state}>"
+        return f"<Life of {len(self.live)}, {'stopping' if self.is_stopping else 'up' if self.is_up else 'starting'}>"
 
     def leave_loop(self) -> None:
         """Go on in the running loop, because the one before will not run again."""
@@ -115,6 +116,8 @@ class Life:
             return
         if live.is_ordinary and live.cancel_requested_at is None and not self.is_stopping:
             self.live[live.task_id] = live  # what `_take_in` and `enter` come to; the turn that starts it is due
+            if self.listeners is not None:
+                self.listeners.accepted(live)
             self._dispatcher.add_ready(live)
         elif live.idempotency_key is None:
             self._take_in(live)
@@ -136,6 +139,8 @@ class Life:
     def _take_in(self, live: LiveTask) -> None:
         self.live[live.task_id] = live
         if not live.is_persisted:
+            if self.listeners is not None:
+                self.listeners.accepted(live)
             if live.cancel_requested_at is None:
                 self.enter(live)
             else:
@@ -222,9 +227,8 @@ class Life:
             self._writer.mark(live)
         else:
             self.refused_count += 1
-            self.cancel_waiting(
-                live, BuiltInTaskCode.MANAGER_STOPPED, "the manager stopped before the task could start"
-            )
+            words = "the manager stopped before the task could start"
+            self.cancel_waiting(live, BuiltInTaskCode.MANAGER_STOPPED, words)
 
     # Starting.
 
@@ -271,6 +275,8 @@ class Life:
     def run(self, live: LiveTask) -> None:
         """User code runs from here on."""
         self._dispatcher.move(live, phases.RUNNING)
+        if self.listeners is not None:
+            self.listeners.runs(live)
         self._runner.start(Attempt(live, self._surroundings))
 
     def wake_due(self) -> None:
@@ -310,8 +316,7 @@ class Life:
 
     def interrupt(self, attempt: Attempt) -> None:
         """Its coroutine will never go on: settle it as a stop does what it has cancelled."""
-        outcome = self._runner.cut_off(attempt)
-        self.settle(attempt, outcome)
+        self.settle(attempt, self._runner.cut_off(attempt))
 
     def settle(self, attempt: Attempt, outcome: Outcome) -> None:
         """Let the task go on to what this outcome leads to."""
@@ -335,6 +340,8 @@ class Life:
         live.due = self._clock.elapsed_s() + step.delay_s if step.delay_s > 0 else 0.0
         if live.is_persisted:
             self._writer.mark(live)
+        if self.listeners is not None:
+            self.listeners.waits_again(live, attempt.started_at)
         self.enter(live)
 
     def _enter_at_last(self, live: LiveTask) -> None:
@@ -401,6 +408,8 @@ class Life:
         if live.is_published:
             return
         live.is_published = True
+        if self.listeners is not None:
+            self.listeners.ends(live)
         if self.is_stopping:
             self.goes_on_count += live.goes_on
         self._follower.tell_end(live)
@@ -439,9 +448,3 @@ class Life:
         while self.live:
             await wait_in(self._idle_waiters)
             await self._inbox.caught_up()
-
-    async def ended(self, live: LiveTask) -> Ending:
-        """The ending of this task, whoever waits for it besides."""
-        if live.is_published and live.ending is not None:
-            return live.ending
-        return cast("Ending", await wait_in(live.waiters_list()))

@@ -89,6 +89,8 @@ class Saving:
     """Why the store will never hold its newest state."""
     pared_result: int | None = None
     """The attempt whose result was left out of the record, because the store refused that."""
+    told: Expected | None = None
+    """The last state of which the listeners were told, if there are any."""
 
     def __repr__(self) -> str:
         queued = "urgent" if self.is_urgent else "dirty" if self.is_dirty else "clean"
@@ -363,12 +365,12 @@ class LiveTask:
 
     def store_arguments(self) -> None:
         """Keep the arguments of a memory-only task for its record, if they can be stored. They are scalars."""
-        self.encodes_later = False
         args, kwargs = self.call_args or (), self.call_kwargs or {}
         try:
             self.args_text, self.kwargs_text = self.definition.encode_arguments(args, kwargs)
         except ArgumentError:
             self.args_text = self.kwargs_text = None
+        self.encodes_later = False  # last of all: another thread may read the arguments for a listener
         if self.is_published:
             self.call_args = self.call_kwargs = None
 
@@ -376,7 +378,7 @@ class LiveTask:
         """Return the whole record as it is now."""
         if self.encodes_later:
             self.store_arguments()
-        return _new_tuple(TaskRow, _columns(self))
+        return _new_tuple(TaskRow, columns_of(self))
 
     def adopt(self, row: TaskRow) -> None:
         """Take over what the store says of this task (after a claim, a lost write, or a duplicate key)."""
@@ -407,29 +409,18 @@ class LiveTask:
 
 
 _OTHER_NAMES: Final = {
-    "task_name": "definition.name",
-    "args": "args_text",
-    "kwargs": "kwargs_text",
+    "task_name": "definition.name", "max_retries": "definition.retry.max_retries",
     "status": "status._value_",  # the text alone: the driver looks up an adapter for the members of an enum
-    "claimed_by_worker_id": "owner",
-    "result": "result_text",
-    "max_retries": "definition.retry.max_retries",
-    "task_options": "options_text",
-    "tags": "tags_text",
-    "progress": "progress_text",
-    "log": "log_text",
-    "worker_pid": "worker.pid",
-    "worker_hostname": "worker.hostname",
-    "worker_process_name": "worker.process_name",
-    "finalizing_at": "never",
-    "finalizing_by_worker_id": "never",
-    "claim_expires_at": "never",
+    "args": "args_text", "kwargs": "kwargs_text", "result": "result_text", "task_options": "options_text",
+    "tags": "tags_text", "progress": "progress_text", "log": "log_text",
+    "claimed_by_worker_id": "owner", "worker_pid": "worker.pid", "worker_hostname": "worker.hostname",
+    "worker_process_name": "worker.process_name", "created_at": "sent_at",
+    "finalizing_at": "never", "finalizing_by_worker_id": "never", "claim_expires_at": "never",
     "is_workflow_task": "zero",
-    "created_at": "sent_at",
-}
+}  # fmt: skip
 """Where a task keeps the columns of its row that it knows by another name."""
 _NAMES: Final = {column: _OTHER_NAMES.get(column, column) for column in TaskRow._fields}
-_columns = attrgetter(*_NAMES.values())
+columns_of = attrgetter(*_NAMES.values())
 _ADOPTED: Final = {
     column: name
     for column, name in _NAMES.items()

@@ -7,16 +7,15 @@ memory had no room for it, or on its way between the two.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from taskmanager.codec.values import loads
 from taskmanager.engine.definition import carries
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.phases import DONE, ENDED
-from taskmanager.engine.waiters import lent_slot
+from taskmanager.engine.views import attempt_info, summary_info, task_info
+from taskmanager.engine.waiters import ended, lent_slot
 from taskmanager.model.checks import (
     check_queue_name,
     check_status,
@@ -25,14 +24,13 @@ from taskmanager.model.checks import (
     instant_since,
     is_storable,
 )
-from taskmanager.model.clock import from_us
 from taskmanager.model.config import is_int, queue_name_fault
 from taskmanager.model.errors import ConfigurationError, ManagerStopped, StoreError, UnknownTask
 from taskmanager.model.logger import logger
 from taskmanager.model.nearest import did_you_mean
-from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow, UnreadableRow
+from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow
 from taskmanager.model.result import TaskResult
-from taskmanager.model.states import WAITING, AttemptOutcome, TaskStatus
+from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import TaskFilter
 from taskmanager.store.statistics import said_by
 
@@ -191,7 +189,7 @@ class Records:
     async def _tagged_ended(self, tags: dict[str, str]) -> None:
         await self._inbox.caught_up()
         for live in self._unfinished(tags):
-            if (await self._life.ended(live)).requeued and self._life.is_stopping:
+            if (await ended(live)).requeued and self._life.is_stopping:
                 raise _stopped_too_soon()
 
     def _unfinished(self, tags: dict[str, str]) -> Sequence[LiveTask]:
@@ -355,61 +353,3 @@ class Queues:
         for instance in await store.instances():
             found |= said_by(instance).queues.keys()
         return found
-
-
-# The views that users get.
-
-
-def _log_line(line: dict[str, Any]) -> dict[str, Any]:
-    at = line.get("at")
-    return {**line, "at": from_us(at)} if isinstance(at, int) else line
-
-
-_INSTANTS: Final = [each for each in TaskRow._fields if each.endswith(("_at", "good_until", "scheduled_for"))]
-_JSON: Final[dict[str, Callable[[str | None], Any]]] = {
-    "task_options": lambda text: loads(text) if text else {},
-    "tags": lambda text: loads(text) if text else {},
-    "progress": lambda text: loads(text) if text else None,
-    "log": lambda text: tuple(_log_line(each) for each in loads(text)) if text else (),
-}
-
-
-def task_info(
-    row: TaskRow,
-    *,
-    is_saved: bool,
-    result: TaskResult[Any] | None = None,
-    attempts: tuple[AttemptInfo, ...] | None = None,
-) -> TaskInfo:
-    """The view of a row that users get."""
-    values: dict[str, Any] = row._asdict()
-    if isinstance(row, UnreadableRow):  # the id alone is more than its text: it must lead to the row again
-        values |= {name: str(text) for name, text in values.items() if isinstance(text, str) and name != "task_id"}
-    for name in _INSTANTS:
-        values[name] = None if values[name] is None else from_us(values[name])
-    for name, read in _JSON.items():
-        values[name] = read(values[name])
-    values |= {
-        "status": TaskStatus(row.status),
-        "claimed": row.status in WAITING and row.claimed_by_worker_id is not None,
-        "is_workflow_task": bool(row.is_workflow_task),
-        "result": result,
-    }
-    return TaskInfo(**values, saved=is_saved, attempts=attempts)
-
-
-def summary_info(row: TaskRow, *, is_saved: bool) -> TaskInfo:
-    """The view of a row in a list: without its `PAYLOAD`, even where it was read."""
-    return replace(task_info(row.without_payload(), is_saved=is_saved), log=None)
-
-
-def attempt_info(row: AttemptRow) -> AttemptInfo:
-    """The view of an attempt that users get."""
-    return AttemptInfo(
-        **{
-            **row._asdict(),
-            "outcome": AttemptOutcome(row.outcome),
-            "will_retry": bool(row.will_retry),
-            **{name: from_us(getattr(row, name)) for name in ("started_at", "finished_at", "created_at")},
-        }
-    )

@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.definition import carries
@@ -75,6 +75,13 @@ def _set(waiter: "asyncio.Future[Any]", outcome: Any) -> None:
         waiter.set_exception(outcome)
     else:
         waiter.set_result(outcome)
+
+
+async def ended(live: LiveTask) -> Ending:
+    """Return the ending of a task that is here, whoever waits for it besides."""
+    if live.is_published and live.ending is not None:
+        return live.ending
+    return cast("Ending", await wait_in(live.waiters_list()))
 
 
 # A task that waits.

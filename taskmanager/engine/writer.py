@@ -17,7 +17,7 @@ When a commit's fate is unknown (an I/O error), the next try finds its own row, 
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from taskmanager.engine.answers import Answers, Flushes, WriterListener
 from taskmanager.engine.late_ends import DueTime, LateEnds, Patience
@@ -30,6 +30,9 @@ from taskmanager.model.logger import logger
 from taskmanager.model.record import SuccessWrite
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import CommitReport, Store
+
+if TYPE_CHECKING:
+    from taskmanager.engine.listeners import Listeners
 
 NAME: Final = "writer"
 OF_THE_INTERVAL: Final = 0.75
@@ -64,6 +67,8 @@ class Writer:
         self._clock = clock
         self._listener: WriterListener
         self._answers: Answers
+        self.listeners: Listeners | None = None
+        """Who is told of what was written, if anybody is."""
         self.quiet = asyncio.Lock()
         """Held while a commit is under way; who takes it sees memory and store agree."""
         self.is_shared = False
@@ -381,6 +386,8 @@ class Writer:
         self._note_restored()
         self.outbox.settle()
         self._history_due.is_now |= self._answers.take_in(batch, report)
+        if self.listeners is not None:
+            self.listeners.committed(batch, report)
         self._flushes.end(self.outbox.has_passed)
         if batch:
             self._listener.written()

@@ -200,10 +200,12 @@ class World:
         return self.store.in_flight > 0
 
     def has_lane_in_flight(self) -> bool:
-        """Return whether a thread or a child process runs a task, or a child process is about to end."""
+        """Return whether a thread or a child process runs a task, or is about to end."""
         engine = self._engine
+        listeners = None if engine is None else engine.life.listeners
         return engine is not None and (
             engine.runner.processes.is_ending
+            or (listeners is not None and listeners.is_ending)
             or not all(attempt.is_on_loop for attempt in engine.runner.running.values())
         )
 

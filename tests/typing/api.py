@@ -21,7 +21,9 @@ from taskmanager import (
     BuiltInTaskCode,
     Codec,
     ConfigurationError,
+    EventKind,
     FailedTask,
+    Listener,
     ManagerStatus,
     Middleware,
     QueueConfig,
@@ -34,6 +36,7 @@ from taskmanager import (
     TaskCancelled,
     TaskContext,
     TaskError,
+    TaskEvent,
     TaskExpired,
     TaskFailed,
     TaskHandle,
@@ -394,6 +397,37 @@ async def long_one(rows: list[str]) -> int:
         context.progress(done, len(rows), text=row)
         context.log("row done", row=row, number=done)
     return len(rows)
+
+
+@manager.on("failed", "expired")
+def alert(event: TaskEvent) -> None:
+    """Hears of what has failed for good."""
+    assert_type(event.kind, EventKind)
+    assert_type(event.at, datetime)
+    assert_type(event.task, TaskInfo)
+    assert_type(event.error, TaskError | None)
+    assert_type(event.duration_s, float | None)
+
+
+@manager.on()
+async def count(event: TaskEvent) -> int:
+    """Hears of everything."""
+    return event.task.retry_count
+
+
+async def tested(event: TaskEvent, context: TaskContext) -> None:
+    """`on` and `middleware` give back the function as it is."""
+    alert(event)
+    assert_type(await count(event), int)
+
+    async def call() -> str:
+        return "value"
+
+    await timed(context, call)
+    manager.on("fialed")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no kind of event
+
+
+hears: Listener = count
 
 
 @manager.middleware

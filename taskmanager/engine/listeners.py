@@ -1,0 +1,341 @@
+"""Tells the functions of the application that listen what happens to the tasks of this instance.
+
+The loop notes each event in a tuple, and passes on what one turn has brought, so a listener costs it little. Sync
+functions run in one thread of their own, async ones each in a task of the loop, one event at a time. So each function
+hears its events in order, and nothing that it does (to raise, to block, to hang) reaches a task. What it cannot keep up
+with is dropped, and counted.
+
+A persisted task has an event when its row says so: from the answers of the writer, which name the state that the row
+had. Where the store takes no writes, an end is told when the waiters are. What others did is heard there.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Sequence
+from contextvars import Context
+from typing import Final
+
+from taskmanager.codec.annotations import is_async, named_function
+from taskmanager.engine.events import EventReader, Noted, has_snoozed
+from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.outbox import Sent
+from taskmanager.engine.outcome import comes_from_signal, name_of
+from taskmanager.model.hooks import EventKind, Hooks, Listener, TaskEvent
+from taskmanager.model.logger import logger
+from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite, expected_of
+from taskmanager.model.states import TaskStatus
+from taskmanager.model.wording import counted
+from taskmanager.rules.events import END_KINDS, is_end, steps_between
+from taskmanager.store.on_failure import enqueued_by
+from taskmanager.store.protocol import CommitReport
+
+MOST_WAITING: Final = 10_000
+"""Events that wait for one function. It drops the newest."""
+SLICE: Final = 100
+"""Events that the thread tells one function before it looks at the next one."""
+CLOSE_PATIENCE_S: Final = 1.0
+"""How long a stop waits, in all, for functions that are still to hear something."""
+
+
+class Ear:
+    """One function that listens, what it is still to be told, and how that has gone."""
+
+    def __init__(self, fn: Listener) -> None:
+        self.fn, self.is_async = fn, is_async(fn)
+        named = named_function(fn)
+        self.name = f"{named.__module__}:{named.__qualname__}"
+        self.kinds: frozenset[EventKind] = frozenset()
+        self.waiting: deque[Noted] = deque()
+        self.task: asyncio.Task[None] | None = None
+        self.told_count = self.dropped_count = self.failed_count = 0
+        self.last_failure = ""
+
+    def __repr__(self) -> str:
+        return f"<Ear {self.name}, {len(self.waiting)} waiting, {self.told_count} told>"
+
+    def take(self, events: Sequence[Noted]) -> None:
+        """Let these wait, as far as there is room."""
+        room = MOST_WAITING - len(self.waiting)
+        self.waiting.extend(events if room >= len(events) else events[: max(0, room)])
+        if room < len(events):
+            if not self.dropped_count:
+                text = "listener %s does not keep up: %s wait for it, and newer ones are dropped (logged once)"
+                logger.warning(text, self.name, counted(MOST_WAITING, "event"))
+            self.dropped_count += len(events) - max(0, room)
+
+    def failed(self, exc: BaseException) -> None:
+        """Count what it has raised, and log the first of it."""
+        self.failed_count += 1
+        self.last_failure = name_of(type(exc))
+        if self.failed_count == 1:
+            text = "listener %s has raised %s, which harms no task; it hears further events (logged once)"
+            logger.warning(text, self.name, self.last_failure, exc_info=exc)
+
+    def trouble(self) -> str | None:
+        """Return what there is to say of it, or None."""
+        said = []
+        if self.failed_count:
+            said.append(f"has raised {counted(self.failed_count, 'time')}, last {self.last_failure}")
+        if self.dropped_count:
+            said.append(f"{counted(self.dropped_count, 'event')} dropped")
+        return ", ".join(said) or None
+
+
+class Listeners:
+    """Those of one start, in its loop."""
+
+    def __init__(self, hooks: Hooks, reader: EventReader) -> None:
+        self._hooks, self._read = hooks, reader.read
+        self._loop = asyncio.get_running_loop()
+        self._ears: dict[Listener, Ear] = {}
+        self._kinds: frozenset[EventKind] = frozenset()
+        self._noted: list[Noted] = []
+        self._snoozed: dict[str, int] = {}
+        """When the runs began of persisted tasks whose snooze is on its way to the store."""
+        self._ring = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._thread_over: asyncio.Future[None] = self._loop.create_future()
+        self._is_closing = self._is_over = False
+        self.look()
+
+    def __repr__(self) -> str:
+        return f"<Listeners {', '.join(map(repr, self._ears.values()))}>"
+
+    def look(self) -> None:
+        """Let everybody hear who has come by now."""
+        for fn, kinds in self._hooks.listeners.items():
+            ear = self._ears.get(fn) or self._ears.setdefault(fn, Ear(fn))
+            ear.kinds = kinds
+        self._kinds = frozenset[EventKind]().union(*self._hooks.listeners.values())
+
+    def troubles(self) -> dict[str, str]:
+        """Return, for each function with which something is wrong, what that is."""
+        found = {f"listener {ear.name}": ear.trouble() for ear in self._ears.values()}
+        return {name: trouble for name, trouble in found.items() if trouble is not None}
+
+    # What happens. All of it is called on the loop.
+
+    def accepted(self, live: LiveTask) -> None:
+        """A memory-only task has come in."""
+        if "enqueued" in self._kinds:
+            self._note(("enqueued", live.sent_at, live.start_count, live, None, None, None))
+
+    def runs(self, live: LiveTask) -> None:
+        """The code of a task begins. That of a persisted one was told with the commit of its start."""
+        if not live.is_persisted and "started" in self._kinds:
+            row = None if live.start_count == 1 else live.row()
+            self._note(("started", live.started_at or 0, live.start_count, live, row, None, None))
+
+    def claimed(self, live: LiveTask) -> None:
+        """A task was started by its claim. Others may have had it since it was told of here."""
+        live.saving.told = None
+        self._tell("started", live.started_at or live.updated_at, live.start_count, live, live.row())
+
+    def waits_again(self, live: LiveTask, began_at: int) -> None:
+        """A run that began then has ended, and its task goes on."""
+        if live.is_persisted:
+            if has_snoozed(live) and len(self._snoozed) < MOST_WAITING:  # some are lost to others, and stay here
+                self._snoozed[live.task_id] = began_at
+            return
+        after = live.expectation()
+        before = after._replace(status="RUNNING")
+        self._change(before, after, live.attempts_due[-1:], live, live.row(), began_at)
+
+    def ends(self, live: LiveTask) -> None:
+        """The waiters are told the end. Tell one here that is not in the store yet."""
+        is_success = live.status is TaskStatus.COMPLETED  # most are, and to look one up costs more than all the rest
+        kind = "completed" if is_success else END_KINDS.get(live.status._value_)
+        if kind is None:
+            return
+        if not live.is_persisted:
+            if kind in self._kinds:
+                self._note((kind, live.updated_at, live.start_count, live, None, None, None))
+            return
+        saving, after = live.saving, live.expectation()
+        if saving.committed != after:
+            before, saving.told = saving.told or saving.committed, after
+            self._change(before, after, live.attempts_due, live, live.row())
+
+    def committed(self, batch: Sequence[Sent], report: CommitReport) -> None:
+        """Changes of persisted tasks are in the store, but for those that the report names."""
+        for live, sent_state, base, write in batch:
+            if not live.is_persisted or live.task_id in report.rejected:
+                continue
+            row, state = write.row if type(write) is TaskWrite else None, sent_state
+            if live.task_id in report.lost:
+                row = report.lost[live.task_id]
+                # An earlier commit of ours has arrived after all. Any other row is another's.
+                if row is None or live.is_duplicate or live.saving.committed != expected_of(row):
+                    continue
+                state = expected_of(row)
+            elif row is not None:
+                self._follow(row, write.attempts)
+            told, live.saving.told = live.saving.told, state
+            if is_end(told):
+                live.saving.told = told
+            else:
+                began_at = self._snoozed.pop(live.task_id, None)
+                self._change(base if told is None else told, state, write.attempts, live, row, began_at)
+
+    def moved(self, write: TaskWrite) -> None:
+        """A duty of this instance has changed a row that no task here stands for."""
+        row = write.row
+        self._change(write.expected, expected_of(row), write.attempts, None, row)
+        self._follow(row, write.attempts)
+
+    def put(self, row: TaskRow) -> None:
+        """A row was put into the store, free: by a schedule, a failure, or a retry."""
+        self._tell("enqueued", row.updated_at, row.start_count, None, row)
+
+    def ended(self, row: TaskRow) -> None:
+        """A row that no task here stands for has ended: by a person, or as it cannot be read."""
+        self._tell(END_KINDS[row.status], row.updated_at, row.start_count, None, row)
+        self._follow(row, ())
+
+    def _follow(self, row: TaskRow, attempts: Sequence[AttemptRow]) -> None:
+        if row.status == "FAILED" and (then := enqueued_by(row, attempts)) is not None:
+            self.put(then)
+
+    def _change(
+        self,
+        before: Expected | None,
+        after: Expected,
+        attempts: Sequence[AttemptRow],
+        live: LiveTask | None,
+        row: TaskRow | None,
+        began_at: int | None = None,
+    ) -> None:
+        """Note what lies between two states. Without a row it is read from the task, which has run once at most."""
+        now = row or live
+        assert now is not None
+        for kind, count, attempt in steps_between(before, after, attempts, has_snoozed=has_snoozed(now)):
+            at = now.updated_at
+            if kind == "enqueued":
+                at = at if count else now.sent_at
+            elif kind == "started":
+                run = next((each for each in attempts if each.attempt == count), None)
+                at = now.started_at or at if run is None else run.started_at
+            elif attempt is not None:
+                at = attempt.finished_at
+            self._tell(kind, at, count, live, row, attempt, began_at if kind == "snoozed" else None)
+
+    def _tell(
+        self,
+        kind: EventKind,
+        at: int,
+        count: int,
+        live: LiveTask | None,
+        row: TaskRow | None,
+        attempt: AttemptRow | None = None,
+        began_at: int | None = None,
+    ) -> None:
+        if kind in self._kinds:
+            self._note((kind, at, count, live, row, attempt, began_at))
+
+    def _note(self, told: Noted) -> None:
+        if not self._noted:
+            self._loop.call_soon(self._pass_on, context=Context())
+        self._noted.append(told)
+
+    # Who hears it.
+
+    def _pass_on(self) -> None:
+        """Give each function what the last turn has brought, and wake those that have something to hear."""
+        noted, self._noted = self._noted, []
+        for ear in self._ears.values():
+            ear.take(noted if ear.kinds >= self._kinds else [each for each in noted if each[0] in ear.kinds])
+            if ear.waiting and ear.is_async:
+                self._begin(ear)
+            elif ear.waiting:
+                self._ring_thread()
+
+    def _begin(self, ear: Ear) -> None:
+        if ear.task is None and not self._is_over:
+            ear.task = self._loop.create_task(self._tell_async(ear), name=f"listener {ear.name}", context=Context())
+            ear.task.add_done_callback(lambda _: self._ended(ear))
+
+    def _ended(self, ear: Ear) -> None:
+        """Begin again for what has come meanwhile, or if somebody has cancelled it."""
+        ear.task = None
+        if ear.waiting:
+            self._begin(ear)
+
+    async def _tell_async(self, ear: Ear) -> None:
+        while ear.waiting and not self._is_over:
+            told = ear.waiting.popleft()
+            ear.told_count += 1
+            try:
+                await ear.fn(TaskEvent(told, self._read))  # type: ignore[misc]  # it is async
+            except BaseException as exc:  # it may be anything, as in a task
+                if isinstance(exc, asyncio.CancelledError) or comes_from_signal(exc):
+                    raise
+                ear.failed(exc)
+
+    # In the thread.
+
+    def _ring_thread(self) -> None:
+        if self._thread is None:
+            thread = threading.Thread(target=self._work, name="taskmanager-listeners", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system gives no thread: it is tried again with the next events
+                return
+            self._thread = thread
+        self._ring.set()
+
+    def _work(self) -> None:
+        ears = self._ears
+        while not self._is_over:
+            self._ring.wait()
+            self._ring.clear()
+            while True in [self._tell_slice(ear) for ear in list(ears.values()) if not ear.is_async]:
+                pass
+            if self._is_closing:
+                break
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+            self._loop.call_soon_threadsafe(self._thread_over.set_result, None)
+
+    def _tell_slice(self, ear: Ear) -> bool:
+        """Tell one function some of what waits for it. Return whether more does."""
+        waiting, fn, read = ear.waiting, ear.fn, self._read
+        count = min(SLICE, len(waiting))
+        for _ in range(count):
+            if self._is_over:
+                return False
+            try:
+                fn(TaskEvent(waiting.popleft(), read))
+            except BaseException as exc:  # noqa: BLE001  # SystemExit too ends nothing but this call
+                ear.failed(exc)
+        ear.told_count += count
+        return bool(waiting)
+
+    # The end.
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether a stop waits for the thread."""
+        return self._is_closing and not self._is_over and self._thread is not None and not self._thread_over.done()
+
+    async def close(self) -> None:
+        """Tell what is left, for a second in all."""
+        self._pass_on()
+        self._is_closing = True
+        tasks = [ear.task for ear in self._ears.values() if ear.task is not None]
+        if self._thread is None:
+            self._thread_over.set_result(None)
+        self._ring.set()
+        await asyncio.wait([self._thread_over, *tasks], timeout=CLOSE_PATIENCE_S)
+        self.leave()
+        for each in tasks:
+            each.cancel()
+        for ear in self._ears.values():
+            if ear.waiting:
+                text = "listener %s was not told of %s: the stop waits %g s for listeners"
+                logger.warning(text, ear.name, counted(len(ear.waiting), "event"), CLOSE_PATIENCE_S)
+
+    def leave(self) -> None:
+        """Tell nothing more."""
+        self._is_over = self._is_closing = True
+        self._ring.set()

@@ -1,0 +1,421 @@
+"""Listeners: functions that hear of what happens to the tasks of their manager, and harm none of them."""
+
+import asyncio
+import threading
+from collections import defaultdict
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from taskmanager import (
+    ConfigurationError,
+    EventKind,
+    FailedTask,
+    NotInTask,
+    Snooze,
+    TaskEvent,
+    TaskFailed,
+    TaskManager,
+    TaskStatus,
+    current_task,
+    task,
+)
+from taskmanager.engine import listeners
+from taskmanager.store.memory import MemoryStore
+from taskmanager.testing import Fault, FaultyStore, World, isolated
+from tests.contract.rows import OTHER, put
+from tests.contract.rows import task as row_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
+
+
+class Heard:
+    """What one listener has heard, task by task."""
+
+    def __init__(self, manager: TaskManager, *kinds: EventKind) -> None:
+        self.events: list[TaskEvent] = []
+
+        @manager.on(*kinds)
+        async def hear(event: TaskEvent) -> None:
+            self.events.append(event)
+
+    @property
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+    def words(self) -> dict[str, str]:
+        """The kinds that were told of each task, by its id."""
+        found = defaultdict[str, list[str]](list)
+        for event in self.events:
+            found[event.task.task_id].append(event.kind)
+        return {task_id: " ".join(kinds) for task_id, kinds in found.items()}
+
+
+@pytest.fixture
+def heard(manager: TaskManager) -> Heard:
+    return Heard(manager)
+
+
+# --- what is told -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("persist", [False, True])
+async def test_each_way_of_a_task_is_told_in_order(heard: Heard, world: World, persist: bool) -> None:
+    """The same for tasks of memory and of the file."""
+    manager = world.manager
+
+    @manager.task(persist=persist)
+    async def job(how: str) -> Snooze | str:
+        first = current_task().attempt == 1
+        if how == "snooze" and first:
+            return Snooze(5)
+        if how == "fail" or (how == "retry" and first):
+            raise ValueError(how)
+        await asyncio.sleep(60 if how == "cancel" else 1)
+        return how
+
+    retried = manager.task(name="retried", persist=persist, retries=1)(job.fn)
+    calls = {
+        "good": job.enqueue("good"),
+        "snooze": job.enqueue("snooze"),
+        "fail": job.enqueue("fail"),
+        "retry": retried.enqueue("retry"),
+        "exhaust": retried.enqueue("fail"),
+        "cancel": job.enqueue("cancel"),
+        "early": job.with_options(delay=50).enqueue("good"),
+        "late": job.with_options(delay=50, good_until=world.now + timedelta(seconds=20)).enqueue("good"),
+    }
+    await world.advance(10)
+    calls["cancel"].cancel()
+    calls["early"].cancel()
+    await world.drain()
+    await manager.flush()
+    await world.idle()
+    words = heard.words()
+    assert {how: words[handle.task_id] for how, handle in calls.items()} == {
+        "good": "enqueued started completed",
+        "snooze": "enqueued started snoozed started completed",
+        "fail": "enqueued started failed",
+        "retry": "enqueued started retrying started completed",
+        "exhaust": "enqueued started retrying started failed",
+        "cancel": "enqueued started cancelled",
+        "early": "enqueued cancelled",
+        "late": "enqueued expired",
+    }
+
+
+async def test_an_event_has_the_record_as_of_that_moment(heard: Heard, world: World) -> None:
+    """Also when it is read much later, and the error and the duration of the attempt that has ended."""
+
+    @world.manager.task(name="job", retries=1, retry_delay=10)
+    async def job(n: int) -> int:
+        await asyncio.sleep(2)
+        if current_task().attempt == 1:
+            raise ValueError("no")
+        return n
+
+    began = world.now
+    assert await job.with_options(tags={"user": "7"}).enqueue(3) == 3
+    await world.idle()
+    told = [(each.kind, each.task.status, each.task.start_count, each.duration_s) for each in heard.events]
+    assert told == [
+        ("enqueued", TaskStatus.PENDING, 0, None),
+        ("started", TaskStatus.RUNNING, 1, None),
+        ("retrying", TaskStatus.PENDING, 1, 2.0),
+        ("started", TaskStatus.RUNNING, 2, None),
+        ("completed", TaskStatus.COMPLETED, 2, 2.0),
+    ]
+    first, started, again, _, last = heard.events
+    assert (first.at, started.at, again.at) == (began, began, began + timedelta(seconds=2))
+    assert first.task.args == "[3]"
+    assert first.task.tags == {"user": "7"}
+    assert first.task.retry_count == started.task.retry_count == 0
+    assert started.task.result is None
+    assert again.error is not None
+    assert again.error.message == "ValueError: no"
+    assert again.task.next_retry_at is not None
+    assert last.error is None
+    assert last.task.result is not None
+    assert last.task.result.ok_value == 3
+    assert not last.task.saved
+
+
+@pytest.mark.parametrize("persist", [False, True])
+async def test_a_failure_is_told_with_its_error(heard: Heard, world: World, persist: bool) -> None:
+    """As its waiters get it."""
+
+    @world.manager.task(name="job", persist=persist)
+    async def job() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(TaskFailed) as failed:
+        await job.enqueue()
+    await world.idle()
+    assert heard.kinds == ["enqueued", "started", "failed"]
+    event = heard.events[-1]
+    assert event.error == failed.value.error
+    assert event.task.saved == persist
+    assert "job" in repr(event)
+
+
+async def test_a_persisted_task_is_told_of_when_it_is_committed(manager: TaskManager, heard: Heard) -> None:
+    """What the file does not say has not happened."""
+    store = FaultyStore(MemoryStore(), [Fault.hold(1, verb="commit")])
+    async with isolated(manager, store=store.as_store()) as world:
+        handle = manager.task(persist=True)(nothing).enqueue()
+        await asyncio.wait([asyncio.ensure_future(handle.saved())], timeout=1)
+        assert heard.kinds == []
+        store.let_go()
+        await handle
+        await manager.flush()
+        await world.idle()
+        assert heard.kinds == ["enqueued", "started", "completed"]
+
+
+async def test_an_end_is_told_once_where_the_store_takes_no_writes(manager: TaskManager, heard: Heard) -> None:
+    """When its waiters are, with all that led to it; the commit tells nothing more."""
+    store = FaultyStore(MemoryStore())
+    async with isolated(manager, store=store.as_store()) as world:
+        job = manager.task(persist=True, requeue_on_interrupt=True)(nothing)
+        await job.enqueue()
+        store.is_down = True
+        second = job.enqueue()
+        await second
+        await world.idle()
+        assert heard.words()[second.task_id] == "enqueued started completed"
+        store.is_down = False
+        await manager.flush()
+        await world.idle()
+    assert list(heard.words().values()) == ["enqueued started completed"] * 2
+
+
+async def nothing() -> None: ...
+
+
+async def test_each_event_is_told_where_the_change_was_made(tmp_path: Path) -> None:
+    """Rows that are recovered, cancelled, put back or expired by an instance are told there, and there alone."""
+    manager, other = TaskManager(tmp_path / "tasks.db"), TaskManager(tmp_path / "tasks.db")
+    heard, heard_by_other = Heard(manager), Heard(other)
+    async with manager:
+        await put(
+            manager._lifecycle.engine.store,  # type: ignore[union-attr]  # it runs
+            row_of("safe", status="RUNNING", claimed_by_worker_id=OTHER, task_options='{"requeue_on_interrupt": true}'),
+            row_of("unsafe", status="RUNNING", claimed_by_worker_id=OTHER),
+            row_of("free"),
+        )
+        async with other:  # its start recovers the tasks of the dead
+            assert await manager.cancel("free")
+            assert await manager.retry("free")
+    assert heard.words() == {"free": "cancelled enqueued"}
+    assert heard_by_other.words() == {"safe": "requeued", "unsafe": "failed"}
+    failed = next(each for each in heard_by_other.events if each.kind == "failed")
+    assert failed.error is not None
+    assert failed.error.error_code == "WORKER_CRASHED"
+    assert failed.task.saved
+
+
+async def test_a_task_of_a_schedule_and_of_a_failure_is_told(heard: Heard, world: World) -> None:
+    """They come into the file by this instance, though nobody has called `enqueue`."""
+    manager = world.manager
+
+    @manager.task(name="alert", persist=True)
+    async def alert(failed: FailedTask) -> None: ...
+
+    @manager.schedule(every=60)
+    @manager.task(name="often", persist=True, on_failure=alert)
+    async def often() -> None:
+        raise ValueError("no")
+
+    await world.advance(60)
+    await world.drain()
+    await manager.flush()
+    await world.idle()
+    names = {event.task.task_id: event.task.task_name for event in heard.events}
+    words = {names[task_id]: word for task_id, word in heard.words().items()}
+    assert words["often"] == "enqueued started failed"
+    assert words["alert"] == "enqueued started completed"
+
+
+# --- who is told ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_listener_hears_the_kinds_that_it_names(manager: TaskManager) -> None:
+    """The same function may name more of them in a second line."""
+    heard: list[str] = []
+
+    @manager.on("failed")
+    @manager.on("retrying")
+    async def hear(event: TaskEvent) -> None:
+        heard.append(event.kind)
+
+    job = manager.task(retries=1)(failing)
+    async with isolated(manager) as world:
+        await job.enqueue().result()
+        await world.idle()
+    assert heard == ["retrying", "failed"]
+
+
+async def failing() -> None:
+    raise ValueError("no")
+
+
+async def test_a_sync_listener_runs_in_a_thread_of_its_own(manager: TaskManager) -> None:
+    """All of them in one, and never on the loop; an async one is no part of a task."""
+    threads, kinds = set[str](), defaultdict[str, list[str]](list)
+
+    @manager.on()
+    def first(event: TaskEvent) -> None:
+        threads.add(threading.current_thread().name)
+        kinds["first"].append(event.kind)
+
+    @manager.on()
+    def second(event: TaskEvent) -> None:
+        threads.add(threading.current_thread().name)
+        kinds["second"].append(event.kind)
+
+    @manager.on()
+    async def third(event: TaskEvent) -> None:
+        with pytest.raises(NotInTask):
+            current_task()
+        kinds["third"].append(event.kind)
+
+    async with isolated(manager):
+        await manager.task(nothing).enqueue()
+    assert threads == {"taskmanager-listeners"}
+    assert list(kinds.values()) == [["enqueued", "started", "completed"]] * 3
+
+
+async def test_a_listener_that_comes_later_hears_from_then_on(world: World) -> None:
+    """Also in a manager that runs, and that nobody has listened to so far."""
+    job = world.manager.task(nothing)
+    await job.enqueue()
+    heard = Heard(world.manager)
+    handle = job.enqueue()
+    await handle
+    await world.idle()
+    assert heard.words() == {handle.task_id: "enqueued started completed"}
+
+
+async def test_the_next_start_tells_the_same_listeners(heard: Heard, world: World) -> None:
+    """They belong to the manager."""
+    job = world.manager.task(nothing)
+    await job.enqueue()
+    await world.restart()
+    await job.enqueue()
+    await world.idle()
+    assert heard.kinds == ["enqueued", "started", "completed"] * 2
+
+
+def test_a_function_that_cannot_listen_is_refused() -> None:
+    """With what was meant: an unknown kind, forgotten brackets, too few parameters, a task."""
+    manager = TaskManager(None)
+
+    @task
+    async def job(event: object) -> None: ...
+    def deaf() -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"'fialed'; did you mean 'failed'\?; there are enqueued, started,"):
+        manager.on("failed", "fialed")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"@manager.on\(\)"):
+        manager.on(deaf)  # type: ignore[arg-type]
+    for wrong in (deaf, job, "deaf", None):
+        with pytest.raises(ConfigurationError, match="a function of one parameter"):
+            manager.on()(wrong)  # type: ignore[type-var]
+
+
+# --- what a listener may do -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exc", [KeyError("x"), SystemExit(1), asyncio.CancelledError()])
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_listener_that_raises_harms_nobody(
+    manager: TaskManager, heard: Heard, caplog: pytest.LogCaptureFixture, exc: BaseException, is_async: bool
+) -> None:
+    """One WARNING for the function, then it is counted, and hears what comes next."""
+    calls: list[str] = []
+
+    def fails(event: TaskEvent) -> None:
+        calls.append(event.kind)
+        raise exc
+
+    async def fails_too(event: TaskEvent) -> None:
+        fails(event)
+
+    manager.on()(fails_too if is_async else fails)
+    async with isolated(manager) as world:
+        await manager.task(nothing).enqueue()
+        await world.idle()
+        if is_async and not isinstance(exc, asyncio.CancelledError):
+            (trouble,) = manager.status().failing_duties.values()
+            assert trouble == f"has raised 3 times, last {type(exc).__name__}"
+    assert calls == heard.kinds == ["enqueued", "started", "completed"]
+    told = [record.message for record in caplog.records if "listener" in record.message]
+    assert len(told) == (0 if is_async and isinstance(exc, asyncio.CancelledError) else 1)
+
+
+async def test_a_listener_that_hangs_drops_the_newest(
+    manager: TaskManager, heard: Heard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others hear everything, and a stop waits a second for it."""
+    monkeypatch.setattr(listeners, "MOST_WAITING", 4)
+    told: list[str] = []
+
+    @manager.on()
+    async def hang(event: TaskEvent) -> None:
+        told.append(event.kind)
+        await asyncio.sleep(1000)
+
+    async with isolated(manager) as world:
+        for _ in range(3):
+            await manager.task(name="job")(nothing).enqueue()
+            await world.idle()
+        assert "listener tests.unit" in next(iter(manager.status().failing_duties))
+        assert next(iter(manager.status().failing_duties.values())) == "4 events dropped"
+        began = world.now
+        await manager.stop()
+        assert (world.now - began).total_seconds() < 2
+        await world.start()
+    assert told == ["enqueued"]
+    assert heard.kinds == ["enqueued", "started", "completed"] * 3
+    assert sum("does not keep up" in record.message for record in caplog.records) == 1
+    assert "was not told of 4 events" in caplog.text
+
+
+async def test_a_thread_that_hangs_in_a_listener_does_not_hold_up_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a daemon, and what waits behind it is told to nobody."""
+    monkeypatch.setattr(listeners, "CLOSE_PATIENCE_S", 0.05)
+    manager, may_end, told = TaskManager(None), threading.Event(), list[str]()
+
+    @manager.on()
+    def hang(event: TaskEvent) -> None:
+        told.append(event.kind)
+        may_end.wait(30)
+
+    async with manager:
+        await manager.task(nothing).enqueue()
+    may_end.set()
+    assert told == ["enqueued"]
+
+
+async def test_a_listener_may_enqueue(manager: TaskManager) -> None:
+    """From the thread, or from the loop: it is code of the application like any other."""
+    ran: list[str] = []
+
+    @manager.task(name="alert")
+    async def alert(about: str) -> None:
+        ran.append(about)
+
+    @manager.on("failed")
+    def in_thread(event: TaskEvent) -> None:
+        alert.enqueue(event.task.task_name).wait(timeout=30)
+
+    @manager.on("failed")
+    async def on_loop(event: TaskEvent) -> None:
+        await alert.enqueue(event.task.task_name)
+
+    async with manager:
+        await manager.task(name="job")(failing).enqueue().result()
+        while len(ran) < 2:  # noqa: ASYNC110  # a thread does it
+            await asyncio.sleep(0)
+    assert ran == ["job", "job"]
