@@ -82,8 +82,9 @@ class Lifecycle:
         self._claimer = Claimer(engine, self._after_write.give_up)
         sharing = Sharing(engine, self._claimer.take_over, self._after_write.lost)
         self._poller = Poller(
-            engine, self._claimer, sharing, self._file_watch, duties.recover, duties.reaper.recover_strays
-        )
+            engine, self._claimer, sharing, self._file_watch, duties.recover, duties.reaper.recover_strays,
+            duties.others_left,
+        )  # fmt: skip
         self._cut_short = asyncio.Event()
         self._starting: asyncio.Task[Any] | None = None
         self._came_up = asyncio.Event()

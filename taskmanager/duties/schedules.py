@@ -11,6 +11,7 @@ import asyncio
 import heapq
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from typing import Final
 
 from taskmanager.duties.schedule import Schedule, run_by_hand, set_paused
@@ -131,6 +132,11 @@ class Schedules:
         self._was_added = True
         self._inbox.tell(self._changed.set)
 
+    def read_soon(self) -> None:
+        """Hear at once what others wrote: one of them has stopped, and its schedules are nobody's."""
+        self._read_s = -inf
+        self._changed.set()
+
     def _has_new(self) -> bool:
         """Whether some were declared here that the store does not know of; also in the middle of the start."""
         return self._was_added or len(self._declared) > len(self.book.declared)
@@ -196,6 +202,8 @@ class Schedules:
         book.take_in(await store.schedules(book.parked(PARKED_PAGE)), now)
         alive = {each.instance_id for each in await store.instances()}
         book.orphans |= {name for name, row in book.rows.items() if row.owner_id not in alive}
+        if book.orphans:  # before one starts that would take itself for the first
+            await self.declare()
         self._read_at, self._step_count, self._version = now, step_count, version
 
     async def refresh(self, names: Sequence[str] | None = None) -> None:

@@ -84,6 +84,11 @@ class Supervisor:
         """Whether anything was declared here, or somebody has asked for the schedules."""
         return bool(self._declared) or "schedules" in vars(self)
 
+    def others_left(self) -> None:
+        """Take over soon what an instance has declared that has stopped."""
+        if self.has_schedules:
+            self.schedules.read_soon()
+
     def upcoming_schedules(self) -> "tuple[ScheduleInfo, ...]":
         """Return what this instance would fire next."""
         return self.schedules.upcoming() if self.has_schedules else ()

@@ -209,6 +209,7 @@ class Poller:
         file_watch: FileWatch,
         recover: Callable[[], Awaitable[int]],
         recover_strays: Callable[[], Awaitable[int]],
+        others_left: Callable[[], None],
     ) -> None:
         self._store, self._clock, self._wall_clock = engine.store, engine.clock, engine.wall_clock
         self._identity, self._intake, self._live = engine.identity, engine.intake, engine.live
@@ -218,7 +219,7 @@ class Poller:
         self._claimer = claimer
         self._sharing = sharing
         self.file_watch = file_watch
-        self._recover, self._recover_strays = recover, recover_strays
+        self._recover, self._recover_strays, self._others_left = recover, recover_strays, others_left
         self.death = asyncio.Event()
         """Set while there may be an instance that has died, and of which something is to be recovered."""
         self._version: int | None = None
@@ -398,7 +399,10 @@ class Poller:
         return mended > 0
 
     async def _hear_others(self) -> None:
+        before = self._neighbours.living
         self._neighbours.registered(await self._store.instances())
+        if before - self._neighbours.living:
+            self._others_left()
         was_shared, is_shared = self._window.is_shared, bool(self._neighbours.living)
         self._window.is_shared = self._writer.is_shared = is_shared
         if is_shared and not was_shared and not self._life.is_stopping:
