@@ -8,13 +8,15 @@ from typing import Any
 
 from taskmanager import QueueFull
 from taskmanager.model.ids import keyed_task_id
-from taskmanager.model.states import TERMINAL
+from taskmanager.model.states import LIVE, TERMINAL, TaskStatus
+from tests.simulation.batches import GROUPS
 from tests.simulation.jobs import QUEUES
 from tests.simulation.process import Process
 from tests.simulation.promises import flush
 from tests.simulation.world import World
 
 PLANS = ("sleep:0", "sleep:0", "sleep:0.05", "sleep:0.7", "sleep:3", "fail:1", "fail:9", "snooze:0.5")
+ERROR_CODES = ("UNHANDLED_EXCEPTION", "TASK_CANCELLED", "TASK_TIMEOUT")
 ODD_PLANS = ("stubborn:4", "parent:0.3", "exit", "progress:0.6", "sleep:20", "die:1", "die:9")
 
 
@@ -34,6 +36,7 @@ class Calls:
             (self._ask, 3),
             (self._submit, 2),
             (self._purge, 2),
+            (self._act_on_all, 5),
             (self._schedule, 2),
         )
 
@@ -75,7 +78,8 @@ class Calls:
         name = chance.choice(sorted(process.jobs))
         task: Any = process.jobs[name]
         plan = chance.choice(PLANS if chance.random() < 0.8 else ODD_PLANS)
-        options: dict[str, Any] = {}
+        label = self._world.next_label()
+        options: dict[str, Any] = {"tags": {"group": str(label % GROUPS)}}
         if self._out_of_order and chance.random() < 0.3:
             options["priority"] = chance.randint(1, 100)
         if chance.random() < 0.2:
@@ -87,7 +91,7 @@ class Calls:
         key = None
         if name != "memory" and chance.random() < 0.2:
             key = options["idempotency_key"] = f"key-{chance.randrange(4)}"
-        return task.with_options(**options), self._world.next_label(), plan, key
+        return task.with_options(**options), label, plan, key
 
     def _accept(self, process: Process, call: Any, label: int, plan: str, key: str | None) -> None:
         if key is not None:
@@ -119,6 +123,7 @@ class Calls:
         if process is None or task_id is None:
             return
         self._world.log(process, "cancels", task_id)
+        self._world.batches.may_cancel.add(task_id)
         handle = process.handles.get(task_id)
         if handle is not None and self._chance.random() < 0.5:
             process.call(handle.cancel)
@@ -139,10 +144,34 @@ class Calls:
         process = self._world.one()
         if process is None or not self._purges:
             return
-        status = self._chance.choice((None, *sorted(TERMINAL)))
-        older_than = self._chance.choice((None, timedelta(0), timedelta(seconds=2)))
-        self._world.log(process, "purges", status, older_than)
-        process.call(lambda: process.spawn(process.purge(status, older_than), "purge"))
+        chance = self._chance
+        given: dict[str, Any] = {"status": chance.choice((None, *sorted(TERMINAL)))}
+        given["older_than"] = chance.choice((None, timedelta(0), timedelta(seconds=2)))
+        given["tags"] = chance.choice((None, self._some_tags()))
+        given["error_code"] = chance.choice((None, None, *ERROR_CODES))
+        self._world.log(process, "purges", given)
+        process.call(lambda: process.spawn(process.purge(given), "purge"))
+
+    def _act_on_all(self) -> None:
+        """Somebody retries or cancels all that fit."""
+        process, chance = self._world.one(), self._chance
+        if process is None:
+            return
+        verb = chance.choice(("retry_all", "cancel_all"))
+        statuses = TERMINAL - {TaskStatus.COMPLETED} if verb == "retry_all" else LIVE
+        filters = {
+            "status": chance.choice(sorted(statuses)),
+            "task_name": chance.choice(sorted(process.jobs)),
+            "queue_name": chance.choice(QUEUES),
+            "tags": self._some_tags(),
+            "error_code": chance.choice(ERROR_CODES),
+        }
+        given = {name: filters[name] for name in chance.sample(sorted(filters), chance.choice((1, 1, 2)))}
+        self._world.log(process, "is to", verb, given)
+        process.call(lambda: process.spawn(self._world.batches.act(process, verb, given), verb))
+
+    def _some_tags(self) -> dict[str, str]:
+        return {"group": str(self._chance.randrange(GROUPS))}
 
     def _schedule(self) -> None:
         """Somebody pauses a schedule, resumes it, or runs it by hand."""

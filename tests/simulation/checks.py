@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.record import AttemptRow, TaskRow
 from taskmanager.model.states import LIVE, TERMINAL, WAITING, TaskStatus, can_move
+from tests.simulation.batches import fits
 from tests.simulation.failures import Failures
 from tests.simulation.faults import READS
 from tests.simulation.jobs import UNSAFE
@@ -172,6 +173,7 @@ class Checks:
             self._begin_anew(new.task_id)  # the same key again, and nothing is known of the record that had it
         self._note(process, verb, new)
         self._judge_start(new)
+        self._world.batches.judge(None, new, f"{new} by {verb} of {process}")
         if new.task_id in self.rolled_back:
             self._world.fault(f"{new.task_id} was rolled back, and is there by {verb} of {process}: {new}")
 
@@ -232,6 +234,7 @@ class Checks:
             fault(f"no legal way: {what}")
         if old.status in TERMINAL and new._replace(cancel_requested_at=old.cancel_requested_at) != old:
             self._judge_revival(old, new, what)
+        self._world.batches.judge(old, new, what)
         if new.start_count < old.start_count and old.status not in TERMINAL:
             fault(f"the start count went back: {what}")
         if is_again and not is_snoozed and not is_behind and (old.task_id, old.start_count) not in self._fresh:
@@ -281,6 +284,8 @@ class Checks:
             self._world.fault(f"{'guilty' if is_guilty else 'innocent'}, after {new.crash_count} deaths: {what}")
 
     def _judge_revival(self, old: TaskRow, new: TaskRow, what: str) -> None:
+        if self._world.batches.is_asked("retry_all", old):
+            self.may_revive.add(old.task_id)
         if old.task_id not in self.may_revive:
             changed = [name for name in TaskRow._fields if getattr(old, name) != getattr(new, name)]
             self._world.fault(f"an ended task changed {changed}: {what}")
@@ -355,7 +360,9 @@ class Checks:
             return
         wanted, older_than, _ = args
         ended_at = max(old.sent_at, old.completed_at or old.failed_at or old.updated_at)
-        if wanted.status not in (None, old.status) or (older_than is not None and ended_at >= older_than):
+        given = {"status": wanted.status, "error_code": wanted.error_code, "tags": dict(wanted.tags) or None}
+        is_meant = fits(old, {name: value for name, value in given.items() if value is not None})
+        if not is_meant or (older_than is not None and ended_at >= older_than):
             self._world.fault(f"{what}, and was not meant")
         trusted_us = self._world.trusted_us(process)
         if not process.is_purge_asked and (older_than is None or older_than > trusted_us - RETENTION_US):

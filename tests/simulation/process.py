@@ -3,9 +3,8 @@
 import asyncio
 import random
 import sqlite3
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextvars import Context
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from taskmanager.engine.engine import Engine
 from taskmanager.engine.lanes import CannotStart
 from taskmanager.lifecycle import Lifecycle
 from taskmanager.model.errors import StoreError
-from taskmanager.model.states import TERMINAL, TaskStatus
+from taskmanager.model.states import TERMINAL
 from taskmanager.store.protocol import Beater
 from tests.simulation.faults import Fate, FaultyLine
 from tests.simulation.jobs import define_jobs
@@ -444,11 +443,11 @@ class Process:
 
     # What the application does.
 
-    async def purge(self, status: TaskStatus | None, older_than: timedelta | None) -> None:
+    async def purge(self, given: Mapping[str, Any]) -> None:
         """Delete ended records."""
         self.purging += 1
         try:
-            gone = await self.manager.purge(status=status, older_than=older_than)
+            gone = await self.manager.purge(**given)
         finally:
             self.purging -= 1
         self.world.log(self, "has purged", gone)

@@ -348,7 +348,7 @@ def test_a_purge_goes_on_in_the_store_when_its_call_is_cancelled(world: World) -
     handle = process.jobs["safe"].enqueue(world.next_label(), "sleep:0")
     assert world.run_until(lambda: _has_ended(world, handle.task_id), 5.0)
     process.fate = lambda: Fate("ok", 300_000, 0)  # type: ignore[method-assign]  # its line is slow
-    call = process.loop.create_task(process.purge(None, None))
+    call = process.loop.create_task(process.purge({}))
     assert not world.run_until(lambda: False, 0.1)
     call.cancel()
     assert world.run_until(lambda: handle.task_id in world.checks.purged, 5.0)

@@ -18,6 +18,7 @@ from taskmanager.engine import instance
 from taskmanager.model import ids
 from taskmanager.store.sqlite import beat, stamp, wal
 from taskmanager.testing import WallClock
+from tests.simulation.batches import Batches
 from tests.simulation.checks import Checks
 from tests.simulation.disk import Disk, FileDisk, FileTimes, MemoryDisk
 from tests.simulation.faults import Weather
@@ -65,6 +66,7 @@ class World:
         self.runs = Runs(self)
         self.checks = Checks(self)
         self.pauses = Pauses(self)
+        self.batches = Batches(self)
         self._steps: list[tuple[int, int]] = []
         self._order = count()
         self._labels = count(1)
