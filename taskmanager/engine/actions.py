@@ -174,7 +174,7 @@ class Actions:
         await self._writer.flush()
         found = [each for each in await self._store.find_ids(wanted, LIVE) if each not in done]
         for task_ids in _pages(found):
-            done |= await self._cancel_rows(list((await self._store.fetch_ids(task_ids)).values()))
+            done |= await self._cancel_rows(await self._fetch_fitting(task_ids, wanted))
         return done.issuperset(found)
 
     async def _cancel_rows(self, rows: Sequence[TaskRow]) -> frozenset[str]:
@@ -242,12 +242,19 @@ class Actions:
     async def retry_all(self, **given: Any) -> int:
         """Put the ended tasks back that fit: the FAILED ones if no status is given. Return how many."""
         wanted = self._batch("retry_all", TERMINAL - {TaskStatus.COMPLETED}, given)
+        wanted = wanted._replace(status=wanted.status or TaskStatus.FAILED)
         await self._life.flush()
         count = 0
-        for task_ids in _pages(await self._store.find_ids(wanted, [wanted.status or TaskStatus.FAILED])):
-            rows = await self._store.fetch_ids(task_ids)
-            count += len(await self._put_back([rows[each] for each in task_ids if each in rows], force=False))
+        for task_ids in _pages(await self._store.find_ids(wanted, TERMINAL)):
+            count += len(await self._put_back(await self._fetch_fitting(task_ids, wanted), force=False))
         return count
+
+    async def _fetch_fitting(self, task_ids: Sequence[str], wanted: TaskFilter) -> list[TaskRow]:
+        """Return the rows of these ids. Leave out those that have changed since they were found, and fit no more."""
+        rows = await self._store.fetch_ids(task_ids)
+        status, code = wanted.status, wanted.error_code
+        found = (rows[each] for each in task_ids if each in rows)
+        return [row for row in found if status in (None, row.status) and code in (None, row.error_code)]
 
     async def _put_back(self, rows: Sequence[TaskRow], *, force: bool) -> frozenset[str]:
         able = [

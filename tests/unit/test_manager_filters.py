@@ -135,6 +135,34 @@ async def test_cancel_all_asks_each_task_once_however_often_it_looks() -> None:
         assert seen == ["asked", "clean"]
 
 
+class LateStore(MemoryStore):
+    """What it finds has changed since, in all that may change: the status and the error code."""
+
+    async def find_ids(self, wanted: TaskFilter, statuses: Collection[TaskStatus]) -> list[str]:
+        return await super().find_ids(wanted._replace(status=None, error_code=None), list(TaskStatus))
+
+
+async def test_rows_that_no_longer_fit_are_left_alone() -> None:
+    """Somebody may have retried and cancelled a task between the look and the act."""
+    manager = TaskManager()
+    async with isolated(manager, store=LateStore()) as world:
+
+        @manager.task(persist=True)
+        async def fails() -> None:
+            raise ValueError("no")
+
+        failed, other = fails.enqueue(), fails.with_options(delay=60).enqueue()
+        await ended(failed)
+        assert await manager.cancel(other.task_id)
+        await manager.pause("default")
+        await world.idle()
+        assert await manager.retry_all(task_name=fails.name, error_code="OTHER") == 0
+        assert await manager.retry_all(task_name=fails.name) == 1
+        assert await manager.cancel_all(task_name=fails.name, status=TaskStatus.RUNNING) == 0
+        assert (await failed.info()).status is TaskStatus.PENDING
+        assert (await other.info()).status is TaskStatus.CANCELLED
+
+
 async def test_memory_only_tasks_are_cancelled_too() -> None:
     """Their records reach the file when they have ended; until then they are known here alone."""
     manager = TaskManager()
