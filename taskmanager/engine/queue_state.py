@@ -135,7 +135,7 @@ class QueueState:
         self.shared_limit = SharedLimit(config.max_concurrency or 0) if config.is_limited_in_file else None
         self.slots = Slots(config.max_concurrency) if self.shared_limit is None else self.shared_limit.slots
         self.waits_in_file = not self.is_run_here or self.shared_limit is not None
-        """Whether a persisted task waits in the file only, until a claim brings it here or elsewhere."""
+        """Whether a persisted task waits in the file only, until an instance claims it."""
         self.is_paused = False
         self._backlogs = backlogs
         self.best_left = NONE_LEFT

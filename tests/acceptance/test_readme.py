@@ -10,11 +10,13 @@ What a fence says after its language:
 - ```` ```text output ````: exactly what the program before it prints.
 - ```` ```pyi ````: signatures; each is written in the source like that.
 - ```` ```sh ````: commands that exist.
+- ```` ```ini ````, ```` ```yaml ````: services, whose commands exist.
 - ```` ```sql ````: statements that a new database accepts; a word names those that change something.
 """
 
 import ast
 import asyncio
+import configparser
 import inspect
 import os
 import re
@@ -38,7 +40,7 @@ from taskmanager.task import Submitter
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")))
 LINKING: Final = (*PAGES, *sorted((ROOT / "examples").rglob("*.md")))
-LANGUAGES: Final = frozenset({"python", "pyi", "sh", "text", "sql", "dockerfile", "yaml"})
+LANGUAGES: Final = frozenset({"python", "pyi", "sh", "text", "sql", "dockerfile", "yaml", "ini"})
 COMMANDS: Final = frozenset({"make", "taskmanager", "pip", "python", "sqlite3", "ls", "fastapi", "gunicorn", "uvicorn"})
 PROGRAM_TIMEOUT_S: Final = 60
 README_PROGRAM_LINES: Final = 15
@@ -254,6 +256,52 @@ def test_every_shell_command_exists() -> None:
             commands = [line for line in block.text.splitlines() if line.strip() and not line.startswith("#")]
             faults += [f"{block.place}: {fault}" for line in commands if (fault := _unknown_command(line))]
     assert faults == []
+
+
+def _sections(text: str) -> dict[str, str]:
+    """The keys of a YAML block with their values, each key behind those above it: `services.web.command`."""
+    found, above = dict[str, str](), list[str]()
+    for line in text.splitlines():
+        depth, rest = divmod(len(line) - len(line.lstrip(" ")), 2)
+        assert not rest, line
+        if not line.lstrip().startswith("- "):
+            key, colon, value = line.strip().partition(":")
+            assert colon, line
+            above = [*above[:depth], key]
+            assert len(above) == depth + 1, line
+        else:
+            value = line.strip()[2:]
+        found[".".join(above)] = value.strip()
+    return found
+
+
+def _services() -> Iterator[tuple[str, str]]:
+    """The command of each service in units of systemd and files of Docker Compose, and its place."""
+    for block in blocks():
+        if block.language == "ini":
+            unit = configparser.ConfigParser(interpolation=None)
+            unit.read_string(block.text)
+            assert {"Unit", "Service", "Install"} <= set(unit.sections()), block.place
+            yield unit["Service"]["ExecStart"].rpartition("/bin/")[2], block.place
+        elif block.language == "yaml":
+            keys = _sections(block.text)
+            for name in {key.split(".")[1] for key in keys if key.startswith("services.")}:
+                assert keys[f"services.{name}.volumes"].split(":")[0] in {key.split(".")[-1] for key in keys}
+                yield keys.get(f"services.{name}.command", "python"), block.place
+
+
+def test_every_service_on_the_pages_runs_a_command_that_exists() -> None:
+    """With options that it has: a unit file is pasted, and its mistakes show at the next boot."""
+    services = list(_services())
+    assert sum(command.startswith("taskmanager run ") for command, _ in services) > 1
+    for command, place in services:
+        assert _unknown_command(command) is None, place
+        if command.startswith("taskmanager "):
+            assert isinstance(cli, click.Group)
+            name, *arguments = command.split()[1:]
+            found = cli.get_command(click.Context(cli), name)
+            assert found is not None
+            found.make_context(name, arguments)
 
 
 def test_commands_named_in_running_text_exist() -> None:
