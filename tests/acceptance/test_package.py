@@ -154,7 +154,7 @@ def test_every_module_can_be_imported_with_what_the_wheel_needs(stranger: Path, 
     program = (
         "import importlib, pkgutil, taskmanager\n"
         "for found in pkgutil.walk_packages(taskmanager.__path__, 'taskmanager.'):\n"
-        "    if found.name not in ('taskmanager.__main__', 'taskmanager.integrations.fastapi'):\n"
+        "    if found.name != 'taskmanager.__main__' and not found.name.startswith('taskmanager.integrations.'):\n"
         "        importlib.import_module(found.name)\n"
         "print('done')\n"
     )
