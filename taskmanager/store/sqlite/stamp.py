@@ -69,9 +69,10 @@ def _watched(path: str) -> int | None:
         return None
     import ctypes  # 10 ms, which only a process pays that waits for others
 
+    descriptor: int = -1
     try:
         libc = ctypes.CDLL(None)
-        descriptor: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if descriptor >= 0 and libc.inotify_add_watch(descriptor, os.fsencode(path), _MODIFIED) >= 0:
             return descriptor
     except (OSError, AttributeError):  # a system library without it
