@@ -116,11 +116,13 @@ def _error_of(told: Told, row: TaskRow, result: TaskResult[Any] | None, attempt:
 
 
 def _duration_s(told: Told, row: TaskRow, attempt: AttemptRow | None) -> float | None:
+    """Return how long the attempt took. The wall clock may have been set back meanwhile."""
+    began_at, ended_at = told.began_at, told.at
     if attempt is not None:
-        return (attempt.finished_at - attempt.started_at) / SECOND_US
-    if told.kind == "completed" and row.started_at is not None and row.completed_at is not None:
-        return (row.completed_at - row.started_at) / SECOND_US
-    return None if told.began_at is None else (told.at - told.began_at) / SECOND_US
+        began_at, ended_at = attempt.started_at, attempt.finished_at
+    elif told.kind == "completed":
+        began_at = row.started_at
+    return None if began_at is None else max(0, ended_at - began_at) / SECOND_US
 
 
 def has_snoozed(task: LiveTask | TaskRow) -> bool:

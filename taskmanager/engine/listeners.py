@@ -170,7 +170,7 @@ class Listeners:
                 if row is None or live.is_duplicate or live.saving.committed != expected_of(row):
                     continue
                 state = expected_of(row)
-            elif row is not None:
+            if row is not None:
                 self._follow(row, write.attempts)
             told, live.saving.told = live.saving.told, state
             if is_end(told):
@@ -323,10 +323,10 @@ class Listeners:
         self._pass_on()
         self._is_closing = True
         tasks = [ear.task for ear in self._ears.values() if ear.task is not None]
-        if self._thread is None:
-            self._thread_over.set_result(None)
         self._ring.set()
-        await asyncio.wait([self._thread_over, *tasks], timeout=CLOSE_PATIENCE_S)
+        pending = [*tasks] if self._thread is None else [*tasks, self._thread_over]
+        if pending:
+            await asyncio.wait(pending, timeout=CLOSE_PATIENCE_S)
         self.leave()
         for each in tasks:
             each.cancel()

@@ -18,7 +18,8 @@ From the outside in:
 - `process`: one program, with `turns` (its loop), `lanes` (its threads and children) and `jobs` (its user code).
 - `disk`: the one place that survives, a store in memory or a real file. `faults`: the line to it, late and broken.
 - The judge looks on and shares no code with the library: `checks` at the rows after each write, `runs` at each start of
-  user code, `failures` at what follows them, `timetable` at the fires of schedules, `promises` at calls that came back.
+  user code, `failures` at what follows them, `timetable` at the fires of schedules, `promises` at calls that came back,
+  `hearing` at what listeners are told.
 
 A new fault is a method of `Days`, ended by `scenario` with all others. A new rule goes to the judge, and is proven by
 breaking the library on purpose: some seed of the first hundred must find it.

@@ -163,6 +163,7 @@ class Checks:
             if task_id not in self.rows:
                 self._judge_new(process, verb, new)
         self.failures.judge(self.rows, rows)
+        self._world.hearing.wrote(process, verb, self.rows, rows)
         fresh = [row for task_id, row in rows.items() if task_id not in self.rows]
         self.rows, self.attempts = rows, attempts
         if self._world.timetable.entries:
@@ -406,6 +407,7 @@ class Checks:
 
     def at_the_end(self) -> None:
         """Everything that was accepted and saved has ended, and its record is whole."""
+        self._world.hearing.at_the_end(self.rows)
         for task_id in self.saved - self.purged:
             row = self.rows.get(task_id)
             if row is None or row.status not in TERMINAL:

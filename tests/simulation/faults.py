@@ -216,5 +216,7 @@ class FaultyLine:
             self._open_count += verb == "open"
         if verb in WRITES and not fate.wait_us:
             self._process.world.disk.log_is_written(self._process.world.clock.now_us())
-        self._process.world.checks.observe(self._process, verb, args)
+        world = self._process.world
+        world.hearing.is_answered = fate.kind == "ok"
+        world.checks.observe(self._process, verb, args)
         return value

@@ -53,6 +53,8 @@ class Process:
         self.view = world.disk.connect()
         self.manager: TaskManager = world.make_manager()
         self.jobs = define_jobs(self.manager, self)
+        if world.listens:
+            self.manager.on()(lambda _: None)  # `hearing` stands in for what would tell it
         world.timetable.declare(self.manager, self.jobs, number)
         self.children = SimulatedChildren(self)
         self.handles: dict[str, TaskHandle[Any]] = {}

@@ -25,10 +25,10 @@ class Story:
     row_count: int
 
 
-def play(seed: int) -> Story:
+def play(seed: int, *, listens: bool = True) -> Story:
     """Run one seed from its first line to its last."""
     with tempfile.TemporaryDirectory(prefix="simulation-", dir=_memory_folder()) as folder:
-        world = World(seed, Path(folder))
+        world = World(seed, Path(folder), listens=listens)
         with inhabited(world):
             try:
                 _Scenario(world).play()

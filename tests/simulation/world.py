@@ -15,6 +15,7 @@ from typing import Any
 
 from taskmanager import QueueConfig, RecoveryConfig, TaskManager
 from taskmanager.engine import instance
+from taskmanager.engine.listeners import Listeners
 from taskmanager.model import ids
 from taskmanager.store.sqlite import beat, stamp, wal
 from taskmanager.testing import WallClock
@@ -22,6 +23,7 @@ from tests.simulation.batches import Batches
 from tests.simulation.checks import Checks
 from tests.simulation.disk import Disk, FileDisk, FileTimes, MemoryDisk
 from tests.simulation.faults import Weather
+from tests.simulation.hearing import Hearing
 from tests.simulation.jobs import ALWAYS, NARROW_LIMIT, OTHERS
 from tests.simulation.process import Process
 from tests.simulation.promises import Pauses
@@ -41,8 +43,10 @@ class Broken(Exception):
 class World:
     """Everything one seed needs. Nothing in it asks the real machine for time, chance or order."""
 
-    def __init__(self, seed: int, folder: Path) -> None:
+    def __init__(self, seed: int, folder: Path, *, listens: bool = True) -> None:
         self.seed = seed
+        self.listens = listens
+        """Whether the managers have a listener, which changes nothing."""
         self.chance = random.Random(seed)
         self.now_us = 0
         self.clock = WallClock(self)
@@ -65,6 +69,7 @@ class World:
         """The end of the last outage that nobody who beats can have missed."""
         self.runs = Runs(self)
         self.checks = Checks(self)
+        self.hearing = Hearing(self)
         self.pauses = Pauses(self)
         self.batches = Batches(self)
         self._steps: list[tuple[int, int]] = []
@@ -349,6 +354,8 @@ def inhabited(world: World) -> Iterator[None]:
     instance.lock_path = cache(instance.lock_path)  # a tenth of the time of a seed would be spent on paths
     show_life = instance.InstanceLock.show_life
     instance.InstanceLock.show_life = lambda lock: world.show_life(lock)  # type: ignore[method-assign, assignment]
+    note = Listeners._note
+    Listeners._note = lambda listeners, noted: world.hearing.heard(listeners, noted)  # type: ignore[method-assign]
     random.seed(world.seed)
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING)
@@ -360,4 +367,5 @@ def inhabited(world: World) -> Iterator[None]:
         ids._sequence, state, logger.level, logger.propagate, instance.lock_path = kept
         stamp._CLOCK, stamp.os, beat.BUSY_TIMEOUT_S, wal.BUSY_TIMEOUT_S = machine  # type: ignore[misc, attr-defined]
         instance.InstanceLock.show_life = show_life  # type: ignore[method-assign]
+        Listeners._note = note  # type: ignore[method-assign]
         random.setstate(state)
