@@ -106,6 +106,8 @@ class Surrounded:
         ended = await asyncio.shield(future)
         attempt.thread, attempt.is_in_lane = None, False
         try:
+            if attempt.is_abandoned:  # it has timed out, which its middleware hears now, and the next attempt waits
+                raise asyncio.CancelledError
             if ended.error is not None:
                 raise ended.error
             return ended.value

@@ -487,6 +487,32 @@ async def test_a_thread_under_a_cancelled_middleware_is_waited_for() -> None:
     assert events == ["begins", "ends"] * 2
 
 
+async def test_middleware_hears_that_its_thread_has_timed_out() -> None:
+    """When the thread has ended: what the middleware does then is for nothing, and keeps the next attempt waiting."""
+    manager, never, heard = TaskManager(None), threading.Event(), list[str]()
+
+    @manager.middleware
+    async def lingering(context: TaskContext, call: Call) -> Any:
+        try:
+            value = await call()
+        except asyncio.CancelledError:
+            heard.append(f"attempt {context.attempt} cancelled")
+            raise
+        if context.attempt == 1:
+            await asyncio.Event().wait()
+        return value
+
+    @manager.task(timeout=0.05, retries=1, retry_delay=0)
+    def job() -> int:
+        while current_task().attempt == 1 and not current_task().is_cancelled:
+            never.wait(0.01)
+        return current_task().attempt
+
+    async with manager:
+        assert await job.enqueue() == 2
+    assert heard == ["attempt 1 cancelled"]
+
+
 async def test_a_stranger_who_cancels_all_tasks_does_not_end_a_thread() -> None:
     """The middleware is unwound, and the attempt ends with what its thread comes to."""
     manager, may_end, seen = TaskManager(None), threading.Event(), list[str]()
