@@ -188,6 +188,7 @@ class Actions:
                 # Our own writes do not change the version by which the store tells of others'.
                 result: TaskResult[Any] = TaskResult(err=CANCELLED_BEFORE_START)
                 self._follower.notice(row.task_id, Ending(TaskStatus.CANCELLED, result))
+                self._follower.saw(row.task_id, TaskStatus.CANCELLED)
                 if (listeners := self._life.listeners) is not None:
                     listeners.ended(_cancelled(self._row_codec, row, now))
             elif row.claimed_by_worker_id == self._identity.instance_id:

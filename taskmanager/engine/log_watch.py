@@ -57,8 +57,9 @@ class LogWatch:
         self._timer = self._descriptor = None
 
     def _begin(self, pause_s: float = LOG_LOOK_S) -> None:
-        if self._timer is None and self._descriptor is None and not self._life.is_stopping:
-            loop = self._life.loop
+        life = self._life
+        if self._timer is None and self._descriptor is None and life.is_up and not life.is_stopping:
+            loop = life.loop
             self._timer = loop.call_at(next_beat(loop.time(), pause_s), self._look)
 
     def _ring(self) -> None:

@@ -73,6 +73,8 @@ class FileWatch:
         self._paused: list[str] = []
         self._owes_rest = False
         self._is_told = False
+        self.before_close: Callable[[], None] = lambda: None
+        """Called before the store is closed: the loop must not watch a descriptor that closes, and is used again."""
 
     async def look(self) -> None:
         """Check, and repair. One repair runs at a time, and to its end, even if the caller is cancelled."""
@@ -145,6 +147,7 @@ class FileWatch:
             # Before the file is opened: who cancels every task may do so when it is open, and no look finds it then.
             self._writer.lose_everything_committed([live for live in lives if live.is_persisted])
             self._owes_rest = True
+            self.before_close()
             await self._store.close()
             await self._store.open()
 
@@ -232,6 +235,7 @@ class Poller:
         self._next_look_s = 0.0
         self._pause: asyncio.Timeout | None = None
         self._log_watch = LogWatch(engine, self._look_soon)
+        file_watch.before_close = self._log_watch.close
         limited = [each for each in self._dispatcher.queues.values() if each.config.max_pending is not None]
         self._counted = [each for each in limited if not each.is_run_here]
 
@@ -366,14 +370,15 @@ class Poller:
                 await self._recover_strays()
             await claimer.claim()
         await self._sharing.look(changed=changed)
-        if changed or any(each.left != each.left_before for each in self._counted):
+        if self._counted:
             await self._count_free()
         self._version, self.is_owed = version, False
 
     async def _count_free(self) -> None:
-        """Count the free rows of queues that have a limit and are not run here. Others make room there."""
-        if not self._counted:
-            return
+        """Count the free rows of queues that have a limit and are not run here.
+
+        Others make room there, and so does this instance when it cancels: its own writes do not change the version.
+        """
         left = [each.left for each in self._counted]
         found = await self._store.free_queues(max(each.config.max_pending or 0 for each in self._counted))
         for queue, left_before in zip(self._counted, left, strict=True):

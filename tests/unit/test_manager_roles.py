@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sqlite3
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -243,6 +244,28 @@ async def test_an_instance_that_nobody_leaves_work_to_does_not_watch_the_log(tmp
         assert "idle" in repr(log_watch_of(one))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not tell of writes")
+async def test_no_closed_descriptor_is_watched_when_the_file_is_replaced(tmp_path: Path) -> None:
+    """The application's next connection gets the same number, and would not hear anything any more."""
+    web, work, _ = manager_on(tmp_path / "tasks.db", run_queues=())
+    async with web:
+        waiting = asyncio.ensure_future(work.enqueue("a").result())
+        await until(lambda: "waits for a write" in repr(log_watch_of(web)))
+        store, watched = engine_of(web).store, list[bool]()
+        close = store.close
+
+        async def closed() -> None:
+            await close()
+            watched.append("waits for a write" in repr(log_watch_of(web)))
+
+        store.close = closed  # type: ignore[method-assign]
+        (tmp_path / "tasks.db").rename(tmp_path / "old.db")
+        await until(lambda: bool(watched))
+        del store.close
+        assert watched == [False]
+        waiting.cancel()
+
+
 # Waiting for all, and for room.
 
 
@@ -311,6 +334,21 @@ async def test_max_pending_counts_free_rows_of_a_queue_that_is_not_run_here(tmp_
     async with again:  # the rows of before the start count, too
         with pytest.raises(QueueFull):
             work.enqueue("one too many")
+
+
+async def test_a_producer_that_cancels_its_tasks_makes_room(tmp_path: Path) -> None:
+    """No other instance writes then, and its own writes are none that a look at the file tells of."""
+    web, work, _ = manager_on(tmp_path / "tasks.db", run_queues=(), queues=[QueueConfig("default", max_pending=1)])
+    async with web:
+        handle = work.enqueue("a")
+        await handle.saved()
+        await until(lambda: not engine_of(web).live)
+        with pytest.raises(QueueFull):
+            work.enqueue("b")
+        assert await web.cancel(handle.task_id)
+        assert handle.status is TaskStatus.CANCELLED
+        await asyncio.wait_for(web.wait_for_room(), 10)
+        await work.enqueue("b").saved()
 
 
 # What is seen.
