@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from taskmanager.model.states import TaskStatus
-from tests.simulation.jobs import NARROW_LIMIT, ONCE, UNSAFE
+from tests.simulation.jobs import NARROW_LIMIT, ONCE, UNSAFE, queue_of
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process
@@ -68,6 +68,8 @@ class Runs:
         self._starters[task_id].add(process)
         if self._goes_by_the_lost_file(run):
             self._by_the_lost_file.add(task_id)
+        if not process.manager._settings.runs(queue_of(name)):
+            self._world.fault(f"{name} {task_id} runs in {process}, which does not run its queue")
         self._judge_repetition(run)
         self._judge_claim(run)
         for other in self.now:

@@ -105,6 +105,8 @@ class World:
             *chance.choice(((0.0, 0), (0.2, 50_000), (0.2, 400_000), (0.9, 2_000), (0.9, 50_000), (0.03, 8_000_000))),
             chance.choice((0.0, 0.0, 0.2)),
         )
+        self.has_roles = chance.random() < 0.4
+        """Whether some processes do not run every queue."""
         retention_hours = chance.choice((None, None, 1))
         self.has_retention = retention_hours is not None
         self.options: dict[str, Any] = {
@@ -141,7 +143,13 @@ class World:
 
     def make_manager(self) -> TaskManager:
         """A manager as this seed configures it."""
-        return TaskManager(self.database, **self.options)
+        return TaskManager(self.database, **self.options, run_queues=self._draw_role())
+
+    def _draw_role(self) -> tuple[str, ...] | None:
+        """The queues that one more process runs. Whoever comes when the faults have ended runs all."""
+        if not (self.has_roles and self.has_faults):
+            return None
+        return self.chance.choice((None, (), (), ("default",), ("narrow", "shared")))
 
     def step(self, by_s: float) -> None:
         """Somebody sets the wall clock."""
@@ -184,7 +192,7 @@ class World:
         process = Process(self, next(self._numbers))
         self.processes.append(process)
         self.alive.append(process)
-        self.log(process, "starts")
+        self.log(process, "starts with", process.manager._settings.role)
         process.loop.call_soon(process.begin)
         return process
 
