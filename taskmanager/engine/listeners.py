@@ -290,9 +290,10 @@ class Listeners:
         while not self._is_over:
             self._ring.wait()
             self._ring.clear()
+            is_last = self._is_closing  # asked first: what came before the close is there by now
             while True in [self._tell_slice(ear) for ear in list(ears.values()) if not ear.is_async]:
                 pass
-            if self._is_closing:
+            if is_last:
                 break
         with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
             self._loop.call_soon_threadsafe(self._thread_over.set_result, None)

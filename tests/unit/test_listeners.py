@@ -22,6 +22,7 @@ from taskmanager import (
     task,
 )
 from taskmanager.engine import listeners
+from taskmanager.engine.listeners import Ear, Listeners
 from taskmanager.store.memory import MemoryStore
 from taskmanager.testing import Fault, FaultyStore, World, isolated
 from tests.contract.rows import OTHER, put
@@ -396,6 +397,32 @@ async def test_a_thread_that_hangs_in_a_listener_does_not_hold_up_a_stop(monkeyp
         await manager.task(nothing).enqueue()
     may_end.set()
     assert told == ["enqueued"]
+
+
+async def test_the_thread_is_told_what_comes_just_before_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread may just have seen that nothing is left when the last event comes and the stop begins."""
+    manager, told, tell = TaskManager(None), list[str](), Listeners._tell_slice
+    has_told, never = threading.Event(), threading.Event()
+
+    def tell_and_dawdle(self: Listeners, ear: Ear) -> bool:
+        is_more = tell(self, ear)
+        while told and not self._is_closing:
+            never.wait(0.001)
+        return is_more
+
+    monkeypatch.setattr(Listeners, "_tell_slice", tell_and_dawdle)
+    job = manager.task(nothing)
+
+    @manager.on("completed")
+    def hear(event: TaskEvent) -> None:
+        told.append(event.kind)
+        has_told.set()
+
+    async with manager:
+        await job.enqueue()
+        await asyncio.to_thread(has_told.wait, 30)
+        await job.enqueue()
+    assert told == ["completed"] * 2
 
 
 async def test_a_listener_may_enqueue(manager: TaskManager) -> None:
