@@ -84,7 +84,8 @@ def run(target: str, queues: tuple[str, ...], log_level: str, as_json: bool) -> 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     log = logging.getLogger("taskmanager")
     database = settings.database
-    ended = host(manager, lambda: log.info("running %s on %s; Ctrl-C stops it", target, database or "no file"))
+    runs = f"queue {', '.join(sorted(set(queues)))} of {target}" if queues else target
+    ended = host(manager, lambda: log.info("running %s on %s; Ctrl-C stops it", runs, database or "no file"))
     after = f" after {ended.signals[0].name}" if ended.signals else ""
     waiting = waiting_in(database)
     left = f"; {counted(waiting, 'task')} left for the next start" if waiting else ""

@@ -146,6 +146,7 @@ def test_run_is_a_worker_whatever_the_manager_says(tmp_path: Path) -> None:
             process.send_signal(signal.SIGTERM)
             out, errors = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, out) == (0, ""), errors
+        assert f"running {'queue odd, reports of ' if options else ''}web:manager on " in errors
     refused = run(tmp_path, "run", "web:manager", "--queue", "")
     assert (refused.returncode, refused.stderr.count("queue_name must be")) == (2, 1)
 
