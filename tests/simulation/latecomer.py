@@ -51,7 +51,7 @@ class Latecomer:
             return False
         if self._count <= self._first:
             return True
-        task: Any = process.jobs[self._chance.choice(ALWAYS)]
+        task: Any = process.jobs[self._chance.choice([name for name in ALWAYS if name in process.jobs])]
         if self._chance.random() < self._keyed_share:
             task = task.with_options(idempotency_key=self._key_of(task))
         try:

@@ -88,6 +88,9 @@ class World:
     def _shape(self) -> None:
         """What this seed is like."""
         chance = self.chance
+        self._roles = random.Random(f"roles of {self.seed}")  # their own: the other draws of a seed are as before
+        self.has_roles = self._roles.random() < 0.4
+        """Whether some processes do not run every queue."""
         self.is_on_file = self.seed % 3 == 0
         self.concurrency = chance.choice((1, 2, 3, 6))
         self.kinds = (*ALWAYS, *sorted(chance.sample(OTHERS, 6)))
@@ -105,8 +108,6 @@ class World:
             *chance.choice(((0.0, 0), (0.2, 50_000), (0.2, 400_000), (0.9, 2_000), (0.9, 50_000), (0.03, 8_000_000))),
             chance.choice((0.0, 0.0, 0.2)),
         )
-        self.has_roles = chance.random() < 0.4
-        """Whether some processes do not run every queue."""
         retention_hours = chance.choice((None, None, 1))
         self.has_retention = retention_hours is not None
         self.options: dict[str, Any] = {
@@ -149,7 +150,7 @@ class World:
         """The queues that one more process runs. Whoever comes when the faults have ended runs all."""
         if not (self.has_roles and self.has_faults):
             return None
-        return self.chance.choice((None, (), (), ("default",), ("narrow", "shared")))
+        return self._roles.choice((None, (), (), ("default",), ("narrow", "shared")))
 
     def step(self, by_s: float) -> None:
         """Somebody sets the wall clock."""
