@@ -10,7 +10,8 @@ SUPPORTED := 3.11 3.12 3.13 3.14
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
 ARGS ?=
 BIN := .venv/bin
-PIP_FLAGS := --quiet --quiet --disable-pip-version-check --retries 5
+# What is never imported needs no byte code, and that is most of what is installed.
+PIP_FLAGS := --quiet --quiet --disable-pip-version-check --retries 5 --no-compile
 # The suite starts hundreds of programs, and each worker reads every test: without byte code each would compile it all anew.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST_FLAGS := -n $(WORKERS) --dist loadfile --max-worker-restart 0
@@ -36,12 +37,12 @@ found() { \
 }
 endef
 
-# $(call make_venv,DIR,PYTHON): create or refresh, only when the interpreter is gone or pyproject.toml is newer than the last install.
+# $(call make_venv,DIR,PYTHON,EXTRA): create or refresh, only when the interpreter is gone or pyproject.toml is newer than the last install.
 define make_venv
 if ! $(1)/bin/python -c pass 2>/dev/null; then rm -rf $(1); $(2) -m venv $(1); fi; \
 if [ ! -e $(1)/.installed ] || [ pyproject.toml -nt $(1)/.installed ]; then \
   $(call say,install into $(1)); \
-  $(1)/bin/python -m pip install $(PIP_FLAGS) --editable '.[dev]' && touch $(1)/.installed; \
+  $(1)/bin/python -m pip install $(PIP_FLAGS) --editable '.[$(3)]' && touch $(1)/.installed; \
 fi
 endef
 
@@ -53,7 +54,7 @@ venv:  ## Create or refresh .venv with the library and its development tools
 	main="$$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true)"; \
 	line="$$(found | grep "^$$main " || found | head -n 1)"; \
 	[ -n "$$line" ] || { echo "No Python 3.11 or newer with venv, ssl and sqlite3 was found (on Debian: apt-get install python3-venv)" >&2; exit 1; }; \
-	$(call make_venv,.venv,"$${line#* }")
+	$(call make_venv,.venv,"$${line#* }",dev)
 
 lint: venv  ## ruff, and mypy --strict on the package
 	@$(call say,ruff check); $(BIN)/ruff check .
@@ -73,12 +74,12 @@ others: venv  ## The portable part of the suite on each other supported Python t
 	main="$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')"; \
 	found | { while read -r version python; do \
 	  [ "$$version" != "$$main" ] || continue; \
-	  $(call make_venv,.venv-$$version,"$$python") & \
+	  $(call make_venv,.venv-$$version,"$$python",portable) & \
 	done; wait; }; \
 	newest="$$(found | grep -v "^$$main " | tail -n 1)"; \
 	found | while read -r version python; do \
 	  [ "$$version" != "$$main" ] || continue; \
-	  $(call make_venv,.venv-$$version,"$$python"); \
+	  $(call make_venv,.venv-$$version,"$$python",portable); \
 	  if [ "$$version $$python" = "$$newest" ]; then \
 	    paths="$(PORTABLE)"; \
 	    $(call say,mypy on Python $$version); .venv-$$version/bin/mypy --strict --python-version $$version --cache-dir .mypy_cache/$$version tests/typing/api.py; \

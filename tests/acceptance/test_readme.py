@@ -23,6 +23,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -119,6 +120,12 @@ def modules_of(page: Path) -> dict[str, str]:
     }
 
 
+def environment() -> dict[str, str]:
+    """Of a program on a page. What one of them has compiled the others read, and nothing is left in the checkout."""
+    cache = Path(tempfile.gettempdir()) / f"taskmanager-page-tests-{Path.home().name}"
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": str(cache)}
+
+
 @pytest.mark.parametrize(("page", "program"), [pytest.param(*each, id=each[1].place) for each in programs()])
 def test_a_program_runs_as_pasted_and_prints_what_the_page_says(page: Path, program: Program, tmp_path: Path) -> None:
     """A fresh process, a fresh directory, warnings are errors."""
@@ -127,9 +134,8 @@ def test_a_program_runs_as_pasted_and_prints_what_the_page_says(page: Path, prog
     for name, text in {**modules_of(page), program.name: program.source}.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     command = [sys.executable, "-W", "error", program.name]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False
     )
     assert done.returncode == 0, done.stderr
     if program.output is not None:
@@ -175,10 +181,9 @@ def test_the_tests_on_a_page_pass_with_each_plugin(page: Path, plugin: str, tmp_
     # pytest-asyncio warns of its own defaults, of which the page uses none.
     warnings = ["-W", "error", "-W", "ignore::pytest.PytestDeprecationWarning"]
     command = [sys.executable, "-m", "pytest", "-q", *warnings, "-p", "no:cacheprovider", "-c", os.devnull]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [*command, "--rootdir", str(tmp_path), *arguments, str(tmp_path)],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False,
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False,
     )  # fmt: skip
     count = sum(len(re.findall(r"^(?:async )?def test_", text, re.MULTILINE)) for text in files.values())
     assert re.search(rf"^{count} passed in ", done.stdout, re.MULTILINE), done.stdout + done.stderr
