@@ -275,6 +275,8 @@ class Runner:
                 raise
             told = None if surrounded is None else surrounded.meant_by(exc)
             outcome = self._raised(attempt, exc) if told is None or attempt.stop_reason is not None else told
+            if isinstance(exc, GeneratorExit):  # collected with its loop, where nothing can be awaited
+                attempt.thread = None
         if attempt.thread is None:
             self._finish(attempt, outcome)
         else:  # the middleware has not waited for it

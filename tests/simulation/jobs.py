@@ -1,11 +1,11 @@
 """The user code of the simulation: tasks of each kind of promise, doing what their plan says, and noted as they run."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from taskmanager import FailedTask, RetryPolicy, Snooze, Task, TaskManager, current_task
+from taskmanager import FailedTask, RetryPolicy, Snooze, Task, TaskContext, TaskManager, current_task
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process
@@ -90,6 +90,23 @@ def define_jobs(manager: TaskManager, process: "Process") -> Jobs:
         ),
     }
     return {name: makers[name]() for name in process.world.kinds}
+
+
+async def around(process: "Process", context: TaskContext, call: Callable[[], Awaitable[Any]]) -> Any:
+    """A middleware that may wait before and after the call, and may swallow what cancels it."""
+    chance = process.world.chance
+    habit = chance.choice(("plain", "plain", "before", "after", "swallow"))
+    if habit == "before":
+        await asyncio.sleep(chance.choice((0.01, 0.5)))
+    try:
+        value = await call()
+        if habit == "after":
+            await asyncio.sleep(chance.choice((0.01, 0.5)))
+    except asyncio.CancelledError:
+        if habit == "swallow":
+            return "no value of a task"
+        raise
+    return value
 
 
 def _define_alert(manager: TaskManager, process: "Process") -> Task[[FailedTask], Any]:

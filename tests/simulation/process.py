@@ -16,7 +16,7 @@ from taskmanager.model.errors import StoreError
 from taskmanager.model.states import TERMINAL
 from taskmanager.store.protocol import Beater
 from tests.simulation.faults import Fate, FaultyLine
-from tests.simulation.jobs import define_jobs
+from tests.simulation.jobs import around, define_jobs
 from tests.simulation.lanes import SimulatedChildren, SimulatedThreads
 from tests.simulation.latecomer import may_come
 from tests.simulation.turns import TurnLoop
@@ -53,6 +53,8 @@ class Process:
         self.view = world.disk.connect()
         self.manager: TaskManager = world.make_manager()
         self.jobs = define_jobs(self.manager, self)
+        if world.has_middleware:
+            self.manager.middleware(partial(around, self))
         if world.listens:
             self.manager.on()(lambda _: None)  # `hearing` stands in for what would tell it
         world.timetable.declare(self.manager, self.jobs, number)

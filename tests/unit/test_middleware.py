@@ -1,7 +1,9 @@
 """Middleware: async functions around each attempt, in every lane, inside its slot and its time limit."""
 
 import asyncio
+import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -544,6 +546,34 @@ async def test_a_stranger_who_cancels_all_tasks_does_not_end_a_thread() -> None:
         may_end.set()
         assert await handle == 1
     assert seen == ["runs", "cancelled"]
+
+
+def test_a_thread_goes_on_when_its_loop_with_middleware_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python collects the coroutine then, and nothing can be awaited in it any more."""
+    manager, runs, may_end, unraisable = TaskManager(None), threading.Event(), threading.Event(), list[object]()
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+
+    @manager.middleware
+    async def pass_on(context: TaskContext, call: Call) -> Any:
+        return await call()
+
+    @manager.task
+    def job() -> None:
+        runs.set()
+        may_end.wait(30)
+
+    async def begin() -> None:
+        await manager.start()
+        job.enqueue()
+        await asyncio.to_thread(runs.wait, 30)
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+    asyncio.run(manager.stop())
+    may_end.set()
+    gc.collect()
+    assert not unraisable
 
 
 # --- slots ------------------------------------------------------------------------------------------------------------
