@@ -20,7 +20,6 @@ from taskmanager import TaskManager
 MEMORY, FEW, MANY = (20_000, 6_000), (8_000, 3_000), (20_000, 6_000)
 """How many tasks, in full and quickly. Of the many, memory holds a half; the others wait in the file."""
 WARM_UP = 300
-HAS_LISTENERS = hasattr(TaskManager, "on")
 
 
 def plain(manager: TaskManager, persist: bool) -> Callable[[], Any]:
@@ -30,9 +29,7 @@ def plain(manager: TaskManager, persist: bool) -> Callable[[], Any]:
 
 def rich(manager: TaskManager, persist: bool) -> Callable[[], Any]:
     """The call of a task with options, which are of no consequence for a no-op."""
-    listen = getattr(manager, "on", None)
-    if listen is not None:
-        listen()(lambda event: None)
+    manager.on()(lambda event: None)
     task = manager.task(name="noop", persist=persist, retries=3, timeout=30)(no_op)
     return task.with_options(tags={"customer": "42"}).enqueue
 
@@ -116,8 +113,6 @@ def lines() -> list[Line]:
 
 COUNTS = " / ".join(f"{full:,} ({quick:,})" for full, quick in (MEMORY, FEW, MANY))
 NOTES = [f"Tasks at once, in full (and with --quick): {COUNTS}."]
-if not HAS_LISTENERS:
-    NOTES.append("The manager has no listeners yet: the options are measured without one.")
 
 if __name__ == "__main__":
     run(__doc__, __file__, PARTS, lines(), NOTES)

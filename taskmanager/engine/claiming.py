@@ -335,7 +335,7 @@ class Claimer:
         live.due = 0.0
         self._keys.claimed(live)
         self._follower.came_here(live)
-        if (listeners := self._life.listeners) is not None and live.status is TaskStatus.RUNNING:
+        if (listeners := self._life.listeners) is not None:
             listeners.claimed(live)
         if live.cancel_requested_at is not None and not self._life.is_stopping:
             self._life.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")

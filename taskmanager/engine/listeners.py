@@ -129,9 +129,11 @@ class Listeners:
             self._note(("started", live.started_at or 0, live.start_count, live, row, None, None))
 
     def claimed(self, live: LiveTask) -> None:
-        """A task was started by its claim. Others may have had it since it was told of here."""
+        """A row was claimed, and perhaps started by that. Others may have had it since it was told of here."""
         live.saving.told = None
-        self._tell("started", live.started_at or live.updated_at, live.start_count, live, live.row())
+        if live.status is TaskStatus.RUNNING:
+            at = live.started_at or live.updated_at
+            self._tell(("started", at, live.start_count, live, live.row(), None, None))
 
     def waits_again(self, live: LiveTask, began_at: int) -> None:
         """A run that began then has ended, and its task goes on."""
@@ -160,24 +162,30 @@ class Listeners:
 
     def committed(self, batch: Sequence[Sent], report: CommitReport) -> None:
         """Changes of persisted tasks are in the store, but for those that the report names."""
-        for live, sent_state, base, write in batch:
-            if not live.is_persisted or live.task_id in report.rejected:
-                continue
-            row, state = write.row if type(write) is TaskWrite else None, sent_state
-            if live.task_id in report.lost:
-                row = report.lost[live.task_id]
-                # An earlier commit of ours has arrived after all. Any other row is another's.
-                if row is None or live.is_duplicate or live.saving.committed != expected_of(row):
-                    continue
-                state = expected_of(row)
-            if row is not None:
-                self._follow(row, write.attempts)
-            told, live.saving.told = live.saving.told, state
-            if is_end(told):
-                live.saving.told = told
-            else:
-                began_at = self._snoozed.pop(live.task_id, None)
-                self._change(base if told is None else told, state, write.attempts, live, row, began_at)
+        for sent in batch:
+            live = sent.live
+            if live.is_persisted and live.task_id not in report.rejected:
+                try:
+                    self._is_written(live, sent, report)
+                except Exception:  # a mistake of ours with an event must not keep anything from being saved
+                    logger.critical("what happened to task %s could not be told", live.task_id, exc_info=True)
+
+    def _is_written(self, live: LiveTask, sent: Sent, report: CommitReport) -> None:
+        write, state = sent.write, sent.state
+        row = write.row if type(write) is TaskWrite else None
+        if live.task_id in report.lost:
+            row = report.lost[live.task_id]
+            # An earlier commit of ours has arrived after all. Any other row is another's.
+            if row is None or live.is_duplicate or live.saving.committed != expected_of(row):
+                return
+            state = expected_of(row)
+        if row is not None:
+            self._follow(row, write.attempts)
+        told = live.saving.told
+        if is_end(told):
+            return
+        live.saving.told, began_at = state, self._snoozed.pop(live.task_id, None)
+        self._change(sent.base if told is None else told, state, write.attempts, live, row, began_at)
 
     def moved(self, write: TaskWrite) -> None:
         """A duty of this instance has changed a row that no task here stands for."""
@@ -187,11 +195,11 @@ class Listeners:
 
     def put(self, row: TaskRow) -> None:
         """A row was put into the store, free: by a schedule, a failure, or a retry."""
-        self._tell("enqueued", row.updated_at, row.start_count, None, row)
+        self._tell(("enqueued", row.updated_at, row.start_count, None, row, None, None))
 
     def ended(self, row: TaskRow) -> None:
         """A row that no task here stands for has ended: by a person, or as it cannot be read."""
-        self._tell(END_KINDS[row.status], row.updated_at, row.start_count, None, row)
+        self._tell((END_KINDS[row.status], row.updated_at, row.start_count, None, row, None, None))
         self._follow(row, ())
 
     def _follow(self, row: TaskRow, attempts: Sequence[AttemptRow]) -> None:
@@ -219,20 +227,11 @@ class Listeners:
                 at = now.started_at or at if run is None else run.started_at
             elif attempt is not None:
                 at = attempt.finished_at
-            self._tell(kind, at, count, live, row, attempt, began_at if kind == "snoozed" else None)
+            self._tell((kind, at, count, live, row, attempt, began_at if kind == "snoozed" else None))
 
-    def _tell(
-        self,
-        kind: EventKind,
-        at: int,
-        count: int,
-        live: LiveTask | None,
-        row: TaskRow | None,
-        attempt: AttemptRow | None = None,
-        began_at: int | None = None,
-    ) -> None:
-        if kind in self._kinds:
-            self._note((kind, at, count, live, row, attempt, began_at))
+    def _tell(self, told: Noted) -> None:
+        if told[0] in self._kinds:
+            self._note(told)
 
     def _note(self, told: Noted) -> None:
         if not self._noted:
