@@ -151,15 +151,14 @@ def _not_available(why: str) -> TaskResult[Any]:
 @lru_cache(1_000)  # all such tasks of a function share one text
 def with_delay(text: str) -> str:
     """Return these `task_options` as those of a task with a delay."""
-    return f"{text[:-1]}{',' if len(text) > 2 else ''}{DELAY_KEY}true}}"  # none in "{}"
+    return f"{text[:-1]}{',' if len(text) > 2 else ''}{DELAY_KEY}}}"  # none in "{}"
 
 
 @lru_cache(1_000)  # as above
 def with_sender(text: str, instance_id: str) -> str:
     """Return these `task_options` as those of a task that this instance has accepted, and that others run."""
-    if SENDER_KEY in text:
-        return text
-    return f'{text[:-1]}{"," if len(text) > 2 else ""}{SENDER_KEY}"{instance_id}"}}'
+    said = f'{SENDER_KEY}"{instance_id}"'  # with the id, because a tag in an `on_failure` may have that name, too
+    return text if said in text else f"{text[:-1]}{',' if len(text) > 2 else ''}{said}}}"
 
 
 def options_of(text: str) -> Mapping[str, Any]:

@@ -87,5 +87,9 @@ class LogWatch:
         if descriptor is None or self._store.log_mark() != self._mark:
             self._begin(QUIET_LOOK_S)
             return
-        self._descriptor = descriptor
-        self._life.loop.add_reader(descriptor, self._ring)
+        try:
+            self._life.loop.add_reader(descriptor, self._ring)
+        except NotImplementedError:  # a loop of a GUI toolkit
+            self._begin(QUIET_LOOK_S)
+        else:
+            self._descriptor = descriptor

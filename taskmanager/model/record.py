@@ -124,8 +124,9 @@ def expected_of(row: TaskRow) -> Expected:
     return Expected(row.status, row.claimed_by_worker_id, row.start_count)
 
 
-DELAY_KEY: Final = '"is_delay":'
-"""In the `task_options` of a task with a `delay`. One with a `run_at` waits for an instant of the wall clock."""
+DELAY_KEY: Final = '"is_delay":true'
+"""In the `task_options` of a task with a `delay`. One with a `run_at` waits for an instant of the wall clock. (A tag of
+an `on_failure` may have this name, but is a text.)"""
 
 
 SENDER_KEY: Final = '"sent_by":'

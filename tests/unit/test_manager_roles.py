@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from taskmanager import ConfigurationError, QueueConfig, QueueFull, Snooze, TaskManager, TaskStatus
+from taskmanager import ConfigurationError, FailedTask, QueueConfig, QueueFull, Snooze, TaskManager, TaskStatus
+from taskmanager.model.record import is_pause
 from taskmanager.store.sqlite import stamp
 from tests.unit.command_line import taskmanager
 from tests.unit.engine_worlds import assert_counters, engine_of
@@ -217,20 +218,30 @@ async def test_a_schedule_of_a_producer_fires_into_the_file(tmp_path: Path) -> N
 # How soon.
 
 
-@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("told_by", ["system", "nobody", "nobody in this loop"])
 async def test_a_task_goes_to_a_worker_and_back_long_before_the_poll(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_told: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told_by: str
 ) -> None:
     """Both sides look at the log when it was written to, whether the system tells of that or not."""
-    if not is_told:
+    refused: list[int] = []
+
+    def refuse(descriptor: int, *_: object) -> None:
+        refused.append(descriptor)
+        raise NotImplementedError
+
+    if told_by == "nobody":
         monkeypatch.setattr(stamp, "_watched", lambda _: None)
+    elif told_by == "nobody in this loop":
+        for name in ("add_reader", "remove_reader"):
+            monkeypatch.setattr(asyncio.get_running_loop(), name, refuse)
     db, log = tmp_path / "tasks.db", list[tuple[str, str]]()
     web, work, _ = manager_on(db, log, "web", run_queues=(), store_poll=3600)
     worker, _, _ = manager_on(db, log, "worker", store_poll=3600)
     async with web, worker:
         for label in "ab":
             assert await work.enqueue(label) == label
-            await until(lambda: "looks" not in repr(log_watch_of(worker)) or not is_told)  # it rests in between
+            if told_by != "nobody":  # it rests in between
+                await until(lambda: bool(refused) or "looks" not in repr(log_watch_of(worker)))
     assert log == [("worker", "a"), ("worker", "b")]
 
 
@@ -289,6 +300,26 @@ async def test_join_in_a_producer_waits_for_what_others_run(tmp_path: Path) -> N
             assert ("worker", "b") in log
             await web.join(timeout=10)
             assert sorted(label for _, label in log) == ["a", "b", "c"]
+
+
+async def test_join_in_a_producer_is_not_misled_by_tags(tmp_path: Path) -> None:
+    """The options of a task hold the tags of its `on_failure`, which may be called as what `join` looks for."""
+    web = TaskManager(tmp_path / "tasks.db", run_queues=())
+
+    @web.task(persist=True)
+    async def alert(failed: FailedTask) -> None: ...
+
+    @web.task(persist=True, on_failure=alert.with_options(tags={"sent_by": "shop", "is_delay": "no"}))
+    async def ship() -> None: ...
+
+    async with web:
+        handle = ship.enqueue()
+        await handle.saved()
+        with pytest.raises(TimeoutError):
+            await web.join(timeout=0.05)
+        row = await engine_of(web).store.fetch(handle.task_id)
+        assert row is not None
+        assert not is_pause(row.next_retry_at, row.snooze_count, row.task_options)
 
 
 async def test_a_task_that_a_worker_runs_again_still_counts_in_join(tmp_path: Path) -> None:
