@@ -70,6 +70,7 @@ async def test_a_row_is_read_as_far_as_it_can_be(path: Path) -> None:
         ("priority", 500),
         ("retry_count", -1),
         ("start_count", 2**62),
+        ("start_count", 2**63 - 1),
         ("error_code", "BAD"),
         ("completed_at", 5),
     ],

@@ -75,7 +75,10 @@ UPDATE OR IGNORE taskmanager_tasks
 SET status = 'CLAIMED', claimed = 1, claimed_at = :now, claimed_by_worker_id = :owner, updated_at = :now
 WHERE rowid IN (SELECT value FROM json_each(:rows)) AND rowid NOT IN (SELECT value FROM json_each(:begun))
 """
-_IS_PLAIN: Final = "t.crash_count = 0 AND t.good_until IS NULL AND t.cancel_requested_at IS NULL"
+# One more start must fit into the column; and such a count cannot be read.
+_IS_PLAIN: Final = f"""
+    t.crash_count = 0 AND t.good_until IS NULL AND t.cancel_requested_at IS NULL AND t.start_count < {2**31 - 1}
+"""
 _PLAIN: Final = f"""
 SELECT json_group_array(json_array(row, task_name)) FROM (
     SELECT t.rowid AS row, t.task_name FROM json_each(:rows) AS v JOIN taskmanager_tasks AS t ON t.rowid = v.value
