@@ -142,7 +142,7 @@ class TaskManager:
             raise ConfigurationError("a manager that runs cannot be isolated; stop it first, or do not start it")
         kept = self._clock, self._make_store, self._intake, self._settings, self._registry.defaults
         self._clock, self._make_store, self._is_isolated = clock, make_store, True
-        self._settings = replace(self._settings, database=None)
+        self._settings = replace(self._settings, database=None, run_queues=None)
         self._intake = make_intake(self._settings.max_pending, self._settings.queues)
         self._registry.defaults = replace(self._registry.defaults, has_store=True)
         try:

@@ -328,6 +328,8 @@ class Poller:
         """A transaction of the application itself will bring this task: look every few milliseconds, until it has
         come, or has not for a while.
         """
+        if self._settings.only_enqueues:
+            return
         self._submitted.add(task_id)
         self._close_until_s = self._life.loop.time() + CLOSE_WATCH_S
         self._life.wants_claim.set()

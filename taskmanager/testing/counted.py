@@ -60,13 +60,10 @@ class CountedStore:
             if write.task_id not in report.lost and write.task_id not in report.rejected:
                 self.statuses[write.task_id] = TaskStatus(write.status)
 
-    def free_delays_s(self, now_us: int, task_names: Container[str], runs: Callable[[str], bool]) -> list[float]:
-        """Return the seconds until the first free row of each function is due, of the queues that are run here.
-
-        Return 0 for a store that cannot tell.
-        """
+    def free_delays_s(self, now_us: int, task_names: Container[str]) -> list[float]:
+        """Return the seconds until the first free row of each function is due, or 0 for a store that cannot tell."""
         store = self.sound
         if not isinstance(store, MemoryStore):
             return [0.0]
-        free = [each for each in store.free_now() if each.task_name in task_names and runs(each.queue_name)]
-        return [(each.next_due_at - now_us) / SECOND_US for each in free]
+        free = store.free_now()
+        return [(each.next_due_at - now_us) / SECOND_US for each in free if each.task_name in task_names]

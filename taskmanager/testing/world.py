@@ -224,7 +224,7 @@ class World:
         found = [
             engine.dispatcher.delays.next_delay_s(self.clock.elapsed_s(), now_us, holds_expiry=is_held),
             None if running is None else running.duties.schedules.next_due_in_s(),
-            *self.store.free_delays_s(now_us, engine.definitions, engine.settings.runs),
+            *self.store.free_delays_s(now_us, engine.definitions),
         ]
         # Infinite also while nothing may expire, after a step of the clock.
         soonest_s = min((each for each in found if each is not None), default=inf)
@@ -258,6 +258,8 @@ async def isolated(
     manager: "TaskManager", *, clock: Literal["virtual", "real"] = "virtual", store: Store | None = None
 ) -> AsyncIterator[World]:
     """Run `manager` for a test, started, with a store in memory and a virtual clock. Put everything back at the end.
+
+    The manager runs every queue, whatever its `run_queues` says: nobody else could run them here.
 
     The arguments of persisted tasks are encoded and decoded as with a file. The file of the manager is never touched,
     and tasks that wait for its start still wait afterwards. Raises `ConfigurationError` if the manager runs already,

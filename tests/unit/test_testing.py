@@ -579,3 +579,18 @@ async def test_a_store_that_is_down_comes_back(manager: TaskManager) -> None:
         assert "unavailable" not in repr(store)
         store.is_down = False
         assert await handle == await second == 1
+
+
+async def test_a_world_runs_every_queue_of_a_manager_that_only_enqueues() -> None:
+    """Nobody else is there who could: `drain` would wait for ever."""
+    manager = TaskManager("never-opened.db", run_queues=())
+
+    @manager.task(persist=True)
+    async def work() -> int:
+        return 7
+
+    async with isolated(manager) as world:
+        handle = work.enqueue()
+        await world.drain()
+        assert await handle == 7
+    assert not manager._settings.runs("default")
