@@ -317,6 +317,7 @@ class Claimer:
             here = None
         freed = self._life.freed.pop(row.task_id, None)
         live = freed if here is None else here
+        known = expected_of(row) if live is None else live.saving.committed
         if live is None:
             definition = self._definitions[row.task_name].as_persisted()
             live = LiveTask.from_row(row, definition, timeout_of(row.task_options))
@@ -336,7 +337,7 @@ class Claimer:
         self._keys.claimed(live)
         self._follower.came_here(live)
         if (listeners := self._life.listeners) is not None:
-            listeners.claimed(live)
+            listeners.claimed(live, known)
         if live.cancel_requested_at is not None and not self._life.is_stopping:
             self._life.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
         elif live.status is TaskStatus.RUNNING:

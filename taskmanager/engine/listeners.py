@@ -128,12 +128,19 @@ class Listeners:
             row = None if live.start_count == 1 else live.row()
             self._note(("started", live.started_at or 0, live.start_count, live, row, None, None))
 
-    def claimed(self, live: LiveTask) -> None:
-        """A row was claimed, and perhaps started by that. Others may have had it since it was told of here."""
-        live.saving.told = None
-        if live.status is TaskStatus.RUNNING:
-            at = live.started_at or live.updated_at
-            self._tell(("started", at, live.start_count, live, live.row(), None, None))
+    def claimed(self, live: LiveTask, known: Expected | None) -> None:
+        """A row was claimed, and perhaps started by that. `known` is the last state of it that was known here before.
+
+        The claim may come before the answer to a write of ours, which it has found in the store. If others have had the
+        row meanwhile, only the start of the claim is told.
+        """
+        state, before = live.expectation(), live.saving.told or known
+        count = state.start_count - (state.status == "RUNNING")
+        is_ours = not live.is_duplicate and (count == 0 if before is None else before.start_count == count)
+        if not is_ours or is_end(before) or before == state:
+            before = Expected("PENDING", None, count)
+        live.saving.told = state
+        self._change(before, state, (), live, live.row())
 
     def waits_again(self, live: LiveTask, began_at: int) -> None:
         """A run that began then has ended, and its task goes on."""
@@ -182,8 +189,8 @@ class Listeners:
         if row is not None:
             self._follow(row, write.attempts)
         told = live.saving.told
-        if is_end(told):
-            return
+        if is_end(told) or (told is not None and state.start_count < told.start_count):
+            return  # it was told when its waiters were, or with the claim that has found it
         live.saving.told, began_at = state, self._snoozed.pop(live.task_id, None)
         self._change(sent.base if told is None else told, state, write.attempts, live, row, began_at)
 

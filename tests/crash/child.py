@@ -4,7 +4,7 @@
 
 `host`: "run" (under `manager.run`), "plain" (`asyncio.run` and `async with`), "handler" (the same with a handler of its
 own for SIGTERM). `until`: "signal", "join", "empty" (no live row in the file), "results", or "exit". `pause`: see
-`pauses`. The product has no hooks for this: what pauses is the store, wrapped here.
+`pauses`. `hears`: a listener writes into the journal. The product cannot pause for this: the store does, wrapped here.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from taskmanager import NotPersisted, QueueConfig, RecoveryConfig, StoreUnavailable, TaskManager, TaskStatus
+from taskmanager import NotPersisted, QueueConfig, RecoveryConfig, StoreUnavailable, TaskEvent, TaskManager, TaskStatus
 from tests.crash import pauses
 from tests.crash.jobs import VARIANTS, note
 
@@ -44,9 +44,16 @@ def make_manager(config: dict[str, Any]) -> TaskManager:
     if manager_persists(config):
         function, options = VARIANTS["inherit_safe"]
         manager.task(name="inherit_safe", **options)(function)
+    if config.get("hears"):
+        manager.on()(hear)
     if pause := config.get("pause"):
         pauses.install(manager, pause)
     return manager
+
+
+def hear(event: TaskEvent) -> None:
+    """Tell the journal what a listener is told."""
+    note(f"told {event.kind}", json.loads(event.task.args or "[]")[0], event.task.task_id, event.task.start_count)
 
 
 def manager_persists(config: dict[str, Any]) -> bool:
