@@ -64,3 +64,12 @@ async def test_a_worker_state_says_how_the_instance_is(stage: Any) -> None:
     assert second["cpu_percent"] >= 0
     assert (first["max_claim_batch"], first["max_claim_per_worker"]) == (1_000, 500)
     assert first["cluster_wide_cap"] == 3
+
+
+async def test_a_worker_state_names_the_queues_that_the_instance_runs(stage: Any) -> None:
+    """Those of `run_queues`, whatever else it knows by name."""
+    scene = await stage(queues=[QueueConfig("other")], run_queues=("reports", "mail"))
+    await scene.duties._reports.add_worker_state()
+    with closing(sqlite3.connect(scene.db)) as connection:
+        (found,) = connection.execute("SELECT queues FROM taskmanager_worker_states").fetchone()
+    assert json.loads(found) == ["mail", "reports"]
