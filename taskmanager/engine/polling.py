@@ -238,6 +238,8 @@ class Poller:
         file_watch.before_close = self._log_watch.close
         limited = [each for each in self._dispatcher.queues.values() if each.config.max_pending is not None]
         self._counted = [each for each in limited if not each.is_run_here]
+        self._log_marks: tuple[object, object] = None, None
+        """Of the last two looks."""
 
     def __repr__(self) -> str:
         return f"<Poller {'owes a look' if self.is_owed else f'saw version {self._version}'}, {self._neighbours!r}>"
@@ -372,15 +374,23 @@ class Poller:
                 await self._recover_strays()
             await claimer.claim()
         await self._sharing.look(changed=changed)
-        if self._counted:
+        if self._counted and self._may_have_freed(changed=changed):
             await self._count_free()
         self._version, self.is_owed = version, False
 
-    async def _count_free(self) -> None:
-        """Count the free rows of queues that have a limit and are not run here.
+    def _may_have_freed(self, *, changed: bool) -> bool:
+        """Whether free rows may have come or gone since they were counted, by writes of others or of this instance.
 
-        Others make room there, and so does this instance when it cancels: its own writes do not change the version.
+        Its own writes change the log only, and two soon after another may leave the same mark. So it is counted again
+        at the next look. (To count 100,000 of them at each look would take a tenth of a core.)
         """
+        mark, before = self._store.log_mark(), self._log_marks
+        self._log_marks = before[1], mark
+        has_left = any(each.left != each.left_before for each in self._counted)
+        return changed or has_left or mark is None or before != (mark, mark)
+
+    async def _count_free(self) -> None:
+        """Count the free rows of queues that have a limit and are not run here."""
         left = [each.left for each in self._counted]
         found = await self._store.free_queues(max(each.config.max_pending or 0 for each in self._counted))
         for queue, left_before in zip(self._counted, left, strict=True):

@@ -382,6 +382,29 @@ async def test_a_producer_that_cancels_its_tasks_makes_room(tmp_path: Path) -> N
         await work.enqueue("b").saved()
 
 
+async def test_an_idle_producer_does_not_count_its_free_rows_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be 100,000 rows of it, and four looks a second."""
+    web, work, _ = manager_on(
+        tmp_path / "tasks.db", run_queues=(), store_poll=3600, queues=[QueueConfig("default", max_pending=9)]
+    )
+    async with web:
+        await work.enqueue("a").saved()
+        assert web._lifecycle is not None
+        store, look, counts = engine_of(web).store, web._lifecycle._poller.look, list[int]()
+        count = store.free_queues
+
+        async def counted(most: int) -> Any:
+            counts.append(most)
+            return await count(most)
+
+        monkeypatch.setattr(store, "free_queues", counted)
+        for _ in range(4):
+            await look()
+        assert 1 <= len(counts) <= 2
+
+
 # What is seen.
 
 
