@@ -14,7 +14,9 @@ BIN := .venv/bin
 PIP_FLAGS := --quiet --quiet --disable-pip-version-check --retries 5 --no-compile
 # The suite starts hundreds of programs, and each worker reads every test: without byte code each would compile it all anew.
 unexport PYTHONDONTWRITEBYTECODE
-PYTEST_FLAGS := -n $(WORKERS) --dist loadfile --max-worker-restart 0
+# In the order of the folders, and not the files with the most tests first: the longest files have few tests, and what runs
+# last would run alone. The last ones in tests/unit are short.
+PYTEST_FLAGS := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # The suite that proves the rules on every Python; crash, acceptance and slow tests run on the main one.
 PORTABLE := tests/unit tests/contract tests/properties
 # What those between the oldest and the newest run: they differ from both in little. `make others NARROW="$(PORTABLE)"` is all of it.

@@ -116,18 +116,22 @@ async def test_an_error_that_was_returned_fails_its_task_whatever_its_data_is(
     assert (info.status.value, info.error_code, info.start_count) == ("FAILED", "TOO_MANY", 1)
 
 
-@given(st.lists(st.sampled_from(sorted(TRAITS)), unique=True, max_size=6))
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-def test_traits_of_an_exception_do_no_more_harm_together(traits: list[str]) -> None:
-    """The same for any set of them."""
-
-    async def main() -> None:
+def test_traits_of_an_exception_do_no_more_harm_together() -> None:
+    """The same for any set of them, one after the other on one manager."""
+    with asyncio.Runner() as runner:
         scene = Scene()
-        async with scene.manager:
-            for lane in LANES:
-                assert (await scene.outcome(lane, "", traits)).startswith("Hostile: ")
+        runner.run(scene.manager.start())
 
-    asyncio.run(main())
+        @given(st.lists(st.sampled_from(sorted(TRAITS)), unique=True, max_size=6))
+        @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+        def judge(traits: list[str]) -> None:
+            for lane in LANES:
+                assert runner.run(scene.outcome(lane, "", traits)).startswith("Hostile: ")
+
+        try:
+            judge()
+        finally:
+            runner.run(scene.manager.stop())
 
 
 @pytest.mark.parametrize("base", [Exception, BaseException, GeneratorExit, StopIteration, KeyboardInterrupt])

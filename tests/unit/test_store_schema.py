@@ -4,6 +4,7 @@ import logging
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
@@ -27,12 +28,19 @@ from tests.unit.command_line import taskmanager
 Parts = dict[str, str]
 
 
+@cache
+def _image() -> bytes:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        migrate(connection, "tasks.db")
+        connection.execute("CREATE TABLE users (id INTEGER PRIMARY KEY)")
+        fill(connection)
+        return connection.serialize()
+
+
 def whole() -> sqlite3.Connection:
     """A fresh database in memory, with a task and its attempt, and what another program keeps there."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    migrate(connection, "tasks.db")
-    connection.execute("CREATE TABLE users (id INTEGER PRIMARY KEY)")
-    fill(connection)
+    connection.deserialize(_image())
     return connection
 
 
