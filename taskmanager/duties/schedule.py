@@ -233,8 +233,8 @@ def task_of(template: str, task_id: str, scheduled_for: int, now: int) -> TaskRo
     )
 
 
-async def run_by_hand(store: Store, name: str, task_id: str, now: int) -> None:
-    """Write one run of a schedule, paused or not, beside its fires. The same id again is the same run.
+async def run_by_hand(store: Store, name: str, task_id: str, now: int) -> TaskRow:
+    """Write one run of a schedule, paused or not, beside its fires, and return it. The same id again is the same run.
 
     Works from the store alone: the function need not be known here. Raises `UnknownTask`.
     """
@@ -243,7 +243,7 @@ async def run_by_hand(store: Store, name: str, task_id: str, now: int) -> None:
         task = task_of(row.template, task_id, now, now)
         fire = ScheduleFire(name, row.config_hash, row.next_run_at, row.next_run_at, task, now, is_manual=True)
         if not await store.fire_schedules([fire]):
-            return
+            return task
     raise StoreUnavailable(f"schedule {name!r} changed each time it was to be run; try again")
 
 

@@ -243,8 +243,8 @@ class Schedules:
         check_schedule_name(name)
         await self.declare()
         task_id = new_task_id()
-        await run_by_hand(self._store, name, task_id, self._wall_clock.now_us())
-        if (listeners := self._life.listeners) is not None and (row := await self._store.fetch(task_id)) is not None:
+        row = await run_by_hand(self._store, name, task_id, self._wall_clock.now_us())
+        if (listeners := self._life.listeners) is not None:
             listeners.put(row)
         await self.refresh([name])
         self._life.wants_claim.set()

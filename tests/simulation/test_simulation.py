@@ -55,7 +55,7 @@ def no_run_is_plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.parametrize("seed", [3, 5])
 def test_a_seed_tells_the_same_story_twice(seed: int) -> None:
     """On a file and in memory: every line, the library's log included."""
     first, second = play(seed), play(seed)

@@ -92,7 +92,7 @@ class World:
         self.has_roles = self._roles.random() < 0.4
         """Whether some processes do not run every queue."""
         self.is_on_file = self.seed % 3 == 0
-        self.has_middleware = self.seed % 4 == 1
+        self.has_middleware = self.seed % 6 == 1
         self.concurrency = chance.choice((1, 2, 3, 6))
         self.kinds = (*ALWAYS, *sorted(chance.sample(OTHERS, 6)))
         self.process_count = chance.choice((1, 2))
