@@ -32,6 +32,8 @@ from taskmanager.model.wording import counted, why
 
 MAX_REASON_CHARS: Final = 20_000
 """A traceback longer than this is cut in the middle, so that one failing recursion does not fill the file."""
+_BETWEEN: Final = ("taskmanager.engine.middleware", "taskmanager.engine.lanes")
+"""The modules through which a middleware comes to its function."""
 
 _NOT_PLAIN: Final = (Snooze, TaskResult, TaskError, CoroutineType)
 
@@ -156,11 +158,23 @@ def _places(frames: TracebackType | None) -> str:
 
 
 def frames_of(exc: BaseException) -> TracebackType | None:
-    """Return the traceback without the engine's own frames, which come first."""
-    frames = _traceback_of(exc)
-    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("taskmanager.engine."):
-        frames = frames.tb_next
-    return frames
+    """Return the traceback without the engine's own frames: the first ones, and those between middleware and function.
+
+    The latter are taken out of the exception, too.
+    """
+    first = _traceback_of(exc)
+    while first is not None and _module_of(first).startswith("taskmanager.engine."):
+        first = first.tb_next
+    step = first
+    while step is not None:
+        while step.tb_next is not None and _module_of(step.tb_next) in _BETWEEN:
+            step.tb_next = step.tb_next.tb_next
+        step = step.tb_next
+    return first
+
+
+def _module_of(step: TracebackType) -> str:
+    return str(step.tb_frame.f_globals.get("__name__", ""))
 
 
 def as_cause(exc: BaseException) -> BaseException:

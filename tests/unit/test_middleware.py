@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import partial
@@ -155,6 +156,29 @@ async def test_its_exceptions_go_through_the_exception_mapper(world: World) -> N
         await job.with_options(tags={"who": "nobody"}).enqueue()
     assert failed.value.error.error_code == "FORBIDDEN"
     assert isinstance(failed.value.__cause__, PermissionError)
+
+
+@pytest.mark.parametrize("lane", ["async", "thread"])
+async def test_a_traceback_has_no_frames_of_the_library(world: World, lane: Lane) -> None:
+    """A tool that groups errors, and whoever reads the log, sees the middleware and then the function."""
+    manager = world.manager
+    passing_on(manager, [], "outer")
+    passing_on(manager, [], "inner")
+
+    async def here() -> None:
+        raise ValueError
+
+    def there() -> None:
+        raise ValueError
+
+    job = manager.task(here if lane == "async" else there)
+    handle = job.enqueue()
+    with pytest.raises(TaskFailed) as failed:
+        await handle
+    names = [step.name for step in traceback.extract_tb(failed.value.__cause__.__traceback__)]  # type: ignore[union-attr]
+    assert names == ["pass_on", "pass_on", job.fn.__name__]
+    reason = (await handle.info()).failed_reason or ""
+    assert [reason.count(name) for name in ("in pass_on", f"in {job.fn.__name__}", "  File")] == [2, 1, 3]
 
 
 async def test_call_may_be_awaited_once(world: World) -> None:
