@@ -184,6 +184,7 @@ class FileWatch:
             self._settings.database,
         )
         async with self._writer.quiet:
+            self.before_close()
             await self._store.renew_log()
         self._paused, self._owes_rest = [], True  # the same file, but what was read of it may not be its newest state
 

@@ -256,23 +256,31 @@ async def test_an_instance_that_nobody_leaves_work_to_does_not_watch_the_log(tmp
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not tell of writes")
-async def test_no_closed_descriptor_is_watched_when_the_file_is_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", ["tasks.db", "tasks.db-wal"])
+async def test_no_closed_descriptor_is_watched_when_the_file_is_replaced(tmp_path: Path, lost: str) -> None:
     """The application's next connection gets the same number, and would not hear anything any more."""
     web, work, _ = manager_on(tmp_path / "tasks.db", run_queues=())
     async with web:
         waiting = asyncio.ensure_future(work.enqueue("a").result())
         await until(lambda: "waits for a write" in repr(log_watch_of(web)))
         store, watched = engine_of(web).store, list[bool]()
-        close = store.close
+        close, has_its_log = store.close, store.has_its_log
+
+        async def lose() -> bool:
+            if not watched:
+                (tmp_path / lost).rename(tmp_path / "old")
+                assert "waits for a write" in repr(log_watch_of(web))
+            return await has_its_log()
 
         async def closed() -> None:
             await close()
             watched.append("waits for a write" in repr(log_watch_of(web)))
+            assert store.watch_log() is None
 
         store.close = closed  # type: ignore[method-assign]
-        (tmp_path / "tasks.db").rename(tmp_path / "old.db")
+        store.has_its_log = lose  # type: ignore[method-assign]
         await until(lambda: bool(watched))
-        del store.close
+        del store.close, store.has_its_log
         assert watched == [False]
         waiting.cancel()
 

@@ -214,7 +214,7 @@ class SqliteStore(Verbs):
         return self._stamp.mark()
 
     def watch_log(self) -> int | None:
-        return self._stamp.events.renew()
+        return None if self._writer is None else self._stamp.events.renew()  # a closed store must leave none behind
 
     async def is_same_file(self) -> bool:
         return self._files is not None and self._files.is_database_there()
