@@ -24,7 +24,17 @@ from taskmanager.engine.outbox import Sent
 from taskmanager.engine.outcome import comes_from_signal, name_of
 from taskmanager.model.hooks import EventKind, Hooks, Listener, TaskEvent
 from taskmanager.model.logger import logger
-from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite, expected_of
+from taskmanager.model.record import (
+    AttemptRow,
+    Expected,
+    NewWrite,
+    StartWrite,
+    SuccessWrite,
+    TaskRow,
+    TaskWrite,
+    Write,
+    expected_of,
+)
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
 from taskmanager.rules.events import END_KINDS, is_end, steps_between
@@ -169,13 +179,34 @@ class Listeners:
 
     def committed(self, batch: Sequence[Sent], report: CommitReport) -> None:
         """Changes of persisted tasks are in the store, but for those that the report names."""
+        is_troubled = bool(report.lost or report.rejected)
         for sent in batch:
             live = sent.live
-            if live.is_persisted and live.task_id not in report.rejected:
+            if not live.is_persisted or (not is_troubled and self._is_plain(live, sent.state, sent.write)):
+                continue
+            if live.task_id not in report.rejected:
                 try:
                     self._is_written(live, sent, report)
                 except Exception:  # a mistake of ours with an event must not keep anything from being saved
                     logger.critical("what happened to task %s could not be told", live.task_id, exc_info=True)
+
+    def _is_plain(self, live: LiveTask, state: Expected, write: Write) -> bool:
+        """Tell one of the lean changes, which nearly all are. Return False for any other, and where one does not follow
+        what was told.
+        """
+        told = live.saving.told
+        if type(write) is SuccessWrite and (told is None or told[::2] == ("RUNNING", 1)):
+            self._tell(("completed", write.completed_at, 1, live, None, None, None))
+        elif type(write) is StartWrite and (told is None or told[2] == 0):
+            self._tell(("started", write.started_at, 1, live, None, None, None))
+        elif type(write) is NewWrite and told is None:
+            self._tell(("enqueued", write.sent_at, 0, live, None, None, None))
+            if write.started_at is not None:
+                self._tell(("started", write.started_at, 1, live, None, None, None))
+        else:
+            return False
+        live.saving.told = state
+        return True
 
     def _is_written(self, live: LiveTask, sent: Sent, report: CommitReport) -> None:
         write, state = sent.write, sent.state

@@ -50,7 +50,8 @@ class Hearing:
                 continue
             self._writers[task_id].add(process.instance_id or "")
             is_step = old is None or (old.status, old.start_count) != (row.status, row.start_count)
-            if is_step and not (self.is_answered or task_id in own or verb == "claim"):
+            is_heard = task_id in own or verb == "claim" or (self.is_answered and not process.is_stopping)
+            if is_step and not is_heard:
                 self._odd.add(task_id)  # nobody asks again what has become of it
         self._odd |= before.keys() - rows.keys()
 
