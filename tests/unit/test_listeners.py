@@ -5,6 +5,7 @@ import threading
 from collections import defaultdict
 from datetime import timedelta
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -22,11 +23,20 @@ from taskmanager import (
     task,
 )
 from taskmanager.engine import listeners
+from taskmanager.engine.definition import RowCodec
+from taskmanager.engine.events import EventReader, Noted
+from taskmanager.engine.instance import new_identity
 from taskmanager.engine.listeners import Ear, Listeners
+from taskmanager.engine.outbox import Sent
+from taskmanager.engine.writes import write_of
+from taskmanager.model.hooks import Hooks
+from taskmanager.rules.events import steps_between
 from taskmanager.store.memory import MemoryStore
+from taskmanager.store.protocol import CommitReport
 from taskmanager.testing import Fault, FaultyStore, World, isolated
 from tests.contract.rows import OTHER, put
 from tests.contract.rows import task as row_of
+from tests.unit.engine_lives import new_live
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
 
@@ -236,6 +246,30 @@ async def test_a_task_of_a_schedule_and_of_a_failure_is_told(heard: Heard, world
     words = {names[task_id]: word for task_id, word in heard.words().items()}
     assert words["often"] == "enqueued started failed"
     assert words["alert"] == "enqueued started completed"
+
+
+async def test_plain_changes_are_told_as_the_rule_tells_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lean writes say themselves what they are, and the rule says the same."""
+    hooks, noted = Hooks(), list[Noted]()
+    hooks.listen(print, frozenset(get_args(EventKind)))
+    monkeypatch.setattr(listeners.Listeners, "_note", lambda _, told: noted.append(told))
+    made = listeners.Listeners(hooks, EventReader(RowCodec({}), new_identity(None, 1)))
+    for stages in ("accepted, started, succeeded", "started, succeeded", "accepted, succeeded", "succeeded"):
+        live, expected = new_live(), list[tuple[str, int]]()
+        for stage in ("accepted", "started", "succeeded"):
+            if stage == "started":
+                live.status, live.start_count, live.started_at, live.updated_at = TaskStatus.RUNNING, 1, 2_000, 2_000
+            elif stage == "succeeded":
+                live.succeed(7, 3_000)
+            if stage not in stages:
+                continue
+            base, state = live.saving.committed, live.expectation()
+            write = write_of(live, base)
+            live.saving.committed = state
+            made.committed([Sent(live, state, base, write)], CommitReport({}, {}))
+            expected += [step[:2] for step in steps_between(base, state, write.attempts, has_snoozed=False)]
+        assert [(told[0], told[2]) for told in noted] == expected, stages
+        noted.clear()
 
 
 # --- who is told ------------------------------------------------------------------------------------------------------
