@@ -3,8 +3,9 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv test quick lint typing unit others demo bench bench-peers simulate churn audit fmt clean
+.PHONY: help venv other-venvs test quick lint typing unit others demo bench bench-peers simulate churn audit fmt clean
 
+VERSION := import sys; print("%d.%d" % sys.version_info[:2])
 SUPPORTED := 3.11 3.12 3.13 3.14
 # One more than there are cores: half of the suite waits for the processes that it has started.
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
@@ -48,6 +49,12 @@ if [ ! -e $(1)/.installed ] || [ pyproject.toml -nt $(1)/.installed ]; then \
 fi
 endef
 
+# `main`: the version of .venv, or that which it will have.
+define main_version
+main="$$({ $(BIN)/python -c '$(VERSION)' || python3 -c '$(VERSION)'; } 2>/dev/null || true)"; \
+found | grep "^$$main " >/dev/null || main="$$(found | awk 'NR == 1 {print $$1}')"
+endef
+
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
@@ -57,6 +64,14 @@ venv:  ## Create or refresh .venv with the library and its development tools
 	line="$$(found | grep "^$$main " || found | head -n 1)"; \
 	[ -n "$$line" ] || { echo "No Python 3.11 or newer with venv, ssl and sqlite3 was found (on Debian: apt-get install python3-venv)" >&2; exit 1; }; \
 	$(call make_venv,.venv,"$${line#* }",dev)
+
+# These need nothing of .venv: `make -j2` installs all of them at the same time, as .ci/run does.
+other-venvs:
+	@$(interpreters); $(main_version); \
+	found | { while read -r version python; do \
+	  [ "$$version" != "$$main" ] || continue; \
+	  $(call make_venv,.venv-$$version,"$$python",portable) & \
+	done; wait; }
 
 lint: venv  ## ruff, and mypy --strict on the package
 	@$(call say,ruff check); $(BIN)/ruff check .
@@ -71,13 +86,8 @@ test: lint others  ## Everything: style, every Python found, and the full suite 
 	@$(call say,pytest: the full suite); $(BIN)/pytest $(PYTEST_FLAGS) $(ARGS)
 
 # The other Pythons go first, so that the closing line of the full suite is the last line.
-others: venv  ## The portable part of the suite on each other supported Python that is installed
-	@$(interpreters); \
-	main="$$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')"; \
-	found | { while read -r version python; do \
-	  [ "$$version" != "$$main" ] || continue; \
-	  $(call make_venv,.venv-$$version,"$$python",portable) & \
-	done; wait; }; \
+others: venv other-venvs  ## The portable part of the suite on each other supported Python that is installed
+	@$(interpreters); $(main_version); \
 	newest="$$(found | grep -v "^$$main " | tail -n 1)"; \
 	found | while read -r version python; do \
 	  [ "$$version" != "$$main" ] || continue; \
