@@ -14,6 +14,7 @@ from taskmanager.model.errors import (
     NotInTask,
     NotPersisted,
     QueueFull,
+    StepFailed,
     StoreError,
     StoreUnavailable,
     TaskCancelled,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from taskmanager.model.hooks import EventKind, Listener, Middleware, TaskEvent
     from taskmanager.model.record import AttemptInfo, TaskInfo
     from taskmanager.model.report import ManagerStatus, ScheduleInfo
+    from taskmanager.model.steps import StepContext, StepInfo
+    from taskmanager.steps import StepCall, current_step, patched, step
 
 __version__ = "0.1.0"
 
@@ -64,6 +67,10 @@ __all__ = [
     "ScheduleInfo",
     "Seconds",
     "Snooze",
+    "StepCall",
+    "StepContext",
+    "StepFailed",
+    "StepInfo",
     "StoreError",
     "StoreUnavailable",
     "Subclasses",
@@ -86,7 +93,10 @@ __all__ = [
     "TaskStatus",
     "UnknownTask",
     "WrongProcess",
+    "current_step",
     "current_task",
+    "patched",
+    "step",
     "task",
 ]
 
@@ -99,9 +109,15 @@ _NAMED_IN_ANNOTATIONS: Final = {
     "ManagerStatus": "taskmanager.model.report",
     "Middleware": "taskmanager.model.hooks",
     "ScheduleInfo": "taskmanager.model.report",
+    "StepCall": "taskmanager.steps",
+    "StepContext": "taskmanager.model.steps",
+    "StepInfo": "taskmanager.model.steps",
     "TaskEvent": "taskmanager.model.hooks",
     "TaskHandle": "taskmanager.handle",
     "TaskInfo": "taskmanager.model.record",
+    "current_step": "taskmanager.steps",
+    "patched": "taskmanager.steps",
+    "step": "taskmanager.steps",
 }
 """What most programs never name, with the module to import it from. Importing the package must cost little."""
 

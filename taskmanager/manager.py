@@ -449,12 +449,12 @@ class TaskManager:
         """Return how many tasks have each status, in memory and file together, zeros included."""
         return await self._instance.needed().records.counts()
 
-    async def retry(self, task_id: str, /, *, force: bool = False) -> bool:
+    async def retry(self, task_id: str, /, *, force: bool = False, from_start: bool = False) -> bool:
         """Run an ended task again with its stored arguments; a COMPLETED one needs `force`. Return whether it will run.
 
-        Raises `UnknownTask` if there is no such task.
+        Its finished steps are not done again, except `from_start`. Raises `UnknownTask` if there is no such task.
         """
-        return await self._instance.needed().actions.retry(task_id, force=force)
+        return await self._instance.needed().actions.retry(task_id, force=force, from_start=from_start)
 
     async def cancel(self, task_id: str, /) -> bool:
         """Ask for a task of any instance to be cancelled. Return True once that is recorded, False if it has ended.

@@ -21,10 +21,11 @@ from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SECOND_US, SystemClock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.wording import counted
+from taskmanager.rules.steps import MAX_RECORDED_CHARS, MAX_RECORDS
 from taskmanager.store.protocol import FreeQueue
 from taskmanager.store.sqlite.claims import free_queues
 from taskmanager.store.sqlite.connection import WAL_LIMIT_BYTES
-from taskmanager.store.sqlite.health import Owned, faults, newest_stamp, owned, unreadable
+from taskmanager.store.sqlite.health import Owned, faults, near_limit, newest_stamp, owned, unreadable
 from taskmanager.store.sqlite.locks import (
     Reader,
     WalState,
@@ -38,6 +39,8 @@ from taskmanager.store.sqlite.reading import LOOP_PATIENCE_S, READ_PATIENCE_S, s
 from taskmanager.store.sqlite.schema import missing_views, version
 
 MB: Final = 1_000_000
+NEAR: Final = 0.8
+"""The part of a limit from which on it is said."""
 SKEW_US: Final = 5_000_000
 """A stamp that lies further in the future was written by another clock, or before this one was set back."""
 PIN_LOOK_S: Final = 1.0  # a reader that stands at the same place for so long is no passer-by
@@ -234,6 +237,7 @@ def inside_the_file(connection: sqlite3.Connection, db: Path) -> Iterator[Findin
         overview = look(database, connection, clock)
         has, free, newest = owned(connection), free_queues(connection), newest_stamp(connection)
     yield records(unreadable(connection))
+    yield steps(near_limit(connection, int(NEAR * MAX_RECORDS), int(NEAR * MAX_RECORDED_CHARS)))
     alive = overview.with_health(Health.ALIVE, Health.FROZEN)
     yield claims([each for each in has if is_dead(database, each.owner)])
     yield sharing(db, connection, alive)
@@ -260,6 +264,14 @@ def records(unreadable_ids: Sequence[str]) -> Finding:
     count = counted(len(unreadable_ids), "unfinished task")
     advice = "`taskmanager show ID` says what; mend the row, or it is FAILED when its turn comes"
     return Finding("records", False, f"not all of {count} can be read: {_some(unreadable_ids)}", advice)
+
+
+def steps(near_ids: Sequence[str]) -> Finding:
+    """Check that no unfinished task comes near the limits of its recorded steps. At a limit it would fail."""
+    if not near_ids:
+        return Finding("steps", True, "every unfinished task may record more")
+    advice = f"at {MAX_RECORDS:,} steps, or 64 MiB of results, it fails with STEP_LIMIT: let a step enqueue a successor"
+    return Finding("steps", False, f"{counted(len(near_ids), 'task')} near the limit: {_some(near_ids)}", advice)
 
 
 def claims(stale: Sequence[Owned]) -> Finding:

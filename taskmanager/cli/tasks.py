@@ -26,7 +26,7 @@ from taskmanager.cli.options import (
     tell_what_was_meant,
     yes_option,
 )
-from taskmanager.console.documents import attempt_document, record_document
+from taskmanager.console.documents import attempt_document, record_document, step_document
 from taskmanager.console.figures import MAX_CHARS, iso, relative
 from taskmanager.console.outlook import outlook, surroundings
 from taskmanager.engine.actions import cancel_stored, retry_stored, why_not_again
@@ -38,9 +38,18 @@ from taskmanager.model.errors import UnknownTask
 from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import LIVE, TERMINAL, TaskStatus
+from taskmanager.model.steps import STEP
 from taskmanager.model.wording import counted
 from taskmanager.store.protocol import Store
-from taskmanager.store.sqlite.queries import SUMMARY, fetch, fetch_attempts, fetch_ids, instances, paused_queues
+from taskmanager.store.sqlite.queries import (
+    SUMMARY,
+    fetch,
+    fetch_attempts,
+    fetch_ids,
+    fetch_steps,
+    instances,
+    paused_queues,
+)
 from taskmanager.store.sqlite.reading import snapshot
 from taskmanager.store.sqlite.search import Search, error_messages, find, find_ids, memory_only
 
@@ -139,24 +148,26 @@ def _draw(rows: Sequence[TaskRow], messages: Mapping[str, str]) -> None:
 @click.argument("task_id", metavar="ID")
 @file_options
 def show(task_id: str, db: Path, as_json: bool) -> None:
-    """Show one task: its record, every attempt, its log, what happens next."""
+    """Show one task: its record, every attempt, its steps, its log, what happens next."""
     with read(db) as connection, snapshot(connection):
         wanted = the_task(connection, task_id)
         row = fetch(connection, wanted)
         if row is None:  # a snapshot does not lose rows
             raise UnknownTask(f"there is no task {wanted}")
         attempts, known = fetch_attempts(connection, wanted), instances(connection)
+        steps = [each for each in fetch_steps(connection, wanted) if each.kind == STEP]
         is_paused = row.queue_name in paused_queues(connection)
     around = surroundings(row, known, db.absolute(), SystemClock().now_us(), is_paused=is_paused)
     next_step = outlook(row, around)
     if as_json:
         after = {"text": next_step.text, "at": None if next_step.at is None else iso(next_step.at)}
         told = [attempt_document(each) for each in attempts]
-        answer_json({**record_document(row), "attempts": told, "next": after})
+        done = [step_document(each) for each in steps]
+        answer_json({**record_document(row), "attempts": told, "steps": done, "next": after})
         return
     from taskmanager.console.terminal.record import Record, record_view
 
-    draw(record_view(Record(row, attempts, next_step, around.owner, around.now_us)))
+    draw(record_view(Record(row, attempts, next_step, around.owner, around.now_us, steps)))
 
 
 class Answer(NamedTuple):
@@ -185,20 +196,21 @@ class Action(NamedTuple):
 @click.argument("task_ids", metavar="[ID]...", nargs=-1)
 @filter_options
 @click.option("--force", is_flag=True, help="Include tasks that are COMPLETED.")
+@click.option("--from-start", is_flag=True, help="Forget what the steps came to, and do all of them again.")
 @click.option("--dry-run", is_flag=True, help="Only show which tasks would be retried.")
 @yes_option
 @file_options
-def retry(task_ids: tuple[str, ...], force: bool, **options: Any) -> int:
+def retry(task_ids: tuple[str, ...], force: bool, from_start: bool, **options: Any) -> int:
     """Run tasks that have ended again, with their stored arguments.
 
-    Their retry and crash counts start from zero; id, attempts and log are kept.
+    Their retry and crash counts start from zero; id, attempts, log and finished steps are kept.
     """
 
     async def act(store: Store, rows: Sequence[TaskRow]) -> list[Answer]:
         reasons = {row.task_id: why_not_again(row, force=force) for row in rows}
         able = [row for row in rows if reasons[row.task_id] is None]
         now_us = SystemClock().now_us()
-        won = await patiently(lambda: retry_stored(store, able, now_us))
+        won = await patiently(lambda: retry_stored(store, able, now_us, from_start=from_start))
         return [_retried(row, reasons[row.task_id], row.task_id in won, now_us) for row in rows]
 
     possible = TERMINAL if force else TERMINAL - {TaskStatus.COMPLETED}

@@ -1,7 +1,7 @@
 """What a task ended with, as stored: `{"ok": value}` or `{"err": {"error_code", "message", "data"}}`."""
 
 import typing
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import NoneType
 from typing import Any, Final, Union, get_args, get_origin
 
@@ -31,6 +31,24 @@ class ResultCodec:
         self._task_name = task_name
         self._codec = codec
         self._stored = StoredType(_value_annotation(hints.get("return", Any), task_name))
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the application has a codec of its own, such as one that encrypts."""
+        return self._codec is not None
+
+    def of_step(self, fn: Callable[..., Any] | None, *, task_name: str) -> "ResultCodec":
+        """Return the codec of what a step returns, which is stored as results of this one are. None: of any type.
+
+        What is awaited (`Awaitable[X]`, `TaskHandle[X]`) is an X. Raises `ConfigurationError` as the constructor does.
+        """
+        hint = Any if fn is None else resolve(fn, task_name=task_name, wanted=("return",)).get("return", Any)
+        kind = get_origin(hint) or hint
+        if isinstance(kind, type) and issubclass(kind, Awaitable):
+            hint = (get_args(hint) or (Any,))[-1]
+        found = object.__new__(ResultCodec)
+        found._task_name, found._codec, found._stored = task_name, self._codec, StoredType(hint)
+        return found
 
     def encode_ok(self, value: Any) -> str:
         """The stored form of a returned value.

@@ -15,9 +15,10 @@ from taskmanager.console.overview import InstanceView, Overview
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import AttemptRow, TaskRow
 from taskmanager.model.schedule import ScheduleRow
+from taskmanager.model.steps import StepRow
 
 _JSON_COLUMNS: Final = frozenset({"args", "kwargs", "result", "task_options", "tags", "progress", "log"})
-_BOOLEAN_COLUMNS: Final = frozenset({"is_workflow_task", "will_retry"})
+_BOOLEAN_COLUMNS: Final = frozenset({"is_workflow_task", "will_retry", "is_final"})
 _INSTANT_ENDINGS: Final = ("_at", "since", "good_until", "scheduled_for")
 
 
@@ -76,6 +77,13 @@ def record_document(row: TaskRow) -> dict[str, Any]:
 def attempt_document(row: AttemptRow) -> dict[str, Any]:
     """Return one attempt that has ended."""
     return _columns(row._asdict())
+
+
+def step_document(row: StepRow) -> dict[str, Any]:
+    """Return one step. It has a number or a key; the other one is null."""
+    values = _columns(row._asdict()) | {"number": row.number or None, "key": row.key or None}
+    del values["kind"], values["digest"]
+    return values
 
 
 def schedule_document(row: ScheduleRow) -> dict[str, Any]:

@@ -67,9 +67,9 @@ def why_not_again(row: TaskRow, *, force: bool) -> str | None:
     return None
 
 
-async def retry_stored(store: Store, ended: Sequence[TaskRow], now: int) -> frozenset[str]:
-    """Put ended tasks back, with their stored arguments, free and due now."""
-    return await _write(store, [(_again(row, now), row) for row in ended])
+async def retry_stored(store: Store, ended: Sequence[TaskRow], now: int, *, from_start: bool = False) -> frozenset[str]:
+    """Put ended tasks back, with their stored arguments, free and due now; `from_start` without what steps came to."""
+    return await _write(store, [(_again(row, now), row) for row in ended], forgets_steps=from_start)
 
 
 def _again(row: TaskRow, now: int) -> TaskRow:
@@ -101,12 +101,15 @@ def _again(row: TaskRow, now: int) -> TaskRow:
     )
 
 
-async def _write(store: Store, changes: Sequence[tuple[TaskRow, TaskRow]], *, are_ends: bool = False) -> frozenset[str]:
+async def _write(
+    store: Store, changes: Sequence[tuple[TaskRow, TaskRow]], *, are_ends: bool = False, forgets_steps: bool = False
+) -> frozenset[str]:
     """Rows as they shall be with the rows as they were read, in one transaction.
 
     An end whose columns the store refuses, because they contradict each other, is written without them.
     """
-    report = await store.commit([TaskWrite(row, expected_of(read)) for row, read in changes])
+    writes = [TaskWrite(row, expected_of(read), forgets_steps=forgets_steps) for row, read in changes]
+    report = await store.commit(writes)
     won = frozenset(row.task_id for row, _ in changes) - report.lost.keys() - report.rejected.keys()
     if are_ends and report.rejected:
         odd = [(UnreadableRow._make(row), read) for row, read in changes if row.task_id in report.rejected]
@@ -225,11 +228,12 @@ class Actions:
             text = "the cancel request for task %s could not be recorded: %s"
             logger.warning(text, task_id, exc, extra={"task_id": task_id})
 
-    async def retry(self, task_id: str, *, force: bool) -> bool:
+    async def retry(self, task_id: str, *, force: bool, from_start: bool) -> bool:
         """Put an ended task back; False when it is in no state for it."""
         check_task_id(task_id)
-        if not isinstance(force, bool):  # "no" would mean yes
-            raise ConfigurationError(f"retry: force must be True or False, not {force!r}")
+        for name, value in (("force", force), ("from_start", from_start)):
+            if not isinstance(value, bool):  # "no" would mean yes
+                raise ConfigurationError(f"retry: {name} must be True or False, not {value!r}")
         await self._inbox.caught_up()
         if task_id in self._live and not self._live[task_id].status.is_terminal:
             return False
@@ -238,7 +242,7 @@ class Actions:
         row = await self._store.fetch(task_id)
         if row is None:
             raise unknown_task(task_id)
-        return bool(await self._put_back([row], force=force))
+        return bool(await self._put_back([row], force=force, from_start=from_start))
 
     async def retry_all(self, **given: Any) -> int:
         """Put the ended tasks back that fit: the FAILED ones if no status is given. Return how many."""
@@ -257,14 +261,14 @@ class Actions:
         found = (rows[each] for each in task_ids if each in rows)
         return [row for row in found if status in (None, row.status) and code in (None, row.error_code)]
 
-    async def _put_back(self, rows: Sequence[TaskRow], *, force: bool) -> frozenset[str]:
+    async def _put_back(self, rows: Sequence[TaskRow], *, force: bool, from_start: bool = False) -> frozenset[str]:
         able = [
             row
             for row in rows
             if not why_not_again(row, force=force) and not self._runner.is_still_executing(row.task_id)
         ]
         now = self._clock.now_us()
-        done = await retry_stored(self._store, able, now) if able else frozenset()
+        done = await retry_stored(self._store, able, now, from_start=from_start) if able else frozenset()
         for row in able:
             if row.task_id in done:
                 if (listeners := self._life.listeners) is not None:

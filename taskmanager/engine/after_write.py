@@ -14,7 +14,7 @@ from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.outcome import extra_of
 from taskmanager.engine.phases import ACCEPTED, DELAYED, DONE, ENDED, FREEING, LEFT, STARTING
 from taskmanager.engine.waiters import resolve
-from taskmanager.engine.writes import log_rejected, pare
+from taskmanager.engine.writes import StepsDue, log_rejected, pare
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
@@ -38,6 +38,8 @@ class AfterWrite:
         """The newest state that was sent is in the store."""
         if live.save_waiters:
             self._tell_savers(live, None)
+        if (due := live.steps_due) is not None:
+            due.committed()
         was_unconfirmed = live.is_unconfirmed
         if was_unconfirmed:
             self._confirm(live)
@@ -141,7 +143,7 @@ class AfterWrite:
         if live.attempt is not None:
             self._runner.stop(live.attempt, StopReason.CLAIM_LOST)
         self._dispatcher.move(live, LEFT)
-        live.attempts_due, live.is_unconfirmed = (), False
+        live.attempts_due, live.steps_due, live.is_unconfirmed = (), None, False
         self._keys.left(live)
         self._life.drop(live)
         self._follower.take_over(live)
@@ -206,6 +208,8 @@ class AfterWrite:
         live.saving.committed = expected_of(row)
         live.start_count = row.start_count
         self._keys.note_rerun(live.task_id, row.start_count, live)
+        if row.enqueue_sha != live.enqueue_sha:  # what the steps of other arguments came to says nothing of these
+            live.steps_due = StepsDue(forgets=True)
         live.sent_at = row.sent_at
         live.renew_due(self._clock.now_us(), self._clock.elapsed_s())
         if live.phase is not DELAYED or not live.is_pausing:
@@ -218,6 +222,10 @@ class AfterWrite:
         """The store will never hold this state. It is tried once more without what may be too much of it; else memory
         goes on with it, and its waiters are told.
         """
+        words = f"the record of the step cannot be stored: {reason}"
+        if (due := live.steps_due) is not None and due.refuse(StoreError(words)):
+            self._writer.mark(live)
+            return
         if pare(live, reason):
             (self._writer.mark if live.is_persisted else self._writer.record)(live)
             return

@@ -155,7 +155,7 @@ class Answers:
             live.start_count = max(live.start_count, row.start_count)
             saving.in_doubt = ()
             _take_attempts_back(sent.live, sent.write)
-            if live.saving.committed == live.expectation() and not live.attempts_due:
+            if live.saving.committed == live.expectation() and not (live.attempts_due or live.steps_due):
                 self._listener.committed(live)
             else:
                 self._mark(live)

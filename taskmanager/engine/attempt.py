@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Coroutine, Generator
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from taskmanager.codec.safe import dumps_safe, readable
 from taskmanager.codec.values import loads
@@ -25,6 +25,9 @@ from taskmanager.engine.loops import outlast
 from taskmanager.engine.outcome import is_handed_on
 from taskmanager.engine.phases import RUNNING
 from taskmanager.model.clock import SECOND_US, Clock, from_us
+
+if TYPE_CHECKING:
+    from taskmanager.engine.steps import StepCalls
 
 MAX_LOG_ENTRIES = 1_000
 """Lines of `ctx.log` kept per task; the oldest go first."""
@@ -54,11 +57,12 @@ class SlotKeeper(Protocol):
 
 
 class Surroundings(NamedTuple):
-    """What the attempts of one engine share: who keeps their slots and saves their progress, and wall time."""
+    """What the attempts of one engine share: who keeps their slots, saves their progress, runs steps; and wall time."""
 
     keeper: SlotKeeper
     save_progress: Callable[[LiveTask], None]
     now_us: Callable[[], int]
+    begin_steps: "Callable[[Attempt], StepCalls] | None" = None
 
 
 class Attempt:
@@ -73,6 +77,8 @@ class Attempt:
     on_gone: Callable[[], None] | None = None
     """Called at the very end, when no code of this attempt executes any more."""
     log_entries: list[dict[str, object]] | None = None
+    steps: "StepCalls | None" = None
+    """The steps that it has called. None until the first call."""
     awaiting = 0
     awaited: "dict[asyncio.Task[Any] | None, str] | None" = None
     """Which tasks its coroutines wait for without a time limit."""
@@ -91,7 +97,7 @@ class Attempt:
     is_surrounded = False
     """Whether there is middleware around its function."""
     is_in_lane = False
-    """Whether a thread or a child runs its function, and the middleware around that is suspended."""
+    """Whether its function runs, and the middleware around that is suspended."""
     is_suspended = False
     is_abandoned = False
     is_over = False
@@ -167,6 +173,14 @@ class Attempt:
 
     def now_us(self) -> int:
         return self._around.now_us()
+
+    def step_calls(self) -> "StepCalls":
+        """Return what runs the steps of this attempt. From the first call on its success is no plain one."""
+        if self.steps is None:
+            begin = self._around.begin_steps
+            assert begin is not None, "this engine runs no steps"
+            self.is_plain, self.steps = False, begin(self)
+        return self.steps
 
     def log(self, at: int, text: str, fields: dict[str, object]) -> None:
         if self.is_over:

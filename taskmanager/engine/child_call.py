@@ -4,6 +4,7 @@ from typing import Any
 
 from taskmanager.engine.attempt import Attempt
 from taskmanager.engine.child import ChildCall, ChildReply, News
+from taskmanager.engine.definition import Definition
 from taskmanager.engine.lanes import BrokenProcess
 from taskmanager.engine.outcome import Outcome, extra_of, failure_in_words, outcome_of
 from taskmanager.model.logger import logger
@@ -12,10 +13,12 @@ from taskmanager.model.states import BuiltInTaskCode
 from taskmanager.model.wording import counted
 
 
-def child_call(attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ChildCall:
-    """Return what a child is sent to run this attempt."""
+def child_call(
+    attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], step: Definition | None = None
+) -> ChildCall:
+    """Return what a child is sent to run this attempt, or a step of it that is the function of another task."""
     live = attempt.live
-    definition = live.definition
+    definition = step or live.definition
     return ChildCall(
         definition.module, definition.qualname, args, kwargs, live.task_id, definition.name,
         attempt.number, attempt.tags, attempt.started_at, live.timeout_s, live.scheduled_for,

@@ -3,9 +3,10 @@
 import asyncio
 import random
 from asyncio import _get_running_loop as _running_loop  # None outside of one, where get_running_loop() would raise
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from taskmanager.engine.attempt import ProgressSaver, Surroundings
+from taskmanager.engine.attempt import Attempt, ProgressSaver, Surroundings
 from taskmanager.engine.definition import Definition, RowCodec
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.execution import Runner
@@ -27,6 +28,9 @@ from taskmanager.model.dataclass import dataclass
 from taskmanager.model.hooks import Hooks
 from taskmanager.model.settings import Settings
 from taskmanager.store.protocol import InstanceRow, Store
+
+if TYPE_CHECKING:
+    from taskmanager.engine.steps import Codecs, StepCalls
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +110,19 @@ class Engine:
         self.stall.close()
 
 
+def _step_calls(store: Store, writer: Writer, runner: Runner) -> Callable[[Attempt], "StepCalls"]:
+    """Return what makes the `steps` of an attempt at its first call of one."""
+    codecs: dict[tuple[str, object], Codecs] = {}
+
+    def begin(attempt: Attempt) -> "StepCalls":
+        from taskmanager.engine.steps import StepCalls  # not for programs that call no step
+
+        lanes = runner.threads, runner.processes
+        return StepCalls(attempt, store.fetch_steps, writer.mark, random.random, *lanes, codecs)
+
+    return begin
+
+
 def wire(
     settings: Settings,
     definitions: Mapping[str, Definition],
@@ -135,7 +152,8 @@ def wire(
         settings.processes, host, life.report, life.complete, stall.lost_s, writer.was_cancelled_since,
         hooks.middlewares,
     )  # fmt: skip
-    surroundings = Surroundings(dispatcher, ProgressSaver(loop, writer.mark, clock).save, clock.now_us)
+    save_progress = ProgressSaver(loop, writer.mark, clock).save
+    surroundings = Surroundings(dispatcher, save_progress, clock.now_us, _step_calls(store, writer, runner))
     life.attach(inbox, alarm, runner, surroundings, LaneFaults(loop, dispatcher, runner.processes, failing_duties))
     engine = Engine(
         settings, definitions, row_codec, store, clock, wall_clock, identity,

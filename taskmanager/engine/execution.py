@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from taskmanager.engine.attempt import Attempt, StopReason, drive
 from taskmanager.engine.lanes import BrokenProcess, CannotStart, Ended, ProcessLane, ThreadLane
@@ -18,15 +18,15 @@ from taskmanager.engine.loops import Host, let_loop_close
 from taskmanager.engine.outcome import (
     Outcome,
     comes_from_signal,
+    comes_from_stop,
     extra_of,
     failure_of,
     is_plain_value,
-    leaves_of,
     outcome_of,
     timed_out,
 )
 from taskmanager.model.context import current
-from taskmanager.model.errors import ArgumentError, ManagerStopped, ManagerStopping, TaskNotCompleted
+from taskmanager.model.errors import ArgumentError
 from taskmanager.model.hooks import Middleware
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError
@@ -34,8 +34,6 @@ from taskmanager.model.states import BuiltInTaskCode
 
 STUBBORN_AFTER_S = 1.0
 """How long an async task may go on after its cancellation before it is reported as ignoring it."""
-
-_OF_STOP: Final = frozenset({BuiltInTaskCode.MANAGER_STOPPED, BuiltInTaskCode.TASK_INTERRUPTED})
 
 Report = Callable[[Attempt, Outcome], None]
 
@@ -175,7 +173,11 @@ class Runner:
                     return
                 raise
             outcome = self._raised(attempt, exc)
+            if isinstance(exc, GeneratorExit):  # collected with its loop, where nothing can be awaited
+                attempt.steps = None
         if outcome is not None:
+            if (steps := attempt.steps) is not None:
+                outcome = await steps.end(outcome)
             self._finish(attempt, outcome)
             return
         self.running.pop(live.task_id, None)
@@ -276,7 +278,9 @@ class Runner:
             told = None if surrounded is None else surrounded.meant_by(exc)
             outcome = self._raised(attempt, exc) if told is None or attempt.stop_reason is not None else told
             if isinstance(exc, GeneratorExit):  # collected with its loop, where nothing can be awaited
-                attempt.thread = None
+                attempt.thread = attempt.steps = None
+        if (steps := attempt.steps) is not None:
+            outcome = await steps.end(outcome)
         if attempt.thread is None:
             self._finish(attempt, outcome)
         else:  # the middleware has not waited for it
@@ -295,7 +299,7 @@ class Runner:
     def _raised(self, attempt: Attempt, exc: BaseException) -> Outcome:
         """Return the outcome of an exception: an interruption if we asked for it, else the task's own failure."""
         if attempt.stop_reason is None and (
-            self._is_torn_down(attempt, exc) or (self.is_stopping and _comes_from_stop(exc))
+            self._is_torn_down(attempt, exc) or (self.is_stopping and comes_from_stop(exc))
         ):
             attempt.stop_reason = StopReason.SHUTDOWN
         reason = attempt.stop_reason
@@ -366,20 +370,6 @@ class Runner:
         self.abandon(attempt)
         was_cancelled = attempt.stop_reason is StopReason.CANCEL  # asked for before its time was up, and ignored
         self._report(attempt, Outcome("stopped") if was_cancelled else timed_out(live.timeout_s))
-
-
-def _comes_from_stop(exc: BaseException) -> bool:
-    """Return whether the stop of the manager raised it: it takes no more tasks, or puts back an awaited one.
-
-    A task that lets this through was interrupted by the stop, like one that the stop cancels. It has not failed.
-    """
-    return all(map(_is_of_stop, leaves_of(exc)))
-
-
-def _is_of_stop(exc: BaseException) -> bool:
-    if issubclass(type(exc), TaskNotCompleted):
-        return exc.error.error_code in _OF_STOP  # type: ignore[attr-defined]  # it is one of ours
-    return issubclass(type(exc), ManagerStopping | ManagerStopped)
 
 
 def _failed(attempt: Attempt, exc: BaseException) -> Outcome:

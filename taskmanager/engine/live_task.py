@@ -20,6 +20,7 @@ from taskmanager.model.states import LIVE, BuiltInTaskCode, TaskStatus
 
 if TYPE_CHECKING:
     from taskmanager.engine.attempt import Attempt
+    from taskmanager.engine.writes import StepsDue
 
 
 class Ending(NamedTuple):
@@ -155,6 +156,7 @@ class LiveTask:
     log_text: str | None = None
     worker: Worker
     _attempts_due: tuple[AttemptRow, ...] | None
+    steps_due: "StepsDue | None" = None
 
     never: None = None
     zero: int = 0
@@ -199,9 +201,7 @@ class LiveTask:
     save_waiters: "list[asyncio.Future[Any]] | None"
     """For its first commit."""
     holder: "weakref.ref[Holder] | None"
-    """The first of its handles that still exists; the others keep that one. It costs a call 0.1 microseconds, and is
-    the only way to keep an exception, whose frames may hold anything, for those who have a handle and for nobody else.
-    """
+    """The first of its handles that still exists; the others keep that one. Only they keep an exception alive."""
 
     def __init__(self, definition: Definition, task_id: str, now: int) -> None:
         self.definition, self.task_id = definition, task_id

@@ -91,7 +91,11 @@ class Surrounded:
 
     async def _run_here(self) -> Any:
         self._reach_code()
-        return await self._call()
+        self._attempt.is_in_lane = True
+        try:
+            return await self._call()
+        finally:
+            self._attempt.is_in_lane = False
 
     async def _run_in_thread(self) -> Any:
         attempt = self._attempt

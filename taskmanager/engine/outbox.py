@@ -235,6 +235,8 @@ class Outbox:
             base = live.saving.committed
             batch.append(_new_tuple(Sent, (live, live.expectation(), base, write_of(live, base))))
             live.attempts_due = ()
+            if (due := live.steps_due) is not None:
+                due.send()
         self._in_flight_count = len(batch)
         self._in_flight_since_s = batch[0].live.saving.unsaved_since_s if batch else None
         if with_history:

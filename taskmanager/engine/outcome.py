@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, NamedTuple
 from taskmanager.engine.definition import Definition, tags_of
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.model.context import current
-from taskmanager.model.errors import ArgumentError
+from taskmanager.model.errors import ArgumentError, ManagerStopped, ManagerStopping, StepFailed, TaskNotCompleted
 from taskmanager.model.logger import Raised, logger, plain
 from taskmanager.model.record import TaskRow, TaskWrite
 from taskmanager.model.result import Snooze, TaskError, TaskResult, plain_text, trusted_code
@@ -35,6 +35,7 @@ MAX_REASON_CHARS: Final = 20_000
 _BETWEEN: Final = ("taskmanager.engine.middleware", "taskmanager.engine.lanes")
 """The modules through which a middleware comes to its function."""
 
+_OF_STOP: Final = frozenset({BuiltInTaskCode.MANAGER_STOPPED, BuiltInTaskCode.TASK_INTERRUPTED})
 _NOT_PLAIN: Final = (Snooze, TaskResult, TaskError, CoroutineType)
 
 
@@ -107,7 +108,9 @@ def timed_out(timeout_s: float | None) -> Outcome:
 
 
 def failure_of(definition: Definition, exc: BaseException) -> Outcome:
-    """Return the outcome of an exception that user code raised."""
+    """Return the outcome of an exception that user code raised. That of a failed step is the step's."""
+    if type(exc) is StepFailed:  # a look at the bases would call the metaclass, which is user code
+        return Outcome("failed", error=exc.error, reason=describe(exc))
     return failure_in_words(definition, type(exc), words_of(exc), describe(exc))
 
 
@@ -207,6 +210,20 @@ def _is_from_signal(exc: BaseException) -> bool:
     # Python's own handler has no frame. It raises between two instructions, or in a call that was waiting.
     is_by_default = type(exc) is KeyboardInterrupt and handlers[0] is signal.default_int_handler
     return is_by_default and bool(steps) and not _is_raise(steps[-1])
+
+
+def comes_from_stop(exc: BaseException) -> bool:
+    """Return whether the stop of the manager raised it: it takes no more tasks, or puts back an awaited one.
+
+    A task that lets this through was interrupted by the stop, like one that the stop cancels. It has not failed.
+    """
+    return all(map(_is_of_stop, leaves_of(exc)))
+
+
+def _is_of_stop(exc: BaseException) -> bool:
+    if issubclass(type(exc), TaskNotCompleted):
+        return exc.error.error_code in _OF_STOP  # type: ignore[attr-defined]  # it is one of ours
+    return issubclass(type(exc), ManagerStopping | ManagerStopped)
 
 
 def is_handed_on(exc: BaseException, thrown: BaseException | None) -> bool:

@@ -14,7 +14,7 @@ from taskmanager.engine.definition import carries
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.phases import DONE, ENDED
-from taskmanager.engine.views import attempt_info, summary_info, task_info
+from taskmanager.engine.views import attempt_info, step_info, summary_info, task_info
 from taskmanager.engine.waiters import ended, lent_slot
 from taskmanager.model.checks import (
     check_queue_name,
@@ -31,6 +31,7 @@ from taskmanager.model.nearest import did_you_mean
 from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TaskStatus
+from taskmanager.model.steps import STEP, StepInfo
 from taskmanager.store.protocol import TaskFilter
 from taskmanager.store.statistics import said_by
 
@@ -74,6 +75,7 @@ class Records:
         if live is None and row is None:
             return None
         attempts = await self._attempts(task_id, live) if include_attempts else None
+        steps = await self._steps(task_id, live) if include_attempts else None
         result: TaskResult[Any] | None = None
         if live is not None:
             row = live.row()
@@ -82,7 +84,7 @@ class Records:
         assert row is not None
         if result is None and row.result is not None and TaskStatus(row.status).is_terminal:
             result = self._row_codec.decode_result(row)
-        return task_info(row, is_saved=live is None or live.is_saved, result=result, attempts=attempts)
+        return task_info(row, is_saved=live is None or live.is_saved, result=result, attempts=attempts, steps=steps)
 
     async def _attempts(self, task_id: str, live: LiveTask | None) -> tuple[AttemptInfo, ...]:
         # What leaves memory while the store is read may have come there too late to be read.
@@ -90,6 +92,12 @@ class Records:
         stored = await self._store.fetch_attempts(task_id)
         rows = {row.attempt: row for row in (*stored, *memory, *self._attempts_in_memory(task_id, live))}
         return tuple(attempt_info(rows[number]) for number in sorted(rows))
+
+    async def _steps(self, task_id: str, live: LiveTask | None) -> tuple[StepInfo, ...]:
+        rows = {row.identity: row for row in await self._store.fetch_steps(task_id)}
+        if live is not None and live.steps_due is not None:
+            rows |= live.steps_due.rows
+        return tuple(step_info(row) for row in rows.values() if row.kind == STEP)
 
     def _attempts_in_memory(self, task_id: str, live: LiveTask | None) -> tuple[AttemptRow, ...]:
         outbox = self._writer.outbox

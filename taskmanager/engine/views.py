@@ -7,8 +7,9 @@ from typing import Any, Final
 from taskmanager.codec.values import loads
 from taskmanager.model.clock import from_us
 from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow, UnreadableRow
-from taskmanager.model.result import TaskResult
+from taskmanager.model.result import TaskError, TaskResult, trusted_code
 from taskmanager.model.states import WAITING, AttemptOutcome, TaskStatus
+from taskmanager.model.steps import StepInfo, StepRow
 
 
 def _log_line(line: dict[str, Any]) -> dict[str, Any]:
@@ -31,6 +32,7 @@ def task_info(
     is_saved: bool,
     result: TaskResult[Any] | None = None,
     attempts: tuple[AttemptInfo, ...] | None = None,
+    steps: tuple[StepInfo, ...] | None = None,
 ) -> TaskInfo:
     """The view of a row that users get."""
     values: dict[str, Any] = row._asdict()
@@ -46,7 +48,7 @@ def task_info(
         "is_workflow_task": bool(row.is_workflow_task),
         "result": result,
     }
-    return TaskInfo(**values, saved=is_saved, attempts=attempts)
+    return TaskInfo(**values, saved=is_saved, attempts=attempts, steps=steps)
 
 
 def summary_info(row: TaskRow, *, is_saved: bool) -> TaskInfo:
@@ -63,4 +65,18 @@ def attempt_info(row: AttemptRow) -> AttemptInfo:
             "will_retry": bool(row.will_retry),
             **{name: from_us(getattr(row, name)) for name in ("started_at", "finished_at", "created_at")},
         }
+    )
+
+
+def step_info(row: StepRow) -> StepInfo:
+    """The view of a step that users get."""
+    code = row.error_code
+    return StepInfo(
+        number=row.number or None,
+        key=row.key or None,
+        name=row.name,
+        started_at=from_us(row.started_at),
+        ended_at=None if row.ended_at is None else from_us(row.ended_at),
+        attempts=row.attempts,
+        error=None if code is None else TaskError(trusted_code(code), row.error_message or ""),
     )

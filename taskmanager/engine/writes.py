@@ -6,12 +6,15 @@ A task that has ended must have ended in the file too, or the next start would t
 record that the store refuses for its content is sent again without what it can do without.
 """
 
+import asyncio
 from functools import lru_cache
 from operator import attrgetter
 from typing import Final
 
 from taskmanager.engine.live_task import STATUS_TEXT, LiveTask
 from taskmanager.engine.outcome import extra_of
+from taskmanager.engine.waiters import resolve
+from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.record import (
     AttemptRow,
@@ -27,6 +30,7 @@ from taskmanager.model.record import (
 )
 from taskmanager.model.result import TaskError, trusted_code
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
+from taskmanager.model.steps import Identity, StepRow
 
 _new_tuple = tuple.__new__
 SHORT_CHARS: Final = 500
@@ -37,10 +41,65 @@ _RUNNING: Final = STATUS_TEXT[TaskStatus.RUNNING]
 _WAITING: Final = (STATUS_TEXT[TaskStatus.PENDING], STATUS_TEXT[TaskStatus.CLAIMED])
 
 
+class StepsDue:
+    """The records of steps that go to the store with the next write of their task, and who waits for that.
+
+    A record stays here until the write that carried it is committed. So a batch that failed carries it again.
+    """
+
+    def __init__(self, *, forgets: bool = False) -> None:
+        self.rows: dict[Identity, StepRow] = {}
+        self.forgets = forgets
+        """Whether the store is to forget what it has of the task's steps: they are those of other arguments."""
+        self._sent: dict[Identity, StepRow] = {}
+        self._waiters: list[tuple[StepRow, asyncio.Future[None]]] = []
+
+    def __repr__(self) -> str:
+        return f"<StepsDue, {len(self.rows)} to write>"
+
+    def __bool__(self) -> bool:
+        return bool(self.rows) or self.forgets
+
+    def add(self, row: StepRow) -> None:
+        """Write this record."""
+        self.rows[row.identity] = row
+
+    def saved(self, row: StepRow) -> "asyncio.Future[None]":
+        """Return what is done when this record is in the store."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((row, done))
+        return done
+
+    def send(self) -> None:
+        """Note that a write takes along all that is here."""
+        self._sent = dict(self.rows)
+
+    def committed(self) -> None:
+        """The write that was sent last is in the store."""
+        self._drop_sent(None)
+        self.forgets = False
+
+    def refuse(self, exc: StoreError) -> bool:
+        """Drop what was sent, because the store will never hold it. Return False if that was nothing."""
+        return self._drop_sent(exc)
+
+    def _drop_sent(self, outcome: StoreError | None) -> bool:
+        sent, self._sent = self._sent, {}
+        for identity, row in sent.items():
+            if self.rows.get(identity) is row:
+                del self.rows[identity]
+        told = [waiter for waiter in self._waiters if sent.get(waiter[0].identity) is waiter[0]]
+        self._waiters = [waiter for waiter in self._waiters if waiter not in told and not waiter[1].done()]
+        resolve([done for _, done in told], outcome)
+        return bool(sent)
+
+
 def write_of(live: LiveTask, base: Expected | None) -> Write:
     """The change from the committed state `base` to the present one."""
+    if live.steps_due:
+        return _with_steps(live, base, live.steps_due)
     if base is None:
-        return _plain_insert(live) or _new_tuple(TaskWrite, (live.row(), base, live.attempts_due, False))
+        return _plain_insert(live) or TaskWrite(live.row(), base, live.attempts_due)
     if live.start_count == 1 and base[1] == live.owner and _left_nothing_else(live):
         status = live.status
         if status is TaskStatus.COMPLETED:
@@ -50,7 +109,12 @@ def write_of(live: LiveTask, base: Expected | None) -> Write:
         elif status is TaskStatus.RUNNING and base[2] == 0 and base[0] in _WAITING and not live.attempts_due:
             return _new_tuple(StartWrite, (live.task_id, live.definition.name, base, live.started_at, *live.worker))
     keeps_call = base[0] == _RUNNING and base[2] == live.start_count  # a retry follows an end that is in the store
-    return _new_tuple(TaskWrite, (live.row(), base, live.attempts_due, keeps_call))
+    return _new_tuple(TaskWrite, (live.row(), base, live.attempts_due, keeps_call, (), False))
+
+
+def _with_steps(live: LiveTask, base: Expected | None, due: StepsDue) -> TaskWrite:
+    keeps_call = base is not None and base.status == _RUNNING and base.start_count == live.start_count
+    return TaskWrite(live.row(), base, live.attempts_due, keeps_call, tuple(due.rows.values()), due.forgets)
 
 
 def _plain_insert(live: LiveTask) -> LeanInsert | None:

@@ -37,7 +37,7 @@ class NotInTask(TaskManagerError, LookupError):
 
 
 class NotPersisted(TaskManagerError):
-    """`saved()` was called for a memory-only task."""
+    """`saved()` or `step()` was called for a memory-only task."""
 
 
 class WrongProcess(TaskManagerError):
@@ -49,6 +49,20 @@ class WrongProcess(TaskManagerError):
 
 class QueueFull(TaskManagerError):
     """The queue holds `max_pending` waiting tasks. Await `manager.wait_for_room(queue)`, or drop the work."""
+
+
+class StepFailed(TaskManagerError):
+    """A step of a task has failed, and is not tried again in this run. `error` says why, the same in every run.
+
+    `__cause__` is what its function has raised, in the run in which it was called.
+    """
+
+    def __init__(self, error: "TaskError") -> None:
+        super().__init__(error)
+        self.error = error
+
+    def __str__(self) -> str:
+        return f"{self.error.error_code}: {self.error.message}" if self.error.message else str(self.error.error_code)
 
 
 class ManagerStopping(TaskManagerError):

@@ -8,6 +8,7 @@ from taskmanager.model.clock import LAST_US
 from taskmanager.model.dataclass import dataclass, field
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import AttemptOutcome, TaskStatus
+from taskmanager.model.steps import StepInfo, StepRow
 
 
 class TaskRow(NamedTuple):
@@ -159,7 +160,7 @@ def due_at(row: TaskRow, now: int) -> int:
 class TaskWrite(NamedTuple):
     """One change of one task: the new row, what it must be now (None: not there), and the attempts that have ended.
 
-    The attempts are inserted only where the change of state won.
+    The attempts and steps are written only where the change of state won.
     """
 
     row: TaskRow
@@ -167,6 +168,10 @@ class TaskWrite(NamedTuple):
     attempts: tuple[AttemptRow, ...] = ()
     keeps_call: bool = False
     """Whether the task has the same arguments and options as the row, so that those need not be written."""
+    steps: tuple[StepRow, ...] = ()
+    """Records of its steps that are new, or have changed."""
+    forgets_steps: bool = False
+    """Whether the records that the store has of its steps are deleted, before these are written."""
 
     @property
     def task_id(self) -> str:
@@ -383,7 +388,7 @@ class AttemptInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskInfo:
-    """One task as it was at one moment. Instants are aware UTC; `attempts` is None unless it was asked for.
+    """One task as it was at one moment. Instants are aware UTC. `attempts` and `steps` are None unless asked for.
 
     `saved` says whether the file holds this state already. `args` and `kwargs` are the stored JSON text, or None if the
     arguments of a memory-only task could not be stored. A list does not load `args`, `kwargs`, `result` and `log`: they
@@ -434,3 +439,4 @@ class TaskInfo:
     created_at: datetime
     updated_at: datetime
     attempts: tuple[AttemptInfo, ...] | None = None
+    steps: tuple[StepInfo, ...] | None = None

@@ -29,6 +29,8 @@ LONGEST_DELAY_S: Final = MAX_INTERVAL_S * 2.0 ** (MAX_RETRIES - 1)
 
 DEFAULT_INTERVALS: Final = (60.0, 300.0, 900.0)
 _NEVER_BY_SHORTHAND: Final = frozenset({BuiltInTaskCode.WORKER_CRASHED, BuiltInTaskCode.TASK_CANCELLED})
+NEVER: Final = frozenset({BuiltInTaskCode.STEP_MISMATCH, BuiltInTaskCode.STEP_SNOOZE, BuiltInTaskCode.STEP_LIMIT})
+"""Failures that only another code of the task ends. No policy retries them."""
 # Beyond this an int may no longer be turned into the float that `**` needs; no factor above 1 gets this far.
 _MAX_EXPONENT: Final = 2**53
 
@@ -92,6 +94,8 @@ class RetryRule:
 
     def covers(self, code: str) -> bool:
         """Whether a failure with this code may be retried at all."""
+        if code in NEVER:
+            return False
         return code not in _NEVER_BY_SHORTHAND if self.codes is None else code in self.codes
 
     def delay_s(self, retry_number: int, random_01: float) -> float:

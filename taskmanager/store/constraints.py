@@ -23,7 +23,9 @@ AGAIN: Final = _ALWAYS | _WORKER | {
     "claimed_by_worker_id", "claimed_at", "started_at", "enqueued_at", "failed_reason", "log",
     "retry_count", "crash_count", "snooze_count",
 }  # fmt: skip
-STEPS: Final = (START, SUCCESS, FAILURE, AGAIN)
+REPORT: Final = _ALWAYS | {"retry_count", "crash_count"}
+"""While it runs: its progress and its steps. A step that is new gives the retries and the crashes back."""
+STEPS: Final = (START, SUCCESS, FAILURE, AGAIN, REPORT)
 """The columns that each step of a task changes. All others are left as they stand, whatever the write says of them."""
 
 
@@ -38,8 +40,9 @@ def step_of(write: TaskWrite, expected: Expected) -> frozenset[str] | None:
         return START
     if expected.status != "RUNNING" or row.start_count != expected.start_count:
         return None
-    if row.status == "PENDING":
-        return AGAIN if write.keeps_call else None
+    if row.status in ("PENDING", "RUNNING"):
+        again = AGAIN if row.status == "PENDING" else REPORT
+        return again if write.keeps_call else None
     return SUCCESS if row.status == "COMPLETED" else FAILURE if row.status in TERMINAL else None
 
 

@@ -15,6 +15,7 @@ from taskmanager.model.clock import LAST_US
 from taskmanager.model.record import AttemptRow, TaskRow, Write
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow
 from taskmanager.model.states import TaskStatus
+from taskmanager.model.steps import StepRow
 from taskmanager.rules.claims import Starting
 
 if TYPE_CHECKING:
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
 FREE_COUNT_CAP: Final = 10_000
 """Free rows of one function in one queue are counted up to here."""
 DELETE_PAUSE_S: Final = 0.02
-"""The pause between two calls that delete. Whoever waits for SQLite's lock tries again after 1, 2, 5 and 10 ms, so in a
-pause of this length every waiter finds it free once.
-"""
+"""The pause between two calls that delete. Whoever waits for SQLite's lock looks every 10 ms, so it is free once."""
 
 
 class InstanceRow(NamedTuple):
@@ -106,8 +105,7 @@ class WaitingLevel(NamedTuple):
 
 
 class TaskFilter(NamedTuple):
-    """What `fetch_many` looks for; None is any. `before`: only older records than one of that `sent_at` and id, which
-    may be in memory only.
+    """What `fetch_many` looks for; None is any. `before`: only older records than one of that `sent_at` and id.
 
     `tags` are names with their values, all of which a task must carry. `since`, in microseconds UTC, is compared with
     the last change of a task, which is its end if it has ended.
@@ -259,6 +257,10 @@ class Store(Protocol):
 
     async def fetch_attempts(self, task_id: str) -> list[AttemptRow]:
         """Its attempts, oldest first."""
+        ...
+
+    async def fetch_steps(self, task_id: str) -> list[StepRow]:
+        """The records of its steps, in the order in which they were first written."""
         ...
 
     async def fetch_ids(self, task_ids: Sequence[str]) -> dict[str, TaskRow]:
@@ -429,7 +431,6 @@ class Store(Protocol):
 
         It takes some milliseconds; with `counts_all` half a second for each million rows that wait or have failed.
 
-        A file is read through a connection of its own. Raises `StoreError` when it cannot be, and that within a second
-        where another program has it locked.
+        A file is read through a connection of its own. Raises `StoreError` within a second when it cannot be read.
         """
         ...

@@ -37,6 +37,11 @@ AGAIN = {
     "worker_hostname": None, "worker_process_name": None, "failed_reason": None, "log": "[]", "updated_at": 130,
 }  # fmt: skip
 
+REPORT = {
+    "status": "RUNNING", "retry_count": 0, "crash_count": 0, "progress": '{"done": 2}', "updated_at": 125,
+    "cancel_requested_at": 124,
+}  # fmt: skip
+
 
 def lost_sight_of(row: TaskRow, before: TaskRow) -> TaskRow:
     """The row as somebody sends it who knows nothing but what the step changes."""
@@ -65,7 +70,7 @@ TO_COME = {
 async def test_step_changes_its_columns_and_leaves_all_others(store: Store, end: dict[str, object]) -> None:
     """Through a whole run of a claimed row, every column is what it was or what the step has made of it."""
     row = await claimed(store)
-    for changes in (STARTED, end):
+    for changes in (STARTED, REPORT, end):
         after = row._replace(**changes)
         sent = lost_sight_of(after, row)
         attempts = (attempt(number=3),) if changes is end else ()
@@ -87,7 +92,7 @@ async def test_step_does_not_clear_a_cancel_request_of_somebody_else(store: Stor
 
 def test_steps_differ_from_each_other() -> None:
     """A write is one step at most."""
-    assert len({frozenset(step) for step in STEPS}) == len(STEPS) == 4
+    assert len({frozenset(step) for step in STEPS}) == len(STEPS) == 5
 
 
 CALLS = (

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from taskmanager.model.record import AttemptRow, StartWrite, SuccessWrite, TaskRow, TaskWrite, Write, due_at, in_full
 from taskmanager.model.states import TERMINAL, WAITING, AttemptOutcome, TaskStatus
+from taskmanager.model.steps import Identity, StepRow
 from taskmanager.rules.claims import started
 from taskmanager.store.constraints import encodable, is_memory_only, row_faults, step_of
 from taskmanager.store.on_failure import enqueued_by
@@ -25,6 +26,7 @@ class ModelStore:
     def __init__(self) -> None:
         self.rows: dict[str, TaskRow] = {}
         self.attempts: dict[tuple[str, int], AttemptRow] = {}
+        self.steps: dict[str, dict[Identity, StepRow]] = {}
         self.rows_of_instances: dict[str, InstanceRow] = {}
         self.paused: set[str] = set()
 
@@ -57,6 +59,7 @@ class ModelStore:
             else:
                 self.put([row])
                 self.add_attempts(write)
+                self.add_steps(write)
                 self.follow(write)
         return CommitReport(lost, rejected)
 
@@ -72,6 +75,13 @@ class ModelStore:
             self.forget_attempts(lambda key: key[0] == write.task_id and key >= min(keys))
         for each in write.attempts:
             self.attempts.setdefault((write.task_id, each.attempt), each._replace(will_retry=bool(each.will_retry)))
+
+    def add_steps(self, write: TaskWrite | StartWrite | SuccessWrite) -> None:
+        if not isinstance(write, TaskWrite):
+            return
+        if write.forgets_steps:
+            self.steps.pop(write.task_id, None)
+        self.steps.setdefault(write.task_id, {}).update((each.identity, each) for each in write.steps)
 
     def forget_attempts(self, is_over: Callable[[tuple[str, int]], bool]) -> None:
         self.attempts = {key: each for key, each in self.attempts.items() if not is_over(key)}
@@ -132,6 +142,9 @@ class ModelStore:
     async def fetch_attempts(self, task_id: str) -> list[AttemptRow]:
         return [each for key, each in sorted(self.attempts.items()) if key[0] == task_id]
 
+    async def fetch_steps(self, task_id: str) -> list[StepRow]:
+        return list(self.steps.get(task_id, {}).values())
+
     async def fetch_ids(self, task_ids: Sequence[str]) -> dict[str, TaskRow]:
         return {task_id: self.rows[task_id] for task_id in task_ids if task_id in self.rows}
 
@@ -179,6 +192,7 @@ class ModelStore:
         gone = [row.task_id for row in ended if older_than is None or ended_at(row) < older_than][:limit]
         for task_id in gone:
             del self.rows[task_id]
+            self.steps.pop(task_id, None)
         self.forget_attempts(lambda key: key[0] in gone)
         return len(gone)
 

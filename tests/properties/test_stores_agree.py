@@ -26,6 +26,7 @@ from taskmanager.model.record import (
     expected_of,
 )
 from taskmanager.model.states import TERMINAL, WAITING, AttemptOutcome, TaskStatus
+from taskmanager.model.steps import StepRow
 from taskmanager.rules.claims import Room, Starting
 from taskmanager.store.protocol import ClaimRequest, CommitReport, InstanceRow, Store, TaskFilter
 from taskmanager.store.sqlite import SqliteStore
@@ -141,6 +142,19 @@ def attempts_of(draw: st.DrawFn, task_id: str) -> tuple[AttemptRow, ...]:
 
 
 @st.composite
+def steps_of(draw: st.DrawFn, task_id: str) -> tuple[StepRow, ...]:
+    """Up to two records of steps, which may be there already."""
+    identities = st.sampled_from([("step", 1, ""), ("step", 2, ""), ("patch", 0, "v2")])
+    places = draw(st.lists(identities, max_size=2, unique=True))
+    return tuple(
+        StepRow(task_id, *place, draw(st.sampled_from(NAMES)), draw(TEXTS), draw(INSTANTS), draw(st.none() | INSTANTS),
+                draw(st.integers(1, 3)), draw(TEXTS), draw(st.sampled_from([None, "BOOM"])), draw(TEXTS),
+                draw(st.integers(0, 1)))
+        for place in sorted(places)
+    )  # fmt: skip
+
+
+@st.composite
 def insertion(draw: st.DrawFn, task_id: str) -> TaskWrite:
     """A new row, whether the id is taken or not."""
     row = blank(task_id)._replace(task_name=draw(st.sampled_from(NAMES)), sent_at=draw(st.integers(-3, 0)))
@@ -174,7 +188,9 @@ def change(draw: st.DrawFn, current: TaskRow) -> Write:
         return SuccessWrite(current.task_id, name, running, started, ended, draw(TEXTS), 1, "host", draw(TEXTS))
     status = draw(STATUSES)
     is_step = (status in TERMINAL) if current.status == "RUNNING" else current.status in WAITING and status == "RUNNING"
-    return TaskWrite(draw(moved(current, status, is_step=is_step)), expected, draw(attempts_of(current.task_id)))
+    row, keeps_call, forgets = draw(moved(current, status, is_step=is_step)), draw(st.booleans()), draw(st.booleans())
+    attempts, steps = draw(attempts_of(current.task_id)), draw(steps_of(current.task_id))
+    return TaskWrite(row, expected, attempts, keeps_call, steps, forgets)
 
 
 def told(report: CommitReport) -> tuple[object, set[str]]:
@@ -187,6 +203,7 @@ async def picture(store: Store) -> tuple[list[TaskRow], list[Any]]:
     found = await store.fetch_ids([*IDS, "nobody"])
     rows = [found[task_id] for task_id in sorted(found)]
     answers: list[Any] = [await store.fetch_attempts(row.task_id) for row in rows]
+    answers += [await store.fetch_steps(row.task_id) for row in rows]
     answers += [await store.fetch_many(TaskFilter(limit=len(IDS))), await store.fetch_many(TaskFilter(task_id="t1"))]
     answers += [await store.counts(), await store.free_queues(), await store.instances(), await store.paused_queues()]
     answers += [await store.fetch_cancel_requests("i1"), await store.waiting_levels(9)]

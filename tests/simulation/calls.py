@@ -13,6 +13,7 @@ from tests.simulation.batches import GROUPS
 from tests.simulation.jobs import QUEUES
 from tests.simulation.process import Process
 from tests.simulation.promises import flush
+from tests.simulation.steps import NAME as STEPS
 from tests.simulation.world import World
 
 PLANS = ("sleep:0", "sleep:0", "sleep:0.05", "sleep:0.7", "sleep:3", "fail:1", "fail:9", "snooze:0.5")
@@ -75,7 +76,8 @@ class Calls:
 
     def _draw_call(self, process: Process) -> tuple[Any, int, str, str | None]:
         chance = self._chance
-        name = chance.choice(sorted(process.jobs))
+        often = [STEPS] * 4 if STEPS in process.jobs else []
+        name = chance.choice([*sorted(process.jobs), *often])
         task: Any = process.jobs[name]
         plan = chance.choice(PLANS if chance.random() < 0.8 else ODD_PLANS)
         label = self._world.next_label()

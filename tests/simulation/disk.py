@@ -33,6 +33,7 @@ from taskmanager.store.sqlite.schema import migrate
 from taskmanager.store.sqlite.stamp import LogStamp
 from taskmanager.store.sqlite.statements import ATTEMPT_COLUMNS, LIVE_SQL
 from taskmanager.store.sqlite.store import SqliteStore
+from tests.simulation.steps import settled
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -57,6 +58,10 @@ class Disk(Protocol):
 
     def schedules(self) -> dict[str, ScheduleRow]:
         """Every schedule as it stands."""
+        ...
+
+    def settled_steps(self, task_id: str) -> frozenset[int]:
+        """The steps of a task that are recorded for good."""
         ...
 
     def log_is_written(self, now_us: int) -> None:
@@ -150,6 +155,9 @@ class MemoryDisk:
 
     def schedules(self) -> dict[str, ScheduleRow]:
         return {row.schedule_name: row for row in schedules.fetch(self.connection)}
+
+    def settled_steps(self, task_id: str) -> frozenset[int]:
+        return settled(self.connection, task_id)
 
     def log_is_written(self, now_us: int) -> None:
         pass
@@ -410,6 +418,9 @@ class FileDisk:
 
     def schedules(self) -> dict[str, ScheduleRow]:
         return {row.schedule_name: row for row in schedules.fetch(self._judge)}
+
+    def settled_steps(self, task_id: str) -> frozenset[int]:
+        return settled(self._judge, task_id)
 
     def close(self) -> None:
         (answer,) = self._judge.execute("PRAGMA integrity_check").fetchone()

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from taskmanager import FailedTask, RetryPolicy, Snooze, Task, TaskContext, TaskManager, current_task
+from tests.simulation.steps import work_in_steps
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process
@@ -62,6 +63,17 @@ def define_jobs(manager: TaskManager, process: "Process") -> Jobs:
 
         return manager.task(name=name, executor="thread", **options)(job)
 
+    def make_steps(name: str, **options: Any) -> Task[..., Any]:
+        async def job(label: int, plan: str) -> int:
+            context = current_task()
+            run = process.world.runs.begin(process, name, context.task_id, context.attempt)
+            try:
+                return await work_in_steps(process, label, plan)
+            finally:
+                process.world.runs.end(run)
+
+        return manager.task(name=name, **options)(job)
+
     def make_process(name: str, **options: Any) -> Task[..., Any]:
         return manager.task(name=name, executor="process", persist=True, **options)(in_child)
 
@@ -88,6 +100,7 @@ def define_jobs(manager: TaskManager, process: "Process") -> Jobs:
         "shared_thread": partial(
             make_thread, "shared_thread", persist=True, requeue_on_interrupt=True, queue_name="shared"
         ),
+        "steps": partial(make_steps, "steps", persist=True, requeue_on_interrupt=True, **quick),
     }
     return {name: makers[name]() for name in process.world.kinds}
 

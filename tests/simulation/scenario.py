@@ -69,6 +69,7 @@ class _Scenario:
             world.fault(f"processes do not stop: {world.alive}")
         world.checks.observe(world.processes[0], THE_END, ())
         world.checks.at_the_end()
+        world.steps.at_the_end()
 
     def _heal(self) -> None:
         world = self._world

@@ -28,12 +28,18 @@ from tests.simulation.jobs import ALWAYS, NARROW_LIMIT, OTHERS
 from tests.simulation.process import Process
 from tests.simulation.promises import Pauses
 from tests.simulation.runs import Runs
+from tests.simulation.steps import NAME as STEPS
+from tests.simulation.steps import Steps
 from tests.simulation.timetable import Timetable
 
 SWEEP_S = 30
 MAX_TURNS_AT_ONCE = 20_000
 """Callbacks without time passing; more are a loop that spins."""
 MAX_FAULTS = 5
+
+
+STEPS_EVERY = 4
+"""Of so many seeds one has tasks of several steps."""
 
 
 class Broken(Exception):
@@ -72,6 +78,7 @@ class World:
         self.hearing = Hearing(self)
         self.pauses = Pauses(self)
         self.batches = Batches(self)
+        self.steps = Steps(self)
         self._steps: list[tuple[int, int]] = []
         self._order = count()
         self._labels = count(1)
@@ -95,6 +102,8 @@ class World:
         self.has_middleware = self.seed % 6 == 1
         self.concurrency = chance.choice((1, 2, 3, 6))
         self.kinds = (*ALWAYS, *sorted(chance.sample(OTHERS, 6)))
+        if self.seed % STEPS_EVERY == 2:  # drawn apart: the stories of the other seeds are what they were
+            self.kinds += (STEPS,)
         self.process_count = chance.choice((1, 2))
         self.crash_budget = chance.choice((1, 3, 100))
         beat_ms = chance.choice((1_000, 1_000, 4_000))  # more seldom, the log is at rest for long enough to be trusted

@@ -31,6 +31,10 @@ from taskmanager import (
     RetryPolicy,
     ScheduleInfo,
     Snooze,
+    StepCall,
+    StepContext,
+    StepFailed,
+    StepInfo,
     Subclasses,
     Task,
     TaskCancelled,
@@ -47,7 +51,10 @@ from taskmanager import (
     TaskNotCompleted,
     TaskResult,
     TaskStatus,
+    current_step,
     current_task,
+    patched,
+    step,
     task,
 )
 
@@ -470,3 +477,43 @@ async def hosting(app: object) -> None:
         background.add_task(greet, "you")
         background.add_task(resize.with_options(priority=1), "a", 2)
         background.add_task(resize, "a", "wide")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # an int
+
+
+# Steps. Two of one gather keep both types, and each is something to be awaited once.
+
+
+async def charge(order_id: int, *, currency: str = "EUR") -> Report:
+    assert_type(current_step(), StepContext)
+    return Report(order_id, 1)
+
+
+def blocking(order_id: int) -> str:
+    return str(order_id)
+
+
+@manager.task(persist=True, requeue_on_interrupt=True)
+async def fulfil(order_id: int) -> str:
+    assert_type(await step(charge, order_id, currency="USD"), Report)
+    assert_type(await step(blocking, order_id), str)
+    mail = step.with_options(name="mail", key="k", retries=5, timeout=timedelta(seconds=5))
+    assert_type(await mail(charge, 7), Report)
+    assert_type(await asyncio.gather(step(charge, 1), step(blocking, 2)), tuple[Report, str])
+    running = asyncio.create_task(step(charge, 1))
+    assert_type(running, asyncio.Task[Report])
+    async with asyncio.TaskGroup() as group:
+        assert_type(group.create_task(step.with_options(key="k2")(blocking, 1)), asyncio.Task[str])
+    assert_type(await step(fulfil.enqueue, 5), str)
+    assert_type(await patched("v2"), bool)
+    await step(charge, "7")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    calling: StepCall = step.with_options(key="k3")
+    try:
+        return await calling(blocking, order_id)
+    except StepFailed as exc:
+        assert_type(exc.error, TaskError)
+        raise
+
+
+async def look_at_steps(handle: TaskHandle[str]) -> None:
+    info = await handle.info(include_attempts=True)
+    assert_type(info.steps, tuple[StepInfo, ...] | None)
+    assert_type(await manager.retry(handle.task_id, from_start=True), bool)

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pytest
 
-from taskmanager import QueueConfig, RetryPolicy, TaskHandle, TaskManager, TaskStatus, current_task
+from taskmanager import QueueConfig, RetryPolicy, TaskHandle, TaskManager, TaskStatus, current_task, step
 from taskmanager.store.sqlite import SqliteStore
 from tests.unit.duties.scene import until
 
@@ -267,9 +267,13 @@ async def test_a_column_that_is_always_null_is_in_this_list(tmp_path: Path) -> N
     async def fails() -> None:
         raise ValueError("no")
 
+    def loads(text: str) -> int:
+        return int(text)
+
     @manager.task(persist=True)
     async def fails_at_once() -> None:
-        raise ValueError("no")
+        await step(loads, "1")
+        await step(loads, "no")
 
     @manager.task(persist=True, queue_name="mail")
     async def waits() -> None:

@@ -1,4 +1,4 @@
-"""Draws all that is known of one task: its facts, its next step, its attempts with their tracebacks, and its log."""
+"""Draws all that is known of one task: its facts, what is next, its attempts with their tracebacks, steps and log."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +18,7 @@ from taskmanager.engine.definition import options_of, timeout_of
 from taskmanager.model.escaping import escaped, escaped_lines
 from taskmanager.model.record import AttemptRow, TaskRow, UnreadableRow
 from taskmanager.model.states import TaskStatus
+from taskmanager.model.steps import StepRow
 from taskmanager.model.wording import why
 from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.protocol import InstanceRow
@@ -25,6 +26,7 @@ from taskmanager.store.protocol import InstanceRow
 MAX_VALUE_CHARS: Final = 1_000
 """Of arguments, results, messages and lines of the log that are longer, `--json` shows the rest."""
 MAX_LOG_LINES: Final = 200
+MAX_STEPS: Final = 200
 _OUTCOME_STYLES: Final = {"COMPLETED": "green", "FAILED": "red", "WORKER_FAILURE": "red", "INTERRUPTED": "magenta"}
 _COUNTS: Final = (("start", "starts"), ("retry", "retries"), ("crash", "crashes"), ("snooze", "snoozes"))
 
@@ -37,6 +39,7 @@ class Record(NamedTuple):
     outlook: Outlook
     owner: InstanceRow | None
     now_us: int
+    steps: Sequence[StepRow] = ()
 
 
 def record_view(record: Record) -> RenderableType:
@@ -45,6 +48,9 @@ def record_view(record: Record) -> RenderableType:
     attempts = [*_attempts(record.attempts), *_current(record)]
     if attempts:
         parts += [Text(""), Text.assemble(("Attempts", "bold"), (" (UTC)", "dim")), *attempts]
+    if record.steps:
+        some = f" (the last {MAX_STEPS} of {len(record.steps):,})" if len(record.steps) > MAX_STEPS else ""
+        parts += [Text(""), Text.assemble(("Steps", "bold"), (some, "dim")), _steps(record.steps[-MAX_STEPS:])]
     log = parsed(record.row.log or "null")
     if isinstance(log, list) and log:
         some = f" (the last {MAX_LOG_LINES} lines of {len(log):,})" if len(log) > MAX_LOG_LINES else ""
@@ -215,6 +221,19 @@ def _current(record: Record) -> Iterator[RenderableType]:
     if row.status == TaskStatus.RUNNING and row.started_at is not None:
         running = exact(record.now_us - row.started_at)
         yield Text.assemble(f"{row.start_count:>3}  {clock(row.started_at)}  ", ("RUNNING", "cyan"), f" for {running}")
+
+
+def _steps(steps: Sequence[StepRow]) -> Table:
+    table = _grid(True, False)
+    for row in steps:
+        took = "not ended" if row.ended_at is None else f"after {exact(row.ended_at - row.started_at)}"
+        line = Text.assemble(escaped(row.name), "  ", took)
+        if row.attempts > 1:
+            line.append(f", {row.attempts} tries")
+        if row.error_code:
+            line.append(f"  {why(row.error_code, row.error_message, max_chars=MAX_CHARS)}", "red")
+        table.add_row(escaped(row.key) or str(row.number), clock(row.started_at), line)
+    return table
 
 
 def _log(entries: Sequence[Any]) -> Table:

@@ -76,6 +76,16 @@ def unreadable(connection: sqlite3.Connection) -> list[str]:
     return found
 
 
+def near_limit(connection: sqlite3.Connection, count: int, chars: int) -> list[str]:
+    """Return the ids of unfinished tasks that have recorded so many steps, or results as long as that together."""
+    query = f"""
+        SELECT t.id FROM taskmanager_tasks AS t JOIN taskmanager_steps AS s ON s.task_id = t.id
+        WHERE t.status IN ({LIVE_SQL}) GROUP BY t.id
+        HAVING count(*) >= ? OR sum(length(coalesce(s.result, ''))) >= ? ORDER BY t.id
+    """
+    return [task_id for (task_id,) in connection.execute(query, (count, chars)).fetchall()]
+
+
 def newest_stamp(connection: sqlite3.Connection) -> int | None:
     """The latest instant that any clock has written; None in an empty file. Due times and the like are none."""
     (newest,) = connection.execute(

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from taskmanager.model.record import PAYLOAD, SENDER_KEY, AttemptRow, TaskRow
 from taskmanager.model.states import LIVE, TaskStatus
+from taskmanager.model.steps import StepRow
 from taskmanager.store.protocol import InstanceRow, TaskFilter
 from taskmanager.store.sqlite.reading import snapshot
 from taskmanager.store.sqlite.rows import (
@@ -102,6 +103,13 @@ def fetch_attempts(connection: sqlite3.Connection, task_id: str) -> list[Attempt
     names = ", ".join(ATTEMPT_COLUMNS)
     query = f"SELECT {names} FROM taskmanager_task_attempts WHERE task_id = CAST(? AS TEXT) ORDER BY attempt"
     return [read_attempt(row) for row in connection.execute(query, (task_id,)).fetchall()]
+
+
+def fetch_steps(connection: sqlite3.Connection, task_id: str) -> list[StepRow]:
+    """See `Store.fetch_steps`."""
+    names = ", ".join(StepRow._fields)
+    query = f"SELECT {names} FROM taskmanager_steps WHERE task_id = CAST(? AS TEXT) ORDER BY id"
+    return [StepRow._make(row) for row in connection.execute(query, (task_id,)).fetchall()]
 
 
 def fetch_ids(connection: sqlite3.Connection, task_ids: Sequence[str], columns: str = _TASK) -> dict[str, TaskRow]:

@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 from taskmanager.model.dataclass import dataclass
 from taskmanager.model.record import AttemptRow, HistoryWrite, NewWrite, StartWrite, SuccessWrite, TaskRow
 from taskmanager.model.states import LIVE, TERMINAL
+from taskmanager.model.steps import StepRow
 from taskmanager.store import constraints
 
 Row = tuple[Any, ...]
@@ -165,6 +166,22 @@ ATTEMPT: Final = Kind(
     ),
     ATTEMPT_COLUMNS,
     tuple(name for name in ATTEMPT_COLUMNS if name not in ("task_id", "started_at", "finished_at", "created_at")),
+)
+
+# A record of a step is written again when the step is, and when the code goes on after its error.
+_STEP_KEY: Final = ("task_id", "kind", "number", "key")
+STEP_RECORD: Final = Kind(
+    _insert(
+        "taskmanager_steps",
+        _same(StepRow._fields),
+        f"({', '.join(_STEP_KEY)}) DO UPDATE SET "
+        + ", ".join(f"{name} = excluded.{name}" for name in StepRow._fields if name not in _STEP_KEY),
+    ),
+    StepRow._fields,
+    (),
+)
+FORGET_STEPS: Final = Kind(
+    f"DELETE FROM taskmanager_steps WHERE task_id IN (SELECT [id] {_ROWS} WHERE [id] IS NOT NULL)", ("id",), ()
 )
 
 # Plain tasks. Columns that are not named have no value, and need none.

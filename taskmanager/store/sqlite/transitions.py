@@ -34,8 +34,8 @@ from taskmanager.store.sqlite.queries import fetch, fetch_ids
 
 _GUILTY_CODES: Final = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH})
 
-_BEHIND_OTHERS: Final = (sql.ATTEMPT, sql.ON_FAILURE)
-"""Written only for what has won."""
+_BEHIND_OTHERS: Final = (sql.ATTEMPT, sql.FORGET_STEPS, sql.STEP_RECORD, sql.ON_FAILURE)
+"""Written only for what has won, in this order."""
 
 
 class _SomebodyLost(Exception):
@@ -50,7 +50,7 @@ def commit(connection: sqlite3.Connection, writes: Sequence[Write]) -> CommitRep
     if not writes:
         return CommitReport({}, {})
     rows = _by_kind(writes)
-    attempts, enqueued = rows.pop(sql.ATTEMPT, None), rows.pop(sql.ON_FAILURE, None)
+    attempts, *others = [(kind, rows.pop(kind, [])) for kind in _BEHIND_OTHERS]
     try:
         with transaction(connection):
             for kind, alike in rows.items():
@@ -58,10 +58,11 @@ def commit(connection: sqlite3.Connection, writes: Sequence[Write]) -> CommitRep
                     raise _SomebodyLost
                 if kind in sql.FIRST_ATTEMPTS:  # one that is there was written by a commit that seemed to fail
                     sql.write(connection, sql.FIRST_ATTEMPTS[kind], alike)
-            if attempts and sql.write(connection, sql.ATTEMPT, attempts) != len(attempts):
+            if attempts[1] and sql.write(connection, *attempts) != len(attempts[1]):
                 _replace_attempts(connection, writes)
-            if enqueued:
-                sql.write(connection, sql.ON_FAILURE, enqueued)
+            for kind, alike in others:
+                if alike:
+                    sql.write(connection, kind, alike)
         return CommitReport({}, {})
     except _FAULTS as error:
         if not _is_rows_fault(error):
@@ -85,6 +86,10 @@ def _by_kind(writes: Sequence[Write]) -> defaultdict[sql.Kind, list[sql.Row]]:
             kind, row, attempts = _whole(write)
             rows[kind].append(row)
             rows[sql.ATTEMPT] += attempts
+            if write.forgets_steps:
+                rows[sql.FORGET_STEPS].append((write.task_id,))
+            if write.steps:
+                rows[sql.STEP_RECORD] += write.steps
             if write.row.status == "FAILED" and (enqueued := enqueued_by(write.row, write.attempts)) is not None:
                 rows[sql.ON_FAILURE].append(enqueued)
     return rows
@@ -170,10 +175,11 @@ def _apply_to_winners(connection: sqlite3.Connection, writes: Sequence[Write]) -
     for kind, alike in _by_kind(winners).items():
         if kind in sql.FIRST_ATTEMPTS:
             sql.write(connection, sql.FIRST_ATTEMPTS[kind], alike)
-        elif kind is sql.ON_FAILURE:
+        elif kind is sql.ATTEMPT:
+            if sql.write(connection, kind, alike) != len(alike):
+                _replace_attempts(connection, winners)
+        elif kind in _BEHIND_OTHERS:
             sql.write(connection, kind, alike)
-        elif kind is sql.ATTEMPT and sql.write(connection, kind, alike) != len(alike):
-            _replace_attempts(connection, winners)
     return [write.task_id for write in writes if write.task_id not in changed]
 
 

@@ -79,6 +79,7 @@ class Verbs:
     best_waiting = _reads(claims.best_waiting)
     fetch = _reads(queries.fetch)
     fetch_attempts = _reads(queries.fetch_attempts)
+    fetch_steps = _reads(queries.fetch_steps)
     fetch_ids = _reads(queries.fetch_ids)
     fetch_many = _reads(queries.fetch_many)
     find_ids = _reads(queries.find_ids)

@@ -10,6 +10,22 @@ Instant = str
 INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 
 
+class StepDocument(msgspec.Struct, forbid_unknown_fields=True):
+    """One step, as docs/command-line.md has it."""
+
+    task_id: str
+    number: int | None
+    key: str | None
+    name: str
+    started_at: Instant
+    ended_at: Instant | None
+    attempts: int
+    result: object
+    error_code: str | None
+    error_message: str | None
+    is_final: bool
+
+
 class AttemptDocument(msgspec.Struct, forbid_unknown_fields=True):
     """One attempt, as docs/command-line.md has it."""
 
@@ -83,9 +99,10 @@ class RecordDocument(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ShownDocument(RecordDocument, forbid_unknown_fields=True, kw_only=True):
-    """A record with its attempts and what comes next."""
+    """A record with its attempts, its steps and what comes next."""
 
     attempts: list[AttemptDocument]
+    steps: list[StepDocument]
     next: NextDocument
 
 

@@ -1,11 +1,14 @@
 """`list`, `show`, `retry` and `cancel`: what they show of tasks, what they change, and what they ask first."""
 
+import asyncio
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from taskmanager import TaskManager, step
 from tests.unit.cli.documents import INSTANT, AnswerDocument, RecordDocument, ShownDocument
 from tests.unit.command_line import digest, statuses, taskmanager
 
@@ -165,3 +168,70 @@ def test_a_large_batch_is_told_in_sums(copied: tuple[Path, dict[str, str]]) -> N
     assert "... and 1,191 more" in asked.out
     ran = taskmanager("cancel", "--status", "PENDING", "--db", database, "--yes")
     assert (ran.code, ran.out) == (0, "1,201 tasks cancelled\n")
+
+
+def test_steps_are_shown_kept_by_a_retry_and_forgotten_from_the_start(tmp_path: Path) -> None:
+    """Through the command line alone: the file is all it has."""
+    database, manager = tmp_path / "tasks.db", TaskManager(tmp_path / "tasks.db")
+
+    async def charge(number: int) -> int:
+        if number == 2:
+            raise ValueError("no money")
+        return number
+
+    @manager.task(name="job", persist=True)
+    async def job() -> None:
+        await step.with_options(name="charge")(charge, 1)
+        await step.with_options(name="second", key="k")(charge, 2)
+
+    async def main() -> str:
+        async with manager:
+            handle = job.enqueue()
+            await manager.join()
+            return handle.task_id
+
+    task_id = asyncio.run(main())
+    out = taskmanager("show", task_id, "--db", database).out
+    first, second = [line for line in out[out.index("\nSteps") :].splitlines() if "after" in line][:2]
+    assert first.split()[0] == "1"
+    assert "charge  after" in first
+    assert second.split()[0] == "k"
+    assert "UNHANDLED_EXCEPTION: ValueError:" in second
+    shown = taskmanager("show", task_id, "--db", database, "--json").document(ShownDocument)
+    told = [(each.number, each.key, each.result, each.error_code) for each in shown.steps]
+    assert told[0] == (1, None, {"ok": 1}, None)
+    assert told[1][:2] == (None, "k")
+    assert taskmanager("retry", task_id, "--db", database).code == 0
+    assert len(taskmanager("show", task_id, "--db", database, "--json").document(ShownDocument).steps) == 2
+    taskmanager("cancel", task_id, "--db", database)
+    assert taskmanager("retry", task_id, "--from-start", "--db", database).code == 0
+    assert taskmanager("show", task_id, "--db", database, "--json").document(ShownDocument).steps == []
+
+
+def test_doctor_names_tasks_that_come_near_the_limit_of_their_steps(tmp_path: Path) -> None:
+    """Before they fail, while a successor can still be enqueued."""
+    database, manager = tmp_path / "tasks.db", TaskManager(tmp_path / "tasks.db")
+
+    @manager.task(name="job", persist=True)
+    async def job() -> None:
+        pass
+
+    async def main() -> str:
+        async with manager:
+            handle = job.with_options(delay=3_600).enqueue()
+            await handle.saved()
+            return handle.task_id
+
+    task_id = asyncio.run(main())
+    assert "every unfinished task may record more" in taskmanager("doctor", "--db", database).out
+    with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 8000)"
+            " INSERT INTO taskmanager_steps (task_id, kind, number, key, name, started_at, attempts, is_final)"
+            " SELECT ?, 'step', i, '', 'a', 1, 1, 0 FROM n",
+            (task_id,),
+        )
+    ran = taskmanager("doctor", "--db", database)
+    assert ran.code == 1
+    assert "1 task near the limit" in ran.out
+    assert "STEP_LIMIT" in ran.out
