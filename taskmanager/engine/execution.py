@@ -173,7 +173,7 @@ class Runner:
                     return
                 raise
             outcome = self._raised(attempt, exc)
-            if isinstance(exc, GeneratorExit):  # collected with its loop, where nothing can be awaited
+            if type(exc) is GeneratorExit:  # collected with its loop, where nothing can be awaited
                 attempt.steps = None
         if outcome is not None:
             if (steps := attempt.steps) is not None:
@@ -277,7 +277,7 @@ class Runner:
                 raise
             told = None if surrounded is None else surrounded.meant_by(exc)
             outcome = self._raised(attempt, exc) if told is None or attempt.stop_reason is not None else told
-            if isinstance(exc, GeneratorExit):  # collected with its loop, where nothing can be awaited
+            if type(exc) is GeneratorExit:  # collected with its loop, where nothing can be awaited
                 attempt.thread = attempt.steps = None
         if (steps := attempt.steps) is not None:
             outcome = await steps.end(outcome)
