@@ -336,8 +336,9 @@ class CurrentInstance:
         except TimeoutError:
             if timeout is None:
                 raise
-            here = counted(len(engine.live), "task")
-            raise TimeoutError(f"join: not all tasks have ended after {timeout:g} s; {here} here") from None
+            where = "they wait in the file, or run in another process: see `taskmanager status`"
+            left = f"{counted(len(engine.live), 'task')} here" if engine.live else where
+            raise TimeoutError(f"join: not all tasks have ended after {timeout:g} s; {left}") from None
 
     def find_live(self, task_id: str) -> LiveTask | None:
         """The task in memory, if it is there."""

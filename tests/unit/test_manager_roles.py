@@ -323,7 +323,8 @@ async def test_join_in_a_producer_is_not_misled_by_tags(tmp_path: Path) -> None:
     async with web:
         handle = ship.enqueue()
         await handle.saved()
-        with pytest.raises(TimeoutError):
+        await until(lambda: not engine_of(web).live)
+        with pytest.raises(TimeoutError, match="wait in the file, or run in another process"):
             await web.join(timeout=0.05)
         row = await engine_of(web).store.fetch(handle.task_id)
         assert row is not None
