@@ -23,7 +23,6 @@ import re
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -121,9 +120,9 @@ def modules_of(page: Path) -> dict[str, str]:
 
 
 def environment() -> dict[str, str]:
-    """Of a program on a page. What one of them has compiled the others read, and nothing is left in the checkout."""
-    cache = Path(tempfile.gettempdir()) / f"taskmanager-page-tests-{Path.home().name}"
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": str(cache)}
+    """Of a program on a page. What one of them has compiled, the others need not compile again."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPATH": str(ROOT)}
 
 
 def to_be_run() -> Iterator[tuple[Path, Program]]:
