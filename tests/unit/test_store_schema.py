@@ -144,6 +144,8 @@ def test_lost_rows_of_the_versions_are_found_out_from_what_is_there() -> None:
 
 FIRST_RELEASE = 2
 """The version of files that the first release writes."""
+RELEASED = ["tables", "views", "claims_by_queue", "drop_queue_index"]
+"""Files have these steps, in this order. New ones come behind them."""
 RENAMES = Migration(99, "renames", "ALTER TABLE taskmanager_queues RENAME COLUMN paused_at TO halted_at;\n")
 DROPS_INDEX = Migration(98, "drops", "-- not used\nDROP INDEX taskmanager_tasks_claimed;\n")
 ADDS = Migration(99, "adds", "CREATE INDEX taskmanager_queues_paused ON taskmanager_queues (paused_at);\n")
@@ -174,14 +176,42 @@ def test_a_file_in_use_is_only_added_to(monkeypatch: pytest.MonkeyPatch) -> None
         assert parts(connection) == {name: part for name, part in WHOLE.items() if name != "users"}
 
 
-@pytest.mark.parametrize("steps", [[RENAMES], [DROPS_INDEX, ADDS]], ids=["a rename", "a drop before what is needed"])
-def test_a_step_that_takes_away_is_refused_while_an_instance_lives(
-    monkeypatch: pytest.MonkeyPatch, steps: list[Migration]
+def test_a_dropped_index_waits_and_what_is_added_behind_it_does_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Nothing of the file is called lost, in whatever order the two are applied."""
+    known = migrations()
+    with closing(in_use(monkeypatch, known[-1].version)) as connection:
+        monkeypatch.setattr(schema, "migrations", lambda: [*known, DROPS_INDEX, ADDS])
+        monkeypatch.setattr(schema, "NEWEST", "that of the last step")
+        for is_last, has_index in ((False, True), (False, True), (True, False)):
+            migrate(connection, "tasks.db", lambda each, all_died=is_last: all_died or each == "died")
+            assert "taskmanager_queues_paused" in parts(connection)
+            assert ("taskmanager_tasks_claimed" in parts(connection)) is has_index
+            check_version(connection, "tasks.db")
+            assert (DROPS_INDEX.version in schema._applied(connection)) is is_last
+            assert schema.version(connection) == ADDS.version
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("number", range(FIRST_RELEASE, migrations()[-1].version))
+def test_a_file_of_every_earlier_version_is_brought_up_in_silence(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    """A step is never put before one that files have already: what it makes would count as lost."""
+    with closing(in_use(monkeypatch, number)) as connection:
+        assert schema.version(connection) == number
+        migrate(connection, "tasks.db", lambda _: True)
+        assert shape(connection) == NEWEST
+    assert caplog.records == []
+    assert [step.name for step in migrations()][: len(RELEASED)] == RELEASED
+
+
+def test_a_step_that_takes_away_is_refused_while_an_instance_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its next statement would fail. The error says who it is, and what to do."""
     known = migrations()
     with closing(in_use(monkeypatch, known[-1].version)) as connection:
-        monkeypatch.setattr(schema, "migrations", lambda: [*known, *steps])
+        monkeypatch.setattr(schema, "migrations", lambda: [*known, RENAMES])
         monkeypatch.setattr(schema, "NEWEST", "that of the last step")
         before = parts(connection)
         for _ in range(2):

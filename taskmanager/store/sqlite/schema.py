@@ -3,8 +3,8 @@
 Several processes may start at once. Each reads the version again under the write lock, so each migration runs once.
 
 A step that adds runs beside older instances that use the file: their statements still find all that they name. A step
-that drops or renames runs only when nobody else lives. If it drops indexes alone, the file works without it, and it
-waits for a later start; any other refuses the start, and names who lives.
+that drops or renames runs only when nobody else lives. If it drops indexes alone, the file works without it, so it
+waits for a later start, and steps behind it do not wait; any other refuses the start, and names who lives.
 
 Other programs that share the file may drop what they do not know: alembic's autogenerate drops our tables and keeps our
 views. So a start compares what the file has with what its version must have, and makes anew what is missing. A process
@@ -108,13 +108,16 @@ def statements(script: str) -> Iterator[str]:
 
 def version(connection: sqlite3.Connection) -> int:
     """Return the number of the last step applied to this file, 0 for none."""
+    return max(_applied(connection), default=0)
+
+
+def _applied(connection: sqlite3.Connection) -> frozenset[int]:
     exists = connection.execute(
         "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'taskmanager_schema'"
     ).fetchone()
     if exists is None:
-        return 0
-    (number,) = connection.execute("SELECT coalesce(max(version), 0) FROM taskmanager_schema").fetchone()
-    return int(number)
+        return frozenset()
+    return frozenset(number for (number,) in connection.execute("SELECT version FROM taskmanager_schema").fetchall())
 
 
 def shape(connection: sqlite3.Connection) -> str:
@@ -154,33 +157,32 @@ def migrate(connection: sqlite3.Connection, path: str, is_dead: Callable[[str], 
     steps = migrations()
     newest = steps[-1].version
     # Without a lock first: a file that needs nothing opens while somebody else is writing.
-    current = _version_known(connection, newest, path)
-    if not _pending(connection, current, path, is_dead) and not _missing(connection, steps, path):
+    _version_known(connection, newest, path)
+    if not _pending(connection, path, is_dead) and not _missing(connection, steps, path):
         return
     with transaction(connection):
         _make_whole(connection, path)
-    for step in _pending(connection, version(connection), path, is_dead):
+    for step in _pending(connection, path, is_dead):
         with transaction(connection):
-            if _version_known(connection, newest, path) < step.version:
+            _version_known(connection, newest, path)
+            if step.version not in _applied(connection):
                 _apply(connection, step)
 
 
-def _pending(
-    connection: sqlite3.Connection, current: int, path: str, is_dead: Callable[[str], bool]
-) -> Sequence[Migration]:
-    """Return the steps to apply now to a file of this version. Raise `StoreError` if that would harm somebody."""
-    pending = [step for step in migrations() if step.version > current]
+def _pending(connection: sqlite3.Connection, path: str, is_dead: Callable[[str], bool]) -> Sequence[Migration]:
+    """Return the steps to apply now. Raise `StoreError` if that would harm somebody."""
+    applied = _applied(connection)
+    pending = [step for step in migrations() if step.version not in applied]
     harmful = [step for step in pending if step.takes_away]
-    living = _living(connection, is_dead) if harmful and current else []
+    living = _living(connection, is_dead) if harmful and applied else []
     if not living:
         return pending
-    waiting = [step for step in pending if step.version > least_version()]
-    if any(step not in waiting for step in harmful):
+    if not all(step.can_wait for step in harmful):
         raise StoreError(
-            f"{path} has schema version {current}, and the way to {pending[-1].version} takes away what is in use by "
-            f"{_listed(living)}; stop these first, then start again"
+            f"{path} has schema version {max(applied)}, and the way to {pending[-1].version} takes away what is in use "
+            f"by {_listed(living)}; stop these first, then start again"
         )
-    return [step for step in pending if step not in waiting]
+    return [step for step in pending if not step.can_wait]
 
 
 def _living(connection: sqlite3.Connection, is_dead: Callable[[str], bool]) -> list[str]:
@@ -267,7 +269,8 @@ def _make_whole(connection: sqlite3.Connection, path: str) -> None:
     missing = _missing(connection, steps, path)
     connection.execute(_CREATE_VERSIONS)
     for step in steps:
-        connection.execute(_ADD_VERSION, (step.version, step.name))
+        if not step.can_wait:  # one that waits has left no trace, and may be applied twice
+            connection.execute(_ADD_VERSION, (step.version, step.name))
     for part in missing:
         connection.execute(part.sql)
     if any(part.name == "taskmanager_tasks" for part in missing):  # what belongs to a task belongs to nothing now
