@@ -48,7 +48,8 @@ class Hearing:
             old = before.get(task_id)
             if old is row or old == row:
                 continue
-            self._writers[task_id].add(process.instance_id or "")
+            # What the application has put into the file, nobody has heard of.
+            self._writers[task_id].add("" if verb == "submit" else process.instance_id or "")
             is_step = old is None or (old.status, old.start_count) != (row.status, row.start_count)
             is_heard = task_id in own or verb == "claim" or (self.is_answered and not process.is_stopping)
             if is_step and not is_heard:
