@@ -23,8 +23,10 @@ AGAIN: Final = _ALWAYS | _WORKER | {
     "claimed_by_worker_id", "claimed_at", "started_at", "enqueued_at", "failed_reason", "log",
     "retry_count", "crash_count", "snooze_count",
 }  # fmt: skip
-REPORT: Final = _ALWAYS | {"retry_count", "crash_count"}
-"""While it runs: its progress and its steps. A step that is new gives the retries and the crashes back."""
+REPORT: Final = _ALWAYS | {"retry_count", "crash_count", "failed_reason", "log"}
+"""While it runs: its progress, its steps, and that a stop has interrupted it whose thread goes on. A step that is new
+gives the retries and the crashes back.
+"""
 STEPS: Final = (START, SUCCESS, FAILURE, AGAIN, REPORT)
 """The columns that each step of a task changes. All others are left as they stand, whatever the write says of them."""
 
