@@ -31,7 +31,9 @@ FILE_CHECK_S: Final = 0.5
 FAILED_PAUSE_S: Final = 1.0
 FAILED_RECOVERY_PAUSE_S: Final = 0.25
 OLD_FILE_S: Final = 10.0
-"""How long a lost file, which is still open, is tried to be read. Its volume may be gone for good."""
+"""How long a lost file, which is still open, is tried to be read. Its volume may be gone for good. One that was emptied
+will never be whole again, and is tried once.
+"""
 OLD_PAGE: Final = 500
 LET_GO_S: Final = 0.1
 """How long a stop waits for the look it has cancelled. One that is inside a call of the store ends with that call."""
@@ -162,7 +164,7 @@ class FileWatch:
             now_s = self._life.loop.time()
             if not self._old_until_s:
                 self._old_until_s = now_s + OLD_FILE_S
-            if now_s < self._old_until_s and not self._life.is_stopping:
+            if now_s < self._old_until_s and not self._life.is_stopping and not self._store.is_emptied():
                 raise
         except StoreError as exc:
             logger.debug("the lost file cannot be read: %s", exc)

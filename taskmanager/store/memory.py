@@ -124,6 +124,9 @@ class MemoryStore(Verbs):
     def watch_log(self) -> None:
         return None
 
+    def is_emptied(self) -> bool:
+        return False
+
     async def is_same_file(self) -> bool:
         return True
 

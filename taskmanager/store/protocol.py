@@ -412,6 +412,10 @@ class Store(Protocol):
         """Return a descriptor that can be read after the next write to the store; None where the system has none."""
         ...
 
+    def is_emptied(self) -> bool:
+        """Whether the file that is open has lost its pages. What the log has no copy of is gone for good."""
+        ...
+
     async def is_same_file(self) -> bool:
         """Whether the path still leads to the file that was opened (always True in memory). Never opens the file."""
         ...

@@ -58,6 +58,11 @@ class Files(NamedTuple):
             )
         return found is not None and _id(found) == self.database and found.st_size > 0
 
+    def is_emptied(self) -> bool:
+        """Whether the path leads to this file, and nothing is in it."""
+        found = _stat(self.path)
+        return found is not None and _id(found) == self.database and found.st_size == 0
+
     def has_namesake(self) -> bool:
         """Whether a file of the same number, and of another volume, is there now: a snapshot that was restored, say.
 

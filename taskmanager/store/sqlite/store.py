@@ -216,6 +216,9 @@ class SqliteStore(Verbs):
     def watch_log(self) -> int | None:
         return None if self._writer is None else self._stamp.events.renew()  # a closed store must leave none behind
 
+    def is_emptied(self) -> bool:
+        return self._files is not None and self._files.is_emptied()
+
     async def is_same_file(self) -> bool:
         return self._files is not None and self._files.is_database_there()
 
