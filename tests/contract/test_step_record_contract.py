@@ -126,3 +126,13 @@ async def test_text_that_is_no_utf8_is_stored_in_escapes(store: Store) -> None:
     assert await store.commit([reported(row, STEP._replace(error_code="NO", error_message="caf\udce9"))]) == ({}, {})
     (found,) = await store.fetch_steps("t1")
     assert found.error_message == "caf\\udce9"
+
+
+async def test_steps_are_forgotten_before_new_ones_are_written_beside_a_loser(store: Store) -> None:
+    """A batch that is done again with care does the same things in the same order."""
+    first, second, third = [await running(store, task_id) for task_id in ("t1", "t2", "t3")]
+    anew = KEYED._replace(task_id="t2")
+    lost = TaskWrite(third, expected(third)._replace(start_count=9))
+    report = await store.commit([reported(first, STEP), reported(second, anew, forgets_steps=True), lost])
+    assert list(report.lost) == ["t3"]
+    assert (await store.fetch_steps("t1"), await store.fetch_steps("t2")) == ([STEP], [anew])

@@ -172,14 +172,12 @@ def _apply_to_winners(connection: sqlite3.Connection, writes: Sequence[Write]) -
         if kind not in _BEHIND_OTHERS:
             sql.write(connection, kind, alike, changed)
     winners = [write for write in writes if write.task_id in changed]
-    for kind, alike in _by_kind(winners).items():
-        if kind in sql.FIRST_ATTEMPTS:
-            sql.write(connection, sql.FIRST_ATTEMPTS[kind], alike)
-        elif kind is sql.ATTEMPT:
-            if sql.write(connection, kind, alike) != len(alike):
-                _replace_attempts(connection, winners)
-        elif kind in _BEHIND_OTHERS:
-            sql.write(connection, kind, alike)
+    rows = _by_kind(winners)
+    for kind in sql.FIRST_ATTEMPTS.keys() & rows.keys():
+        sql.write(connection, sql.FIRST_ATTEMPTS[kind], rows[kind])
+    for kind in _BEHIND_OTHERS:
+        if sql.write(connection, kind, rows[kind]) != len(rows[kind]) and kind is sql.ATTEMPT:
+            _replace_attempts(connection, winners)
     return [write.task_id for write in writes if write.task_id not in changed]
 
 
