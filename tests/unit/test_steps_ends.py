@@ -191,6 +191,8 @@ async def test_timeout_of_the_task_ends_its_steps(world: World, site: Site, is_t
     if is_thread:
         asyncio.get_running_loop().call_later(20, site.gate.set)
     handle = job.enqueue()
+    while len(site.began) < 2:  # noqa: ASYNC110  # the clock does not wait for a thread to begin
+        await asyncio.sleep(0)
     with pytest.raises(TaskFailed, match="TASK_TIMEOUT"):
         await handle
     await world.advance(30)
