@@ -337,9 +337,8 @@ def queues(free: Sequence[FreeQueue], alive: Sequence[InstanceView]) -> Finding:
     unrun = Counter(unrun_in([each.report for each in alive], free))
     if not unrun:
         return Finding("queues", True, "every waiting task has an instance that runs its queue")
-    what = [f"{name} ({number:,} waiting)" for name, number in unrun.most_common()]
     advice = "start a worker for it: taskmanager run MODULE:MANAGER, or name it in run_queues of one that runs"
-    return Finding("queues", False, f"run by no running instance: {_some(what, more=', and {} more')}", advice)
+    return Finding("queues", False, f"run by no running instance: {_most_waiting(unrun)}", advice)
 
 
 def functions(free: Sequence[FreeQueue], alive: Sequence[InstanceView]) -> Finding:
@@ -352,9 +351,12 @@ def functions(free: Sequence[FreeQueue], alive: Sequence[InstanceView]) -> Findi
     unknown = Counter(unknown_in([each.report for each in alive], free))
     if not unknown:
         return Finding("functions", True, "every waiting task has an instance that knows its function")
-    what = [f"{name} ({number:,} waiting)" for name, number in unknown.most_common()]
     advice = "register the function under that name, or cancel its tasks: taskmanager cancel --task NAME"
-    return Finding("functions", False, f"known to no running instance: {_some(what, more=', and {} more')}", advice)
+    return Finding("functions", False, f"known to no running instance: {_most_waiting(unknown)}", advice)
+
+
+def _most_waiting(counts: Counter[str]) -> str:
+    return _some([f"{name} ({number:,} waiting)" for name, number in counts.most_common()], more=", and {} more")
 
 
 def clocks(newest: int | None, now: int) -> Finding:
