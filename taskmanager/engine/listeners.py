@@ -59,11 +59,11 @@ class Ear:
         self.kinds: frozenset[EventKind] = frozenset()
         self.waiting: deque[Noted] = deque()
         self.task: asyncio.Task[None] | None = None
-        self.told_count = self.dropped_count = self.failed_count = 0
+        self.dropped_count = self.failed_count = 0
         self.last_failure = ""
 
     def __repr__(self) -> str:
-        return f"<Ear {self.name}, {len(self.waiting)} waiting, {self.told_count} told>"
+        return f"<Ear {self.name}, {len(self.waiting)} waiting>"
 
     def take(self, events: Sequence[Noted]) -> None:
         """Let these wait, as far as there is room."""
@@ -302,7 +302,6 @@ class Listeners:
     async def _tell_async(self, ear: Ear) -> None:
         while ear.waiting and not self._is_over:
             told = ear.waiting.popleft()
-            ear.told_count += 1
             try:
                 await ear.fn(TaskEvent(told, self._read))  # type: ignore[misc]  # it is async
             except BaseException as exc:  # it may be anything, as in a task
@@ -346,7 +345,6 @@ class Listeners:
                 fn(TaskEvent(waiting.popleft(), read))
             except BaseException as exc:  # noqa: BLE001  # SystemExit too ends nothing but this call
                 ear.failed(exc)
-        ear.told_count += count
         return bool(waiting)
 
     # The end.
