@@ -57,6 +57,16 @@ def failure_task_id(task_id: str, sent_at: int, start_count: int) -> str:
     return _derived_id(f"on_failure:{sent_at}:{start_count}:{task_id}")
 
 
+def node_task_id(workflow_id: str, task_index: int) -> str:
+    """Return the id of the task of a node: the same whoever enqueues it, and in every run of its workflow."""
+    return _derived_id(f"node:{task_index}:{workflow_id}")
+
+
+def child_workflow_id(workflow_id: str, task_index: int) -> str:
+    """Return the id of the child workflow that stands in a node."""
+    return _derived_id(f"child:{task_index}:{workflow_id}")
+
+
 def _derived_id(text: str) -> str:
     number = int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:16], "big")
     number = (number & ~(0xF << 76)) | (0x8 << 76)
