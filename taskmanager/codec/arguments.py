@@ -7,7 +7,7 @@ hand cannot make the process import or call anything.
 import hashlib
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from types import NoneType
@@ -16,6 +16,7 @@ from uuid import UUID
 
 from taskmanager.codec.annotations import annotated_function, resolve, signature_of
 from taskmanager.codec.equality import type_name
+from taskmanager.codec.inputs import filled, json_of
 from taskmanager.codec.values import (
     INT64_MAX,
     INT64_MIN,
@@ -31,6 +32,7 @@ from taskmanager.codec.values import (
     unseal,
 )
 from taskmanager.model.errors import ArgumentError
+from taskmanager.model.workflows import Input
 
 _IMMUTABLE: Final = frozenset(
     {int, str, float, bool, NoneType, bytes, date, datetime, time, timedelta, UUID, Decimal},
@@ -201,6 +203,19 @@ class ArgumentCodec:
             name: self._decode_one(name, self._named.get(name, self._extra), raw) for name, raw in raw_kwargs.items()
         }
         return tuple(args), kwargs
+
+    def decode_with(
+        self, args_text: str, kwargs_text: str, inputs: Sequence[Input]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with what other nodes came to at their places. Raises `ArgumentError` as `decode` does."""
+        if not inputs:
+            return self.decode(args_text, kwargs_text)
+        raw_args, raw_kwargs = self._split(args_text, kwargs_text)
+        try:
+            texts = filled(raw_args, raw_kwargs, [(each.path, json_of(each, self._codec)) for each in inputs])
+        except ArgumentError as error:
+            raise ArgumentError(f"task {self._task_name}: {error}") from error
+        return self.decode(*texts)
 
     def _decode_scalars(self, args_text: str, kwargs_text: str) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """The arguments when the annotations ask for nothing but JSON's own scalars; None for the long way."""

@@ -16,7 +16,7 @@ from types import NoneType
 from typing import Any, Final
 from uuid import UUID
 
-from taskmanager.model.result import TaskError
+from taskmanager.model.result import TaskError, TaskResult
 
 _PLAIN: Final = frozenset({int, str, bool, NoneType, bytes, bytearray, date, timedelta, UUID})
 _BUILT_IN: Final = (str, bytes, bytearray, int, float, list, tuple, dict, set, frozenset)
@@ -162,6 +162,14 @@ def _compare_set(sent: Any, back: Any, place: str) -> str | None:
     return None
 
 
+def _compare_result(sent: TaskResult[Any, Any], back: TaskResult[Any, Any], place: str) -> str | None:
+    if sent.is_ok() != back.is_ok():
+        return _changed(sent, back, place)
+    if sent.is_ok():
+        return difference(sent.ok_value, back.ok_value, f"{place}.ok_value")
+    return difference(sent.err_value, back.err_value, f"{place}.err_value")
+
+
 def _compare_object(sent: Any, back: Any, place: str) -> str | None:
     """Compare what has no entry of its own by exact type: enums, paths and records of all makes."""
     kind: Any = type(sent)
@@ -227,4 +235,5 @@ _COMPARISONS: Final[dict[type, Callable[[Any, Any, str], str | None]]] = {
     dict: _compare_dict,
     set: _compare_set,
     frozenset: _compare_set,
+    TaskResult: _compare_result,
 }

@@ -16,7 +16,7 @@ import msgspec.inspect
 from taskmanager.codec.annotations import is_union, scalar_types, widen
 from taskmanager.codec.equality import difference, not_in_json, type_name
 from taskmanager.model.errors import ArgumentError
-from taskmanager.model.result import TaskError, trusted_code
+from taskmanager.model.result import TaskError, TaskResult, trusted_code
 
 MAX_ENCODED_BYTES: Final = 16 * 1024 * 1024
 """The largest arguments or result, as JSON, that one record may hold."""
@@ -54,6 +54,8 @@ def _to_json(value: Any) -> Any:
         return str(value)
     if isinstance(value, TaskError):
         return {"error_code": value.error_code, "message": value.message, "data": value.data}
+    if isinstance(value, TaskResult):
+        return {"ok": value.ok_value} if value.is_ok() else {"err": value.err_value}
     if hasattr(type(value), "model_dump_json") and hasattr(type(value), "model_validate_json"):
         return _model_to_json(value)
     raise TypeError(
@@ -80,9 +82,20 @@ def _from_json(kind: Any, value: Any) -> Any:
         return kind(value)
     if kind is TaskError:
         return TaskError(trusted_code(value["error_code"]), value["message"], value["data"])
+    if kind is TaskResult or get_origin(kind) is TaskResult:
+        return _result_from_json(kind, value)
     if hasattr(kind, "model_validate_json"):
         return _model_from_json(kind, value)
     raise NotImplementedError(f"the annotation {kind} is not one that can be read back from storage")
+
+
+def _result_from_json(kind: Any, value: Any) -> TaskResult[Any]:
+    if not isinstance(value, dict) or len(value) != 1 or not value.keys() <= {"ok", "err"}:
+        raise ValueError("a TaskResult is stored as an object with 'ok' or 'err'")
+    if "err" in value:
+        return TaskResult(err=_from_json(TaskError, value["err"]))
+    arguments = get_args(kind)
+    return TaskResult(ok=StoredType(arguments[0] if arguments else Any).decode(json_encoder.encode(value["ok"])))
 
 
 def _model_from_json(kind: Any, value: Any) -> Any:
@@ -130,7 +143,7 @@ class StoredType:
             info = info.item_type
         if not isinstance(info, msgspec.inspect.CustomType) or hasattr(info.cls, "model_validate_json"):
             return None
-        return None if issubclass(info.cls, (PurePath, TaskError)) else info.cls
+        return None if issubclass(info.cls, (PurePath, TaskError, TaskResult)) else info.cls
 
     def is_safe(self, value: Any) -> bool:
         """Whether `value` is a scalar that needs no proof."""

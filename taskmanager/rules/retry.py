@@ -29,7 +29,10 @@ LONGEST_DELAY_S: Final = MAX_INTERVAL_S * 2.0 ** (MAX_RETRIES - 1)
 
 DEFAULT_INTERVALS: Final = (60.0, 300.0, 900.0)
 _NEVER_BY_SHORTHAND: Final = frozenset({BuiltInTaskCode.WORKER_CRASHED, BuiltInTaskCode.TASK_CANCELLED})
-NEVER: Final = frozenset({BuiltInTaskCode.STEP_MISMATCH, BuiltInTaskCode.STEP_SNOOZE, BuiltInTaskCode.STEP_LIMIT})
+NEVER: Final = frozenset({
+    BuiltInTaskCode.STEP_MISMATCH, BuiltInTaskCode.STEP_SNOOZE, BuiltInTaskCode.STEP_LIMIT,
+    BuiltInTaskCode.ARGUMENT_MISMATCH,
+})  # fmt: skip
 """Failures that only another code of the task ends. No policy retries them."""
 # Beyond this an int may no longer be turned into the float that `**` needs; no factor above 1 gets this far.
 _MAX_EXPONENT: Final = 2**53
