@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from taskmanager.model.record import AttemptInfo, TaskInfo
     from taskmanager.model.report import ManagerStatus, ScheduleInfo
     from taskmanager.model.steps import StepContext, StepInfo
-    from taskmanager.steps import StepCall, current_step, patched, step
+    from taskmanager.steps import StepCall, current_step, patched, sleep, step, wait_for
 
 __version__ = "0.1.0"
 
@@ -96,8 +96,10 @@ __all__ = [
     "current_step",
     "current_task",
     "patched",
+    "sleep",
     "step",
     "task",
+    "wait_for",
 ]
 
 _NAMED_IN_ANNOTATIONS: Final = {
@@ -117,7 +119,9 @@ _NAMED_IN_ANNOTATIONS: Final = {
     "TaskInfo": "taskmanager.model.record",
     "current_step": "taskmanager.steps",
     "patched": "taskmanager.steps",
+    "sleep": "taskmanager.steps",
     "step": "taskmanager.steps",
+    "wait_for": "taskmanager.steps",
 }
 """What most programs never name, with the module to import it from. Importing the package must cost little."""
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from taskmanager.model.call_options import CallOptions
-from taskmanager.model.checks import check_task_id, check_timeout, filters_of
+from taskmanager.model.checks import check_event, check_task_id, check_timeout, filters_of
 from taskmanager.model.clock import Clock, SystemClock
 from taskmanager.model.config import DEFAULT_RECOVERY, ExceptionMapper, QueueConfig, RecoveryConfig, RetryPolicy
 from taskmanager.model.errors import ConfigurationError
@@ -462,6 +462,19 @@ class TaskManager:
         Raises `UnknownTask` if there is no such task.
         """
         return await self._instance.needed().actions.cancel(task_id)
+
+    async def send(self, task_id: str, name: str, value: object = None, /, *, key: str | None = None) -> bool:
+        """Store an event for a task of any instance, which gets it from `wait_for(name, ...)`, now or later.
+
+        Return True once it is committed, False if the task has ended. An event with a `key` that the task has had is
+        stored once. Raises `UnknownTask`, `NotPersisted`, `QueueFull` if a thousand events are not received yet, and
+        `ArgumentError` if the value cannot be stored.
+        """
+        from taskmanager.codec.results import encode_event
+
+        check_event(task_id, name, key)
+        text = encode_event(name, value, self._registry.defaults.codec)
+        return await self._instance.needed().actions.send(task_id, name, text, key)
 
     async def retry_all(
         self,

@@ -1,4 +1,4 @@
-"""`step`, `current_step` and `patched`: work that takes several steps, none of which is done twice.
+"""`step`, `sleep`, `wait_for`, `current_step` and `patched`: work in several steps, none of which is done twice.
 
 Outside of a task, and inside of a step, `step(fn, ...)` runs the function and records nothing. So functions that call
 steps can be tested like any others, and a step is the smallest unit.
@@ -15,7 +15,7 @@ from taskmanager.model.config import MAX_NAME_LENGTH, raise_faults
 from taskmanager.model.context import current
 from taskmanager.model.errors import ConfigurationError, NotInTask
 from taskmanager.model.known_words import known_words
-from taskmanager.model.result import Seconds, seconds_of
+from taskmanager.model.result import Seconds, seconds_fault, seconds_of
 from taskmanager.model.steps import DETACHED, StepContext, running_step
 from taskmanager.rules.retry import RetryRule, shorthand_faults
 from taskmanager.rules.steps import StepOptions
@@ -23,6 +23,7 @@ from taskmanager.task import Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 @final
@@ -96,6 +97,57 @@ class StepCall:
 
 step = StepCall(StepOptions())
 """Calls a function as a step of the running task: `receipt = await step(charge, order_id)`."""
+
+
+def sleep(delay: Seconds, /, *, key: str | None = None) -> Coroutine[object, None, None]:
+    """Sleep, when awaited, until so much time has passed since the first run of the task that came here.
+
+    The task holds no slot and no memory meanwhile, and a restart changes nothing: its run ends here, by a
+    `CancelledError`, and a new run goes on here when it is time. In `gather`, or another asyncio task, it waits in
+    place, and needs a `key` as steps do. Outside of a task, and inside of a step, it is `asyncio.sleep`.
+
+    The call raises what the call of a step raises, and `ConfigurationError` without `requeue_on_interrupt=True`.
+    """
+    delay_s = seconds_of(delay, "delay")
+    raise_faults("sleep", [fault for fault in [_text_fault("key", key)] if fault])
+    attempt = _attempt()
+    if attempt is None:
+        return asyncio.sleep(delay_s)
+    coroutine: Coroutine[object, None, None] = attempt.step_calls().wait("sleep", "", type(None), delay_s, key)
+    return coroutine
+
+
+@overload
+def wait_for(
+    name: str, type: type[T], /, *, timeout: Seconds | None = None, key: str | None = None
+) -> Coroutine[object, None, T]: ...
+@overload
+def wait_for(
+    name: str, type: object, /, *, timeout: Seconds | None = None, key: str | None = None
+) -> Coroutine[object, None, Any]: ...
+def wait_for(
+    name: str, kind: object, /, *, timeout: Seconds | None = None, key: str | None = None
+) -> Coroutine[object, None, Any]:
+    """Return, when awaited, the next event of this name that `manager.send` has stored for the task, as this type.
+
+    The task sleeps until it comes, as in `sleep`. Each event is received once, in the order in which they were sent.
+    Awaiting it raises `TimeoutError` if none has come `timeout` seconds after the task came here, and `ArgumentError`
+    for a value that does not fit the type; either is recorded, and raised again in each run.
+
+    The call raises what the call of `sleep` raises, and `NotInTask` outside of a task and inside of a step.
+    """
+    faults = [
+        _text_fault("name", name) if name is not None else "name must be text",
+        _text_fault("key", key),
+        None if timeout is None else seconds_fault(timeout, "timeout"),
+    ]
+    raise_faults("wait_for", [fault for fault in faults if fault])
+    attempt = _attempt()
+    if attempt is None:
+        raise NotInTask(f"wait_for({name!r}) works in a running task only: nobody could send it anything here")
+    timeout_s = None if timeout is None else seconds_of(timeout, "timeout")
+    coroutine: Coroutine[object, None, Any] = attempt.step_calls().wait(f"wait:{name}", name, kind, timeout_s, key)
+    return coroutine
 
 
 def current_step() -> StepContext:

@@ -46,9 +46,20 @@ class ResultCodec:
         kind = get_origin(hint) or hint
         if isinstance(kind, type) and issubclass(kind, Awaitable):
             hint = (get_args(hint) or (Any,))[-1]
+        return self.of_type(hint, task_name=task_name)
+
+    def of_type(self, hint: Any, *, task_name: str) -> "ResultCodec":
+        """Return the codec of values of this type, which are stored as results of this one are."""
         found = object.__new__(ResultCodec)
         found._task_name, found._codec, found._stored = task_name, self._codec, StoredType(hint)
         return found
+
+    def check_type(self) -> None:
+        """Raise `ConfigurationError` if there is no form in storage for values of this type."""
+        try:
+            self._stored.prepare()
+        except Exception as exc:
+            raise ConfigurationError(f"{self._task_name}: values of this type cannot be stored: {exc}") from exc
 
     def encode_ok(self, value: Any) -> str:
         """The stored form of a returned value.
@@ -78,16 +89,31 @@ class ResultCodec:
         text = encode_error_text(error)
         return text if self._codec is None else seal(self._codec, text.encode(), f"task {self._task_name}: the error")
 
+    def opened(self, text: str) -> str:
+        """The JSON behind a stored form. Raises `ArgumentError` when the codec of the application cannot read it."""
+        return unseal(self._codec, text, f"task {self._task_name}: the stored result")
+
     def decode(self, text: str) -> TaskResult[Any]:
         """The result from its stored form. Raises `ArgumentError` when it does not fit the return annotation."""
-        subject = f"task {self._task_name}: the stored result"
-        return _decode(unseal(self._codec, text, subject), self._stored, subject)
+        return _decode(self.opened(text), self._stored, f"task {self._task_name}: the stored result")
 
 
 def decode_untyped(text: str, codec: Codec | None = None) -> TaskResult[Any]:
     """The result of a task whose function is unknown here: the value is plain JSON. Raises `ArgumentError`."""
     subject = "the stored result"
     return _decode(unseal(codec, text, subject), _UNTYPED, subject)
+
+
+def encode_event(name: str, value: Any, codec: Codec | None) -> str:
+    """The stored form of a value that is sent as an event: by its own class where JSON alone cannot hold it.
+
+    Raises `ArgumentError` when it does not provably come back equal, or is too large.
+    """
+    by_class = object.__new__(ResultCodec)
+    by_class._task_name, by_class._codec, by_class._stored = f"event {name}", codec, _UNTYPED
+    if isinstance(_UNTYPED.encode(value), Refusal):
+        by_class._stored = StoredType(type(value))
+    return by_class.encode_ok(value)
 
 
 def _decode(text: str, stored: StoredType, subject: str) -> TaskResult[Any]:

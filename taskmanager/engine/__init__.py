@@ -12,7 +12,7 @@ The modules by what they are about. Each knows only modules that stand before it
     What is written:        writes outbox answers late_ends
     Who hears:              events listeners
     What writes it:         writer
-    What a task records:    step_lanes steps
+    What a task records:    step_lanes step_records step_waits steps
     The way in:             keys inbox intake
     One start of it all:    life engine
     What becomes of writes: after_write

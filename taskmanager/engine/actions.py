@@ -15,13 +15,16 @@ from taskmanager.engine.definition import RowCodec, options_of
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.records import Records, chosen, fits, is_free
+from taskmanager.engine.waiters import wait_in
 from taskmanager.model.checks import check_age, check_task_id
 from taskmanager.model.clock import before_us
-from taskmanager.model.errors import ConfigurationError, unknown_task
+from taskmanager.model.errors import ConfigurationError, NotPersisted, QueueFull, unknown_task
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, TaskWrite, UnreadableRow, expected_of
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import LIVE, TERMINAL, BuiltInTaskCode, TaskStatus
+from taskmanager.model.steps import EventRow
+from taskmanager.rules.steps import MAX_UNREAD
 from taskmanager.store.protocol import DELETE_PAUSE_S, Store, TaskFilter
 
 PURGE_PAGE: Final = 1_000
@@ -227,6 +230,33 @@ class Actions:
         if not task.cancelled() and (exc := task.exception()) is not None:
             text = "the cancel request for task %s could not be recorded: %s"
             logger.warning(text, task_id, exc, extra={"task_id": task_id})
+
+    async def send(self, task_id: str, name: str, text: str, key: str | None) -> bool:
+        """Store an event for a task, and wake the task if it waits for that. False when the task has ended."""
+        await self._inbox.caught_up()
+        if (live := self._live.get(task_id)) is not None:
+            await self._saved(live)
+        report = await self._store.send_event(EventRow(task_id, name, text, key, self._clock.now_us()))
+        if report.outcome == "unknown":
+            raise unknown_task(task_id)
+        if report.outcome == "full":
+            raise QueueFull(f"task {task_id} has {MAX_UNREAD:_} events that it has not received; send it no more now")
+        if report.outcome == "ended":
+            return False
+        self._dispatcher.queue(report.queue_name).leave(report.priority)
+        self._life.wants_claim.set()
+        if (attempt := self._runner.running.get(task_id)) is not None:
+            attempt.hear()
+        return True
+
+    async def _saved(self, live: LiveTask) -> None:
+        """Wait until a task that was accepted here has a row."""
+        if not live.is_persisted:
+            name = live.definition.name
+            raise NotPersisted(f"task {name} is memory-only, and gets no events; give it persist=True")
+        if not live.has_left and (live.saving.committed is None or live.is_unconfirmed):
+            self._writer.mark(live)
+            await wait_in(live.save_waiters_list())
 
     async def retry(self, task_id: str, *, force: bool, from_start: bool) -> bool:
         """Put an ended task back; False when it is in no state for it."""

@@ -45,6 +45,7 @@ class StopReason(Enum):
     CANCEL = "cancel"
     TIMEOUT = "timeout"
     SHUTDOWN = "shutdown"
+    SLEEP = "sleep"
     CLAIM_LOST = "claim lost"
 
 
@@ -79,6 +80,8 @@ class Attempt:
     log_entries: list[dict[str, object]] | None = None
     steps: "StepCalls | None" = None
     """The steps that it has called. None until the first call."""
+    wakes_at = 0
+    """When the task goes on, if the attempt ends because that sleeps."""
     awaiting = 0
     awaited: "dict[asyncio.Task[Any] | None, str] | None" = None
     """Which tasks its coroutines wait for without a time limit."""
@@ -98,7 +101,8 @@ class Attempt:
     """Whether there is middleware around its function."""
     is_in_lane = False
     """Whether its function runs, and the middleware around that is suspended."""
-    is_suspended = False
+    is_parked = False
+    """Whether its own coroutine waits for something."""
     is_abandoned = False
     is_over = False
     is_plain = False
@@ -150,8 +154,12 @@ class Attempt:
         return None if instant is None else from_us(instant)
 
     @property
+    def is_suspended(self) -> bool:
+        return self.stop_reason is StopReason.SLEEP
+
+    @property
     def is_cancelled(self) -> bool:
-        return self.stop_reason is not None
+        return self.stop_reason is not None and not self.is_suspended
 
     @property
     def is_detached(self) -> bool:
@@ -181,6 +189,11 @@ class Attempt:
             assert begin is not None, "this engine runs no steps"
             self.is_plain, self.steps = False, begin(self)
         return self.steps
+
+    def hear(self) -> None:
+        """An event may have come for the task."""
+        if self.steps is not None:
+            self.steps.hear()
 
     def log(self, at: int, text: str, fields: dict[str, object]) -> None:
         if self.is_over:
@@ -236,7 +249,7 @@ class Attempt:
         """Give up the slot, if a handle is still awaited after this many turns of the loop."""
         if turns:
             asyncio.get_running_loop().call_soon(self.lend, turns - 1)
-        elif self.awaiting and self.is_suspended and self.has_slot and self.is_on_loop and not self.is_over:
+        elif self.awaiting and self.is_parked and self.has_slot and self.is_on_loop and not self.is_over:
             self.keeper.lend(self)
 
     def is_held_up_by(self, waiter: "asyncio.Task[Any] | None") -> bool:
@@ -290,7 +303,7 @@ def drive(coro: Coroutine[Any, Any, Any], attempt: Attempt) -> Generator[Any, An
             raise
         finally:
             value = thrown = None  # this frame must not hold an exception that leaves it
-        attempt.is_suspended, attempt.held_up_by, attempt.gathered = True, waited, None
+        attempt.is_parked, attempt.held_up_by, attempt.gathered = True, waited, None
         if attempt.awaiting and attempt.has_slot:
             attempt.lend(0 if attempt.has_new_wait else OLD_WAIT_TURNS)
         try:
@@ -302,7 +315,7 @@ def drive(coro: Coroutine[Any, Any, Any], attempt: Attempt) -> Generator[Any, An
                 thrown = yield from slot_again(attempt, thrown).__await__()
             except BaseException as exc:
                 thrown = exc
-        attempt.is_suspended, attempt.held_up_by, attempt.gathered = False, None, None
+        attempt.is_parked, attempt.held_up_by, attempt.gathered = False, None, None
 
 
 class ProgressSaver:

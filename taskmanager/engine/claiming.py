@@ -28,6 +28,8 @@ CLAIM_PAGE: Final = 1_000
 FIRST_PAGE: Final = 200
 """Rows per queue that are claimed before the start returns: the best of all, more than start at once by default."""
 BEST_PRIORITY: Final = 1
+WAKE_LATER_S: Final = 0.001
+"""A look that is a little too early finds nothing due, and is made again."""
 NO_COUNT: Final = 1
 """The free rows of each function are counted up to here. To count 10,000 for each of 20 functions takes 16 ms."""
 
@@ -57,6 +59,11 @@ class Claimer:
     def is_due(self, now_us: int) -> bool:
         """Whether a free row that was not due at the last claim is so now."""
         return self._next_due_at is not None and self._next_due_at <= now_us
+
+    def due_in_s(self) -> float:
+        """Return the seconds until the next free row is due. Infinite if none is to come, or all that come are due."""
+        due_us = 0 if self._next_due_at is None else self._next_due_at - self._clock.now_us()
+        return due_us / SECOND_US + WAKE_LATER_S if due_us > 0 else float("inf")
 
     def share(self) -> None:
         """Free what was claimed for later, because another instance works on the file now and may start it first."""

@@ -112,6 +112,10 @@ class Definition:
         except BaseException as exc:  # noqa: BLE001  # the application's
             return _not_available(self.why_not(exc, "the stored result cannot be read"))
 
+    def results_of(self, kind: Any, *, task_name: str) -> ResultCodec:
+        """Return the codec of values of this type, which are stored as results are."""
+        return self.results.of_type(kind, task_name=task_name)
+
     def why_not(self, exc: BaseException, what: str) -> str:
         """Say why a codec, which may be the application's, has failed."""
         return str(exc) if type(exc) is ArgumentError else f"task {self.name}: {what}: {type(exc).__name__}"

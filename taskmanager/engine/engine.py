@@ -115,10 +115,13 @@ def _step_calls(store: Store, writer: Writer, runner: Runner) -> Callable[[Attem
     codecs: dict[tuple[str, object], Codecs] = {}
 
     def begin(attempt: Attempt) -> "StepCalls":
-        from taskmanager.engine.steps import StepCalls  # not for programs that call no step
+        from taskmanager.engine.step_records import StepRecords  # not for programs that call no step
+        from taskmanager.engine.step_waits import StepWaits
+        from taskmanager.engine.steps import StepCalls
 
-        lanes = runner.threads, runner.processes
-        return StepCalls(attempt, store.fetch_steps, writer.mark, random.random, *lanes, codecs)
+        records = StepRecords(attempt, store.fetch_steps, writer.mark)
+        waits = StepWaits(attempt, records, store.fetch_event)
+        return StepCalls(attempt, records, waits, random.random, runner.threads, runner.processes, codecs)
 
     return begin
 

@@ -342,7 +342,7 @@ class Life:
             self._writer.mark(live)
         if self.listeners is not None:
             self.listeners.waits_again(live, attempt.started_at)
-        self.enter(live)
+        (self.free_row if step.sleeps else self.enter)(live)
 
     def _enter_at_last(self, live: LiveTask) -> None:
         if live.phase is phases.ACCEPTED:

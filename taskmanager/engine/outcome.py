@@ -43,10 +43,10 @@ class Outcome(NamedTuple):
     """What one attempt came to. `value` is set for "ok", `error` for "failed" and "crashed", `delay_s` for "snoozed".
 
     A success with an error is one whose value nobody has. "unstarted": user code could not begin, for the `reason` that
-    its lane gives, or since the manager stops.
+    its lane gives, or since the manager stops. "suspended": it sleeps until `Attempt.wakes_at`.
     """
 
-    kind: Literal["ok", "failed", "snoozed", "stopped", "crashed", "unstarted"]
+    kind: Literal["ok", "failed", "snoozed", "stopped", "crashed", "unstarted", "suspended"]
     value: Any = None
     error: TaskError | None = None
     reason: str | None = None

@@ -222,7 +222,7 @@ class Poller:
         self._dispatcher, self._window, self._writer = engine.dispatcher, engine.window, engine.writer
         self._follower, self._settings, self._failing_duties = engine.follower, engine.settings, engine.failing_duties
         self._life, self._claiming, self._neighbours = engine.life, engine.claiming, engine.neighbours
-        self._claimer = claimer
+        self._claimer, self._runner = claimer, engine.runner
         self._sharing = sharing
         self.file_watch = file_watch
         self._recover, self._recover_strays, self._others_left = recover, recover_strays, others_left
@@ -266,7 +266,7 @@ class Poller:
             is_close = bool(self._submitted)
             # A poll may be more seldom than a look at the file.
             beat_s = next_beat(now_s, min(self._settings.store_poll_s, FILE_CHECK_S))
-            pause_s = CLOSE_POLL_S if is_close else beat_s - now_s
+            pause_s = CLOSE_POLL_S if is_close else min(beat_s - now_s, self._claimer.due_in_s())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s) as self._pause:
                     await self._life.wants_claim.wait()
@@ -299,7 +299,7 @@ class Poller:
         if not self._life.is_stopping and self._neighbours.find_dead(time()):
             self.death.set()
         poll_s = self._settings.store_poll_s
-        is_asked = is_close or self._life.wants_claim.is_set()
+        is_asked = is_close or self._life.wants_claim.is_set() or self._claimer.is_due(self._clock.now_us())
         if is_asked or poll_s <= FILE_CHECK_S or time() >= self._next_look_s - EARLY_S:
             self._next_look_s = time() + poll_s
             await self.look()
@@ -432,6 +432,8 @@ class Poller:
             live = self._live.get(task_id)
             if live is not None:
                 self._life.cancel(live)
+        for attempt in list(self._runner.running.values()):
+            attempt.hear()
         self._life.kick()
 
     async def _hear_pauses(self) -> None:

@@ -23,13 +23,17 @@ from taskmanager.store.protocol import InstanceRow
 
 
 class Next(NamedTuple):
-    """What the engine does with the task now: nothing more (`delay_s` None), or let it wait that long."""
+    """What the engine does with the task now: nothing more (`delay_s` None), or let it wait that long, here or, where
+    it sleeps, in the store.
+    """
 
     delay_s: float | None
     is_retry: bool = False
+    sleeps: bool = False
 
 
 NOTHING_MORE: Final = Next(None)
+SLEEPS: Final = Next(0.0, sleeps=True)
 _CANCELLED_RUNNING: Final = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled while it was running")
 _new_tuple = tuple.__new__
 
@@ -88,7 +92,10 @@ class Settlement:
     def _settle(self, live: LiveTask, attempt: Attempt, outcome: Outcome) -> Next:
         if outcome.kind == "ok":
             return self._complete(live, attempt, outcome)
-        if outcome.kind in ("snoozed", "unstarted"):
+        if outcome.kind in ("snoozed", "unstarted", "suspended"):
+            if live.cancel_requested_at is None and outcome.kind == "suspended":
+                self._fall_asleep(live, attempt.wakes_at)
+                return SLEEPS
             if live.cancel_requested_at is None:
                 self._wait_again(live, outcome.delay_s)
                 if outcome.kind == "snoozed":
@@ -220,6 +227,13 @@ class Settlement:
         live.updated_at = now
         live.claimed_at = live.started_at = None
         live.worker = NO_WORKER
+
+    def _fall_asleep(self, live: LiveTask, wakes_at: int) -> None:
+        """→ PENDING until that instant. The task has begun, so its `good_until` has been kept."""
+        self._wait_again(live, 0.0)
+        live.enqueued_at = max(wakes_at, live.updated_at)
+        live.snooze_count += 1
+        live.good_until = live.watched_until = live.next_retry_at = None
 
     def _add_attempt(
         self,

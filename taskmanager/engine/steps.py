@@ -10,17 +10,16 @@ order, so they need a key. An attempt has ended when the steps that it has calle
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from types import FunctionType
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from taskmanager.codec.annotations import is_async, named_function
 from taskmanager.codec.arguments import ArgumentCodec
 from taskmanager.codec.results import ResultCodec
-from taskmanager.engine.attempt import Attempt
+from taskmanager.engine.attempt import Attempt, StopReason
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.lanes import ProcessLane, ThreadLane
-from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.loops import outlast
 from taskmanager.engine.outcome import (
     Outcome,
@@ -30,25 +29,17 @@ from taskmanager.engine.outcome import (
     failure_of,
 )
 from taskmanager.engine.step_lanes import Call, Refused, StepLanes
-from taskmanager.engine.writes import StepsDue
-from taskmanager.model.errors import (
-    ConfigurationError,
-    NotInTask,
-    NotPersisted,
-    StepFailed,
-    StoreError,
-    StoreUnavailable,
-)
+from taskmanager.engine.step_records import PAGE, StepRecords
+from taskmanager.engine.step_waits import StepWaits, Wait
+from taskmanager.model.clock import SECOND_US
+from taskmanager.model.errors import ConfigurationError, NotInTask, NotPersisted, StepFailed, StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, Lane
 from taskmanager.model.steps import PATCH, STEP, Identity, StepContext, StepRow
-from taskmanager.rules.steps import MAX_RECORDED_CHARS, MAX_RECORDS, StepOptions, meaning_of, unasked
+from taskmanager.rules.steps import StepOptions, meaning_of, mismatch, unasked
 
-PAGE: Final = "docs/steps.md"
-READ_AGAIN_S: Final = 0.25
-"""The pause before the records are read again from a store that cannot be read now."""
-
+C = TypeVar("C", Call, Wait)
 Codecs = tuple[ArgumentCodec | None, ResultCodec]
 """What encodes the arguments of a function, if they are compared, and its result."""
 
@@ -59,8 +50,8 @@ class StepCalls:
     def __init__(
         self,
         attempt: Attempt,
-        fetch: Callable[[str], Awaitable[list[StepRow]]],
-        mark: Callable[[LiveTask], None],
+        records: StepRecords,
+        waits: StepWaits,
         random_01: Callable[[], float],
         threads: ThreadLane,
         processes: ProcessLane,
@@ -70,22 +61,14 @@ class StepCalls:
         if not live.is_persisted:
             raise NotPersisted(f"task {attempt.task_name} calls a step, and is memory-only; give it persist=True")
         self._attempt, self._live, self._definition = attempt, live, live.definition
-        self._known_codecs = codecs
-        self._fetch, self._mark, self._random_01 = fetch, mark, random_01
+        self._records, self._waits = records, waits
+        self._known_codecs, self._random_01 = codecs, random_01
         self._lanes = StepLanes(attempt, threads, processes, self._tell_idle)
-        self._records: dict[Identity, StepRow] = {}
-        """Those of earlier runs. Of what has been returned in this run, without the value."""
-        self._loading: asyncio.Task[None] | None = None
         self._asked: set[Identity] = set()
         self._count = 0
         """How many numbers are given."""
-        self._new_count = self._chars = 0
-        self._failed: list[tuple[StepRow, object]] = []
-        """Errors that nothing was called after yet, and the asyncio tasks that they were raised in."""
         self._running: dict[object, asyncio.Task[Any] | None] = {}
         self._idle: asyncio.Future[None] | None = None
-        self._fault: TaskError | None = None
-        """Why the task fails, whatever its code makes of the exception."""
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -113,9 +96,29 @@ class StepCalls:
         context = StepContext(f"{self._live.task_id}:{options.key or number}", number, name)
         lane: Lane = definition.lane if definition is not None else "async" if is_async(fn) else "thread"
         digest = None if options.key is not None or arguments is None else _digest(arguments, args, kwargs)
-        went_on = self._go_on()
+        went_on = self._records.go_on()
         call = Call(identity, context, fn, args, kwargs, options, lane, definition, digest, results, went_on)
-        return self._run(call)
+        return self._inside(self._run, call)
+
+    def wait(
+        self, name: str, waits_for: str, kind: Any, timeout_s: float | None, key: str | None
+    ) -> Coroutine[Any, Any, Any]:
+        """Call a sleep, or a wait for an event of that type. Raises `ConfigurationError` as `call` does."""
+        self._check_place(name)
+        if not self._definition.requeue_on_interrupt:
+            raise ConfigurationError(
+                f"task {self._definition.name} calls {name}, and its code may run only once; to go on after that means "
+                "to run the code between its steps again, so give it requeue_on_interrupt=True"
+            )
+        results = self._definition.results_of(kind, task_name=f"{self._definition.name}, {name}")
+        results.check_type()
+        call = Wait(self._identify(name, key), name, waits_for, timeout_s, results)
+        self._records.go_on()
+        return self._inside(self._waits.run, call)
+
+    def hear(self) -> None:
+        """An event may have come for a wait of this task."""
+        self._waits.hear()
 
     def patched(self, version: str) -> Coroutine[Any, Any, bool]:
         """Ask for a version of the code."""
@@ -156,17 +159,6 @@ class StepCalls:
         self._asked.add(identity)
         return identity
 
-    def _go_on(self) -> "Sequence[asyncio.Future[None]]":
-        """The code goes on after the errors that it has seen: those are final."""
-        if not self._failed:
-            return ()
-        caller = asyncio.current_task()
-        is_own = caller is self._attempt.task
-        # A branch beside the one in which it was raised knows nothing of it.
-        seen = [row for row, raised_in in self._failed if is_own or raised_in is caller]
-        self._failed = [each for each in self._failed if each[0] not in seen]
-        return [self._add(row._replace(is_final=1)) for row in seen]
-
     def _codecs(self, fn: Callable[..., Any], name: str) -> Codecs:
         """Return what encodes the arguments and the result of a function, made once for those of a module."""
         is_of_module = isinstance(fn, FunctionType) and fn.__closure__ is None and "<" not in fn.__qualname__
@@ -192,42 +184,47 @@ class StepCalls:
 
     # The run.
 
-    async def _run(self, call: Call) -> Any:
+    async def _inside(self, run: Callable[[C], Awaitable[Any]], call: C) -> Any:
+        """Run one call. The attempt does not end before it has."""
         if self._attempt.stop_reason is not None:  # what runs now is clean-up, which is no part of the order
             raise asyncio.CancelledError
         place = object()
         self._running[place] = asyncio.current_task()
         try:
-            await self._load()
-            record = self._records.get(call.identity)
-            meaning = meaning_of(call.context.name, call.digest, record)
-            if meaning == "run" or record is None:
-                return await self._do(call, record)
-            if meaning == "mismatch":
-                self._fail(BuiltInTaskCode.STEP_MISMATCH, _mismatch(call, record))
-            return self._replay(call, record)
+            return await run(call)
         except StepFailed as exc:
             raise exc.with_traceback(None)  # noqa: B904  # it is the same one, without the frames of this module
         finally:
             del self._running[place]
             self._tell_idle()
 
+    async def _run(self, call: Call) -> Any:
+        await self._records.load()
+        record = self._records.rows.get(call.identity)
+        meaning = meaning_of(call.context.name, call.digest, record)
+        if meaning == "run" or record is None:
+            return await self._do(call, record)
+        if meaning == "mismatch":
+            self._records.fail(BuiltInTaskCode.STEP_MISMATCH, mismatch(record, call.context.name))
+        return self._replay(call, record)
+
     def _replay(self, call: Call, record: StepRow) -> Any:
         """Return what is recorded, or raise it."""
-        self._records[record.identity] = record._replace(result=None)
+        self._records.rows[record.identity] = record._replace(result=None)
         results = call.results
         try:
             found: TaskResult[Any] = results.decode(record.result or "")
         except Exception as exc:  # noqa: BLE001  # the application's
             words = f"what is recorded of step {record.name} cannot be read"
-            self._fail(BuiltInTaskCode.RESULT_NOT_AVAILABLE, self._definition.why_not(exc, words))
+            self._records.fail(BuiltInTaskCode.RESULT_NOT_AVAILABLE, self._definition.why_not(exc, words))
         if found.is_ok():
             return found.ok_value
         raise StepFailed(found.err_value)
 
     async def _do(self, call: Call, record: StepRow | None) -> Any:
         """Run the function, again if its retries say so, and record what it has come to."""
-        self._check_room(call, record)
+        if record is None:
+            self._records.check_room(call.context.name)
         for saved in call.must_be_saved:
             await saved
         row, value = await self._tried(call, self._begun(call, record))
@@ -237,7 +234,9 @@ class StepCalls:
         """Run the function until it returns. Raises `StepFailed` when it has no retry left."""
         retry = call.options.retry
         while True:
-            row = row._replace(attempts=row.attempts + 1)
+            if row.due_at is not None:
+                await self._pause(call, row)
+            row = row._replace(attempts=row.attempts + 1, due_at=None, wakes_at=None)
             try:
                 value = await self._lanes.run(call)
                 return row._replace(error_code=None, error_message=None), value
@@ -249,8 +248,7 @@ class StepCalls:
                 delay_s = retry.next_delay_s(error.error_code, row.attempts - 1, self._random_01())
                 if delay_s is None:
                     await self._give_up(row, error, exc)
-                self._add(row)
-            await self._pause(call, delay_s)
+                row = row._replace(due_at=self._attempt.now_us() + int(delay_s * SECOND_US))
 
     def _begun(self, call: Call, record: StepRow | None) -> StepRow:
         """Return the record of a step that begins, or of one whose tries go on."""
@@ -260,15 +258,15 @@ class StepCalls:
         now = self._attempt.now_us()
         return StepRow(self._live.task_id, *call.identity, name, call.digest, now, None, 0, None, None, None, 0)
 
-    async def _pause(self, call: Call, delay_s: float) -> None:
+    async def _pause(self, call: Call, row: StepRow) -> None:
         """Wait before the next try, without the slot. A try does not run beside the thread of the one before."""
-        self._attempt.begin_wait()
-        try:
-            await asyncio.sleep(delay_s)
-            if call.thread is not None and not call.thread.done():
+        await self._waits.pause(row)
+        if call.thread is not None and not call.thread.done():
+            self._attempt.begin_wait()
+            try:
                 await asyncio.wait([call.thread])
-        finally:
-            await self._attempt.end_wait()
+            finally:
+                await self._attempt.end_wait()
 
     def _error_of(self, exc: Exception) -> TaskError:
         return failure_of(self._definition, exc).error or TaskError(BuiltInTaskCode.UNHANDLED_EXCEPTION)
@@ -283,15 +281,10 @@ class StepCalls:
         except Exception as exc:  # noqa: BLE001  # the application's
             why = self._definition.why_not(exc, f"the result of step {row.name} cannot be stored")
             await self._give_up(row, TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why), exc)
-        self._chars += len(text)
-        if self._chars > MAX_RECORDED_CHARS:
-            self._fail(
-                BuiltInTaskCode.STEP_LIMIT, f"its steps have returned more than {MAX_RECORDED_CHARS:_} characters"
-            )
-        # The task gets on: it is not what killed the process, and has its retries again.
-        self._live.retry_count = self._live.crash_count = 0
+        self._records.count_chars(text)
+        self._records.gets_on()
         try:
-            await self._add(row._replace(ended_at=self._attempt.now_us(), result=text))
+            await self._records.add(row._replace(ended_at=self._attempt.now_us(), result=text))
         except StoreError as exc:
             await self._give_up(row, TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, str(exc)), exc)
         return value
@@ -301,67 +294,20 @@ class StepCalls:
         code, message = str(error.error_code), error.message
         text = self._definition.stored_error(error)
         row = row._replace(ended_at=self._attempt.now_us(), result=text, error_code=code, error_message=message)
-        await self._add(row)
-        self._failed.append((row, asyncio.current_task()))
+        await self._records.add(row)
+        self._records.failed(row)
         raise StepFailed(error) from (None if type(cause) is Refused else as_cause(cause))
 
-    def _add(self, row: StepRow) -> "asyncio.Future[None]":
-        """Write this record with the task; what is returned is done when it is committed."""
-        if self._attempt.is_over:  # given up: the task is another run's now
-            raise asyncio.CancelledError
-        due = self._live.steps_due
-        if due is None:
-            due = self._live.steps_due = StepsDue()
-        due.add(row)
-        self._live.updated_at = self._attempt.now_us()
-        self._mark(self._live)
-        return due.saved(row)
-
-    def _check_room(self, call: Call, record: StepRow | None) -> None:
-        if record is None:
-            self._new_count += 1
-        if len(self._records) + self._new_count > MAX_RECORDS:
-            self._fail(BuiltInTaskCode.STEP_LIMIT, f"it calls more than {MAX_RECORDS:_} steps, at {call.context.name}")
-
-    def _fail(self, code: BuiltInTaskCode, what: str) -> NoReturn:
-        """Let the task fail, and keep its records."""
-        words = f"task {self._definition.name}: {what}; see {PAGE}"
-        self._fault = self._fault or TaskError(code, words)
-        raise StepFailed(self._fault)
-
-    # What earlier runs have recorded.
-
-    async def _load(self) -> None:
-        """Read the records of earlier runs, once. A task that has started once has none."""
-        if self._live.start_count > 1:
-            if self._loading is None:
-                self._loading = asyncio.get_running_loop().create_task(self._read())
-            await asyncio.shield(self._loading)
-        if self._fault is not None:
-            raise StepFailed(self._fault)
-
-    async def _read(self) -> None:
-        rows: Sequence[StepRow] | None = None
-        while rows is None:
-            try:
-                rows = await self._fetch(self._live.task_id)
-            except StoreUnavailable:
-                await asyncio.sleep(READ_AGAIN_S)
-        due = self._live.steps_due
-        unsaved = () if due is None else due.rows.values()
-        self._records = {row.identity: row for row in (*rows, *unsaved)} | self._records
-        self._chars += sum(len(row.result or "") for row in self._records.values())
-
     async def _patched(self, version: str, asked: frozenset[Identity]) -> bool:
-        await self._load()
+        await self._records.load()
         identity = (PATCH, 0, version)
-        record = self._records.get(identity)
+        record = self._records.rows.get(identity)
         if record is None:
-            is_new, now = not unasked(self._records.values(), asked), self._attempt.now_us()
+            is_new, now = not unasked(self._records.rows.values(), asked), self._attempt.now_us()
             answer = "true" if is_new else "false"
             record = StepRow(self._live.task_id, *identity, version, None, now, now, 1, answer, None, None, 1)
-            self._records[identity] = record
-            await self._add(record)
+            self._records.rows[identity] = record
+            await self._records.add(record)
         return record.result == "true"
 
     # The end.
@@ -375,15 +321,17 @@ class StepCalls:
         while self._lanes.busy or any(each is not own for each in self._running.values()):
             self._idle = asyncio.get_running_loop().create_future()
             await outlast(self._idle)
-        if self._fault is not None and outcome.kind != "stopped":
-            return Outcome("failed", error=self._fault, reason=self._fault.message)
+        if self._attempt.stop_reason is StopReason.SLEEP:  # whatever its code has made of that
+            return Outcome("suspended")
+        if (fault := self._records.fault) is not None and outcome.kind != "stopped":
+            return Outcome("failed", error=fault, reason=fault.message)
         if outcome.kind == "snoozed" and self._asked:
             words = (
                 f"task {self._definition.name} has called a step and snoozes: the next run gets what this one has seen"
             )
             error = TaskError(BuiltInTaskCode.STEP_SNOOZE, f"{words}; see {PAGE}")
             return Outcome("failed", error=error, reason=error.message)
-        if outcome.kind == "ok" and (left := unasked(self._records.values(), self._asked)):
+        if outcome.kind == "ok" and (left := unasked(self._records.rows.values(), self._asked)):
             names = ", ".join(f"{row.key or row.number} ({row.name})" for row in left[:10])
             text = "task %s (%s) has returned without asking for recorded steps: %s%s; see %s"
             logger.warning(
@@ -403,10 +351,3 @@ def _digest(arguments: ArgumentCodec, args: tuple[Any, ...], kwargs: dict[str, A
         return arguments.digest(*arguments.encode(args, kwargs))
     except Exception:  # noqa: BLE001  # the call says what is wrong with them, or nothing is
         return None
-
-
-def _mismatch(call: Call, record: StepRow) -> str:
-    which = record.key or record.number
-    if record.name == call.context.name:
-        return f"step {which} was recorded as {record.name} and is called with other arguments"
-    return f"step {which} was recorded as {record.name} and is called as {call.context.name}"

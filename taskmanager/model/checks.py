@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from taskmanager.model.clock import before_us, to_us
-from taskmanager.model.config import is_int, queue_name_fault, raise_faults
+from taskmanager.model.config import MAX_NAME_LENGTH, is_int, queue_name_fault, raise_faults
 from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.result import Seconds, seconds_fault, seconds_of
 from taskmanager.model.states import TaskStatus
@@ -42,6 +42,15 @@ def check_task_id(task_id: object) -> None:
     """Refuse what is no id. A handle, a task or None would look like a task that does not exist."""
     if not is_storable(task_id):
         raise ConfigurationError(f"task_id must be text, as handle.task_id gives it, not {task_id!r}")
+
+
+def check_event(task_id: object, name: object, key: object) -> None:
+    """Refuse what cannot be sent to a task."""
+    check_task_id(task_id)
+    for word, text in (("name", name), ("key", key)):
+        is_text = is_storable(text) and 0 < len(str(text)) <= MAX_NAME_LENGTH
+        if not (is_text or (word == "key" and text is None)):
+            raise ConfigurationError(f"send: {word} must be text of 1 to {MAX_NAME_LENGTH} characters, not {text!r}")
 
 
 def check_schedule_name(name: object) -> None:

@@ -20,7 +20,7 @@ class TaskSource:
     attempt = 1
     deadline: datetime | None = None
     scheduled_for: datetime | None = None
-    is_cancelled = False
+    is_cancelled = is_suspended = False
     is_detached = True
 
     def __init__(self, task_name: str) -> None:
@@ -79,6 +79,11 @@ class TaskContext:
     def is_cancelled(self) -> bool:
         """Whether this attempt was asked to stop. A thread cannot be cancelled, so it should look here now and then."""
         return self._source.is_cancelled
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether this attempt ends because the task goes to sleep, in `sleep` or `wait_for`. It was not cancelled."""
+        return self._source.is_suspended
 
     @property
     def is_detached(self) -> bool:

@@ -1,4 +1,7 @@
-"""A step of a task: its record in the store, what its function sees of it, and what users see of it."""
+"""A step of a task: its record in the store, what its function sees of it, and what users see of it.
+
+A sleep and a wait for an event are records of the same kind, because they share the numbers of the steps.
+"""
 
 from contextvars import ContextVar
 from datetime import datetime
@@ -16,6 +19,10 @@ class StepRow(NamedTuple):
 
     `number` is 0 for a step with a key, `key` is empty for one with a number. `ended_at` is None while the step is
     tried again. `result` is the stored value or error. `is_final` says that the code has gone on after its error.
+
+    `waits_for` is None for a step, empty for a sleep, and else the name of an event. `due_at` is when a sleep, a wait,
+    or the pause before another try is over (None: never). `wakes_at` is there while the task sleeps for this record.
+    `event_id` is the event that a wait has received.
     """
 
     task_id: str
@@ -31,11 +38,41 @@ class StepRow(NamedTuple):
     error_code: str | None
     error_message: str | None
     is_final: int
+    waits_for: str | None = None
+    due_at: int | None = None
+    wakes_at: int | None = None
+    event_id: int | None = None
 
     @property
     def identity(self) -> Identity:
         """What no other record of its task has."""
         return self.kind, self.number, self.key
+
+
+class EventRow(NamedTuple):
+    """One row of `taskmanager_events` that is new: an event for a task. `value` is in the form of a stored result."""
+
+    task_id: str
+    name: str
+    value: str
+    key: str | None
+    sent_at: int
+
+
+class StoredEvent(NamedTuple):
+    """An event of a task. `is_received` says whether the wait that asks for it has received it."""
+
+    event_id: int
+    value: str
+    is_received: bool
+
+
+class SendReport(NamedTuple):
+    """What became of an event: stored now or before, or refused. The queue and the priority are those of its task."""
+
+    outcome: Literal["stored", "ended", "unknown", "full"]
+    queue_name: str = ""
+    priority: int = 0
 
 
 @final

@@ -20,7 +20,7 @@ START: Final = _ALWAYS | _WORKER | {"claimed_by_worker_id", "started_at", "start
 SUCCESS: Final = _AT_AN_END | {"completed_at"}
 FAILURE: Final = _AT_AN_END | {"failed_at", "error_code", "retry_count", "crash_count"}
 AGAIN: Final = _ALWAYS | _WORKER | {
-    "claimed_by_worker_id", "claimed_at", "started_at", "enqueued_at", "failed_reason", "log",
+    "claimed_by_worker_id", "claimed_at", "started_at", "enqueued_at", "good_until", "failed_reason", "log",
     "retry_count", "crash_count", "snooze_count",
 }  # fmt: skip
 REPORT: Final = _ALWAYS | {"retry_count", "crash_count", "failed_reason", "log"}

@@ -15,7 +15,7 @@ from taskmanager.model.clock import LAST_US
 from taskmanager.model.record import AttemptRow, TaskRow, Write
 from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, ScheduleRow
 from taskmanager.model.states import TaskStatus
-from taskmanager.model.steps import StepRow
+from taskmanager.model.steps import EventRow, Identity, SendReport, StepRow, StoredEvent
 from taskmanager.rules.claims import Starting
 
 if TYPE_CHECKING:
@@ -261,6 +261,14 @@ class Store(Protocol):
 
     async def fetch_steps(self, task_id: str) -> list[StepRow]:
         """The records of its steps, in the order in which they were first written."""
+        ...
+
+    async def send_event(self, event: EventRow) -> SendReport:
+        """Store an event for a live task, once for each key, and make the task due if it sleeps until that comes."""
+        ...
+
+    async def fetch_event(self, task_id: str, name: str, of: Identity, after: int = 0) -> StoredEvent | None:
+        """The event of this name behind `after` that this wait has received, or else the oldest that none has."""
         ...
 
     async def fetch_ids(self, task_ids: Sequence[str]) -> dict[str, TaskRow]:

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Container, Iterable
 from typing import Any, cast
 
-from taskmanager.model.clock import SECOND_US
+from taskmanager.model.clock import LAST_US, SECOND_US
 from taskmanager.model.record import Write
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.memory import MemoryStore
@@ -66,4 +66,5 @@ class CountedStore:
         if not isinstance(store, MemoryStore):
             return [0.0]
         free = store.free_now()
-        return [(each.next_due_at - now_us) / SECOND_US for each in free if each.task_name in task_names]
+        coming = [each.next_due_at for each in free if each.task_name in task_names and each.next_due_at < LAST_US]
+        return [(each - now_us) / SECOND_US for each in coming]  # a task may wait for an event, for ever

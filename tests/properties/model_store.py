@@ -181,6 +181,8 @@ class ModelStore:
         found = self.live(lambda row: row.task_id == task_id)
         new = [row for row in found if row.cancel_requested_at is None]
         self.put(row._replace(cancel_requested_at=now, updated_at=now) for row in new)
+        free = self.live(lambda row: row.task_id == task_id and row.claimed_by_worker_id is None)
+        self.put(row._replace(enqueued_at=min(row.enqueued_at, now)) for row in free)
         return bool(found)
 
     async def counts(self) -> dict[TaskStatus, int]:

@@ -54,8 +54,10 @@ from taskmanager import (
     current_step,
     current_task,
     patched,
+    sleep,
     step,
     task,
+    wait_for,
 )
 
 
@@ -511,6 +513,28 @@ async def fulfil(order_id: int) -> str:
     except StepFailed as exc:
         assert_type(exc.error, TaskError)
         raise
+
+
+# Waits. A type says what comes back; for a union, which is no type, the checker asks nothing.
+
+
+@manager.task(persist=True, requeue_on_interrupt=True)
+async def approve(order_id: int) -> Report:
+    assert_type(await sleep(60), None)
+    await sleep(timedelta(days=1), key="later")
+    await sleep("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(await wait_for("approval", Report, timeout=60), Report)
+    assert_type(await wait_for("note", str | None, key="k"), Any)
+    assert_type(await asyncio.gather(sleep(1, key="a"), wait_for("n", int, key="b")), tuple[None, int])
+    assert_type(current_task().is_suspended, bool)
+    waiting = asyncio.create_task(wait_for("report", Report, key="c"))
+    return await waiting
+
+
+async def send_events(handle: TaskHandle[Report]) -> None:
+    assert_type(await manager.send(handle.task_id, "approval", Report(1, 1)), bool)
+    assert_type(await manager.send(handle.task_id, "go", key="click-7"), bool)
+    await manager.send(handle, "go")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def look_at_steps(handle: TaskHandle[str]) -> None:

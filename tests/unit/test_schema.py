@@ -13,7 +13,17 @@ from uuid import UUID
 
 import pytest
 
-from taskmanager import QueueConfig, RetryPolicy, TaskHandle, TaskManager, TaskStatus, current_task, step
+from taskmanager import (
+    QueueConfig,
+    RetryPolicy,
+    TaskHandle,
+    TaskManager,
+    TaskStatus,
+    current_task,
+    sleep,
+    step,
+    wait_for,
+)
 from taskmanager.store.sqlite import SqliteStore
 from tests.unit.duties.scene import until
 
@@ -275,6 +285,11 @@ async def test_a_column_that_is_always_null_is_in_this_list(tmp_path: Path) -> N
         await step(loads, "1")
         await step(loads, "no")
 
+    @manager.task(persist=True, requeue_on_interrupt=True)
+    async def sleeps() -> None:
+        await wait_for("go", object)
+        await sleep(3_600)
+
     @manager.task(persist=True, queue_name="mail")
     async def waits() -> None:
         current_task().progress(1, 2, "half")
@@ -294,7 +309,8 @@ async def test_a_column_that_is_always_null_is_in_this_list(tmp_path: Path) -> N
         await fails.enqueue().saved()
         failing, waiting = fails_at_once.enqueue(), waits.with_options(**options).enqueue()  # type: ignore[arg-type]
         await asyncio.wait_for(started.wait(), 10)
-        await until(lambda: ("tasks", "next_retry_at") in filled_columns(path))
+        await manager.send(sleeps.enqueue().task_id, "go", key="click")
+        await until(lambda: {("tasks", "next_retry_at"), ("steps", "wakes_at")} <= filled_columns(path))
         filled |= filled_columns(path)
         await manager.cancel(waiting.task_id)
         await asyncio.gather(failing.result(), waiting.result(), manager.flush())

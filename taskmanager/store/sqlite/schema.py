@@ -40,7 +40,10 @@ _TAKES_AWAY: Final = r"(?im)^\s*(DROP|ALTER\s+TABLE\s+\S+\s+(DROP|RENAME))\b"
 _DROPS_INDEX: Final = r"(?i)(--[^\n]*\n|\s)*DROP\s+INDEX\b"
 
 
-NEWEST: Final = "1-2-3-4-5-6-7 19142 de6970c9"
+_OF_TASKS: Final = {"taskmanager_task_attempts", "taskmanager_steps", "taskmanager_events"}
+
+
+NEWEST: Final = "1-2-3-4-5-6-7 19488 13b573bc"
 """The shape of a file with the newest schema, which most starts find. Every migration changes it."""
 
 
@@ -274,7 +277,7 @@ def _make_whole(connection: sqlite3.Connection, path: str) -> None:
     for part in missing:
         connection.execute(part.sql)
     if any(part.name == "taskmanager_tasks" for part in missing):  # what belongs to a task belongs to nothing now
-        for table in {"taskmanager_task_attempts", "taskmanager_steps"} & _found(connection).keys():
+        for table in _OF_TASKS & _found(connection).keys():
             connection.execute(f"DELETE FROM {table}")
     if tables := [part.name for part in missing if part.kind == "table"]:
         logger.error(

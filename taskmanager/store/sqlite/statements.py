@@ -180,6 +180,28 @@ STEP_RECORD: Final = Kind(
     StepRow._fields,
     (),
 )
+_UNREAD: Final = "NOT EXISTS (SELECT 1 FROM taskmanager_steps AS r WHERE r.event_id = e.id)"
+_UNREAD_OF_STEP: Final = (
+    f"FROM taskmanager_events AS e WHERE e.task_id = s.task_id AND e.name = s.waits_for AND {_UNREAD}"
+)
+# An event that was stored before the end of its wait is recorded is received: the wait has not timed out.
+RECEIVE: Final = Kind(
+    "UPDATE taskmanager_steps AS s SET error_code = NULL, error_message = NULL, is_final = 0,"
+    f" (event_id, result) = (SELECT e.id, e.value {_UNREAD_OF_STEP} ORDER BY e.id LIMIT 1) {_ROWS}"
+    f" WHERE {' AND '.join(f's.{name} = [{name}]' for name in _STEP_KEY)}"
+    f" AND s.event_id IS NULL AND EXISTS (SELECT 1 {_UNREAD_OF_STEP})",
+    StepRow._fields,
+    (),
+)
+# The other half of going to sleep: what has come meanwhile, an event or a request to cancel, wakes the task at once.
+STAY_AWAKE: Final = Kind(
+    f"UPDATE taskmanager_tasks AS t SET enqueued_at = t.sent_at {_ROWS}"
+    " WHERE t.id = [id] AND t.status = 'PENDING' AND t.claimed_by_worker_id IS NULL AND ("
+    "t.cancel_requested_at IS NOT NULL OR EXISTS (SELECT 1 FROM taskmanager_steps AS s"
+    f" WHERE s.task_id = t.id AND s.wakes_at IS NOT NULL AND EXISTS (SELECT 1 {_UNREAD_OF_STEP})))",
+    ("id",),
+    (),
+)
 FORGET_STEPS: Final = Kind(
     f"DELETE FROM taskmanager_steps WHERE task_id IN (SELECT [id] {_ROWS} WHERE [id] IS NOT NULL)", ("id",), ()
 )

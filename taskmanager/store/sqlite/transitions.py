@@ -25,6 +25,7 @@ from taskmanager.model.record import (
     in_full,
 )
 from taskmanager.model.states import TERMINAL
+from taskmanager.rules.steps import has_timed_out
 from taskmanager.store.constraints import encodable, is_memory_only, step_of
 from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.protocol import CommitReport
@@ -34,7 +35,9 @@ from taskmanager.store.sqlite.queries import fetch, fetch_ids
 
 _GUILTY_CODES: Final = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH})
 
-_BEHIND_OTHERS: Final = (sql.ATTEMPT, sql.FORGET_STEPS, sql.STEP_RECORD, sql.ON_FAILURE)
+_BEHIND_OTHERS: Final = (
+    sql.ATTEMPT, sql.FORGET_STEPS, sql.STEP_RECORD, sql.RECEIVE, sql.STAY_AWAKE, sql.ON_FAILURE,
+)  # fmt: skip
 """Written only for what has won, in this order."""
 
 
@@ -90,6 +93,8 @@ def _by_kind(writes: Sequence[Write]) -> defaultdict[sql.Kind, list[sql.Row]]:
                 rows[sql.FORGET_STEPS].append((write.task_id,))
             if write.steps:
                 rows[sql.STEP_RECORD] += write.steps
+                rows[sql.RECEIVE] += [each for each in write.steps if has_timed_out(each)]
+                rows[sql.STAY_AWAKE] += [(each.task_id,) for each in write.steps if each.wakes_at is not None]
             if write.row.status == "FAILED" and (enqueued := enqueued_by(write.row, write.attempts)) is not None:
                 rows[sql.ON_FAILURE].append(enqueued)
     return rows
@@ -197,6 +202,7 @@ def request_cancel(connection: sqlite3.Connection, task_id: str, now: int) -> bo
             f"""
             UPDATE OR IGNORE taskmanager_tasks
             SET updated_at = CASE WHEN cancel_requested_at IS NULL THEN :now ELSE updated_at END,
+                enqueued_at = iif(claimed_by_worker_id IS NULL, min(enqueued_at, :now), enqueued_at),
                 cancel_requested_at = coalesce(cancel_requested_at, :now)
             WHERE id = CAST(:id AS TEXT) AND status IN ({sql.LIVE_SQL})
             """,

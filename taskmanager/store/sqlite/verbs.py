@@ -6,7 +6,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, TypeVarTuple
 
 from taskmanager.model.record import TaskRow
 from taskmanager.store.protocol import ClaimRequest, TaskFilter
-from taskmanager.store.sqlite import beat, claims, pruning, queries, transitions
+from taskmanager.store.sqlite import beat, claims, events, pruning, queries, transitions
 from taskmanager.store.sqlite import schedules as schedule_state
 from taskmanager.store.sqlite.pruning import BatchSize
 
@@ -80,6 +80,7 @@ class Verbs:
     fetch = _reads(queries.fetch)
     fetch_attempts = _reads(queries.fetch_attempts)
     fetch_steps = _reads(queries.fetch_steps)
+    fetch_event = _reads(events.fetch_event)
     fetch_ids = _reads(queries.fetch_ids)
     fetch_many = _reads(queries.fetch_many)
     find_ids = _reads(queries.find_ids)
@@ -99,6 +100,7 @@ class Verbs:
     fetch_claim = _writes(claims.fetch_claim)  # behind every claim that was asked for before
     release = _writes(claims.release)
     make_due = _writes(claims.make_due)
+    send_event = _writes(events.send_event)
     request_cancel = _writes(transitions.request_cancel)
     save_instance = _writes(beat.save_instance)
     forget_instances = _writes(beat.forget_instances)

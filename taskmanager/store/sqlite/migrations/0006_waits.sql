@@ -1,17 +1,20 @@
--- Sleeps and waits are records among the steps of their task: `waits_for` is NULL for a step, empty for a sleep, and else
--- the name of an event. An event is received when a record names it.
+-- A sleep and a wait are records among the steps, with their numbers. `waits_for` is NULL for a step, empty for a sleep,
+-- and else the name of the event. `due_at` is when it is over, or when a step is tried again. `wakes_at` is there while
+-- the record has put its task to sleep: when that is woken. `event_id` is the event that a wait has received.
 ALTER TABLE taskmanager_steps ADD COLUMN waits_for TEXT;
 ALTER TABLE taskmanager_steps ADD COLUMN due_at INTEGER;
+ALTER TABLE taskmanager_steps ADD COLUMN wakes_at INTEGER;
 ALTER TABLE taskmanager_steps ADD COLUMN event_id INTEGER;
-
+-- An event is received when a record names it. So what forgets the records of a task gives its events back.
+CREATE UNIQUE INDEX taskmanager_steps_event_id ON taskmanager_steps (event_id) WHERE event_id IS NOT NULL;
+CREATE INDEX taskmanager_steps_wakes_at ON taskmanager_steps (wakes_at) WHERE wakes_at IS NOT NULL;
 CREATE TABLE taskmanager_events (
     id INTEGER PRIMARY KEY,
     task_id TEXT NOT NULL REFERENCES taskmanager_tasks (id) ON DELETE CASCADE,
-    name TEXT NOT NULL,
-    value TEXT,
+    name TEXT NOT NULL CHECK (name <> ''),
+    value TEXT NOT NULL,
     key TEXT,
     sent_at INTEGER NOT NULL,
     UNIQUE (task_id, key)
 ) STRICT;
-
-CREATE UNIQUE INDEX taskmanager_steps_event_id ON taskmanager_steps (event_id) WHERE event_id IS NOT NULL;
+CREATE INDEX taskmanager_events_name ON taskmanager_events (task_id, name);

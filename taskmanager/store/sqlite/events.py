@@ -1,0 +1,59 @@
+"""Events for tasks. One transaction stores an event and wakes its task, and the record of a wait receives it."""
+
+import sqlite3
+from typing import Final
+
+from taskmanager.model.states import LIVE
+from taskmanager.model.steps import EventRow, Identity, SendReport, StoredEvent
+from taskmanager.rules.steps import MAX_UNREAD
+from taskmanager.store.sqlite.connection import transaction
+
+_TASK: Final = "SELECT status, queue_name, priority FROM taskmanager_tasks WHERE id = CAST(? AS TEXT)"
+_IS_SENT: Final = "SELECT 1 FROM taskmanager_events WHERE task_id = ? AND key = ?"
+_COUNT_UNREAD: Final = f"""
+SELECT count(*) FROM (
+    SELECT 1 FROM taskmanager_events AS e
+    WHERE e.task_id = ? AND NOT EXISTS (SELECT 1 FROM taskmanager_steps AS s WHERE s.event_id = e.id)
+    LIMIT {MAX_UNREAD}
+)
+"""
+_SEND: Final = "INSERT INTO taskmanager_events (task_id, name, value, key, sent_at) VALUES (?, ?, ?, ?, ?)"
+_WAKE: Final = """
+UPDATE taskmanager_tasks SET enqueued_at = min(enqueued_at, sent_at)
+WHERE id = :task_id AND status = 'PENDING' AND claimed_by_worker_id IS NULL AND EXISTS (
+    SELECT 1 FROM taskmanager_steps WHERE task_id = :task_id AND waits_for = :name AND wakes_at IS NOT NULL
+)
+"""
+_FIRST: Final = """
+SELECT e.id, e.value, s.id IS NOT NULL FROM taskmanager_events AS e
+LEFT JOIN taskmanager_steps AS s ON s.event_id = e.id
+WHERE e.task_id = ? AND e.name = ? AND e.id > ? AND (s.id IS NULL OR (s.kind, s.number, s.key) = (?, ?, ?))
+ORDER BY s.id IS NULL, e.id LIMIT 1
+"""
+
+
+def send_event(connection: sqlite3.Connection, event: EventRow) -> SendReport:
+    """See `Store.send_event`."""
+    with transaction(connection):
+        found = connection.execute(_TASK, (event.task_id,)).fetchone()
+        if found is None:
+            return SendReport("unknown")
+        status, queue_name, priority = found
+        if status not in LIVE:
+            return SendReport("ended")
+        report = SendReport("stored", queue_name, priority)
+        if event.key is not None and connection.execute(_IS_SENT, (event.task_id, event.key)).fetchone() is not None:
+            return report
+        if connection.execute(_COUNT_UNREAD, (event.task_id,)).fetchone()[0] >= MAX_UNREAD:
+            return report._replace(outcome="full")
+        connection.execute(_SEND, event)
+        connection.execute(_WAKE, {"task_id": event.task_id, "name": event.name})
+    return report
+
+
+def fetch_event(
+    connection: sqlite3.Connection, task_id: str, name: str, of: Identity, after: int = 0
+) -> StoredEvent | None:
+    """See `Store.fetch_event`."""
+    found = connection.execute(_FIRST, (task_id, name, after, *of)).fetchone()
+    return None if found is None else StoredEvent(found[0], found[1], bool(found[2]))
