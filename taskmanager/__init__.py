@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from taskmanager.model.record import AttemptInfo, TaskInfo
     from taskmanager.model.report import ManagerStatus, ScheduleInfo
     from taskmanager.model.steps import StepContext, StepInfo
+    from taskmanager.model.workflows import Join, NodeInfo, NodeStatus, WorkflowInfo, WorkflowStatus
     from taskmanager.steps import StepCall, current_step, patched, sleep, step, wait_for
+    from taskmanager.workflow import Node, Workflow
 
 __version__ = "0.1.0"
 
@@ -52,12 +54,16 @@ __all__ = [
     "EventKind",
     "ExceptionMapper",
     "FailedTask",
+    "Join",
     "Lane",
     "Listener",
     "ManagerStatus",
     "ManagerStopped",
     "ManagerStopping",
     "Middleware",
+    "Node",
+    "NodeInfo",
+    "NodeStatus",
     "NotInTask",
     "NotPersisted",
     "QueueConfig",
@@ -92,6 +98,9 @@ __all__ = [
     "TaskResult",
     "TaskStatus",
     "UnknownTask",
+    "Workflow",
+    "WorkflowInfo",
+    "WorkflowStatus",
     "WrongProcess",
     "current_step",
     "current_task",
@@ -107,9 +116,13 @@ _NAMED_IN_ANNOTATIONS: Final = {
     "Background": "taskmanager.background",
     "Codec": "taskmanager.codec.values",
     "EventKind": "taskmanager.model.hooks",
+    "Join": "taskmanager.model.workflows",
     "Listener": "taskmanager.model.hooks",
     "ManagerStatus": "taskmanager.model.report",
     "Middleware": "taskmanager.model.hooks",
+    "Node": "taskmanager.workflow",
+    "NodeInfo": "taskmanager.model.workflows",
+    "NodeStatus": "taskmanager.model.workflows",
     "ScheduleInfo": "taskmanager.model.report",
     "StepCall": "taskmanager.steps",
     "StepContext": "taskmanager.model.steps",
@@ -117,6 +130,9 @@ _NAMED_IN_ANNOTATIONS: Final = {
     "TaskEvent": "taskmanager.model.hooks",
     "TaskHandle": "taskmanager.handle",
     "TaskInfo": "taskmanager.model.record",
+    "Workflow": "taskmanager.workflow",
+    "WorkflowInfo": "taskmanager.model.workflows",
+    "WorkflowStatus": "taskmanager.model.workflows",
     "current_step": "taskmanager.steps",
     "patched": "taskmanager.steps",
     "sleep": "taskmanager.steps",

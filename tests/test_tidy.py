@@ -35,7 +35,7 @@ LAYERS: Final = (
     "model", "codec", "rules", "store", "engine", "duties", "console",
     "stop", "lifecycle", "current_instance",
     # A task gives handles, the registry holds tasks.
-    "handle", "calling", "task", "steps", "registry", "hosting", "background", "manager",
+    "handle", "calling", "task", "steps", "workflow", "workflow_graph", "registry", "hosting", "background", "manager",
     "testing", "integrations", "__init__", "cli", "__main__",
 )  # fmt: skip
 

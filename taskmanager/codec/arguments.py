@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from types import NoneType
-from typing import Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 from uuid import UUID
 
 from taskmanager.codec.annotations import annotated_function, resolve, signature_of
@@ -33,6 +33,9 @@ from taskmanager.codec.values import (
 )
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.workflows import Input
+
+if TYPE_CHECKING:
+    from taskmanager.codec.gaps import Gap, Gaps
 
 _IMMUTABLE: Final = frozenset(
     {int, str, float, bool, NoneType, bytes, date, datetime, time, timedelta, UUID, Decimal},
@@ -135,15 +138,28 @@ class ArgumentCodec:
                     return False
         return True
 
-    def _encode_proven(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str]:
+    def encode_open(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "tuple[str, str, tuple[Gap, ...]]":
+        """As `encode`, with null where a placeholder stands. The placeholders come third, with their places."""
+        from taskmanager.codec.gaps import Gaps, has_gap
+
+        if not has_gap((args, kwargs)):
+            return *self.encode(args, kwargs), ()
+        gaps = Gaps()
+        return *self._encode_proven(args, kwargs, gaps), tuple(gaps.found)
+
+    def _encode_proven(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], gaps: "Gaps | None" = None
+    ) -> tuple[str, str]:
         self.check(args, kwargs)
+        close = None if gaps is None else gaps.close
         sizes: dict[str, int] = {}
         items, pairs = [], []
-        for (name, stored), value in zip(self._slots(len(args)), args, strict=True):
-            items.append(data := self._encode_one(name, stored, value))
+        for place, ((name, stored), value) in enumerate(zip(self._slots(len(args)), args, strict=True)):
+            items.append(data := self._encode_one(name, stored, value, close and close(value, stored, (place,))))
             sizes[name] = len(data)
         for name, value in kwargs.items():
-            data = self._encode_one(name, self._named.get(name, self._extra), value)
+            stored = self._named.get(name, self._extra)
+            data = self._encode_one(name, stored, value, close and close(value, stored, (name,)))
             key = self._encode_one(name, _UNTYPED, name)
             pairs.append(key + b":" + data)
             sizes[name] = len(data)
@@ -158,8 +174,8 @@ class ArgumentCodec:
         rest = [(f"{name}[{index}]", each) for name, each in self._rest.items() for index in range(count)]
         return [*self._positional, *rest][:count]
 
-    def _encode_one(self, name: str, stored: StoredType, value: Any) -> bytes:
-        data = stored.encode(value)
+    def _encode_one(self, name: str, stored: StoredType, value: Any, closed: bytes | Refusal | None = None) -> bytes:
+        data = stored.encode(value) if closed is None else closed
         if isinstance(data, Refusal):
             hint = ""
             if data.wants_annotation and stored.is_untyped:

@@ -16,6 +16,7 @@ import msgspec.inspect
 from taskmanager.codec.annotations import is_union, scalar_types, widen
 from taskmanager.codec.equality import difference, not_in_json, type_name
 from taskmanager.model.errors import ArgumentError
+from taskmanager.model.placeholder import MISPLACED, Placeholder
 from taskmanager.model.result import TaskError, TaskResult, trusted_code
 
 MAX_ENCODED_BYTES: Final = 16 * 1024 * 1024
@@ -48,10 +49,12 @@ class Refusal(NamedTuple):
     wants_annotation: bool = False
 
 
-def _to_json(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """What msgspec encodes in the place of a value it does not know."""
     if isinstance(value, PurePath):
         return str(value)
+    if type(value) is Placeholder:
+        raise TypeError(f"{value!r} {MISPLACED}")
     if isinstance(value, TaskError):
         return {"error_code": value.error_code, "message": value.message, "data": value.data}
     if isinstance(value, TaskResult):
@@ -108,7 +111,7 @@ def _model_from_json(kind: Any, value: Any) -> Any:
     return model
 
 
-json_encoder: Final = msgspec.json.Encoder(enc_hook=_to_json)
+json_encoder: Final = msgspec.json.Encoder(enc_hook=to_json)
 _array_decoder: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _object_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 plain_decoder: Final = msgspec.json.Decoder()
@@ -117,23 +120,23 @@ plain_decoder: Final = msgspec.json.Decoder()
 class StoredType:
     """How values of one annotation are stored; decoders are built at first use, when forward references exist."""
 
-    __slots__ = ("_annotation", "_decode", "_parts", "scalars")
+    __slots__ = ("_decode", "_parts", "annotation", "scalars")
 
     def __init__(self, annotation: Any) -> None:
-        self._annotation = widen(annotation)
-        self.scalars: frozenset[type[Any]] = scalar_types(self._annotation)
+        self.annotation = widen(annotation)
+        self.scalars: frozenset[type[Any]] = scalar_types(self.annotation)
         self._decode: Callable[[Any], Any] | None = None
         self._parts: _Union | _Many | None = None
 
     @property
     def is_untyped(self) -> bool:
         """Whether the annotation says nothing, so that only what JSON itself knows can come back."""
-        return self._annotation is Any
+        return self.annotation is Any
 
     def unknown_class(self) -> type[Any] | None:
         """The class that has no form in storage, if the annotation is one, an optional one, or a list of them."""
         try:
-            info = msgspec.inspect.type_info(self._annotation)
+            info = msgspec.inspect.type_info(self.annotation)
         except Exception:  # annotations are foreign code; what is wrong with one is said when it is used
             return None
         if isinstance(info, msgspec.inspect.UnionType):
@@ -157,13 +160,13 @@ class StoredType:
     def encode(self, value: Any) -> bytes | Refusal:
         """The JSON of `value`, proven to come back equal in value and type, or why there is none."""
         if self.is_safe(value):
-            return _encode(value)
+            return encoded(value)
         if type(value) is float and (lacking := not_in_json(value)):
             return Refusal(lacking)
         try:
             decode = self._decode or self.prepare()
         except Exception as error:  # msgspec gives TypeError, evaluating the annotations of fields anything
-            return Refusal(f"its annotation {self._annotation} cannot be stored: {error}{_way_out(error)}")
+            return Refusal(f"its annotation {self.annotation} cannot be stored: {error}{_way_out(error)}")
         return _proven(value, decode) if self._parts is None else self._parts.encode(value)
 
     def decode(self, data: Any) -> Any:
@@ -176,9 +179,9 @@ class StoredType:
             self._decode = plain_decoder.decode
             return self._decode
         try:
-            self._decode = msgspec.json.Decoder(self._annotation, dec_hook=_from_json).decode
+            self._decode = msgspec.json.Decoder(self.annotation, dec_hook=_from_json).decode
         except TypeError:
-            self._parts = _parts_of(self._annotation)
+            self._parts = _parts_of(self.annotation)
             if self._parts is None:
                 raise
             self._decode = self._parts.decode
@@ -193,7 +196,7 @@ def _parts_of(annotation: Any) -> "_Union | _Many | None":
     plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     if is_union(plain):
         return _Union(get_args(plain))
-    maker, arguments = _MAKERS.get(get_origin(plain)), get_args(plain)
+    maker, arguments = MAKERS.get(get_origin(plain)), get_args(plain)
     if maker is None or not arguments:
         return None
     return _Many(maker, arguments)
@@ -288,7 +291,7 @@ class _Many:
         return self._maker(stored.decode(raw) for stored, raw in zip(self._types(len(raws)), raws, strict=True))
 
 
-_MAKERS: Final[dict[Any, type[Any]]] = {
+MAKERS: Final[dict[Any, type[Any]]] = {
     **dict.fromkeys((list, abc.Sequence, abc.MutableSequence, abc.Collection), list),
     **dict.fromkeys((set, abc.Set, abc.MutableSet), set),
     **dict.fromkeys((dict, abc.Mapping, abc.MutableMapping), dict),
@@ -328,7 +331,8 @@ def _way_out(error: Exception) -> str:
     return ""
 
 
-def _encode(value: Any) -> bytes | Refusal:
+def encoded(value: Any) -> bytes | Refusal:
+    """The JSON of `value`, without a proof, or why there is none."""
     try:
         return json_encoder.encode(value)
     except Exception as error:  # serialisers of foreign models may raise anything
@@ -345,7 +349,7 @@ def _encode_fault(value: Any, error: Exception) -> str:
 
 def _proven(value: Any, decode: Callable[[Any], Any], form: Any = _SAME) -> bytes | Refusal:
     """The JSON of `value`, or of its `form` for msgspec, if it comes back as `value`."""
-    data = _encode(value if form is _SAME else form)
+    data = encoded(value if form is _SAME else form)
     if isinstance(data, Refusal):
         return data
     try:
@@ -401,7 +405,7 @@ def unseal(codec: Codec | None, text: str, subject: str) -> str:
 
 def dumps(value: Any) -> str:
     """JSON text of one of the library's own small documents. Raises `ArgumentError` when JSON cannot hold it."""
-    data = _encode(value)
+    data = encoded(value)
     if isinstance(data, Refusal):
         raise ArgumentError(f"a {type_name(value)} cannot be written as JSON: {data.reason}")
     return data.decode()

@@ -23,9 +23,13 @@ from taskmanager import (
     ConfigurationError,
     EventKind,
     FailedTask,
+    Join,
     Listener,
     ManagerStatus,
     Middleware,
+    Node,
+    NodeInfo,
+    NodeStatus,
     QueueConfig,
     RecoveryConfig,
     RetryPolicy,
@@ -51,6 +55,9 @@ from taskmanager import (
     TaskNotCompleted,
     TaskResult,
     TaskStatus,
+    Workflow,
+    WorkflowInfo,
+    WorkflowStatus,
     current_step,
     current_task,
     patched,
@@ -541,3 +548,52 @@ async def look_at_steps(handle: TaskHandle[str]) -> None:
     info = await handle.info(include_attempts=True)
     assert_type(info.steps, tuple[StepInfo, ...] | None)
     assert_type(await manager.retry(handle.task_id, from_start=True), bool)
+
+
+# Workflows. A node has the type of what its task gives, without `Snooze` and `TaskResult`: it fits the next parameter.
+
+
+@manager.task
+def summarise(reports: list[Report], outcome: TaskResult[Report], *, node_id: str = "") -> str:
+    return f"{len(reports)} {outcome.is_ok()} {node_id}"
+
+
+imported = Workflow("import", on_error="pause")
+assert_type(imported, Workflow[Any])
+report_node = imported.add(build_or_wait, 7).named("report")
+assert_type(report_node, Node[Report])
+assert_type(report_node.node_id, str)
+assert_type(report_node.value, Report)
+assert_type(report_node.result, TaskResult[Report])
+assert_type(imported.add(call_api.with_options(priority=1), "u"), Node[Report])
+assert_type(imported.add(call_or_wait, "u"), Node[Report])
+assert_type(imported.add(resize_or_wait, "a"), Node[bytes])
+assert_type(imported.add(crunch, [1]), Node[int])
+assert_type(imported.add(crunch_or_wait, [1]), Node[int])
+assert_type(imported.add(nothing), Node[None])
+summary_node = imported.add(summarise, [report_node.value], report_node.result, node_id="an argument of the task")
+assert_type(summary_node.after(report_node, join="quorum", min_success=1, allow_failed=True), Node[str])
+assert_type(imported.output(summary_node), Workflow[str])
+assert_type(imported.output(summary_node).succeeds_if([report_node, summary_node], {summary_node}), Workflow[str])
+assert_type(imported.output(summary_node).optional(report_node), Workflow[str])
+
+whole = Workflow("whole")
+inner_node = whole.add_workflow(imported.output(summary_node), node_id="import")
+assert_type(inner_node, Node[str])
+assert_type(whole.add(greet, inner_node.value), Node[str])
+joins: list[Join] = ["all", "any", "quorum"]
+
+imported.add(crunch, report_node.value)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]  # a list
+imported.add(greet, report_node.result)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]  # a str
+imported.add(greet, name="n", node_id="n")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]  # it is named(...)
+imported.add(greet)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]  # one argument is missing
+summary_node.after(report_node, join="most")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such join
+Workflow("import", on_error="ignore")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such word
+
+
+async def look_at_workflows(info: WorkflowInfo, node: NodeInfo) -> None:
+    assert_type(info.status, WorkflowStatus)
+    assert_type(info.error, TaskError | None)
+    assert_type(node.status, NodeStatus)
+    if node.status == "SUCCESS":  # type: ignore[comparison-overlap]  # pyright: ignore[reportUnnecessaryComparison]  # COMPLETED
+        assert_type(node.task_id, str | None)
