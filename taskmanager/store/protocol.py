@@ -17,6 +17,7 @@ from taskmanager.model.schedule import ScheduleDeclaration, ScheduleFire, Schedu
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.steps import EventRow, Identity, SendReport, StepRow, StoredEvent
 from taskmanager.rules.claims import Starting
+from taskmanager.store.workflow_protocol import Advance, WorkflowStore
 
 if TYPE_CHECKING:
     from taskmanager.model.report import WorkerState
@@ -48,10 +49,12 @@ class CommitReport(NamedTuple):
 
     `lost`: ids whose precondition did not hold, with the row as it stands now (None: there is no row).
     `rejected`: ids of rows that no retry will make storable, with the reason; the rest of the batch was stored.
+    `advance`: what has followed in workflows, because tasks of theirs have ended.
     """
 
     lost: Mapping[str, TaskRow | None]
     rejected: Mapping[str, str]
+    advance: Advance = Advance()
 
 
 class ClaimRequest(NamedTuple):
@@ -148,7 +151,7 @@ class Beater(Protocol):
         ...
 
 
-class Store(Protocol):
+class Store(WorkflowStore, Protocol):
     """One place where the promise lives. All methods are called from one event loop, `commit` by one coroutine."""
 
     async def open(self) -> None:
@@ -210,8 +213,7 @@ class Store(Protocol):
     async def release(self, owner: str, now: int, unanswered: int | None = None) -> int:
         """Every waiting row of `owner` (PENDING, CLAIMED) becomes free; how many.
 
-        So do the rows that a claim at the instant `unanswered` has started. None of them runs, because nobody has heard
-        the answer to that claim. They keep their start count.
+        So do the rows that a claim at the instant `unanswered` has started, with their start count: none of them runs.
         """
         ...
 
@@ -231,7 +233,7 @@ class Store(Protocol):
         """Free rows that were due when they were last written, and are not at `now`, are due then; those that pause
         before another attempt have as long to wait as they had. How many.
 
-        Only a wall clock that was stepped back since makes such rows. What waits for its own moment waits on.
+        Only a wall clock that was stepped back makes such rows. What waits for its own moment waits on.
         """
         ...
 

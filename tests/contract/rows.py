@@ -3,7 +3,7 @@
 from typing import Any
 
 from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite
-from taskmanager.store.protocol import ClaimRequest, Store
+from taskmanager.store.protocol import ClaimRequest, CommitReport, Store
 
 ME, OTHER = "instance-me", "instance-other"
 
@@ -57,7 +57,7 @@ def expected(row: TaskRow) -> Expected:
 async def put(store: Store, *rows: TaskRow) -> None:
     """Insert them all."""
     report = await store.commit([TaskWrite(row, None) for row in rows])
-    assert report == ({}, {})
+    assert report == CommitReport({}, {})
 
 
 def wants(**changes: Any) -> ClaimRequest:

@@ -7,7 +7,7 @@ import pytest
 from taskmanager.model.record import TaskRow, TaskWrite
 from taskmanager.model.states import WAITING, TaskStatus
 from taskmanager.rules.claims import Room, Starting
-from taskmanager.store.protocol import ClaimRequest, FreeQueue, InstanceRow, Store, WaitingLevel
+from taskmanager.store.protocol import ClaimRequest, CommitReport, FreeQueue, InstanceRow, Store, WaitingLevel
 from tests.contract.rows import ME, OTHER, expected, put, task, wants
 
 pytestmark = pytest.mark.anyio
@@ -395,13 +395,13 @@ async def test_a_claim_counts_what_every_owner_holds_of_the_queue(store: Store) 
     first = await store.claim(_places(ME, 3)._replace(limit=2))
     assert [row.task_id for row in first] == ["t0", "t1"]
     running = first[0]._replace(status="RUNNING", started_at=210, start_count=1)
-    assert await store.commit([TaskWrite(running, expected(first[0]))]) == ({}, {})
+    assert await store.commit([TaskWrite(running, expected(first[0]))]) == CommitReport({}, {})
     second = await store.claim(_places(OTHER, 3))
     assert [row.task_id for row in second] == ["t2"]
     assert await store.claim(_places(ME, 3)) == []
     assert await store.claim(_places(OTHER, 2)) == [], "a lower limit than what runs takes nothing"
     done = running._replace(status="COMPLETED", completed_at=220)
-    assert await store.commit([TaskWrite(done, expected(running))]) == ({}, {})
+    assert await store.commit([TaskWrite(done, expected(running))]) == CommitReport({}, {})
     assert [row.task_id for row in await store.claim(_places(OTHER, 3))] == ["t3"]
 
 
@@ -417,7 +417,7 @@ async def test_a_task_that_waits_lends_its_place_to_its_own_instance(store: Stor
     parent = await store.fetch("parent")
     assert parent is not None
     done = parent._replace(status="COMPLETED", completed_at=220)
-    assert await store.commit([TaskWrite(done, expected(parent))]) == ({}, {})
+    assert await store.commit([TaskWrite(done, expected(parent))]) == CommitReport({}, {})
     assert await store.claim(_places(ME, 3, **lent)) == []
     more = await store.claim(_places(ME, 4, **lent, borrowed=1))
     assert [row.task_id for row in more] == ["d"], "what is borrowed is counted already"

@@ -6,7 +6,7 @@ import pytest
 
 from taskmanager.model.record import Expected, StartWrite, SuccessWrite, TaskRow, TaskWrite
 from taskmanager.model.states import WAITING, TaskStatus
-from taskmanager.store.protocol import Store, TaskFilter
+from taskmanager.store.protocol import CommitReport, Store, TaskFilter
 from tests.contract.rows import ME, OTHER, attempt, expected, put, task
 
 WORKER = (1, "host", "main")
@@ -44,7 +44,7 @@ async def test_an_unknown_id_gives_none(store: Store) -> None:
 
 async def test_an_empty_batch_reports_nothing(store: Store) -> None:
     """No write, no loser."""
-    assert await store.commit([]) == ({}, {})
+    assert await store.commit([]) == CommitReport({}, {})
 
 
 async def test_a_state_change_that_wins_is_stored_with_its_attempts(store: Store) -> None:
@@ -52,7 +52,7 @@ async def test_a_state_change_that_wins_is_stored_with_its_attempts(store: Store
     running = task(status="RUNNING")
     await put(store, running)
     done = running._replace(status="COMPLETED", completed_at=130, result='{"ok": 1}', updated_at=130)
-    assert await store.commit([TaskWrite(done, expected(running), (attempt(),))]) == ({}, {})
+    assert await store.commit([TaskWrite(done, expected(running), (attempt(),))]) == CommitReport({}, {})
     assert await store.fetch("t1") == done
     assert await store.fetch_attempts("t1") == [attempt()]
 
@@ -82,7 +82,7 @@ async def test_a_lean_write_leaves_the_row_that_the_full_one_would(store: Store,
         changes = {"completed_at": 130, "result": '{"ok": 1}'} if number else started | {"worker_process_name": "main"}
         full = before._replace(status=lean.status, updated_at=at, **changes)
         write = TaskWrite(full, expected(before), (attempt("full"),) if number else ())
-        assert await store.commit([lean, write]) == ({}, {})
+        assert await store.commit([lean, write]) == CommitReport({}, {})
         assert await store.fetch("full") == full
         assert await store.fetch("lean") == full._replace(task_id="lean")
         assert await store.fetch_attempts("lean") == [attempt("lean")] * number
@@ -104,7 +104,7 @@ async def test_a_lean_write_loses_like_any_other(store: Store) -> None:
             StartWrite("nobody", "app:job", Expected("PENDING", ME, 0), 120, 7, "host", "main"),
         ]
     )
-    assert report == ({"a": rows[0], "b": rows[1], "nobody": None}, {})
+    assert report == CommitReport({"a": rows[0], "b": rows[1], "nobody": None}, {})
     assert [await store.fetch(each) for each in ("a", "b")] == rows[:2]
     assert await store.fetch_attempts("b") == []
     won = await store.fetch("c")
@@ -130,7 +130,7 @@ async def test_changes_that_come_together_are_stored_whole(store: Store, before:
     """One write may hold a retry and all that led to it and came after it; when a retry is due is a part of it."""
     await put(store, before)
     after = after._replace(enqueued_at=500, max_retries=7)
-    assert await store.commit([TaskWrite(after, expected(before))]) == ({}, {})
+    assert await store.commit([TaskWrite(after, expected(before))]) == CommitReport({}, {})
     assert await store.fetch("t1") == after
 
 
@@ -143,7 +143,7 @@ async def test_a_wrong_source_state_loses_and_changes_nothing(store: Store, actu
     row = task(status=actual.value)
     await put(store, row)
     write = TaskWrite(task(status="CANCELLED"), expected(row)._replace(status=wanted), (attempt(),))
-    assert await store.commit([write]) == ({"t1": row}, {})
+    assert await store.commit([write]) == CommitReport({"t1": row}, {})
     assert await store.fetch("t1") == row
     assert await store.fetch_attempts("t1") == []
 
@@ -154,7 +154,7 @@ async def test_a_wrong_owner_or_generation_is_fenced(store: Store, wrong: dict[s
     row = task(status="RUNNING")
     await put(store, row)
     write = TaskWrite(task(status="FAILED"), expected(row)._replace(**wrong), (attempt(),))
-    assert await store.commit([write]) == ({"t1": row}, {})
+    assert await store.commit([write]) == CommitReport({"t1": row}, {})
     assert await store.fetch("t1") == row
     assert await store.fetch_attempts("t1") == []
 
@@ -170,7 +170,7 @@ async def test_an_owner_that_appeared_fences_a_writer_that_saw_none(store: Store
 async def test_a_change_of_a_missing_row_is_lost(store: Store) -> None:
     """A record that was purged meanwhile is reported as none."""
     report = await store.commit([TaskWrite(task(status="FAILED"), Expected("RUNNING", ME, 1), (attempt(),))])
-    assert report == ({"t1": None}, {})
+    assert report == CommitReport({"t1": None}, {})
     assert await store.fetch("t1") is None
     assert await store.fetch_attempts("t1") == []
 
@@ -205,7 +205,7 @@ async def test_an_insert_never_replaces_a_row(store: Store) -> None:
     """A repeated insert is lost and shows what is there, which is how a replay is recognised."""
     row = task()
     await put(store, row)
-    assert await store.commit([TaskWrite(task(priority=1), None, (attempt(),))]) == ({"t1": row}, {})
+    assert await store.commit([TaskWrite(task(priority=1), None, (attempt(),))]) == CommitReport({"t1": row}, {})
     assert await store.fetch("t1") == row
     assert await store.fetch_attempts("t1") == []
 
@@ -217,7 +217,7 @@ async def test_an_ended_memory_only_task_replaces_its_predecessor(store: Store) 
     await store.commit([TaskWrite(old, None, old_attempts)])
     new = task(status="COMPLETED", task_options=MEMORY_ONLY)
     beside = TaskWrite(task("t2", status="CANCELLED", task_options=MEMORY_ONLY), None)
-    assert await store.commit([beside, TaskWrite(new, None, (attempt(started_at=500),))]) == ({}, {})
+    assert await store.commit([beside, TaskWrite(new, None, (attempt(started_at=500),))]) == CommitReport({}, {})
     assert await store.fetch("t1") == new
     assert await store.fetch_attempts("t1") == [attempt(started_at=500)]
 
@@ -286,7 +286,7 @@ async def test_call_site_facts_never_change(store: Store) -> None:
         good_until=900,
         enqueue_sha="f" * 64,
     )
-    assert await store.commit([TaskWrite(again, expected(row))]) == ({}, {})
+    assert await store.commit([TaskWrite(again, expected(row))]) == CommitReport({}, {})
     assert await store.fetch("t1") == again._replace(task_name="app:job", sent_at=100, created_at=100)
 
 
@@ -355,7 +355,7 @@ async def test_a_poisoned_write_that_loses_is_lost(store: Store, poison: dict[st
     report = await store.commit(
         [TaskWrite(task("t1", **poison), behind), TaskWrite(task("t2", **poison), None), TaskWrite(task("t3"), None)]
     )
-    assert report == ({"t1": row, "t2": task("t2")}, {})
+    assert report == CommitReport({"t1": row, "t2": task("t2")}, {})
     assert await store.fetch("t3") == task("t3")
 
 
@@ -376,6 +376,6 @@ async def test_text_that_is_no_utf8_is_stored_escaped(store: Store) -> None:
     """Lone surrogates occur in file names and must not cost a record."""
     row = task(status="FAILED", failed_reason=LONE_SURROGATE)
     report = await store.commit([TaskWrite(row, None, (attempt(error_message=LONE_SURROGATE),))])
-    assert report == ({}, {})
+    assert report == CommitReport({}, {})
     assert (await store.fetch("t1") or row).failed_reason == "caf\\udce9"
     assert (await store.fetch_attempts("t1"))[0].error_message == "caf\\udce9"

@@ -10,7 +10,7 @@ import pytest
 from taskmanager.model.record import TaskRow, TaskWrite
 from taskmanager.model.steps import EventRow, SendReport, StepRow, StoredEvent
 from taskmanager.rules.steps import MAX_UNREAD
-from taskmanager.store.protocol import Store, TaskFilter
+from taskmanager.store.protocol import CommitReport, Store, TaskFilter
 from tests.contract.rows import expected, put, task, wants
 
 pytestmark = pytest.mark.anyio
@@ -34,7 +34,9 @@ async def running(store: Store, task_id: str = "t1", **changes: Any) -> TaskRow:
 
 async def report(store: Store, row: TaskRow, *steps: StepRow) -> None:
     """The running task records these."""
-    assert await store.commit([TaskWrite(row._replace(updated_at=NOW), expected(row), (), True, steps)]) == ({}, {})
+    assert await store.commit(
+        [TaskWrite(row._replace(updated_at=NOW), expected(row), (), True, steps)]
+    ) == CommitReport({}, {})
 
 
 async def fall_asleep(store: Store, row: TaskRow, *steps: StepRow, lost: bool = False) -> TaskRow:
@@ -130,7 +132,7 @@ async def test_end_of_a_sleep_wakes_nobody_who_runs_or_has_ended(store: Store) -
     await report(store, row, SLEEP._replace(wakes_at=DUE))
     end = ended._replace(status="CANCELLED", failed_at=NOW, claimed_by_worker_id=None, error_code="TASK_CANCELLED")
     asleep = SLEEP._replace(task_id="t2", wakes_at=DUE)
-    assert await store.commit([TaskWrite(end, expected(ended), (), False, (asleep,))]) == ({}, {})
+    assert await store.commit([TaskWrite(end, expected(ended), (), False, (asleep,))]) == CommitReport({}, {})
     assert await store.claim(wants(now=DUE)) == []
     assert [await due_at(store), await due_at(store, "t2")] == [100, 100]
 
@@ -203,7 +205,7 @@ async def test_forgotten_steps_give_their_events_back(store: Store) -> None:
     for value in "12":
         await store.send_event(event(value=value))
     await report(store, row, WAIT._replace(ended_at=NOW, event_id=1))
-    assert await store.commit([TaskWrite(row, expected(row), (), True, (), True)]) == ({}, {})
+    assert await store.commit([TaskWrite(row, expected(row), (), True, (), True)]) == CommitReport({}, {})
     assert await store.fetch_event("t1", "go", WAIT.identity) == StoredEvent(1, '{"ok": 1}', False)
 
 
@@ -212,7 +214,7 @@ async def test_events_go_with_the_record_of_their_task(store: Store) -> None:
     row = await running(store)
     await store.send_event(event())
     end = row._replace(status="COMPLETED", completed_at=130, updated_at=130, result='{"ok": 1}')
-    assert await store.commit([TaskWrite(end, expected(row))]) == ({}, {})
+    assert await store.commit([TaskWrite(end, expected(row))]) == CommitReport({}, {})
     while await store.purge(TaskFilter(), None, 100):
         pass
     await running(store)
@@ -238,7 +240,7 @@ async def test_many_tasks_fall_asleep_and_time_out_at_once(store: Store, count: 
         TaskWrite(new, expected(row), (), True, (record, wait))
         for new, row, record, wait in zip(asleep, rows, late, next_, strict=True)
     ]
-    assert await store.commit(writes) == ({}, {})
+    assert await store.commit(writes) == CommitReport({}, {})
     found = [(await store.fetch_steps(row.task_id))[0].event_id is not None for row in rows]
     assert found == has_event
     assert [await due_at(store, row.task_id) for row in rows] == [

@@ -11,7 +11,7 @@ from taskmanager.codec.values import dumps
 from taskmanager.model.ids import failure_task_id
 from taskmanager.model.record import NewWrite, PlainCall, TaskRow, TaskWrite
 from taskmanager.model.states import TERMINAL, TaskStatus
-from taskmanager.store.protocol import Store, TaskFilter
+from taskmanager.store.protocol import CommitReport, Store, TaskFilter
 from tests.contract.rows import ME, OTHER, attempt, expected, put, task, wants
 
 pytestmark = pytest.mark.anyio
@@ -56,7 +56,7 @@ async def test_failure_enqueues_the_task_that_its_row_names(store: Store) -> Non
     """It is free, and holds what its own enqueue would have written. Its options carry no `on_failure`."""
     row = running(tags='{"user":"7"}')
     await put(store, row)
-    assert await store.commit([failed(row)]) == ({}, {})
+    assert await store.commit([failed(row)]) == CommitReport({}, {})
     found = await enqueued(store, row)
     assert found is not None
     call = PlainCall("app:alert", "alerts", 3, 0, '{"persist":true}', None, None, None, None)
@@ -147,14 +147,14 @@ async def test_no_other_end_enqueues_anything(store: Store, status: TaskStatus) 
         changes |= {"error_code": None}
     if status is TaskStatus.COMPLETED:
         changes |= {"error_code": None, "completed_at": 130, "failed_at": None}
-    assert await store.commit([end._replace(row=end.row._replace(**changes))]) == ({}, {})
+    assert await store.commit([end._replace(row=end.row._replace(**changes))]) == CommitReport({}, {})
     assert await count(store) == 1
 
 
 async def test_first_write_that_is_a_failure_enqueues_too(store: Store) -> None:
     """It ran while the store took no writes."""
     row = running()
-    assert await store.commit([failed(row)._replace(expected=None)]) == ({}, {})
+    assert await store.commit([failed(row)._replace(expected=None)]) == CommitReport({}, {})
     assert await enqueued(store, row) is not None
 
 
@@ -188,14 +188,14 @@ async def test_options_that_somebody_has_edited_let_the_task_fail(store: Store, 
     """What cannot be enqueued must not keep the failure from being written."""
     row = running(task_options=options)
     await put(store, row)
-    assert await store.commit([failed(row)]) == ({}, {})
+    assert await store.commit([failed(row)]) == CommitReport({}, {})
     assert await count(store) == 1
 
 
 async def test_text_that_is_no_utf8_is_shown_as_far_as_it_can_be(store: Store) -> None:
     row = running()
     await put(store, row)
-    assert await store.commit([failed(row, "caf\udce9")]) == ({}, {})
+    assert await store.commit([failed(row, "caf\udce9")]) == CommitReport({}, {})
     found = await enqueued(store, row)
     assert found is not None
     assert "caf\\\\udce9" in (found.args or "")

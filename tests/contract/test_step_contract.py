@@ -4,7 +4,7 @@ import pytest
 
 from taskmanager.model.record import HistoryWrite, NewWrite, PlainCall, TaskRow, TaskWrite
 from taskmanager.store.constraints import STEPS, step_of
-from taskmanager.store.protocol import Store
+from taskmanager.store.protocol import CommitReport, Store
 from tests.contract.rows import ME, attempt, expected, put, task, wants
 
 pytestmark = pytest.mark.anyio
@@ -74,7 +74,7 @@ async def test_step_changes_its_columns_and_leaves_all_others(store: Store, end:
         after = row._replace(**changes)
         sent = lost_sight_of(after, row)
         attempts = (attempt(number=3),) if changes is end else ()
-        assert await store.commit([TaskWrite(sent, expected(row), attempts, keeps_call=True)]) == ({}, {})
+        assert await store.commit([TaskWrite(sent, expected(row), attempts, keeps_call=True)]) == CommitReport({}, {})
         assert await store.fetch("t1") == after
         row = after
     assert await store.fetch_attempts("t1") == [attempt(number=3)]
@@ -84,7 +84,7 @@ async def test_step_does_not_clear_a_cancel_request_of_somebody_else(store: Stor
     """It was put into the row since the instance has read it."""
     row = await claimed(store)
     sent = row._replace(**STARTED)._replace(cancel_requested_at=None)
-    assert await store.commit([TaskWrite(sent, expected(row))]) == ({}, {})
+    assert await store.commit([TaskWrite(sent, expected(row))]) == CommitReport({}, {})
     found = await store.fetch("t1")
     assert found is not None
     assert found.cancel_requested_at == 95
@@ -118,7 +118,7 @@ async def test_lean_insert_leaves_the_row_that_the_full_one_would(
             HistoryWrite(f"ended-{number}", *said, 120, 130, '{"ok": 1}'),
         ]
     for batch in (writes[:1], writes[1:]):
-        assert await store.commit(batch) == ({}, {})
+        assert await store.commit(batch) == CommitReport({}, {})
     for write in writes:
         assert await store.fetch(write.task_id) == write.in_full().row
         is_ended = isinstance(write, HistoryWrite)
@@ -131,7 +131,7 @@ async def test_lean_insert_of_an_id_that_exists_is_lost(store: Store) -> None:
     write = NewWrite("new", CALLS[0], "[1]", None, None, 500, None)
     started, other = write._replace(task_id="started", started_at=600), write._replace(task_id="other")
     report = await store.commit([write, started, other])
-    assert report == ({"new": task("new"), "started": task("started")}, {})
+    assert report == CommitReport({"new": task("new"), "started": task("started")}, {})
     assert await store.fetch("new") == task("new")
     assert await store.fetch("other") == other.in_full().row
 
@@ -139,8 +139,8 @@ async def test_lean_insert_of_an_id_that_exists_is_lost(store: Store) -> None:
 async def test_lean_history_replaces_history_of_the_same_id(store: Store) -> None:
     """As a full one does: a replay of a commit that seemed to fail, for example."""
     write = HistoryWrite("t1", CALLS[1], "[]", "{}", None, 100, 120, 130, '{"ok": 1}')
-    assert await store.commit([write]) == ({}, {})
+    assert await store.commit([write]) == CommitReport({}, {})
     again = write._replace(result='{"ok": 2}')
-    assert await store.commit([again]) == ({}, {})
+    assert await store.commit([again]) == CommitReport({}, {})
     assert await store.fetch("t1") == again.in_full().row
     assert await store.fetch_attempts("t1") == [attempt("t1")]

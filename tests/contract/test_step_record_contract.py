@@ -4,7 +4,7 @@ import pytest
 
 from taskmanager.model.record import TaskRow, TaskWrite
 from taskmanager.model.steps import StepRow
-from taskmanager.store.protocol import Store, TaskFilter
+from taskmanager.store.protocol import CommitReport, Store, TaskFilter
 from tests.contract.rows import OTHER, attempt, expected, put, task
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +29,7 @@ async def test_steps_are_written_with_their_task(store: Store) -> None:
     """In the order of their first records; those of others are not seen."""
     row, other = await running(store), await running(store, "t2")
     writes = [reported(row, STEP, KEYED, PATCH), reported(other, STEP._replace(task_id="t2"))]
-    assert await store.commit(writes) == ({}, {})
+    assert await store.commit(writes) == CommitReport({}, {})
     assert await store.fetch_steps("t1") == [STEP, KEYED, PATCH]
     assert await store.fetch_steps("t2") == [STEP._replace(task_id="t2")]
     assert await store.fetch_steps("nobody") == []
@@ -42,7 +42,7 @@ async def test_step_that_is_recorded_again_replaces_its_record(store: Store) -> 
     tried = STEP._replace(ended_at=None, result=None, error_code="NO", error_message="no")
     failed = tried._replace(ended_at=130, attempts=2, result='{"err": {}}')
     for record in (tried, failed, failed, failed._replace(is_final=1)):
-        assert await store.commit([reported(row, record, KEYED)]) == ({}, {})
+        assert await store.commit([reported(row, record, KEYED)]) == CommitReport({}, {})
         assert await store.fetch_steps("t1") == [record, KEYED]
 
 
@@ -50,7 +50,7 @@ async def test_report_changes_no_arguments_of_the_row(store: Store) -> None:
     """A step costs its own bytes, and not those of the task."""
     row = await running(store)
     sent = row._replace(args="?", kwargs="?", retry_count=0, crash_count=0, progress='{"done":1}')
-    assert await store.commit([reported(sent, STEP)]) == ({}, {})
+    assert await store.commit([reported(sent, STEP)]) == CommitReport({}, {})
     found = await store.fetch("t1")
     assert found == row._replace(updated_at=125, progress='{"done":1}')
 
@@ -61,7 +61,7 @@ async def test_steps_of_a_write_that_loses_are_not_written(store: Store, wrong: 
     row, other = await running(store), await running(store, "t2")
     lost = reported(row, STEP, expected=expected(row)._replace(**wrong))  # type: ignore[arg-type]
     report = await store.commit([lost, reported(other, STEP._replace(task_id="t2"))])
-    assert report == ({"t1": row}, {})
+    assert report == CommitReport({"t1": row}, {})
     assert await store.fetch_steps("t1") == []
     assert len(await store.fetch_steps("t2")) == 1
 
@@ -82,14 +82,13 @@ async def test_retry_from_start_forgets_the_steps_of_its_task(store: Store) -> N
     row, other = await running(store), await running(store, "t2")
     await store.commit([reported(row, STEP, KEYED, PATCH), reported(other, STEP._replace(task_id="t2"))])
     end = row._replace(status="FAILED", failed_at=130, claimed_by_worker_id=None, error_code="NO")
-    assert await store.commit([TaskWrite(end, expected(row), (attempt(outcome="FAILED", error_code="NO"),))]) == (
-        {},
-        {},
-    )
+    failed = TaskWrite(end, expected(row), (attempt(outcome="FAILED", error_code="NO"),))
+    assert await store.commit([failed]) == CommitReport({}, {})
     again = task("t1", start_count=1)
     await store.commit([TaskWrite(again, expected(row), forgets_steps=True)])
     assert len(await store.fetch_steps("t1")) == 3
-    assert await store.commit([TaskWrite(again, expected(end), forgets_steps=True, steps=(KEYED,))]) == ({}, {})
+    anew = TaskWrite(again, expected(end), forgets_steps=True, steps=(KEYED,))
+    assert await store.commit([anew]) == CommitReport({}, {})
     assert await store.fetch_steps("t1") == [KEYED]
     assert len(await store.fetch_steps("t2")) == 1
 
@@ -99,11 +98,13 @@ async def test_steps_of_many_tasks_are_written_and_forgotten_at_once(store: Stor
     """In one statement, or in several."""
     rows = [await running(store, f"t{number}") for number in range(count)]
     mine = [tuple(each._replace(task_id=row.task_id) for each in (STEP, KEYED)) for row in rows]
-    assert await store.commit([reported(row, *steps) for row, steps in zip(rows, mine, strict=True)]) == ({}, {})
+    assert await store.commit([reported(row, *steps) for row, steps in zip(rows, mine, strict=True)]) == CommitReport(
+        {}, {}
+    )
     for row, steps in zip(rows, mine, strict=True):
         assert await store.fetch_steps(row.task_id) == list(steps)
     kept, *gone = rows
-    assert await store.commit([reported(row, forgets_steps=True) for row in gone]) == ({}, {})
+    assert await store.commit([reported(row, forgets_steps=True) for row in gone]) == CommitReport({}, {})
     assert [len(await store.fetch_steps(row.task_id)) for row in rows] == [2, *[0] * len(gone)]
     assert kept.task_id == "t0"
 
@@ -112,7 +113,9 @@ async def test_steps_go_with_the_record_of_their_task(store: Store) -> None:
     """A purge leaves nothing of them."""
     row = await running(store)
     end = row._replace(status="COMPLETED", completed_at=130, updated_at=130, result='{"ok": 1}')
-    assert await store.commit([TaskWrite(end, expected(row), (attempt(),), steps=(STEP, KEYED))]) == ({}, {})
+    assert await store.commit([TaskWrite(end, expected(row), (attempt(),), steps=(STEP, KEYED))]) == CommitReport(
+        {}, {}
+    )
     assert await store.fetch_steps("t1") == [STEP, KEYED]
     while await store.purge(TaskFilter(), None, 100):
         pass
@@ -123,7 +126,9 @@ async def test_steps_go_with_the_record_of_their_task(store: Store) -> None:
 async def test_text_that_is_no_utf8_is_stored_in_escapes(store: Store) -> None:
     """A message may hold the name of a file."""
     row = await running(store)
-    assert await store.commit([reported(row, STEP._replace(error_code="NO", error_message="caf\udce9"))]) == ({}, {})
+    assert await store.commit(
+        [reported(row, STEP._replace(error_code="NO", error_message="caf\udce9"))]
+    ) == CommitReport({}, {})
     (found,) = await store.fetch_steps("t1")
     assert found.error_message == "caf\\udce9"
 

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from taskmanager.duties.recovery import Recovery
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, expected_of
 from taskmanager.model.states import TERMINAL, TaskStatus, can_move
-from taskmanager.store.protocol import ClaimRequest, InstanceRow, TaskFilter
+from taskmanager.store.protocol import ClaimRequest, CommitReport, InstanceRow, TaskFilter
 from taskmanager.store.sqlite import SqliteStore
 
 REPEATABLE = '{"persist":true,"requeue_on_interrupt":true}'
@@ -156,7 +156,7 @@ class TwoInstances(RuleBasedStateMachine):
             kwargs="{}", status="PENDING", sent_at=now, enqueued_at=now, max_retries=2, task_options=options,
             created_at=now, updated_at=now, claimed_by_worker_id=None if is_free else owner.instance_id,
         )  # fmt: skip
-        assert self.run(owner.store.commit([TaskWrite(row, None)])) == ({}, {})
+        assert self.run(owner.store.commit([TaskWrite(row, None)])) == CommitReport({}, {})
         if not is_free:
             owner.held[row.task_id] = row
 

@@ -19,7 +19,7 @@ from taskmanager.model.clock import HOUR_US, MINUTE_US
 from taskmanager.model.record import TaskWrite
 from taskmanager.model.schedule import ScheduleDeclaration
 from taskmanager.store.memory import MemoryStore
-from taskmanager.store.protocol import FreeQueue, Store
+from taskmanager.store.protocol import CommitReport, FreeQueue, Store
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.statistics import (
     MAX_MESSAGE_CHARS,
@@ -192,7 +192,7 @@ async def overview_of(store: Store) -> StoreOverview:
         ),
     ]
     report = await store.commit(writes)
-    assert report == ({}, {})
+    assert report == CommitReport({}, {})
     await store.set_paused("mail", True, NOW)
     await store.declare_schedules([ScheduleDeclaration("s", "h", "job", "every 5 s", "{}", NOW + 5)], OTHER, NOW)
     found = store.overview(NOW, counts_all=True)
@@ -253,7 +253,7 @@ async def test_console_on_the_loop_counts_no_more_than_a_cap(
     ended = {TaskStatus.FAILED: {"failed_at": NOW}, TaskStatus.COMPLETED: {"completed_at": NOW}}.get(status, {})
     rows = [task(f"t{n}", status=status.value, **ended) for n in range(5)]
     rows.append(task("cancelled", status="CANCELLED", failed_at=NOW))
-    assert await store.commit([TaskWrite(row, None) for row in rows]) == ({}, {})
+    assert await store.commit([TaskWrite(row, None) for row in rows]) == CommitReport({}, {})
     few, all_of_them = store.overview(NOW, counts_all=False), store.overview(NOW, counts_all=True)
     await store.close()
     assert (all_of_them.counts[status], all_of_them.capped) == (5, frozenset())

@@ -16,7 +16,7 @@ from taskmanager.engine import sharing
 from taskmanager.engine.instance import InstanceLock
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.schedule import ScheduleDeclaration
-from taskmanager.store.protocol import ClaimRequest, InstanceRow
+from taskmanager.store.protocol import ClaimRequest, CommitReport, InstanceRow
 from taskmanager.store.sqlite import SqliteStore
 from tests.contract.rows import FREE_ROW
 
@@ -147,7 +147,7 @@ async def test_a_place_is_left_for_a_moment_to_others_whose_task_is_the_best(tmp
                 started = claimed._replace(status="RUNNING", started_at=200, start_count=1)
                 ended = started._replace(status="COMPLETED", completed_at=300)
                 for row, base in ((started, claimed), (ended, started)):
-                    assert await other.commit([TaskWrite(row, expected_of(base))]) == ({}, {})
+                    assert await other.commit([TaskWrite(row, expected_of(base))]) == CommitReport({}, {})
             assert await second == 2
         counts = await manager.counts()
         await other.close()

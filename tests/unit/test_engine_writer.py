@@ -780,7 +780,7 @@ async def test_run_is_kept_over_a_copied_row_with_fewer_starts_that_runs_nowhere
         if has_ended:
             live.status, live.completed_at, live.result_text = TaskStatus.COMPLETED, 9, "{}"
         store.drop(store.live)
-        assert await MemoryStore.commit(store, [TaskWrite(copied, None)]) == ({}, {})
+        assert await MemoryStore.commit(store, [TaskWrite(copied, None)]) == CommitReport({}, {})
         writer.lose_everything_committed([live])
         await writer.flush()
         row = await store.fetch("a")
@@ -805,7 +805,7 @@ async def test_task_that_somebody_ended_in_a_copied_file_stays_ended(
         writer.mark(live)
         await writer.flush()
         store.drop(store.live)
-        assert await MemoryStore.commit(store, [TaskWrite(ended, None)]) == ({}, {})
+        assert await MemoryStore.commit(store, [TaskWrite(ended, None)]) == CommitReport({}, {})
         writer.lose_everything_committed([live])
         await writer.flush()
         row = await store.fetch("a")

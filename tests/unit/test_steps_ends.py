@@ -12,6 +12,7 @@ import pytest
 from taskmanager import StepFailed, StoreUnavailable, Task, TaskFailed, TaskManager, current_task, step
 from taskmanager.model.record import TaskWrite, expected_of
 from taskmanager.model.steps import StepRow
+from taskmanager.store.protocol import CommitReport
 from taskmanager.testing import World
 
 pytestmark = pytest.mark.anyio
@@ -306,7 +307,7 @@ async def test_claim_that_is_lost_in_a_step_records_nothing(tmp_path: Path, site
         assert row is not None
         taken = row._replace(claimed_by_worker_id="another", start_count=row.start_count + 1)
         there = StepRow(handle.task_id, "step", 2, "", "slow", None, 10, 20, 1, '{"ok":"there"}', None, None, 0)
-        assert await store.commit([TaskWrite(taken, expected_of(row), steps=(there,))]) == ({}, {})
+        assert await store.commit([TaskWrite(taken, expected_of(row), steps=(there,))]) == CommitReport({}, {})
         go_on.set()
         while handle.task_id in manager._instance.needed().engine.live:  # noqa: ASYNC110  # a commit is to fail
             await asyncio.sleep(0)

@@ -11,7 +11,7 @@ from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite, UnreadableR
 from taskmanager.model.schedule import ScheduleFire
 from taskmanager.model.states import TaskStatus
 from taskmanager.rules.claims import Room, Starting
-from taskmanager.store.protocol import ClaimRequest, TaskFilter
+from taskmanager.store.protocol import ClaimRequest, CommitReport, TaskFilter
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.sqlite.backup import back_up
 from taskmanager.store.sqlite.health import faults, unreadable
@@ -219,7 +219,7 @@ async def test_the_attempt_of_an_unreadable_row_is_written_once(path: Path, colu
         row.task_id, 1, "WORKER_FAILURE", 0, NOW, NOW, "WORKER_CRASHED", "gone", "gone", DEAD, row.worker_hostname, 1,
         row.worker_process_name, NOW,
     )  # fmt: skip
-    assert await store.commit([TaskWrite(ended, expected_of(row), (attempt,))]) == ({}, {})
+    assert await store.commit([TaskWrite(ended, expected_of(row), (attempt,))]) == CommitReport({}, {})
     assert await store.fetch_attempts(row.task_id) == [attempt]
     await store.close()
     with open_read_only(path) as connection:

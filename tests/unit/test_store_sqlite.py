@@ -19,7 +19,7 @@ from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
 from taskmanager.model.states import AttemptOutcome, TaskStatus
 from taskmanager.rules.claims import Room, Starting
-from taskmanager.store.protocol import ClaimRequest, TaskFilter
+from taskmanager.store.protocol import ClaimRequest, CommitReport, TaskFilter
 from taskmanager.store.sqlite import (
     SqliteStore,
     claims,
@@ -319,7 +319,7 @@ async def test_a_locked_store_is_unavailable_and_then_available_again(
         with pytest.raises(StoreUnavailable):
             await store.claim(ClaimRequest("me", ["app:job"], "default", 1, 9))
         assert await store.fetch("t1") is None, "reading goes on"
-    assert await store.commit([write]) == ({}, {})
+    assert await store.commit([write]) == CommitReport({}, {})
     await store.close()
 
 
@@ -355,7 +355,7 @@ async def test_a_full_disk_is_unavailability_and_leaves_no_transaction(path: Pat
     with pytest.raises(StoreUnavailable, match="disk is full"):
         await store.commit(big)
     await store._writer.hop(limit, 1_000_000)
-    assert await store.commit(big) == ({}, {})
+    assert await store.commit(big) == CommitReport({}, {})
     await store.close()
 
 
@@ -368,7 +368,7 @@ async def test_a_cancelled_commit_is_all_or_nothing(path: Path) -> None:
     committing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await committing
-    assert await store.commit([TaskWrite(task("next"), None)]) == ({}, {})
+    assert await store.commit([TaskWrite(task("next"), None)]) == CommitReport({}, {})
     assert len(await store.fetch_many(TaskFilter(limit=1_000))) in (1, 101)
     await store.close()
 
@@ -494,7 +494,7 @@ async def test_a_reader_that_pins_the_log_is_reported_once_and_blocks_at_the_lim
         with pytest.raises(StoreUnavailable, match=r"another connection reads an old state.* end that program"):
             await store.commit([TaskWrite(task("more"), None)])
         reader.execute("COMMIT")
-    assert await store.commit([TaskWrite(task("more"), None)]) == ({}, {})
+    assert await store.commit([TaskWrite(task("more"), None)]) == CommitReport({}, {})
     assert store.wal_size() < 50_000
     assert (await store.counts())[TaskStatus.PENDING] == written + 1
     await store.close()
@@ -706,7 +706,7 @@ async def test_batches_of_any_size_are_cut_into_full_statements(path: Path, coun
     await store.open()
     attempts = AttemptRow("", 1, "COMPLETED", False, 1, 1, None, None, None, None, None, None, None, 1)
     writes = [TaskWrite(task(name, status="FAILED"), None, (attempts._replace(task_id=name),)) for name in names]
-    assert await store.commit(writes) == ({}, {})
+    assert await store.commit(writes) == CommitReport({}, {})
     assert (await store.counts())[TaskStatus.FAILED] == count
     await store.close()
 

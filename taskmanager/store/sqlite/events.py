@@ -5,6 +5,7 @@ from typing import Final
 
 from taskmanager.model.states import LIVE
 from taskmanager.model.steps import EventRow, Identity, SendReport, StoredEvent
+from taskmanager.model.workflows import HELD
 from taskmanager.rules.steps import MAX_UNREAD
 from taskmanager.store.sqlite.connection import transaction
 
@@ -18,9 +19,10 @@ SELECT count(*) FROM (
 )
 """
 _SEND: Final = "INSERT INTO taskmanager_events (task_id, name, value, key, sent_at) VALUES (?, ?, ?, ?, ?)"
-_WAKE: Final = """
+# Also one that is held, for when it is let go.
+_WAKE: Final = f"""
 UPDATE taskmanager_tasks SET enqueued_at = min(enqueued_at, sent_at)
-WHERE id = :task_id AND status = 'PENDING' AND claimed_by_worker_id IS NULL AND EXISTS (
+WHERE id = :task_id AND status = 'PENDING' AND coalesce(claimed_by_worker_id, '{HELD}') = '{HELD}' AND EXISTS (
     SELECT 1 FROM taskmanager_steps WHERE task_id = :task_id AND waits_for = :name AND wakes_at IS NOT NULL
 )
 """

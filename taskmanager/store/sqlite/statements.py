@@ -127,8 +127,8 @@ INSERT: Final = Kind(
     TASK_COLUMNS,
     TASK_COLUMNS[1:],
 )
-# What a failure enqueues. Whoever writes the same failure once more enqueues nothing more.
-ON_FAILURE: Final = Kind(
+# What a failure enqueues, and the task of a node: its id is derived. Whoever enqueues it once more does nothing more.
+DERIVED: Final = Kind(
     _insert("taskmanager_tasks", _same(TASK_COLUMNS), "(id) DO NOTHING"), TASK_COLUMNS, TASK_COLUMNS[1:]
 )
 _CHANGED: Final = TASK_COLUMNS + EXPECTED
@@ -205,6 +205,8 @@ STAY_AWAKE: Final = Kind(
 FORGET_STEPS: Final = Kind(
     f"DELETE FROM taskmanager_steps WHERE task_id IN (SELECT [id] {_ROWS} WHERE [id] IS NOT NULL)", ("id",), ()
 )
+# Writes nothing: these are the changes of tasks of workflows, which have consequences there.
+IN_WORKFLOW: Final = Kind("", (), ())
 
 # Plain tasks. Columns that are not named have no value, and need none.
 _PENDING: Final = _same(("id", "args", "kwargs", "tags", "sent_at", *_CALL[:-3])) | {

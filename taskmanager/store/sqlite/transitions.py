@@ -32,11 +32,13 @@ from taskmanager.store.protocol import CommitReport
 from taskmanager.store.sqlite import statements as sql
 from taskmanager.store.sqlite.connection import primary_code, transaction
 from taskmanager.store.sqlite.queries import fetch, fetch_ids
+from taskmanager.store.sqlite.workflows import follow
+from taskmanager.store.workflow_protocol import Advance, together
 
 _GUILTY_CODES: Final = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH})
 
 _BEHIND_OTHERS: Final = (
-    sql.ATTEMPT, sql.FORGET_STEPS, sql.STEP_RECORD, sql.RECEIVE, sql.STAY_AWAKE, sql.ON_FAILURE,
+    sql.ATTEMPT, sql.FORGET_STEPS, sql.STEP_RECORD, sql.RECEIVE, sql.STAY_AWAKE, sql.DERIVED,
 )  # fmt: skip
 """Written only for what has won, in this order."""
 
@@ -54,6 +56,7 @@ def commit(connection: sqlite3.Connection, writes: Sequence[Write]) -> CommitRep
         return CommitReport({}, {})
     rows = _by_kind(writes)
     attempts, *others = [(kind, rows.pop(kind, [])) for kind in _BEHIND_OTHERS]
+    in_workflows = rows.pop(sql.IN_WORKFLOW, None)
     try:
         with transaction(connection):
             for kind, alike in rows.items():
@@ -66,7 +69,8 @@ def commit(connection: sqlite3.Connection, writes: Sequence[Write]) -> CommitRep
             for kind, alike in others:
                 if alike:
                     sql.write(connection, kind, alike)
-        return CommitReport({}, {})
+            advance = follow(connection, in_workflows) if in_workflows else Advance()
+        return CommitReport({}, {}, advance)
     except _FAULTS as error:
         if not _is_rows_fault(error):
             raise
@@ -95,8 +99,11 @@ def _by_kind(writes: Sequence[Write]) -> defaultdict[sql.Kind, list[sql.Row]]:
                 rows[sql.STEP_RECORD] += write.steps
                 rows[sql.RECEIVE] += [each for each in write.steps if has_timed_out(each)]
                 rows[sql.STAY_AWAKE] += [(each.task_id,) for each in write.steps if each.wakes_at is not None]
+            if write.row.is_workflow_task:
+                before = None if write.expected is None else write.expected.status
+                rows[sql.IN_WORKFLOW].append((write.task_id, before, write.status, write.row.updated_at))
             if write.row.status == "FAILED" and (enqueued := enqueued_by(write.row, write.attempts)) is not None:
-                rows[sql.ON_FAILURE].append(enqueued)
+                rows[sql.DERIVED].append(enqueued)
     return rows
 
 
@@ -135,18 +142,23 @@ def _replace_attempts(connection: sqlite3.Connection, writes: Sequence[Write]) -
 def _commit_with_care(connection: sqlite3.Connection, sent: Sequence[Write]) -> CommitReport:
     lost: list[str] = []
     rejected: dict[str, str] = {}
+    advances: list[Advance] = []
     with transaction(connection):
-        _apply_halving(connection, [encodable(in_full(write)) for write in sent], lost, rejected)
+        _apply_halving(connection, [encodable(in_full(write)) for write in sent], lost, rejected, advances)
         rows = fetch_ids(connection, lost)
-    return CommitReport({task_id: rows.get(task_id) for task_id in lost}, rejected)
+    return CommitReport({task_id: rows.get(task_id) for task_id in lost}, rejected, together(advances))
 
 
 def _apply_halving(
-    connection: sqlite3.Connection, writes: Sequence[Write], lost: list[str], rejected: dict[str, str]
+    connection: sqlite3.Connection,
+    writes: Sequence[Write],
+    lost: list[str],
+    rejected: dict[str, str],
+    advances: list[Advance],
 ) -> None:
     connection.execute("SAVEPOINT halving")
     try:
-        lost += _apply_to_winners(connection, writes)
+        lost += _apply_to_winners(connection, writes, advances)
     except _FAULTS as error:
         if not _is_rows_fault(error):
             raise
@@ -157,8 +169,8 @@ def _apply_halving(
             rejected[writes[0].task_id] = f"{type(error).__name__}: {error}"
         else:
             middle = len(writes) // 2
-            _apply_halving(connection, writes[:middle], lost, rejected)
-            _apply_halving(connection, writes[middle:], lost, rejected)
+            _apply_halving(connection, writes[:middle], lost, rejected, advances)
+            _apply_halving(connection, writes[middle:], lost, rejected, advances)
     connection.execute("RELEASE halving")
 
 
@@ -170,11 +182,11 @@ def _loses(connection: sqlite3.Connection, write: Write) -> bool:
     return row is not None and not all(each.status in TERMINAL and is_memory_only(each) for each in (row, write.row))
 
 
-def _apply_to_winners(connection: sqlite3.Connection, writes: Sequence[Write]) -> list[str]:
+def _apply_to_winners(connection: sqlite3.Connection, writes: Sequence[Write], advances: list[Advance]) -> list[str]:
     """Write what wins. Return the tasks that lost."""
     changed: set[str] = set()
     for kind, alike in _by_kind(writes).items():
-        if kind not in _BEHIND_OTHERS:
+        if kind not in (*_BEHIND_OTHERS, sql.IN_WORKFLOW):
             sql.write(connection, kind, alike, changed)
     winners = [write for write in writes if write.task_id in changed]
     rows = _by_kind(winners)
@@ -183,6 +195,8 @@ def _apply_to_winners(connection: sqlite3.Connection, writes: Sequence[Write]) -
     for kind in _BEHIND_OTHERS:
         if sql.write(connection, kind, rows[kind]) != len(rows[kind]) and kind is sql.ATTEMPT:
             _replace_attempts(connection, winners)
+    if rows[sql.IN_WORKFLOW]:
+        advances.append(follow(connection, rows[sql.IN_WORKFLOW]))
     return [write.task_id for write in writes if write.task_id not in changed]
 
 

@@ -6,7 +6,18 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, TypeVarTuple
 
 from taskmanager.model.record import TaskRow
 from taskmanager.store.protocol import ClaimRequest, TaskFilter
-from taskmanager.store.sqlite import beat, claims, events, pruning, queries, transitions
+from taskmanager.store.sqlite import (
+    beat,
+    claims,
+    events,
+    pruning,
+    queries,
+    transitions,
+    workflow_recovery,
+    workflow_reopening,
+    workflow_rows,
+    workflows,
+)
 from taskmanager.store.sqlite import schedules as schedule_state
 from taskmanager.store.sqlite.pruning import BatchSize
 
@@ -96,6 +107,11 @@ class Verbs:
     paused_queues = _reads(queries.paused_queues)
     schedules = _reads(schedule_state.fetch)
     busy_schedules = _reads(schedule_state.busy)
+    fetch_workflow = _reads(workflow_rows.fetch_workflow)
+    fetch_workflows = _reads(workflow_rows.fetch_workflows)
+    fetch_nodes = _reads(workflow_rows.fetch_nodes)
+    fetch_node = _reads(workflow_rows.fetch_node)
+    node_start = _reads(workflow_rows.node_start)
 
     fetch_claim = _writes(claims.fetch_claim)  # behind every claim that was asked for before
     release = _writes(claims.release)
@@ -109,3 +125,9 @@ class Verbs:
     declare_schedules = _writes(schedule_state.declare)
     fire_schedules = _writes(schedule_state.fire)
     set_schedule_paused = _writes(schedule_state.set_paused)
+    start_workflow = _writes(workflows.start)
+    reopen_workflow = _writes(workflow_reopening.reopen)
+    pause_workflow = _writes(workflows.pause)
+    resume_workflow = _writes(workflows.resume)
+    cancel_workflow = _writes(workflows.cancel)
+    recover_workflows = _writes(workflow_recovery.recover)

@@ -12,7 +12,7 @@ from taskmanager.duties.supervisor import Supervisor
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.instance import InstanceLock
 from taskmanager.model.record import AttemptRow, TaskRow, TaskWrite
-from taskmanager.store.protocol import Beat, InstanceRow
+from taskmanager.store.protocol import Beat, CommitReport, InstanceRow
 
 HOUR_US = 3_600_000_000
 
@@ -73,7 +73,7 @@ class Scene:
     async def put(self, *rows: TaskRow, attempts: tuple[AttemptRow, ...] = ()) -> None:
         """Rows as somebody has left them."""
         writes = [TaskWrite(row, None, tuple(a for a in attempts if a.task_id == row.task_id)) for row in rows]
-        assert await self.engine.store.commit(writes) == ({}, {})
+        assert await self.engine.store.commit(writes) == CommitReport({}, {})
 
     def beat(self, sender: str, *roles: str) -> None:
         """A sign of life of another instance, now."""

@@ -25,44 +25,51 @@ CREATE TABLE taskmanager_workflows (
 CREATE INDEX taskmanager_workflows_sent_at ON taskmanager_workflows (sent_at, id);
 CREATE INDEX taskmanager_workflows_status ON taskmanager_workflows (status, sent_at) WHERE status <> 'COMPLETED';
 CREATE INDEX taskmanager_workflows_root ON taskmanager_workflows (root_workflow_id);
+CREATE INDEX taskmanager_workflows_parent ON taskmanager_workflows (parent_workflow_id)
+    WHERE parent_workflow_id IS NOT NULL;
 
+-- What may be large stands last: the counters are read and written without it.
 CREATE TABLE taskmanager_workflow_tasks (
     id INTEGER PRIMARY KEY,
     workflow_id TEXT NOT NULL REFERENCES taskmanager_workflows (id) ON DELETE CASCADE,
     task_index INTEGER NOT NULL CHECK (task_index >= 0),
-    node_id TEXT NOT NULL,
-    task_name TEXT NOT NULL,
-    args TEXT,
-    kwargs TEXT,
-    queue_name TEXT NOT NULL,
-    priority INTEGER NOT NULL CHECK (priority BETWEEN 1 AND 100),
-    max_retries INTEGER NOT NULL CHECK (max_retries >= 0),
-    task_options TEXT NOT NULL,
-    tags TEXT,
-    delay_us INTEGER NOT NULL CHECK (delay_us >= 0),
-    dependencies TEXT NOT NULL,
-    args_from TEXT,
-    allow_failed_deps INTEGER NOT NULL CHECK (allow_failed_deps IN (0, 1)),
-    join_type TEXT NOT NULL CHECK (join_type IN ('all', 'any', 'quorum')),
-    min_success INTEGER,
-    is_optional INTEGER NOT NULL CHECK (is_optional IN (0, 1)),
-    is_subworkflow INTEGER NOT NULL CHECK (is_subworkflow IN (0, 1)),
-    sub_workflow_id TEXT,
-    sub_workflow_summary TEXT,
     status TEXT NOT NULL CHECK (
         status IN ('PENDING', 'READY', 'ENQUEUED', 'RUNNING', 'COMPLETED', 'FAILED', 'SKIPPED')
     ),
-    task_id TEXT,
     open INTEGER NOT NULL CHECK (open >= 0),
     completed INTEGER NOT NULL CHECK (completed >= 0),
     failed INTEGER NOT NULL CHECK (failed >= 0),
     inputs_open INTEGER NOT NULL CHECK (inputs_open >= 0),
     inputs_failed INTEGER NOT NULL CHECK (inputs_failed >= 0),
-    result TEXT,
-    error TEXT,
+    join_type TEXT NOT NULL CHECK (join_type IN ('all', 'any', 'quorum')),
+    min_success INTEGER,
+    allow_failed_deps INTEGER NOT NULL CHECK (allow_failed_deps IN (0, 1)),
+    is_optional INTEGER NOT NULL CHECK (is_optional IN (0, 1)),
+    is_subworkflow INTEGER NOT NULL CHECK (is_subworkflow IN (0, 1)),
+    -- Whether the nodes that depend on it count its end; not yet while the workflow is paused.
+    is_passed_on INTEGER NOT NULL DEFAULT 0 CHECK (is_passed_on IN (0, 1)),
+    -- Whether somebody has resumed the workflow since it failed.
+    is_accepted INTEGER NOT NULL DEFAULT 0 CHECK (is_accepted IN (0, 1)),
+    task_id TEXT,
+    sub_workflow_id TEXT,
     created_at INTEGER NOT NULL,
     started_at INTEGER,
     completed_at INTEGER,
+    delay_us INTEGER NOT NULL CHECK (delay_us >= 0),
+    priority INTEGER NOT NULL CHECK (priority BETWEEN 1 AND 100),
+    max_retries INTEGER NOT NULL CHECK (max_retries >= 0),
+    node_id TEXT NOT NULL,
+    task_name TEXT NOT NULL,
+    queue_name TEXT NOT NULL,
+    task_options TEXT NOT NULL,
+    tags TEXT,
+    dependencies TEXT NOT NULL,
+    sub_workflow_summary TEXT,
+    args TEXT,
+    kwargs TEXT,
+    args_from TEXT,
+    result TEXT,
+    error TEXT,
     UNIQUE (workflow_id, task_index),
     UNIQUE (workflow_id, node_id)
 ) STRICT;
@@ -72,6 +79,12 @@ CREATE UNIQUE INDEX taskmanager_workflow_tasks_task_id ON taskmanager_workflow_t
 -- Whether a workflow has a node that has not ended.
 CREATE INDEX taskmanager_workflow_tasks_open ON taskmanager_workflow_tasks (workflow_id, status)
     WHERE status NOT IN ('COMPLETED', 'FAILED', 'SKIPPED');
+
+-- What another program has left half done: an end of which no dependent knows, and a node that waits for nothing.
+CREATE INDEX taskmanager_workflow_tasks_untold ON taskmanager_workflow_tasks (workflow_id)
+    WHERE is_passed_on = 0 AND status IN ('COMPLETED', 'FAILED', 'SKIPPED');
+CREATE INDEX taskmanager_workflow_tasks_idle ON taskmanager_workflow_tasks (workflow_id)
+    WHERE status = 'PENDING' AND open = 0 AND inputs_open = 0;
 
 CREATE TABLE taskmanager_workflow_edges (
     workflow_id TEXT NOT NULL REFERENCES taskmanager_workflows (id) ON DELETE CASCADE,

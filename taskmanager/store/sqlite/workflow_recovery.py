@@ -1,0 +1,81 @@
+"""Puts right what another program has left half done in workflows that run: a tool, a person, an older version.
+
+In a file that only this library writes there is nothing to do, because each end has its consequences in its own
+transaction. So it looks first, without the lock for writing.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from typing import Any, Final
+
+from taskmanager.model.workflows import HELD
+from taskmanager.store.sqlite.connection import transaction
+from taskmanager.store.sqlite.statements import TERMINAL_SQL
+from taskmanager.store.sqlite.workflow_ends import IS_OPEN
+from taskmanager.store.sqlite.workflow_walk import Walk
+from taskmanager.store.workflow_protocol import Advance
+
+_RUNS: Final = "JOIN taskmanager_workflows AS w ON w.id = n.workflow_id AND w.status = 'RUNNING'"
+_NODES: Final = "taskmanager_workflow_tasks AS n INDEXED BY taskmanager_workflow_tasks"
+_LIVE: Final = f"{_NODES}_open"
+_CHILD: Final = "JOIN taskmanager_workflows AS c ON c.id = n.sub_workflow_id"
+_TASK: Final = "LEFT JOIN taskmanager_tasks AS t ON t.id = n.task_id"
+_UNTOLD: Final = f"""
+SELECT n.id FROM {_NODES}_untold {_RUNS}
+WHERE n.is_passed_on = 0 AND n.status IN ('COMPLETED', 'FAILED', 'SKIPPED') LIMIT :limit
+"""
+_IDLE: Final = f"""
+SELECT n.id FROM {_NODES}_idle {_RUNS}
+WHERE n.status = 'PENDING' AND n.open = 0 AND n.inputs_open = 0 LIMIT :limit
+"""
+_WITHOUT_TASK: Final = f"""
+SELECT n.id FROM {_LIVE} {_RUNS} {_TASK}
+WHERE {IS_OPEN} AND n.status IN ('READY', 'ENQUEUED', 'RUNNING') AND n.is_subworkflow = 0 AND t.id IS NULL LIMIT :limit
+"""
+_NOT_BEGUN: Final = f"""
+SELECT n.id FROM {_LIVE} {_RUNS} {_CHILD}
+WHERE {IS_OPEN} AND n.status IN ('READY', 'ENQUEUED', 'RUNNING') AND c.status = 'PENDING' LIMIT :limit
+"""
+_CHILD_ENDED: Final = f"""
+SELECT c.id FROM {_LIVE} {_RUNS} {_CHILD}
+WHERE {IS_OPEN} AND c.status IN ('COMPLETED', 'FAILED', 'CANCELLED') AND n.status <> 'PENDING' LIMIT :limit
+"""
+_TASK_ENDED: Final = f"""
+SELECT t.id FROM {_LIVE} {_RUNS} JOIN taskmanager_tasks AS t ON t.id = n.task_id
+WHERE {IS_OPEN} AND t.status IN ({TERMINAL_SQL}) AND t.updated_at <= :ended_by LIMIT :limit
+"""
+_HELD: Final = f"""
+SELECT DISTINCT n.workflow_id FROM taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owner
+JOIN taskmanager_workflow_tasks AS n ON n.task_id = t.id {_RUNS}
+WHERE t.claimed_by_worker_id = '{HELD}' AND t.status = 'PENDING' LIMIT :limit
+"""
+_ALL_ENDED: Final = f"""
+SELECT w.id FROM taskmanager_workflows AS w INDEXED BY taskmanager_workflows_status
+WHERE w.status = 'RUNNING' AND w.status <> 'COMPLETED'
+    AND NOT EXISTS (SELECT 1 FROM taskmanager_workflow_tasks AS n WHERE n.workflow_id = w.id AND {IS_OPEN}) LIMIT :limit
+"""
+_STEPS: Final = (_UNTOLD, _IDLE, _WITHOUT_TASK, _NOT_BEGUN, _CHILD_ENDED, _TASK_ENDED, _HELD, _ALL_ENDED)
+
+
+def recover(connection: sqlite3.Connection, now: int, grace_us: int, limit: int) -> tuple[int, Advance]:
+    """See `Store.recover_workflows`."""
+    given = {"ended_by": now - grace_us, "limit": limit}
+    if not any(connection.execute(each, given | {"limit": 1}).fetchone() for each in _STEPS):
+        return 0, Advance()
+    with transaction(connection):
+        return _put_right(connection, given, now)
+
+
+def _put_right(connection: sqlite3.Connection, given: dict[str, int], now: int) -> tuple[int, Advance]:
+    """Each step finds what the ones before it have left, so a pass ends with the workflows that have ended by it."""
+    walk, count = Walk(connection, now), 0
+    acts: tuple[Callable[[list[Any]], None], ...] = (
+        walk.follow, walk.judge, walk.enqueue, walk.begin_children, walk.end_children, walk.end_tasks,
+        walk.free_tasks_of, walk.check,
+    )  # fmt: skip
+    for query, act in zip(_STEPS, acts, strict=True):
+        found = [each for (each,) in connection.execute(query, given).fetchall()]
+        count += len(found)
+        act(found)
+        walk.go()
+    return count, walk.advance()

@@ -1,0 +1,84 @@
+"""Reads workflows, their nodes, and what the task of a node needs at its start."""
+
+import json
+import sqlite3
+from typing import Any, Final
+
+from taskmanager.model.workflows import Input, NodeRow, NodeStart, WorkflowRow
+from taskmanager.store.sqlite.reading import snapshot
+
+_WORKFLOW: Final = ", ".join(f"w.{name}" for name in WorkflowRow._fields)
+_LISTED: Final = ", ".join("NULL" if name == "result" else f"w.{name}" for name in WorkflowRow._fields)
+_NODES: Final = "taskmanager_workflow_tasks AS n LEFT JOIN taskmanager_tasks AS t ON t.id = n.task_id"
+_RUNS: Final = {
+    "status": "iif(n.status = 'ENQUEUED' AND t.started_at IS NOT NULL, 'RUNNING', n.status)",
+    "started_at": "coalesce(n.started_at, t.started_at)",
+}
+"""Whether a node runs is what the row of its task says: a start writes nothing here."""
+_NODE: Final = ", ".join(_RUNS.get(name, f"n.{name}") for name in NodeRow._fields)
+_LARGE: Final = dict.fromkeys(("args", "kwargs", "args_from"), "NULL")
+_SUMMARY: Final = ", ".join((_RUNS | _LARGE).get(name, f"n.{name}") for name in NodeRow._fields)
+
+
+def fetch_workflow(connection: sqlite3.Connection, workflow_id: str) -> WorkflowRow | None:
+    """See `Store.fetch_workflow`."""
+    query = f"SELECT {_WORKFLOW} FROM taskmanager_workflows AS w WHERE w.id = ?"
+    row = connection.execute(query, (workflow_id,)).fetchone()
+    return None if row is None else WorkflowRow._make(row)
+
+
+def fetch_workflows(
+    connection: sqlite3.Connection, status: str | None, name: str | None, limit: int, before: tuple[int, str] | None
+) -> list[WorkflowRow]:
+    """See `Store.fetch_workflows`."""
+    conditions, given = ["w.parent_workflow_id IS NULL"], {"status": status, "name": name, "limit": limit}
+    conditions += [f"w.{each} = :{each}" for each in ("status", "name") if given[each] is not None]
+    if before is not None:
+        conditions.append("(w.sent_at, w.id) < (:before_at, :before_id)")
+        given["before_at"], given["before_id"] = before
+    query = f"""
+        SELECT {_LISTED} FROM taskmanager_workflows AS w WHERE {" AND ".join(conditions)}
+        ORDER BY w.sent_at DESC, w.id DESC LIMIT :limit
+    """
+    return list(map(WorkflowRow._make, connection.execute(query, given).fetchall()))
+
+
+def fetch_nodes(connection: sqlite3.Connection, workflow_id: str) -> list[NodeRow]:
+    """See `Store.fetch_nodes`."""
+    query = f"SELECT {_SUMMARY} FROM {_NODES} WHERE n.workflow_id = ? ORDER BY n.task_index"
+    return list(map(NodeRow._make, connection.execute(query, (workflow_id,)).fetchall()))
+
+
+def fetch_node(connection: sqlite3.Connection, workflow_id: str, node_id: str) -> NodeRow | None:
+    """See `Store.fetch_node`."""
+    query = f"SELECT {_NODE} FROM {_NODES} WHERE n.workflow_id = ? AND n.node_id = ?"
+    row = connection.execute(query, (workflow_id, node_id)).fetchone()
+    return None if row is None else NodeRow._make(row)
+
+
+_START: Final = """
+SELECT w.id, w.status, w.cancelled_at IS NOT NULL, n.args_from
+FROM taskmanager_workflow_tasks AS n JOIN taskmanager_workflows AS w ON w.id = n.workflow_id WHERE n.task_id = ?
+"""
+# A result that is asked for in many places is read once.
+_INPUTS: Final = """
+SELECT n.workflow_id, n.task_index, n.node_id, n.status, n.result, n.error
+FROM (
+    SELECT DISTINCT json_extract(value, '$[1]') AS workflow_id, json_extract(value, '$[2]') AS task_index
+    FROM json_each(?)
+) AS wanted JOIN taskmanager_workflow_tasks AS n USING (workflow_id, task_index)
+"""
+
+
+def node_start(connection: sqlite3.Connection, task_id: str) -> NodeStart | None:
+    """See `Store.node_start`."""
+    with snapshot(connection):
+        found = connection.execute(_START, (task_id,)).fetchone()
+        if found is None:
+            return None
+        *about, args_from = found
+        rows = connection.execute(_INPUTS, (args_from or "[]",)).fetchall()
+    nodes: dict[tuple[str, int], Any] = {(workflow_id, index): rest for workflow_id, index, *rest in rows}
+    wanted = json.loads(args_from or "[]")
+    inputs = [Input(tuple(path), kind, *nodes[source, index]) for path, source, index, kind in wanted]
+    return NodeStart(about[0], about[1], bool(about[2]), tuple(inputs))

@@ -1,0 +1,185 @@
+"""The verbs that change workflows, and what the commit of a task means for the workflow it belongs to.
+
+Whatever ends the task of a node calls `follow` or `advance` in its own transaction. So no end is without its
+consequences, whoever writes it and whatever happens to the process then.
+"""
+
+import sqlite3
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from taskmanager.codec.results import encode_error_text
+from taskmanager.model.record import DELAY_KEY
+from taskmanager.model.result import TaskError
+from taskmanager.model.states import TERMINAL, WAITING, BuiltInTaskCode
+from taskmanager.model.workflows import AFTER, ENDED_WORKFLOW, HELD, EdgeRow, Graph, NodeRow, WorkflowRow
+from taskmanager.rules.workflows import is_awaited
+from taskmanager.store.constraints import encodable
+from taskmanager.store.sqlite import workflow_pauses as pauses
+from taskmanager.store.sqlite.connection import transaction
+from taskmanager.store.sqlite.statements import LIVE_SQL, Row
+from taskmanager.store.sqlite.workflow_ends import IS_OPEN
+from taskmanager.store.sqlite.workflow_reopening import reopen_tasks
+from taskmanager.store.sqlite.workflow_rows import fetch_workflow
+from taskmanager.store.sqlite.workflow_walk import Walk
+from taskmanager.store.workflow_protocol import Advance
+
+_CANCELLED: Final = TaskError(BuiltInTaskCode.TASK_CANCELLED, "its workflow was cancelled")
+
+
+def _insert(table: str, columns: Sequence[str]) -> str:
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+
+
+_WORKFLOW: Final = _insert("taskmanager_workflows", WorkflowRow._fields)
+_NODE: Final = _insert("taskmanager_workflow_tasks", NodeRow._fields)
+_EDGE: Final = _insert("taskmanager_workflow_edges", EdgeRow._fields)
+
+
+def start(connection: sqlite3.Connection, graph: Graph, now: int) -> tuple[WorkflowRow | None, Advance]:
+    """See `Store.start_workflow`."""
+    graph = encodable(graph)
+    root = graph.workflows[0].id
+    with transaction(connection):
+        if (there := fetch_workflow(connection, root)) is not None:
+            return there, Advance()
+        connection.executemany(_WORKFLOW, [each._replace(status="PENDING") for each in graph.workflows])
+        connection.executemany(_NODE, _counted(graph))
+        connection.executemany(_EDGE, graph.edges)
+        walk = Walk(connection, now)
+        walk.begin([root])
+        return None, walk.advance()
+
+
+def _counted(graph: Graph) -> list[NodeRow]:
+    """Return the nodes as they stand at the start: each counts what it depends on, and none of that has ended."""
+    joins = {(node.workflow_id, node.task_index): node.join_type for node in graph.nodes}
+    ends: defaultdict[tuple[str, int], int] = defaultdict(int)
+    inputs: defaultdict[tuple[str, int], int] = defaultdict(int)
+    for workflow_id, _, to_index, means in graph.edges:
+        key = workflow_id, to_index
+        ends[key] += means & AFTER
+        inputs[key] += is_awaited(means, joins[key])
+    return [_fresh(node, ends[node[:2]], inputs[node[:2]]) for node in graph.nodes]
+
+
+def _fresh(node: NodeRow, ends: int, inputs: int) -> NodeRow:
+    options = node.task_options
+    if node.delay_us and DELAY_KEY not in options:
+        options = f"{options[:-1]}{',' if len(options) > 2 else ''}{DELAY_KEY}}}"
+    return node._replace(
+        status="PENDING", task_options=options, task_id=None, open=ends, completed=0, failed=0, inputs_open=inputs,
+        inputs_failed=0,
+    )  # fmt: skip
+
+
+def advance(connection: sqlite3.Connection, ended: Collection[str], now: int) -> Advance:
+    """Do all that follows in workflows from the ends of these tasks, in the transaction that ends them."""
+    walk = Walk(connection, now)
+    walk.end_tasks(ended)
+    return walk.advance()
+
+
+def follow(connection: sqlite3.Connection, changes: Sequence[Row]) -> Advance:
+    """Do all that follows in workflows from a commit, in its transaction.
+
+    Each change is a task of a workflow, its status before and after, and when that was.
+    """
+    now = max(at for *_, at in changes)
+    walk = Walk(connection, now)
+    again = [task_id for task_id, before, _, _ in changes if before in TERMINAL]
+    if again:
+        reopen_tasks(walk, again)
+    walk.end_tasks([task_id for task_id, _, after, _ in changes if after in TERMINAL])
+    found = walk.advance()
+    waiting = [task_id for task_id, _, after, _ in changes if after in WAITING]
+    if waiting:
+        pauses.hold_paused(connection, waiting, now)
+    return found
+
+
+def pause(connection: sqlite3.Connection, workflow_id: str, now: int) -> Advance | None:
+    """See `Store.pause_workflow`."""
+    with transaction(connection):
+        row = fetch_workflow(connection, workflow_id)
+        if row is None or row.status != "RUNNING" or row.cancelled_at is not None:
+            return None
+        pauses.pause(connection, [workflow_id], now)
+        return Advance()
+
+
+_RESUME: Final = f"""
+UPDATE taskmanager_workflows SET status = 'RUNNING', updated_at = :now
+WHERE id IN ({pauses.TREE}) AND status = 'PAUSED' RETURNING id
+"""
+_ACCEPT: Final = """
+UPDATE taskmanager_workflow_tasks SET is_accepted = 1
+WHERE workflow_id IN (SELECT value FROM json_each(:ids)) AND status = 'FAILED'
+"""
+_UNTOLD: Final = """
+SELECT n.id FROM json_each(:ids) AS v CROSS JOIN taskmanager_workflow_tasks AS n
+    INDEXED BY taskmanager_workflow_tasks_untold ON n.workflow_id = v.value
+WHERE n.is_passed_on = 0 AND n.status IN ('COMPLETED', 'FAILED', 'SKIPPED')
+"""
+
+
+def resume(connection: sqlite3.Connection, workflow_id: str, now: int) -> Advance | None:
+    """See `Store.resume_workflow`."""
+    with transaction(connection):
+        row = fetch_workflow(connection, workflow_id)
+        if row is None or row.status in ENDED_WORKFLOW or _is_paused(connection, row.parent_workflow_id):
+            return None
+        walk = Walk(connection, now)
+        resumed = walk.ids(_RESUME, [workflow_id])
+        if not resumed:
+            return None
+        walk.run(_ACCEPT, resumed)
+        walk.free_tasks_of(resumed)
+        walk.follow(walk.ids(_UNTOLD, resumed))
+        walk.judge_all(resumed)
+        return walk.advance()
+
+
+def _is_paused(connection: sqlite3.Connection, workflow_id: str | None) -> bool:
+    row = None if workflow_id is None else fetch_workflow(connection, workflow_id)
+    return row is not None and row.status == "PAUSED"
+
+
+_CANCEL: Final = f"""
+UPDATE taskmanager_workflows SET status = 'RUNNING', cancelled_at = :now, updated_at = :now
+WHERE id IN ({pauses.TREE}) AND status IN ('PENDING', 'RUNNING', 'PAUSED') RETURNING id
+"""
+_NOT_BEGUN: Final = f"""
+SELECT n.id FROM json_each(:ids) AS v CROSS JOIN taskmanager_workflow_tasks AS n
+    INDEXED BY taskmanager_workflow_tasks_open ON n.workflow_id = v.value
+WHERE {IS_OPEN} AND n.status IN ('PENDING', 'READY')
+"""
+_CANCEL_WAITING: Final = f"""
+UPDATE OR IGNORE taskmanager_tasks
+SET status = 'CANCELLED', claimed_by_worker_id = NULL, failed_at = :now, updated_at = :now, cancel_requested_at = :now,
+    error_code = :code, failed_reason = :reason, next_retry_at = NULL, result = :result
+WHERE id IN ({pauses.TASKS_OF}) AND status = 'PENDING' AND coalesce(claimed_by_worker_id, '{HELD}') = '{HELD}'
+RETURNING id
+"""
+_ASK: Final = f"""
+UPDATE OR IGNORE taskmanager_tasks SET cancel_requested_at = :now, updated_at = :now
+WHERE id IN ({pauses.TASKS_OF}) AND status IN ({LIVE_SQL}) AND cancel_requested_at IS NULL
+"""
+
+
+def cancel(connection: sqlite3.Connection, workflow_id: str, now: int) -> Advance | None:
+    """See `Store.cancel_workflow`."""
+    with transaction(connection):
+        row = fetch_workflow(connection, workflow_id)
+        if row is None or row.status in ENDED_WORKFLOW or row.cancelled_at is not None:
+            return None
+        walk = Walk(connection, now)
+        cancelled = walk.ids(_CANCEL, [workflow_id])
+        walk.skip([(node, None) for node in walk.ids(_NOT_BEGUN, cancelled)])
+        said = {"code": _CANCELLED.error_code, "reason": _CANCELLED.message, "result": encode_error_text(_CANCELLED)}
+        ended = walk.ids(_CANCEL_WAITING, cancelled, **said)
+        walk.run(_ASK, cancelled)
+        walk.end_tasks(ended)
+        walk.check(cancelled)
+        return walk.advance()
