@@ -158,12 +158,13 @@ def _call_of(place: _Place, node: Node[Any], definition_of: Callable[[Task[..., 
     except ArgumentError as exc:
         error = ArgumentError if MISPLACED in str(exc) else ConfigurationError
         raise error(f"{node}: {exc}") from exc
-    inputs = tuple([_input_of(place, node, gap) for gap in gaps])
-    key = None if definition.results.is_sealed else canonical(node.args, node.kwargs) or args + kwargs
+    is_sealed = definition.results.is_sealed
+    inputs = tuple([_input_of(place, node, gap, is_sealed=is_sealed) for gap in gaps])
+    key = None if is_sealed else canonical(node.args, node.kwargs) or args + kwargs
     return _Call(definition, args, kwargs, inputs, key)
 
 
-def _input_of(place: _Place, node: Node[Any], gap: Gap) -> _Input:
+def _input_of(place: _Place, node: Node[Any], gap: Gap, *, is_sealed: bool) -> _Input:
     """Find the workflow in which the node of a placeholder stands, and note there who depends on it."""
     source, kind = source_of(gap.placeholder)
     levels, at, index = 0, place, node.index
@@ -174,10 +175,10 @@ def _input_of(place: _Place, node: Node[Any], gap: Gap) -> _Input:
                 "values of this workflow, or of one that it is added to. The value of a child is that of its node"
             )
         levels, at, index = levels + 1, at.outer, at.index or 0
-    if source.child is not None and source.child.output_node is None:
+    if is_sealed and source.child is not None and source.child.output_node is None:
         place.refuse(
             f"node {node.node_id!r}: argument {gap.path[0]!r} is the {kind} of {source.child.name!r}, which has no "
-            "output; say which of its nodes is, with output(...)"
+            "output, and the store cannot put sealed results together; say which of its nodes is, with output(...)"
         )
     at.edges[source.index, index] |= _MEANS[kind]
     return _Input(gap.path, levels, at.id, source.index, kind)

@@ -16,6 +16,7 @@ from taskmanager.codec.values import dumps, loads
 from taskmanager.model.call_options import CallOptions
 from taskmanager.model.dataclass import dataclass, field
 from taskmanager.model.errors import ArgumentError
+from taskmanager.model.placeholder import MISPLACED
 from taskmanager.model.record import DELAY_KEY, SENDER_KEY, TaskRow
 from taskmanager.model.result import MAX_DELAY_S, TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, Lane
@@ -91,10 +92,15 @@ class Definition:
         return self if self.is_persisted else replace(self, is_persisted=True)
 
     def stored_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str] | tuple[None, None]:
-        """Return the arguments of a memory-only task for its record, or nothing where they cannot be stored."""
+        """Return the arguments of a memory-only task for its record, or nothing where they cannot be stored.
+
+        Raises `ArgumentError` only for a placeholder, which the function would take for a value.
+        """
         try:
             return self.encode_arguments(args, kwargs)
-        except BaseException:  # noqa: BLE001  # the application's
+        except BaseException as exc:  # the application's
+            if type(exc) is ArgumentError and MISPLACED in str(exc):
+                raise
             return None, None
 
     def stored_error(self, error: TaskError) -> str:

@@ -199,11 +199,13 @@ def test_placeholder_inside_of_an_object_is_refused_by_parameter(wrap: Callable[
         made(workflow)
 
 
-def test_placeholder_given_to_enqueue_is_refused() -> None:
-    """It says where it belongs, and is never stored."""
+@pytest.mark.parametrize("persist", [True, False])
+def test_placeholder_given_to_enqueue_is_refused(persist: bool) -> None:
+    """It says where it belongs. A memory-only task would be called with it otherwise."""
     _, page = some()
+    mine = TaskManager("never-opened.db").task(name="mine", persist=persist)(fetch.fn)
     with pytest.raises(ArgumentError, match=r"argument 'url'.*argument of Workflow.add"):
-        fetch.enqueue(page.value)
+        mine.enqueue(page.value)
 
 
 def test_placeholders_are_stored_as_references() -> None:
@@ -391,11 +393,6 @@ def _in_two_places(workflow: Any, _: Any) -> None:
     second.add_workflow(child)
 
 
-def _value_without_output(workflow: Any, _: Any) -> None:
-    _child_of, _inner, node = _child(workflow)
-    workflow.add(fetch, node.value)
-
-
 GRAPHS: list[tuple[Callable[[Any, Any], object], str]] = [
     (lambda _, page: page.after(page), "nodes wait for each other: 'page' waits for 'page'; take one of these depend"),
     (_circle, "'page' waits for 'report' waits for 'number' waits for 'page'"),
@@ -420,7 +417,6 @@ GRAPHS: list[tuple[Callable[[Any, Any], object], str]] = [
     (_in_two_places, "workflow 'child': 'child' stands in it twice"),
     (_deep, "workflows may stand in each other 32 deep; let a task start 'deeper'"),
     (_child_of_its_own_value, "workflow 'import': nodes wait for each other: 'outer' waits for 'outer'"),
-    (_value_without_output, "is the value of 'child', which has no output; say which of its nodes is, with output"),
     (lambda wf, _: wf.add_workflow(Workflow("empty")), "workflow 'empty': it has no node; add"),
 ]
 
@@ -700,6 +696,24 @@ def test_sealed_arguments_are_stored_sealed_and_stay_out_of_the_key() -> None:
     assert arguments.decode(one.nodes[0].args or "", one.nodes[0].kwargs or "") == (("hidden",), {})
     assert not (one.nodes[1].args or "").startswith("[")
     assert one.nodes[1].args_from == '[[[0],"w-1",0,"value"]]'
+
+
+def test_child_without_output_gives_a_value_unless_it_is_sealed() -> None:
+    """It is a dict of what its nodes came to. The store puts that together, and has no key."""
+    sealed = TaskManager("never-opened.db", requeue_pending=True, codec=Upside())
+    for of in (manager, sealed):
+
+        @of.task(name="collect")
+        async def collect(found: Any = None) -> None: ...
+
+        workflow, child = Workflow[Any]("import"), Workflow[Any]("child")
+        child.add(collect)
+        workflow.add(collect, workflow.add_workflow(child).result)
+        if of is manager:
+            assert edges(workflow) == {(0, 1): RESULT}
+            continue
+        with pytest.raises(ConfigurationError, match=r"the result of 'child', which has no output.*with output"):
+            graph_of(workflow, "w-1", lambda each: each.bound(sealed)[0], 7)
 
 
 PROGRAM = """
