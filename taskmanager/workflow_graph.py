@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, NoReturn
 
-from taskmanager.codec.gaps import Gap, Path, canonical
+from taskmanager.codec.gaps import Gap, Path
 from taskmanager.codec.values import dumps
 from taskmanager.engine.definition import Definition, with_delay
 from taskmanager.model.clock import SECOND_US
@@ -160,7 +160,7 @@ def _call_of(place: _Place, node: Node[Any], definition_of: Callable[[Task[..., 
         raise error(f"{node}: {exc}") from exc
     is_sealed = definition.results.is_sealed
     inputs = tuple([_input_of(place, node, gap, is_sealed=is_sealed) for gap in gaps])
-    key = None if is_sealed else canonical(node.args, node.kwargs) or args + kwargs
+    key = definition.arguments.digest(node.args, node.kwargs)
     return _Call(definition, args, kwargs, inputs, key)
 
 

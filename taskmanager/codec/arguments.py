@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import Any, Final, NoReturn, cast
 from uuid import UUID
 
 from taskmanager.codec.annotations import annotated_function, resolve, signature_of
 from taskmanager.codec.equality import type_name
+from taskmanager.codec.gaps import Gap, Gaps, canonical, has_gap
 from taskmanager.codec.inputs import filled, json_of
 from taskmanager.codec.values import (
     INT64_MAX,
@@ -33,9 +34,6 @@ from taskmanager.codec.values import (
 )
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.workflows import Input
-
-if TYPE_CHECKING:
-    from taskmanager.codec.gaps import Gap, Gaps
 
 _IMMUTABLE: Final = frozenset(
     {int, str, float, bool, NoneType, bytes, date, datetime, time, timedelta, UUID, Decimal},
@@ -138,17 +136,15 @@ class ArgumentCodec:
                     return False
         return True
 
-    def encode_open(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "tuple[str, str, tuple[Gap, ...]]":
+    def encode_open(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str, tuple[Gap, ...]]:
         """As `encode`, with null where a placeholder stands. The placeholders come third, with their places."""
-        from taskmanager.codec.gaps import Gaps, has_gap
-
         if not has_gap((args, kwargs)):
             return *self.encode(args, kwargs), ()
         gaps = Gaps()
         return *self._encode_proven(args, kwargs, gaps), tuple(gaps.found)
 
     def _encode_proven(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], gaps: "Gaps | None" = None
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], gaps: Gaps | None = None
     ) -> tuple[str, str]:
         self.check(args, kwargs)
         close = None if gaps is None else gaps.close
@@ -300,18 +296,16 @@ class ArgumentCodec:
             return str(error)
         return None
 
-    def digest(self, args_text: str, kwargs_text: str) -> str | None:
-        """SHA-256 (64 hex digits) of stored arguments, to notice that a second enqueue carries others.
+    def digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+        """SHA-256 (64 hex digits) of arguments that `encode` takes, to notice that a second call carries others.
 
-        The order of keyword arguments does not count. None with a codec: a hash of the plain text would let a reader of
-        the file guess it, and one of encrypted text differs each time.
+        It is the same in every process. The order of keyword arguments, and of sets and dicts, does not count. None
+        with a codec: a hash of the plain text would let a reader of the file guess it.
         """
         if self._codec is not None:
             return None
-        if kwargs_text != _NO_KWARGS:
-            kwargs = split_object(kwargs_text)
-            kwargs_text = ",".join(f"{name!r}:{bytes(kwargs[name]).decode()}" for name in sorted(kwargs))
-        return hashlib.sha256(f"{len(args_text)}:{args_text}{kwargs_text}".encode()).hexdigest()
+        text = canonical(args, kwargs) or "".join(self.encode_open(args, dict(sorted(kwargs.items())))[:2])
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _make_check(

@@ -187,7 +187,7 @@ def make_schedule(name: str, definition: Definition, options: ScheduleOptions) -
     said = [
         str(timing),
         persisted.name,
-        arguments.digest(stored_args, stored_kwargs) or "",
+        arguments.digest(args, kwargs) or "",
         options.catch_up,
         str(options.max_catch_up_runs),
         options.overlap,

@@ -192,7 +192,7 @@ class Intake:
                 return
             live.store_arguments()
         if live.args_text is not None and live.kwargs_text is not None:
-            live.enqueue_sha = arguments.digest(live.args_text, live.kwargs_text)
+            live.enqueue_sha = arguments.digest(args, kwargs)
 
     # Under the lock.
 

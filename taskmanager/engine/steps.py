@@ -348,6 +348,7 @@ class StepCalls:
 def _digest(arguments: ArgumentCodec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """Return what tells these arguments from others, or None where they cannot be encoded."""
     try:
-        return arguments.digest(*arguments.encode(args, kwargs))
+        arguments.encode(args, kwargs)
+        return arguments.digest(args, kwargs)
     except Exception:  # noqa: BLE001  # the call says what is wrong with them, or nothing is
         return None

@@ -720,7 +720,7 @@ PROGRAM = """
 from tests.unit.test_workflow_definition import golden, key_of
 print(key_of(golden()))
 """
-GOLDEN = "4f9bc2df1f31cae7ee00e031f71c54e687a7daea2580e2c678d00319c4f82871"
+GOLDEN = "f21108ca5f7a94b1e33273c8fe5fa269a1a00d23ab9de3573b3fa371118d6f43"
 
 
 def golden() -> Workflow[Any]:
