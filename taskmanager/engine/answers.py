@@ -107,7 +107,7 @@ class Answers:
         """Tell everybody what became of theirs. Return whether a record of history must be written once more."""
         self._has_history_again = False
         is_troubled = bool(report.lost or report.rejected)
-        for sent in batch:
+        for sent in map(self._outbox.as_it_was, batch) if is_troubled else batch:
             live = sent[0]
             if not live.is_persisted and not is_troubled:
                 continue

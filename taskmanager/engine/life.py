@@ -419,7 +419,7 @@ class Life:
         if live.idempotency_key is not None and live.status.is_terminal:
             self._keys.ended(live)
         if live.is_persisted and not live.is_saved and live.saving.rejection is None:
-            self._writer.unsaved_ended[live.task_id] = live  # its record is here until the store has it
+            self._writer.keep_ended(live)  # its record is here until the store has it
         self.drop(live)
 
     def drop(self, live: LiveTask) -> None:

@@ -394,11 +394,11 @@ class LiveTask:
         self.saving.committed = _new_tuple(Expected, (row.status, row.claimed_by_worker_id, row.start_count))
 
     @classmethod
-    def from_row(cls, row: TaskRow, definition: Definition, timeout_s: float | None) -> "LiveTask":
-        """The live form of a row that this instance has claimed."""
+    def from_row(cls, row: TaskRow, definition: Definition, timeout_s: float | None, phase: Phase = LEFT) -> "LiveTask":
+        """The live form of a row that this instance has claimed, or that has ended here."""
         live = cls(definition, row.task_id, row.sent_at)
         live.is_persisted, live.saving = True, Saving()
-        live.phase = LEFT  # until it is taken in, as one that was here before
+        live.phase = phase  # LEFT until it is taken in, as one that was here before
         live.timeout_s = timeout_s
         live._adopt_usual(row)
         # Nearly every row says nothing here. To set each column would cost 4 us more, and twice the memory.

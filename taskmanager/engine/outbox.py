@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from taskmanager.engine.history import ENDED_PLAINLY, Packed, UnsavedEnded
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.waiters import resolve
 from taskmanager.engine.writes import write_of
-from taskmanager.model.record import AttemptRow, Expected, Write
+from taskmanager.model.record import AttemptRow, Expected, HistoryWrite, PlainCall, Write
 
 HISTORY_SLICE: Final = 16
 """Memory-only records that are worth a commit soon. A commit of hundreds holds up the loop, and every request that the
@@ -94,6 +95,11 @@ class Places(NamedTuple):
         return Places(*map(max, self, other))
 
 
+def unpacked(entry: Packed, calls: Sequence[PlainCall]) -> HistoryWrite:
+    """Return a packed record as it is sent."""
+    return _new_tuple(HistoryWrite, (entry[0], calls[entry[1]], *entry[2:]))
+
+
 class Outbox:
     """The lines of plain ends, of changes and of history, and the waiting room of tasks that were only accepted.
 
@@ -109,9 +115,9 @@ class Outbox:
         """Held by whoever takes plain ends: the loop, or the thread that keeps their deadline while that is blocked."""
         self.changed: Line[LiveTask] = Line()
         self._accepted: deque[LiveTask] = deque()
-        self.history: Line[Sent] = Line()
-        self.unsaved_ended: dict[str, LiveTask] = {}
-        """History, and persisted tasks whose end was told before it could be written. By their ids."""
+        self.history: Line[Sent | Packed] = Line()
+        self.unsaved_ended = UnsavedEnded(self._find_packed)
+        """History, and persisted tasks whose end was told before it could be written."""
         self._dirty_count = 0
         """Of persisted tasks. Changed in `_make_dirty` and `_make_clean` only."""
         self.in_flight: Sequence[Sent] = ()
@@ -153,17 +159,22 @@ class Outbox:
 
     def attempts_in_flight(self, task_id: str) -> Iterator[AttemptRow]:
         """Attempts that the commit under way takes along."""
-        return chain.from_iterable(sent.write.attempts for sent in self.in_flight if sent.live.task_id == task_id)
+        return chain.from_iterable(sent.write.attempts for sent in self.in_flight if sent.write.task_id == task_id)
 
     def attempts_in_history(self, task_id: str) -> Iterator[AttemptRow]:
         """Attempts of an ended memory-only task, of all its runs if its key was enqueued again."""
-        for sent in self.history.entries:
+        for sent in self._history_as_it_was():
             if sent.live.task_id == task_id:
                 yield from sent.write.attempts
 
+    def _history_as_it_was(self) -> Iterator[Sent]:
+        """History that is not packed."""
+        entries = list(self.history.entries)
+        return (each for each in entries if isinstance(each, Sent) and each.live is not ENDED_PLAINLY)
+
     def unsaved(self) -> Iterator[LiveTask]:
-        """Every task that is not written, those of memory-only history included."""
-        ended = [sent.live for sent in (*self._plain.entries, *self.history.entries)]
+        """Every task that is not written; of the history of memory-only tasks, those that did not end plainly."""
+        ended = [sent.live for sent in (*self._plain.entries, *self._history_as_it_was())]
         return chain(ended, self.changed.entries, self._accepted)
 
     def give_up_waiters(self, exc: Exception) -> None:
@@ -197,8 +208,16 @@ class Outbox:
 
     def record(self, live: LiveTask, write: Write) -> None:
         """A memory-only task has ended, and this is its record: nothing of it changes any more."""
-        self.history.entries.append(_new_tuple(Sent, (live, NOTHING, None, write)))
-        self.unsaved_ended[live.task_id] = live
+        ended = self.unsaved_ended
+        if type(write) is HistoryWrite:
+            number = ended.numbers.get(write[1])
+            if number is None:
+                number = ended.number(write[1], live.definition)
+            self.history.entries.append((write[0], number, *write[2:]))
+            ended.packed[write[0]] = None
+        else:
+            self.history.entries.append(_new_tuple(Sent, (live, NOTHING, None, write)))
+            ended.kept[live.task_id] = live
 
     def hurry_all(self) -> Places:
         """Nothing may wait any more. The places that are passed when all this is written."""
@@ -240,10 +259,32 @@ class Outbox:
         self._in_flight_count = len(batch)
         self._in_flight_since_s = batch[0].live.saving.unsaved_since_s if batch else None
         if with_history:
-            batch += self.history.pop_many(limit - len(batch))
+            calls = self.unsaved_ended.calls
+            batch += [
+                entry
+                if type(entry) is Sent
+                else _new_tuple(Sent, (ENDED_PLAINLY, NOTHING, None, unpacked(entry, calls)))
+                for entry in self.history.pop_many(limit - len(batch))
+            ]
         self._history_in_flight_count = len(batch) - self._in_flight_count
         self.in_flight = batch
         return batch
+
+    def _find_packed(self, task_id: str) -> HistoryWrite:
+        """Return the record of a task that has ended plainly. Looks at all of them, the last ones first."""
+        for entry in chain(reversed(self.history.entries), self.in_flight):
+            if not isinstance(entry, Sent) and entry[0] == task_id:
+                return unpacked(entry, self.unsaved_ended.calls)
+            if isinstance(entry, Sent) and isinstance(entry.write, HistoryWrite) and entry.write.task_id == task_id:
+                return entry.write
+        raise KeyError(task_id)
+
+    def as_it_was(self, sent: Sent) -> Sent:
+        """Return what was sent with its task, which is made anew if it was packed."""
+        write = sent.write
+        if isinstance(write, HistoryWrite) and sent.live is ENDED_PLAINLY:
+            return sent._replace(live=self.unsaved_ended.revived(write))
+        return sent
 
     def _take_plain(self, limit: int) -> list[Sent]:
         batch: list[Sent] = []
@@ -349,9 +390,13 @@ class Outbox:
     def settle(self) -> None:
         """The batch is written, except for what the store refuses."""
         batch = self._land()
-        if self.unsaved_ended:
+        kept, packed = self.unsaved_ended.kept, self.unsaved_ended.packed
+        if kept or packed:
             for sent in batch:
-                self._forget_ended(sent.live)
+                if sent.live is ENDED_PLAINLY:
+                    packed.pop(sent.write.task_id, None)
+                else:
+                    self._forget_ended(sent.live)
 
     def _land(self) -> Sequence[Sent]:
         """Nothing is in flight any more."""
@@ -361,8 +406,9 @@ class Outbox:
         return batch
 
     def _forget_ended(self, live: LiveTask) -> None:
-        if not live.saving.is_dirty and self.unsaved_ended.get(live.task_id) is live:
-            del self.unsaved_ended[live.task_id]
+        kept = self.unsaved_ended.kept
+        if not live.saving.is_dirty and kept.get(live.task_id) is live:
+            del kept[live.task_id]
 
     def try_again(self, live: LiveTask, *, was_dirty: bool) -> Places:
         """A task that was just settled is to be written again: that is done with the next batch, as if put back.
@@ -370,9 +416,9 @@ class Outbox:
         """
         places = Places(self._plain.passed_count, self.changed.passed_count, self.history.passed_count)
         if live.is_published and not live.has_left:
-            self.unsaved_ended[live.task_id] = live  # it was told, and is still found nowhere but here
+            self.unsaved_ended.kept[live.task_id] = live  # it was told, and is still found nowhere but here
         if not live.is_persisted:
-            self.history.advance(lambda sent: sent.live is live)
+            self.history.advance(lambda entry: isinstance(entry, Sent) and entry.live is live)
         elif not was_dirty:
             self.changed.advance(lambda entry: entry is live)
         else:  # it has changed meanwhile; the entry of that is skipped when it comes up

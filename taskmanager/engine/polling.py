@@ -145,7 +145,7 @@ class FileWatch:
         async with self._writer.quiet:
             if not self._owes_rest:
                 await self._read_old()
-            lives = {**self._writer.unsaved_ended, **self._live}.values()
+            lives = {**self._writer.unsaved_ended.kept, **self._live}.values()
             # Before the file is opened: who cancels every task may do so when it is open, and no look finds it then.
             self._writer.lose_everything_committed([live for live in lives if live.is_persisted])
             self._owes_rest = True

@@ -208,7 +208,8 @@ class Records:
         memory yet. Whose a free row was, it does not say.
         """
         # Interrupted without a stop, and on their way to a store that is degraded: their waiters were told already.
-        if any(live.goes_on for live in self._writer.unsaved_ended.values()):
+        kept = self._writer.unsaved_ended.kept
+        if any(live.goes_on for live in kept.values()):
             return True
         try:
             if await self._follower.has_unfinished(tags):

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from taskmanager.engine.answers import Answers, Flushes, WriterListener
+from taskmanager.engine.history import UnsavedEnded
 from taskmanager.engine.late_ends import DueTime, LateEnds, Patience
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.outbox import HISTORY_BATCH, HISTORY_SLICE, Outbox, Places, Sent
@@ -102,9 +103,13 @@ class Writer:
         return self.outbox.unsaved_count
 
     @property
-    def unsaved_ended(self) -> dict[str, LiveTask]:
-        """Tasks whose end was told and is not in the store: they are found nowhere but here. By their ids."""
+    def unsaved_ended(self) -> UnsavedEnded:
+        """Tasks whose end was told and is not in the store: they are found nowhere but here."""
         return self.outbox.unsaved_ended
+
+    def keep_ended(self, live: LiveTask) -> None:
+        """Let a task be found whose end was told before it could be written."""
+        self.outbox.unsaved_ended.kept[live.task_id] = live
 
     def oldest_unsaved_s(self) -> float | None:
         """How long the oldest change of a persisted task has been waiting for its commit."""

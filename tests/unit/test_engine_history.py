@@ -1,0 +1,74 @@
+"""The records of memory-only tasks that wait for the writer: as small as can be, and found by whoever asks for one."""
+
+import gc
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from taskmanager import TaskHandle, TaskManager, TaskStatus
+from taskmanager.engine.live_task import LiveTask
+
+pytestmark = pytest.mark.anyio
+
+MANY = 2_000
+
+
+@contextmanager
+def held_up(path: Path) -> Iterator[None]:
+    """Let nobody else write to the file."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+async def test_history_that_waits_is_nothing_to_the_garbage_collector(tmp_path: Path) -> None:
+    """A look at the objects of a hundred thousand ended tasks would hold up the loop for 80 ms."""
+    manager = TaskManager(tmp_path / "tasks.db")
+
+    @manager.task
+    async def double(number: int) -> int:
+        return 2 * number
+
+    async with manager:
+        with held_up(tmp_path / "tasks.db"):
+            for number in range(MANY):
+                double.enqueue(number)
+            await manager.join()
+            gc.collect()
+            assert manager.status().unsaved_count >= MANY
+            assert sum(isinstance(each, LiveTask) for each in gc.get_objects()) < MANY / 10
+            assert len([each for each in gc.get_objects() if type(each) is tuple and len(each) == 9]) < MANY / 2
+    with closing(sqlite3.connect(tmp_path / "tasks.db")) as found:
+        assert found.execute("SELECT count(*), sum(result) FROM taskmanager_tasks").fetchone()[0] == MANY
+
+
+async def test_task_that_ended_a_moment_ago_is_found_before_it_is_written(tmp_path: Path) -> None:
+    """Its record, its attempt, its value: as after the commit."""
+    manager = TaskManager(tmp_path / "tasks.db")
+
+    @manager.task
+    async def double(number: int) -> int:
+        return 2 * number
+
+    async with manager:
+        with held_up(tmp_path / "tasks.db"):
+            task_id = double.with_options(tags={"of": "ann"}).enqueue(21).task_id
+            await manager.join()
+            before = await manager.get(task_id, include_attempts=True)
+            listed = await manager.list(tags={"of": "ann"})
+            handle: TaskHandle[int] = manager.handle(task_id)
+            assert await handle == 42
+            assert (await manager.counts())[TaskStatus.COMPLETED] == 1
+            assert not await manager.cancel(task_id)
+        await manager.flush()
+        after = await manager.get(task_id, include_attempts=True)
+    assert before is not None
+    assert after is not None
+    assert (before.saved, after.saved) == (False, True)
+    assert [each.task_id for each in listed] == [task_id]
+    for name in ("status", "result", "tags", "args", "attempts", "sent_at", "started_at", "completed_at", "worker_pid"):
+        assert getattr(before, name) == getattr(after, name), name
