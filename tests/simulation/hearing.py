@@ -43,7 +43,7 @@ class Hearing:
     def wrote(self, process: "Process", verb: str, before: Mapping[str, TaskRow], rows: Mapping[str, TaskRow]) -> None:
         """`process` has changed rows by one call of its store."""
         sent = () if process.engine is None else process.engine.writer.outbox.in_flight
-        own = {each.live.task_id for each in sent}
+        own = {each.write.task_id for each in sent}
         for task_id, row in rows.items():
             old = before.get(task_id)
             if old is row or old == row:
