@@ -158,8 +158,10 @@ class LiveTask:
     _attempts_due: tuple[AttemptRow, ...] | None
     steps_due: "StepsDue | None" = None
 
+    is_workflow_task: int = 0
+    """Whether it belongs to a node of a workflow."""
+
     never: None = None
-    zero: int = 0
     """Of columns that no version of the library uses."""
 
     # The call, as the caller made it; not of what was read from the store.
@@ -416,7 +418,6 @@ _OTHER_NAMES: Final = {
     "claimed_by_worker_id": "owner", "worker_pid": "worker.pid", "worker_hostname": "worker.hostname",
     "worker_process_name": "worker.process_name", "created_at": "sent_at",
     "finalizing_at": "never", "finalizing_by_worker_id": "never", "claim_expires_at": "never",
-    "is_workflow_task": "zero",
 }  # fmt: skip
 """Where a task keeps the columns of its row that it knows by another name."""
 _NAMES: Final = {column: _OTHER_NAMES.get(column, column) for column in TaskRow._fields}
@@ -424,7 +425,7 @@ columns_of = attrgetter(*_NAMES.values())
 _ADOPTED: Final = {
     column: name
     for column, name in _NAMES.items()
-    if "." not in name and column not in ("task_id", "created_at") and name not in ("never", "zero")
+    if "." not in name and column not in ("task_id", "created_at") and name != "never"
 }
 """What a row says of its task; the rest is known before it is read, or is said of one start only."""
 _USUAL_COLUMNS: Final = (

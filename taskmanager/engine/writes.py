@@ -103,7 +103,8 @@ def write_of(live: LiveTask, base: Expected | None) -> Write:
     if live.start_count == 1 and base[1] == live.owner and _left_nothing_else(live):
         status = live.status
         if status is TaskStatus.COMPLETED:
-            if base[0] == _RUNNING and base[2] == 1 and live.is_first_success:
+            # The end of a task of a workflow has consequences there, and its whole row says that it is one.
+            if base[0] == _RUNNING and base[2] == 1 and live.is_first_success and not live.is_workflow_task:
                 said = (live.task_id, live.definition.name, base, live.started_at, live.completed_at, live.result_text)
                 return _new_tuple(SuccessWrite, (*said, *live.worker))
         elif status is TaskStatus.RUNNING and base[2] == 0 and base[0] in _WAITING and not live.attempts_due:
@@ -139,9 +140,9 @@ def _plain_insert(live: LiveTask) -> LeanInsert | None:
 
 _unusual = attrgetter(
     "idempotency_key", "good_until", "scheduled_for", "cancel_requested_at", "claimed_at", "next_retry_at",
-    "progress_text", "log_text", "error_code", "retry_count", "crash_count", "snooze_count",
+    "progress_text", "log_text", "error_code", "retry_count", "crash_count", "snooze_count", "is_workflow_task",
 )  # fmt: skip
-_NOTHING_UNUSUAL: Final = (None,) * 9 + (0,) * 3
+_NOTHING_UNUSUAL: Final = (None,) * 9 + (0,) * 4
 _call = lru_cache(CALLS)(PlainCall)
 """One object for all that have it in common: the store binds its values once."""
 

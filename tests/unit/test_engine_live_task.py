@@ -49,7 +49,7 @@ CLAIMED = TaskRow(
     finalizing_at=None,
     finalizing_by_worker_id=None,
     claim_expires_at=None,
-    is_workflow_task=0,
+    is_workflow_task=1,
     created_at=10,
     updated_at=14,
 )

@@ -17,6 +17,7 @@ from typing import Final
 
 from taskmanager.model.clock import LAST_US
 from taskmanager.model.record import DELAY_KEY, TaskRow, UnreadableRow, expected_of
+from taskmanager.model.workflows import HELD
 from taskmanager.rules.claims import started
 from taskmanager.store.constraints import failed, row_faults, unreadable
 from taskmanager.store.on_failure import enqueued_by
@@ -98,7 +99,9 @@ _CLAIMED_AT: Final = f"""
 taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owner
 WHERE t.claimed_by_worker_id = CAST(? AS TEXT) AND t.status IN ({LIVE_SQL}) AND t.claimed_at = ?
 """
-_WAITS: Final = "claimed_by_worker_id IS NOT NULL AND status IN ('PENDING', 'CLAIMED')"
+_WAITS: Final = (
+    f"claimed_by_worker_id IS NOT NULL AND status IN ('PENDING', 'CLAIMED') AND claimed_by_worker_id <> '{HELD}'"
+)
 _HELD: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_waiting"
 _OTHERS_SCANNED_AT_LEAST: Final = 100
 _OF_OTHERS: Final = _in_order(

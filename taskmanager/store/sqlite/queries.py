@@ -12,6 +12,7 @@ from typing import Any, Final
 from taskmanager.model.record import PAYLOAD, SENDER_KEY, AttemptRow, TaskRow
 from taskmanager.model.states import LIVE, TaskStatus
 from taskmanager.model.steps import StepRow
+from taskmanager.model.workflows import HELD
 from taskmanager.store.protocol import InstanceRow, TaskFilter
 from taskmanager.store.sqlite.reading import snapshot
 from taskmanager.store.sqlite.rows import (
@@ -207,7 +208,8 @@ ORDER BY t.id LIMIT :limit
 """
 _NOT_COMPLETED: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_status WHERE status <> 'COMPLETED'"
 OWNED: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_owner"
-IS_OWNED: Final = f"claimed_by_worker_id IS NOT NULL AND status IN ({LIVE_SQL})"
+IS_OWNED: Final = f"claimed_by_worker_id IS NOT NULL AND status IN ({LIVE_SQL}) AND claimed_by_worker_id <> '{HELD}'"
+"""An instance has it, dead or alive. What is held waits for its workflow."""
 # Owners are few and their rows many.
 _ORPHANS: Final = f"""
 (

@@ -10,7 +10,6 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from taskmanager.codec.results import encode_error_text
-from taskmanager.model.record import DELAY_KEY
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import TERMINAL, WAITING, BuiltInTaskCode
 from taskmanager.model.workflows import AFTER, ENDED_WORKFLOW, HELD, EdgeRow, Graph, NodeRow, WorkflowRow
@@ -65,11 +64,8 @@ def _counted(graph: Graph) -> list[NodeRow]:
 
 
 def _fresh(node: NodeRow, ends: int, inputs: int) -> NodeRow:
-    options = node.task_options
-    if node.delay_us and DELAY_KEY not in options:
-        options = f"{options[:-1]}{',' if len(options) > 2 else ''}{DELAY_KEY}}}"
     return node._replace(
-        status="PENDING", task_options=options, task_id=None, open=ends, completed=0, failed=0, inputs_open=inputs,
+        status="PENDING", task_id=None, open=ends, completed=0, failed=0, inputs_open=inputs,
         inputs_failed=0,
     )  # fmt: skip
 
