@@ -25,7 +25,7 @@ from taskmanager.store.protocol import FREE_COUNT_CAP, ClaimRequest, FreeQueue, 
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.queries import hops, task_rows
 from taskmanager.store.sqlite.rows import Undecodable, packed
-from taskmanager.store.sqlite.statements import DERIVED, END_UNREADABLE, LIVE_SQL, write
+from taskmanager.store.sqlite.statements import END_UNREADABLE, LIVE_SQL, ON_FAILURE, write
 from taskmanager.store.sqlite.workflows import advance
 
 _FREE: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_free"
@@ -240,7 +240,7 @@ def _ended(connection: sqlite3.Connection, row: TaskRow, now: int) -> Unreadable
         ended = ended._replace(start_count=row.start_count - 1)
     if write(connection, END_UNREADABLE, [ended + expected_of(row)]):
         if (enqueued := enqueued_by(ended)) is not None:
-            write(connection, DERIVED, [enqueued])
+            write(connection, ON_FAILURE, [enqueued])
         if ended.is_workflow_task:
             advance(connection, [ended.task_id], now)
     return ended

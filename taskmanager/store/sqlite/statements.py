@@ -23,6 +23,7 @@ from taskmanager.model.dataclass import dataclass
 from taskmanager.model.record import AttemptRow, HistoryWrite, NewWrite, StartWrite, SuccessWrite, TaskRow
 from taskmanager.model.states import LIVE, TERMINAL
 from taskmanager.model.steps import StepRow
+from taskmanager.model.workflows import EdgeRow, NodeRow, WorkflowRow
 from taskmanager.store import constraints
 
 Row = tuple[Any, ...]
@@ -127,8 +128,8 @@ INSERT: Final = Kind(
     TASK_COLUMNS,
     TASK_COLUMNS[1:],
 )
-# What a failure enqueues, and the task of a node: its id is derived. Whoever enqueues it once more does nothing more.
-DERIVED: Final = Kind(
+# What a failure enqueues. Whoever writes the same failure once more enqueues nothing more.
+ON_FAILURE: Final = Kind(
     _insert("taskmanager_tasks", _same(TASK_COLUMNS), "(id) DO NOTHING"), TASK_COLUMNS, TASK_COLUMNS[1:]
 )
 _CHANGED: Final = TASK_COLUMNS + EXPECTED
@@ -205,6 +206,15 @@ STAY_AWAKE: Final = Kind(
 FORGET_STEPS: Final = Kind(
     f"DELETE FROM taskmanager_steps WHERE task_id IN (SELECT [id] {_ROWS} WHERE [id] IS NOT NULL)", ("id",), ()
 )
+# The rows of a workflow.
+GRAPH: Final = tuple(
+    Kind(_insert(table, _same(row._fields), "DO NOTHING"), row._fields, row._fields[1:])
+    for row, table in (
+        (WorkflowRow, "taskmanager_workflows"),
+        (NodeRow, "taskmanager_workflow_tasks"),
+        (EdgeRow, "taskmanager_workflow_edges"),
+    )
+)
 # Writes nothing: these are the changes of tasks of workflows, which have consequences there.
 IN_WORKFLOW: Final = Kind("", (), ())
 
@@ -227,6 +237,12 @@ NEW, STARTED, HISTORY = (
         ("tags", *_CALL),
     )
     for values, write in ((_PENDING, NewWrite), (_RUNNING, NewWrite), (_COMPLETED, HistoryWrite))
+)
+# The task of a node. Its id is that of the node, so whoever enqueues it once more does nothing more.
+OF_NODE: Final = Kind(
+    _insert("taskmanager_tasks", _PENDING | {"enqueued_at": "[due_at]", "is_workflow_task": "1"}, "(id) DO NOTHING"),
+    ("id", "args", "kwargs", "tags", "sent_at", "due_at", *_CALL[:-3]),
+    ("args", "kwargs", "tags", "sent_at", "due_at", *_CALL[:-3]),
 )
 START: Final = Kind(
     _update(

@@ -38,7 +38,7 @@ from taskmanager.store.workflow_protocol import Advance, together
 _GUILTY_CODES: Final = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_MISMATCH})
 
 _BEHIND_OTHERS: Final = (
-    sql.ATTEMPT, sql.FORGET_STEPS, sql.STEP_RECORD, sql.RECEIVE, sql.STAY_AWAKE, sql.DERIVED,
+    sql.ATTEMPT, sql.FORGET_STEPS, sql.STEP_RECORD, sql.RECEIVE, sql.STAY_AWAKE, sql.ON_FAILURE,
 )  # fmt: skip
 """Written only for what has won, in this order."""
 
@@ -103,7 +103,7 @@ def _by_kind(writes: Sequence[Write]) -> defaultdict[sql.Kind, list[sql.Row]]:
                 before = None if write.expected is None else write.expected.status
                 rows[sql.IN_WORKFLOW].append((write.task_id, before, write.status, write.row.updated_at))
             if write.row.status == "FAILED" and (enqueued := enqueued_by(write.row, write.attempts)) is not None:
-                rows[sql.DERIVED].append(enqueued)
+                rows[sql.ON_FAILURE].append(enqueued)
     return rows
 
 

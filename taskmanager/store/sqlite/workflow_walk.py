@@ -11,11 +11,10 @@ from collections.abc import Collection, Iterable
 from typing import Any, Final, NamedTuple
 
 from taskmanager.model.ids import node_task_id
-from taskmanager.model.record import NewWrite, PlainCall
 from taskmanager.model.states import BuiltInTaskCode
 from taskmanager.rules.workflows import Counts, NodeEnd, end_of_node, judged, stored
 from taskmanager.store.sqlite import workflow_pauses as pauses
-from taskmanager.store.sqlite.statements import DERIVED, TERMINAL_SQL, write
+from taskmanager.store.sqlite.statements import OF_NODE, TERMINAL_SQL, write
 from taskmanager.store.sqlite.workflow_ends import IS_OPEN, end_workflows, parent_of
 from taskmanager.store.workflow_protocol import Advance, FreeTask
 
@@ -65,8 +64,8 @@ WHERE n.status = :status AND (w.status = 'RUNNING' OR :anywhere)
 """
 _SKIP: Final = f"UPDATE {_NODES} SET status = 'SKIPPED', completed_at = :now WHERE n.id {_THESE}"
 _CALLS: Final = f"""
-SELECT n.id, n.workflow_id, n.task_index, n.task_name, n.queue_name, n.priority, n.max_retries, n.task_options, n.args,
-    n.kwargs, n.tags, n.delay_us
+SELECT n.id, n.workflow_id, n.task_index, n.args, n.kwargs, n.tags, n.delay_us,
+    n.task_name, n.queue_name, n.priority, n.max_retries, n.task_options
 FROM {_EACH}
 """
 _ENQUEUED: Final = f"UPDATE {_NODES} SET status = 'ENQUEUED', task_id = ? WHERE n.id = ?"
@@ -211,18 +210,15 @@ class Walk:
 
         With `again`, a task that has ended is put back: its node was reopened.
         """
-        rows, links = [], []
-        for node, workflow_id, index, *call, args, kwargs, tags, delay_us in self.rows(_CALLS, nodes):
-            task_id = node_task_id(workflow_id, index)
-            called = PlainCall._make((*call, None, None, None, None))
-            made = NewWrite(task_id, called, args, kwargs, tags, self.now, None)
-            row = made.in_full().row._replace(is_workflow_task=1, enqueued_at=self.now + delay_us)
-            self.ready(FreeTask(task_id, row.task_name, row.queue_name, row.priority, row.enqueued_at))
-            rows.append(row)
-            links.append((task_id, node))
-        if write(self.connection, DERIVED, rows) != len(rows) and again:
-            self.connection.executemany(_AGAIN, [(row.enqueued_at, self.now, row.task_id) for row in rows])
-        self.connection.executemany(_ENQUEUED, links)
+        rows = []
+        for node, workflow_id, index, args, kwargs, tags, delay_us, *call in self.rows(_CALLS, nodes):
+            row = (node_task_id(workflow_id, index), args, kwargs, tags, self.now, self.now + delay_us, *call, None)
+            rows.append((node, row))
+            self.ready(FreeTask._make((row[0], *call[:3], row[5])))
+        made = [row for _, row in rows]
+        if write(self.connection, OF_NODE, made) != len(made) and again:
+            self.connection.executemany(_AGAIN, [(row[5], self.now, row[0]) for row in made])
+        self.connection.executemany(_ENQUEUED, [(row[0], node) for node, row in rows])
 
     def free_tasks_of(self, workflow_ids: Iterable[str]) -> None:
         """Free the tasks of these workflows that are held."""

@@ -12,12 +12,12 @@ from typing import Final
 from taskmanager.codec.results import encode_error_text
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import TERMINAL, WAITING, BuiltInTaskCode
-from taskmanager.model.workflows import AFTER, ENDED_WORKFLOW, HELD, EdgeRow, Graph, NodeRow, WorkflowRow
+from taskmanager.model.workflows import AFTER, ENDED_WORKFLOW, HELD, Graph, NodeRow, WorkflowRow
 from taskmanager.rules.workflows import is_awaited
 from taskmanager.store.constraints import encodable
 from taskmanager.store.sqlite import workflow_pauses as pauses
 from taskmanager.store.sqlite.connection import transaction
-from taskmanager.store.sqlite.statements import LIVE_SQL, Row
+from taskmanager.store.sqlite.statements import GRAPH, LIVE_SQL, Row, write
 from taskmanager.store.sqlite.workflow_ends import IS_OPEN
 from taskmanager.store.sqlite.workflow_reopening import reopen_tasks
 from taskmanager.store.sqlite.workflow_rows import fetch_workflow
@@ -27,25 +27,24 @@ from taskmanager.store.workflow_protocol import Advance
 _CANCELLED: Final = TaskError(BuiltInTaskCode.TASK_CANCELLED, "its workflow was cancelled")
 
 
-def _insert(table: str, columns: Sequence[str]) -> str:
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
-
-
-_WORKFLOW: Final = _insert("taskmanager_workflows", WorkflowRow._fields)
-_NODE: Final = _insert("taskmanager_workflow_tasks", NodeRow._fields)
-_EDGE: Final = _insert("taskmanager_workflow_edges", EdgeRow._fields)
-
-
 def start(connection: sqlite3.Connection, graph: Graph, now: int) -> tuple[WorkflowRow | None, Advance]:
     """See `Store.start_workflow`."""
-    graph = encodable(graph)
+    try:
+        return _start(connection, graph, now)
+    except UnicodeEncodeError:
+        return _start(connection, encodable(graph), now)
+
+
+def _start(connection: sqlite3.Connection, graph: Graph, now: int) -> tuple[WorkflowRow | None, Advance]:
     root = graph.workflows[0].id
     with transaction(connection):
         if (there := fetch_workflow(connection, root)) is not None:
             return there, Advance()
-        connection.executemany(_WORKFLOW, [each._replace(status="PENDING") for each in graph.workflows])
-        connection.executemany(_NODE, _counted(graph))
-        connection.executemany(_EDGE, graph.edges)
+        workflows = [each._replace(status="PENDING") for each in graph.workflows]
+        tables: tuple[Sequence[Row], ...] = workflows, _counted(graph), graph.edges
+        for kind, rows in zip(GRAPH, tables, strict=True):
+            if write(connection, kind, rows) != len(rows):
+                raise sqlite3.IntegrityError(f"rows of workflow {root} are there already, and its own is not")
         walk = Walk(connection, now)
         walk.begin([root])
         return None, walk.advance()
