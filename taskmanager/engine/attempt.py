@@ -170,6 +170,16 @@ class Attempt:
         """Whether the loop runs its code now: an async function, or the middleware around another one."""
         return self.live.definition.is_async or (self.is_surrounded and not self.is_in_lane)
 
+    @property
+    def is_away(self) -> bool:
+        """Whether a thread or a child process runs its code, or a step that it has called."""
+        return not self.is_on_loop or (self.steps is not None and self.steps.is_away)
+
+    @property
+    def has_step_threads(self) -> bool:
+        """Whether a thread of a step runs, also one that has been given up."""
+        return self.steps is not None and self.steps.has_threads
+
     def progress(self, done: float, total: float | None, text: str) -> None:
         if self.is_over:
             return

@@ -60,6 +60,8 @@ class StepLanes:
         self._on_idle = on_idle
         self.busy: set[asyncio.Future[Any]] = set()
         """The threads that run, also for a step that has been given up."""
+        self.away_count = 0
+        """How many steps wait for their thread or child process."""
 
     def __repr__(self) -> str:
         return f"<StepLanes, {len(self.busy)} threads busy>"
@@ -70,8 +72,7 @@ class StepLanes:
         token, limit = running_step.set(call.context), asyncio.timeout(limit_s)
         try:
             async with limit:
-                run = {"async": self._on_loop, "thread": self._in_thread, "process": self._in_child}[call.lane]
-                value = await run(call)
+                value = await (self._on_loop(call) if call.lane == "async" else self._away(call))
                 return _checked(await value if inspect.isawaitable(value) else value, call.context.name)
         except TimeoutError as exc:
             if not limit.expired():
@@ -84,6 +85,13 @@ class StepLanes:
 
     async def _on_loop(self, call: Call) -> Any:
         return await call.fn(*call.args, **call.kwargs)
+
+    async def _away(self, call: Call) -> Any:
+        self.away_count += 1
+        try:
+            return await (self._in_thread(call) if call.lane == "thread" else self._in_child(call))
+        finally:
+            self.away_count -= 1
 
     async def _in_thread(self, call: Call) -> Any:
         future = call.thread = self._threads.submit(partial(call.fn, *call.args, **call.kwargs), copy_context())

@@ -74,6 +74,16 @@ class StepCalls:
     def __repr__(self) -> str:
         return f"<StepCalls of {self._attempt!r}, {len(self._asked)} called>"
 
+    @property
+    def is_away(self) -> bool:
+        """Whether a step waits for its thread or child process."""
+        return self._lanes.away_count > 0
+
+    @property
+    def has_threads(self) -> bool:
+        """Whether a thread of a step runs, also one that has been given up."""
+        return bool(self._lanes.busy)
+
     # The call: it gives the number, and nothing of it waits.
 
     def call(

@@ -206,13 +206,15 @@ class World:
         return engine is not None and (
             engine.runner.processes.is_ending
             or (listeners is not None and listeners.is_ending)
-            or not all(attempt.is_on_loop for attempt in engine.runner.running.values())
+            or any(attempt.is_away for attempt in engine.runner.running.values())
         )
 
     def has_abandoned_work(self) -> bool:
         """Return whether something timed out and still runs."""
         engine = self._engine
-        return engine is not None and bool(engine.runner.abandoned)
+        return engine is not None and (
+            bool(engine.runner.abandoned) or any(each.has_step_threads for each in engine.runner.running.values())
+        )
 
     def next_due_in_s(self) -> float | None:
         """Return the seconds until something that waits in memory or in the store is due, or None if nothing is."""

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from taskmanager import ConfigurationError, StoreUnavailable, TaskInterrupted, TaskManager, TaskStatus
+from taskmanager import (
+    ConfigurationError,
+    StepFailed,
+    StoreUnavailable,
+    TaskInterrupted,
+    TaskManager,
+    TaskStatus,
+    step,
+)
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.testing import START, Fault, FaultyStore, World, isolated
@@ -206,6 +214,44 @@ async def test_time_holds_still_while_a_thread_works(world: World) -> None:
     async with asyncio.timeout(0.5):
         assert await handle == "done"
     assert world.now == START
+
+
+async def test_time_holds_still_while_a_thread_works_for_a_step(world: World) -> None:
+    """The task itself is on the loop, and its step is not."""
+    go = threading.Event()
+
+    def work() -> str:
+        go.wait(5)
+        return "done"
+
+    @world.manager.task(persist=True, timeout=1)
+    async def job() -> str:
+        return await step.with_options(timeout=0.7)(work)
+
+    threading.Timer(0.05, go.set).start()
+    handle = job.enqueue()
+    async with asyncio.timeout(0.5):
+        assert await handle == "done"
+    assert world.now == START
+
+
+async def test_a_stuck_thread_of_a_step_meets_its_timeout(world: World) -> None:
+    """Then the task goes on, and ends when the thread has, which only real time can bring about."""
+    assert world.virtual is not None
+    world.virtual.lane_patience_s = 0.01
+    go = threading.Event()
+
+    @world.manager.task(persist=True)
+    async def job() -> str:
+        try:
+            await step.with_options(timeout=1)(go.wait, 5)
+        except StepFailed as failed:
+            threading.Timer(0.05, go.set).start()
+            return failed.error.error_code
+        return "not stuck"
+
+    assert await job.enqueue() == "TASK_TIMEOUT"
+    assert world.now >= START + timedelta(seconds=1)
 
 
 async def test_time_holds_still_for_an_executor(world: World) -> None:
