@@ -180,3 +180,16 @@ def ready_of(advance: Advance, made: Graph) -> set[str]:
     """The nodes whose tasks an answer names as ready."""
     names = {node_task_id(node.workflow_id, node.task_index): node.node_id for node in made.nodes}
     return {names[task.task_id] for task in advance.readied}
+
+
+def code_of(text: str | None) -> str:
+    """The error code in a stored error."""
+    assert text is not None
+    return str(json.loads(text)["err"]["error_code"])
+
+
+async def error_code(store: Store, workflow_id: str = ROOT) -> str:
+    """The error code of a workflow."""
+    row = await store.fetch_workflow(workflow_id)
+    assert row is not None
+    return code_of(row.error)
