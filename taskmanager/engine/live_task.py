@@ -68,30 +68,35 @@ class Saving:
     """What the writer knows of one persisted task, or of one memory-only task that has ended.
 
     A task is *dirty* from a change until it is taken into a batch, and *in flight* from there until the answer. It may
-    be both, when it changes again meanwhile. The writer, its outbox, and those who hear what became of the writes write
-    to this; all others only read. Class attributes stand for "not yet".
+    be both, when it changes again meanwhile. An *urgent* change does not wait for an interval. The writer, its outbox,
+    and those who hear what became of the writes write to this; all others only read.
     """
 
-    committed: Expected | None = None
+    __slots__ = (
+        "committed", "in_doubt", "is_dirty", "is_urgent", "is_written_anew", "on_wait", "pared_result", "rejection",
+        "told", "unsaved_since_s",
+    )  # fmt: skip
+    committed: Expected | None
     """The last state that is known to be in the store: what the next write is based on."""
-    in_doubt: tuple[Expected, ...] = ()
+    in_doubt: tuple[Expected, ...]
     """States that were sent since, in commits that seemed to fail, and may have arrived all the same."""
-    is_written_anew = False
+    is_written_anew: bool
     """The file was replaced: what the new one holds of this task, if anything, is an older state of it."""
-    is_dirty = False
-    """There is a change that no batch has taken yet."""
-    is_urgent = False
-    """That change does not wait for an interval."""
-    unsaved_since_s = 0.0
+    unsaved_since_s: float
     """When it became dirty, on the clock of the outbox."""
-    on_wait: Callable[[], None] | None = None
+    on_wait: Callable[[], None] | None
     """Makes an end urgent that may wait, when somebody begins to wait for it."""
-    rejection: str | None = None
+    rejection: str | None
     """Why the store will never hold its newest state."""
-    pared_result: int | None = None
+    pared_result: int | None
     """The attempt whose result was left out of the record, because the store refused that."""
-    told: Expected | None = None
+    told: Expected | None
     """The last state of which the listeners were told, if there are any."""
+
+    def __init__(self) -> None:
+        self.committed = self.on_wait = self.rejection = self.pared_result = self.told = None
+        self.is_dirty = self.is_urgent = self.is_written_anew = False
+        self.in_doubt, self.unsaved_since_s = (), 0.0
 
     def __repr__(self) -> str:
         queued = "urgent" if self.is_urgent else "dirty" if self.is_dirty else "clean"
@@ -101,11 +106,14 @@ class Saving:
 class _NotSaved(Saving):
     """Of all tasks that nothing is to be written of so far; nobody's own, so nobody writes to it."""
 
+    __slots__ = ()
+
     def __setattr__(self, name: str, value: object) -> None:
         raise AssertionError(f"{name} is set of a task whose saving has not begun")
 
 
-NOT_SAVED = _NotSaved()
+NOT_SAVED = Saving()
+NOT_SAVED.__class__ = _NotSaved
 
 
 class LiveTask:
