@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from taskmanager.model.workflows import Join, NodeInfo, NodeStatus, WorkflowInfo, WorkflowStatus
     from taskmanager.steps import StepCall, current_step, patched, sleep, step, wait_for
     from taskmanager.workflow import Node, Workflow
+    from taskmanager.workflow_handle import WorkflowHandle
 
 __version__ = "0.1.0"
 
@@ -99,6 +100,7 @@ __all__ = [
     "TaskStatus",
     "UnknownTask",
     "Workflow",
+    "WorkflowHandle",
     "WorkflowInfo",
     "WorkflowStatus",
     "WrongProcess",
@@ -131,6 +133,7 @@ _NAMED_IN_ANNOTATIONS: Final = {
     "TaskHandle": "taskmanager.handle",
     "TaskInfo": "taskmanager.model.record",
     "Workflow": "taskmanager.workflow",
+    "WorkflowHandle": "taskmanager.workflow_handle",
     "WorkflowInfo": "taskmanager.model.workflows",
     "WorkflowStatus": "taskmanager.model.workflows",
     "current_step": "taskmanager.steps",

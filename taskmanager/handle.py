@@ -110,7 +110,7 @@ class TaskHandle(Generic[R_co]):
         ending = await self._ending()
         if ending.status is TaskStatus.COMPLETED and ending.result.is_ok():
             return cast("R_co", ending.result.ok_value)
-        raise _not_completed(self._task_id, ending) from self._cause_of(ending)
+        raise not_completed(self._task_id, ending) from self._cause_of(ending)
 
     def _cause_of(self, ending: Ending) -> BaseException | None:
         """Return what the task raised in this process, if it failed with that."""
@@ -246,7 +246,8 @@ async def _hinted(hint: Hint, waiters: Waiters) -> Any:
         hint.cancel()
 
 
-def _not_completed(task_id: str, ending: Ending) -> TaskNotCompleted:
+def not_completed(task_id: str, ending: Ending) -> TaskNotCompleted:
+    """Return what is raised where the value of a task, or of a workflow, is awaited that has none."""
     error = ending.result.err_value
     status = ending.status
     if status is TaskStatus.CANCELLED:

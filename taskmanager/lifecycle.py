@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from taskmanager.duties.schedule import Schedule
     from taskmanager.engine.actions import Actions
     from taskmanager.engine.records import Queues, Records
+    from taskmanager.engine.workflows import Workflows
 
 CANCEL_GRACE_S: Final = 1.0
 """How long cancelled work may take to end at a stop."""
@@ -354,6 +355,13 @@ class Lifecycle:
         from taskmanager.engine.actions import Actions
 
         return Actions(self.engine, self.records)
+
+    @cached_property
+    def workflows(self) -> "Workflows":
+        """What people ask of workflows."""
+        from taskmanager.engine.workflows import Workflows
+
+        return Workflows(self.engine)
 
     @cached_property
     def queues(self) -> "Queues":

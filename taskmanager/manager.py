@@ -49,7 +49,10 @@ if TYPE_CHECKING:
     from taskmanager.model.hooks import EventKind, Listener, Middleware
     from taskmanager.model.record import TaskInfo
     from taskmanager.model.report import ManagerStatus, ScheduleInfo
+    from taskmanager.model.workflows import WorkflowInfo, WorkflowStatus
     from taskmanager.store.protocol import Store
+    from taskmanager.workflow import Workflow
+    from taskmanager.workflow_handle import WorkflowHandle
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -556,6 +559,35 @@ class TaskManager:
     async def run_schedule(self, name: str, /) -> "TaskHandle[Any]":
         """Run a schedule once now, even if it is paused or a run has not ended. Raises `UnknownTask`."""
         return self.handle(await self._instance.needed().duties.schedules.run_by_hand(name))
+
+    async def start_workflow(
+        self, workflow: "Workflow[T]", /, *, workflow_id: str | None = None
+    ) -> "WorkflowHandle[T]":
+        """Start a workflow: it is in the file when this returns. An id that has one already follows that.
+
+        A FAILED or CANCELLED one of that id goes on with the nodes that have not completed. Raises `ConfigurationError`
+        with everything that is wrong, also if that one is defined in another way, and `ArgumentError`.
+        """
+        from taskmanager.workflow_handle import start
+
+        return await start(self._instance, workflow, workflow_id, lambda task: bound_call(task, self)[0])
+
+    def workflow(self, workflow_id: str, /) -> "WorkflowHandle[Any]":
+        """Return a handle for an id, of any instance. Awaiting it raises `UnknownTask` if there is no such workflow."""
+        from taskmanager.workflow_handle import WorkflowHandle
+
+        return WorkflowHandle(self._instance, workflow_id)
+
+    async def workflows(
+        self, *, status: "WorkflowStatus | None" = None, name: str | None = None, limit: int = 100,
+        before: str | None = None,
+    ) -> "tuple[WorkflowInfo, ...]":  # fmt: skip
+        """Return workflows, newest first. `before` is the id of the last one of the page before."""
+        return await self._instance.needed().workflows.list(status, name, limit, before)
+
+    async def recover_stuck_workflows(self) -> int:
+        """Put right at once what other programs have left half done in workflows. Return how many nodes that was."""
+        return await self._instance.needed().duties.reaper.recover_workflows(0)
 
     async def background(self) -> "AsyncIterator[Background]":
         """Hand tasks over once the route has succeeded, and drop them if it fails: `Depends(manager.background)`."""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +41,8 @@ Examples:
 
 The application does the same at its start; use this when it cannot be started. Tasks that had not started, or are safe
 to repeat, wait again. The others are retried if their policy says so, or else are FAILED with WORKER_CRASHED.
+
+What another program has left half done in a workflow is put right too.
 
 With --frozen, the tasks of instances that are alive and have sent no heartbeat for so many minutes are given back too.
 When such a process wakes up, what it writes of them is refused.
@@ -80,19 +83,22 @@ def recover(db: Path, as_json: bool, frozen: float | None) -> None:
     Dead is decided by the lock files: an instance that lives holds its own, whatever its heartbeats say.
     """
     database = db.absolute()
-    orphans, dead, stale = write(db, lambda store: _recover(store, database, frozen))
+    orphans, dead, stale, nodes = write(db, lambda store: _recover(store, database, frozen))
     if as_json:
         names = ("task_id", "task_name", "status", "error_code")
         tasks = [{name: getattr(row, name) for name in names} for row in (*orphans, *stale)]
-        answer_json({"dead_instances": dead, "recovered": len(tasks), "of_frozen": len(stale), "tasks": tasks})
+        counts_of = {"dead_instances": dead, "recovered": len(tasks), "of_frozen": len(stale), "of_workflows": nodes}
+        answer_json({**counts_of, "tasks": tasks})
         return
+    if nodes:
+        click.echo(f"put right what was left half done in workflows: {counted(nodes, 'node')}")
     if stale:
         _tell(stale, "instances that are silent")
     if orphans:
         _tell(orphans, counted(dead, "dead instance"))
     elif dead:
         click.echo(f"nothing to recover; {counted(dead, 'dead instance')} cleared away")
-    elif not stale:
+    elif not (stale or nodes):
         click.echo("nothing to recover")
 
 
@@ -105,24 +111,27 @@ def _tell(rows: Sequence[TaskRow], whose: str) -> None:
 
 async def _recover(
     store: Store, database: Path, frozen_minutes: float | None
-) -> tuple[list[TaskRow], int, list[TaskRow]]:
-    """Recover, and return the moved rows of dead instances, how many were dead, and the moved rows of frozen ones."""
+) -> tuple[list[TaskRow], int, list[TaskRow], int]:
+    """Recover, and return the moved rows of dead instances, how many were dead, the moved rows of frozen ones, and how
+    many nodes of workflows were put right.
+    """
     clock = SystemClock()
     known = {each.instance_id for each in await store.instances()}
     dead = {each for each in known if is_dead(database, each)}
     before = await _orphans(store, database, known - dead)
     # What is recovered is said at the end, so nothing is told of each write.
     recovery = Recovery(store, clock, new_identity(None, clock.now_us()), database, tell=lambda write: None)
+    nodes = await patiently(partial(recovery.recover_workflows, 0))
     await patiently(recovery.run_once)
     # One whose lock file was put back meanwhile lives: what has become of its tasks is its own doing.
     alive = {each.instance_id for each in await store.instances()}
     moved = await _moved(store, [row for row in before if row.claimed_by_worker_id not in alive])
     dead_count = len({*dead, *(row.claimed_by_worker_id for row in before)} - alive)
     if frozen_minutes is None:
-        return moved, dead_count, []
+        return moved, dead_count, [], nodes
     rows = await recovery.stale(frozen_minutes * MINUTE_US)
     await recovery.recover_stale(rows)
-    return moved, dead_count, await _moved(store, rows)
+    return moved, dead_count, await _moved(store, rows), nodes
 
 
 async def _moved(store: Store, before: Sequence[TaskRow]) -> list[TaskRow]:

@@ -67,9 +67,10 @@ class Reaper:
         self._swept_s = 0.0
 
     async def run_once(self) -> int:
-        """Sweep once: dead instances, then strays of this one, then silent instances. Return how many tasks moved."""
+        """Sweep once: workflows, dead instances, strays of this one, silent instances. Return how many tasks moved."""
         config = self._settings.recovery
-        moved = await self._recovery.run_once() + await self.recover_strays()
+        moved = await self.recover_workflows(config.crashed_worker_recovery_grace_ms)
+        moved += await self._recovery.run_once() + await self.recover_strays()
         silent_claimers, silent_runners = await self._silent()
         if silent_claimers and config.auto_requeue_stale_claimed:
             moved += await self._take_over(silent_claimers, is_running=False)
@@ -201,6 +202,16 @@ class Reaper:
         return ended
 
     # What people ask for.
+
+    async def recover_workflows(self, grace_ms: int) -> int:
+        """Put right what others have left half done in workflows. Return how many nodes that was."""
+        moved = await self._recovery.recover_workflows(grace_ms)
+        if moved:  # our own writes do not change the version by which the store tells of others'
+            for task_id in await self._store.fetch_cancel_requests(self._identity.instance_id):
+                if (live := self._live.get(task_id)) is not None:
+                    self._life.cancel(live)
+            self._life.wants_claim.set()
+        return moved
 
     async def stale_tasks(self, threshold_minutes: float) -> tuple[TaskInfo, ...]:
         """Return the stale tasks, as users see them."""

@@ -28,8 +28,15 @@ from taskmanager.rules.recovery import NO_CRASH, Crash, Orphan, Verdict, judge_o
 from taskmanager.rules.retry import RetryRule
 from taskmanager.store.constraints import unreadable
 from taskmanager.store.protocol import InstanceRow, Store
+from taskmanager.store.workflow_protocol import Advance
 
 PAGE: Final = 500
+MAX_PASSES: Final = 20
+"""How many pages of nodes one call puts right. What is left is for the next round."""
+_STOPPED: Final = Verdict(
+    TaskStatus.CANCELLED, None, False, BuiltInTaskCode.WORKFLOW_STOPPED, None,
+    "its workflow is not in the store any more",
+)  # fmt: skip
 FREE_PAGE: Final = 1_000
 """Waiting rows that are freed in one transaction: bounds how long it keeps other writers waiting."""
 FIRST_PAGE: Final = 2_000
@@ -49,13 +56,14 @@ class Recovery:
         *,
         random_01: Callable[[], float] = random.random,
         tell: Callable[[TaskWrite], None] = log_judged,
+        advanced: Callable[[Advance], None] = lambda advance: None,
     ) -> None:
         self._store, self._clock, self._identity = store, clock, identity
         self._database = database
         self._config = config
         self._random_01 = random_01
         self._has_swept = False
-        self._tell = tell
+        self._tell, self._advanced = tell, advanced
         self.cut: set[str] = set()
         """The owners of whom the last call has left rows that the next one frees."""
 
@@ -145,6 +153,7 @@ class Recovery:
             return 0
         writes = [self._judge(row, crash_of(row)) for row in rows]
         report = await self._store.commit(writes)
+        self._advanced(report.advance)
         # The store rejects a row whose columns contradict each other. Its task cannot run, so it ends as unreadable.
         odd = [row for row in rows if row.task_id in report.rejected and not isinstance(row, UnreadableRow)]
         moved = await self.recover([unreadable(row, [report.rejected[row.task_id]]) for row in odd])
@@ -152,6 +161,42 @@ class Recovery:
             if write.row.task_id not in report.lost and write.row.task_id not in report.rejected:
                 self._tell(write)
         return moved + len(rows) - len(report.lost) - len(report.rejected)
+
+    async def recover_workflows(self, grace_ms: int) -> int:
+        """Put right what others have left half done in workflows, longer ago than the grace. Return how much it was.
+
+        A task whose workflow is gone is cancelled, if the configuration allows it.
+        """
+        total = 0
+        for _ in range(MAX_PASSES):
+            count, advance = await self._store.recover_workflows(self._clock.now_us(), grace_ms * 1_000, PAGE)
+            self._advanced(advance)
+            total += count
+            if count < PAGE:
+                break
+        if total:
+            logger.warning("put right what others had left half done in workflows: %s", counted(total, "node"))
+        return total + await self._end_without_workflow()
+
+    async def _end_without_workflow(self) -> int:
+        if not self._config.auto_terminate_orphaned_workflow_tasks:
+            return 0
+        ended, after = 0, ""
+        while rows := await self._store.fetch_without_workflow(limit=PAGE, after=after):
+            after, now = rows[-1].task_id, self._clock.now_us()
+            waiting = [row for row in rows if row.status != TaskStatus.RUNNING]
+            writes = [TaskWrite(_moved(row, _STOPPED, now), expected_of(row)) for row in waiting]
+            report = await self._store.commit(writes)
+            for write in writes:
+                if write.task_id not in report.lost and write.task_id not in report.rejected:
+                    self._tell(write)
+            running = [row for row in rows if row.status == TaskStatus.RUNNING and row.cancel_requested_at is None]
+            for row in running:
+                await self._store.request_cancel(row.task_id, now)
+            ended += len(writes) - len(report.lost) - len(report.rejected) + len(running)
+        if ended:
+            logger.warning("%s cancelled whose workflow is not in the store any more", counted(ended, "task"))
+        return ended
 
     # What is silent, on request. One look at the wall clock decides, so the caller must know what it is doing.
 

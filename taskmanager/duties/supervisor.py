@@ -46,12 +46,18 @@ class Supervisor:
     def __init__(self, engine: Engine, schedules: "Mapping[str, Schedule]") -> None:
         self._engine = engine
         self._store, self._wall_clock, self._writer = engine.store, engine.wall_clock, engine.writer
-        self._inbox, self._life = engine.inbox, engine.life
+        self._inbox, self._life, self._free_rows = engine.inbox, engine.life, engine.free_rows
         self._host, self._settings, self._failing_duties = engine.host, engine.settings, engine.failing_duties
         self.heartbeat = Heartbeat(engine)
         config = engine.settings
         self._recovery = Recovery(
-            engine.store, engine.clock, engine.identity, config.database, config.recovery, tell=self._tell_recovered
+            engine.store,
+            engine.clock,
+            engine.identity,
+            config.database,
+            config.recovery,
+            tell=self._tell_recovered,
+            advanced=engine.free_rows.note_advance,
         )
         self.reaper = Reaper(engine, self._recovery, self.heartbeat)
         self._retention = Retention(engine)
@@ -60,7 +66,7 @@ class Supervisor:
 
     def _tell_recovered(self, write: TaskWrite) -> None:
         log_judged(write)
-        self._life.note_failure(write.row)
+        self._free_rows.note_failure(write.row)
         if (listeners := self._life.listeners) is not None:
             listeners.moved(write)
 

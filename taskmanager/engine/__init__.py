@@ -8,15 +8,15 @@ The modules by what they are about. Each knows only modules that stand before it
     Who is told:            waiters
     What starts next:       queue_state dispatch room
     Children:               child child_program child_link
-    What runs:              lanes child_call middleware settle execution
+    What runs:              lanes child_call middleware nodes settle execution
     What is written:        writes history outbox answers late_ends
     Who hears:              events listeners
     What writes it:         writer
     What a task records:    step_lanes step_records step_waits steps
     The way in:             keys inbox intake
-    One start of it all:    life engine
+    One start of it all:    life free_rows engine
     What becomes of writes: after_write
-    What people ask for:    records actions
+    What people ask for:    records actions workflows
     The store, and others:  sharing claiming log_watch polling
 
 Modules before `engine` do not know it. They tell it what has happened through the callables that they were given: the

@@ -26,18 +26,26 @@ from taskmanager.model.states import LIVE, TERMINAL, BuiltInTaskCode, TaskStatus
 from taskmanager.model.steps import EventRow
 from taskmanager.rules.steps import MAX_UNREAD
 from taskmanager.store.protocol import DELETE_PAUSE_S, Store, TaskFilter
+from taskmanager.store.workflow_protocol import Advance
 
 PURGE_PAGE: Final = 1_000
 PAGE: Final = 500
 """Rows that are read, and written, at once."""
 MAX_TRIES: Final = 5
 """How often an action is tried again when the row changed under it."""
+Advanced = Callable[[Advance], None]
 CANCELLED_BEFORE_START: Final = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
 
 
-async def cancel_stored(store: Store, codec: RowCodec, live: Sequence[TaskRow], now: int) -> frozenset[str]:
-    """End free tasks; of those that somebody has, record the request, which their instance or recovery honours."""
-    done = await _write(store, [(_cancelled(codec, row, now), row) for row in live if is_free(row)], are_ends=True)
+async def cancel_stored(
+    store: Store, codec: RowCodec, live: Sequence[TaskRow], now: int, advanced: Advanced | None = None
+) -> frozenset[str]:
+    """End free tasks; of those that somebody has, record the request, which their instance or recovery honours.
+
+    `advanced` hears what has followed in workflows.
+    """
+    ends = [(_cancelled(codec, row, now), row) for row in live if is_free(row)]
+    done = await _write(store, ends, advanced, are_ends=True)
     asked = [row.task_id for row in live if not is_free(row) and await store.request_cancel(row.task_id, now)]
     return done.union(asked)
 
@@ -46,6 +54,7 @@ def _cancelled(codec: RowCodec, row: TaskRow, now: int) -> TaskRow:
     error = CANCELLED_BEFORE_START
     return row._replace(
         status=TaskStatus.CANCELLED.value,
+        claimed_by_worker_id=None,
         failed_at=now,
         updated_at=now,
         cancel_requested_at=now,
@@ -70,9 +79,16 @@ def why_not_again(row: TaskRow, *, force: bool) -> str | None:
     return None
 
 
-async def retry_stored(store: Store, ended: Sequence[TaskRow], now: int, *, from_start: bool = False) -> frozenset[str]:
+async def retry_stored(
+    store: Store,
+    ended: Sequence[TaskRow],
+    now: int,
+    advanced: Advanced | None = None,
+    *,
+    from_start: bool = False,
+) -> frozenset[str]:
     """Put ended tasks back, with their stored arguments, free and due now; `from_start` without what steps came to."""
-    return await _write(store, [(_again(row, now), row) for row in ended], forgets_steps=from_start)
+    return await _write(store, [(_again(row, now), row) for row in ended], advanced, forgets_steps=from_start)
 
 
 def _again(row: TaskRow, now: int) -> TaskRow:
@@ -105,7 +121,12 @@ def _again(row: TaskRow, now: int) -> TaskRow:
 
 
 async def _write(
-    store: Store, changes: Sequence[tuple[TaskRow, TaskRow]], *, are_ends: bool = False, forgets_steps: bool = False
+    store: Store,
+    changes: Sequence[tuple[TaskRow, TaskRow]],
+    advanced: Advanced | None,
+    *,
+    are_ends: bool = False,
+    forgets_steps: bool = False,
 ) -> frozenset[str]:
     """Rows as they shall be with the rows as they were read, in one transaction.
 
@@ -113,10 +134,12 @@ async def _write(
     """
     writes = [TaskWrite(row, expected_of(read), forgets_steps=forgets_steps) for row, read in changes]
     report = await store.commit(writes)
+    if advanced is not None:
+        advanced(report.advance)
     won = frozenset(row.task_id for row, _ in changes) - report.lost.keys() - report.rejected.keys()
     if are_ends and report.rejected:
         odd = [(UnreadableRow._make(row), read) for row, read in changes if row.task_id in report.rejected]
-        won |= await _write(store, odd)
+        won |= await _write(store, odd, advanced)
     return won
 
 
@@ -129,6 +152,7 @@ class Actions:
         self._dispatcher, self._runner, self._writer = engine.dispatcher, engine.runner, engine.writer
         self._follower, self._row_codec, self._life = engine.follower, engine.row_codec, engine.life
         self._claiming, self._find_live = engine.claiming, records.find_live
+        self._advanced = engine.free_rows.note_advance
         self._cancelling: set[asyncio.Task[bool]] = set()
 
     async def cancel(self, task_id: str) -> bool:
@@ -186,7 +210,7 @@ class Actions:
     async def _cancel_rows(self, rows: Sequence[TaskRow]) -> frozenset[str]:
         """End these where they are free, ask whoever has them, and return the ids for which that was recorded."""
         live, now = [row for row in rows if row.status in LIVE], self._clock.now_us()
-        done = await cancel_stored(self._store, self._row_codec, live, now)
+        done = await cancel_stored(self._store, self._row_codec, live, now, self._advanced)
         for row in live:
             if row.task_id not in done:
                 continue
@@ -298,7 +322,9 @@ class Actions:
             if not why_not_again(row, force=force) and not self._runner.is_still_executing(row.task_id)
         ]
         now = self._clock.now_us()
-        done = await retry_stored(self._store, able, now, from_start=from_start) if able else frozenset()
+        done = (
+            await retry_stored(self._store, able, now, self._advanced, from_start=from_start) if able else frozenset()
+        )
         for row in able:
             if row.task_id in done:
                 if (listeners := self._life.listeners) is not None:

@@ -20,7 +20,9 @@ from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import LIVE, WAITING, BuiltInTaskCode, TaskStatus
+from taskmanager.model.workflows import HELD
 from taskmanager.store.on_failure import KEY as ON_FAILURE
+from taskmanager.store.workflow_protocol import Advance
 
 
 class AfterWrite:
@@ -29,6 +31,7 @@ class AfterWrite:
     def __init__(self, engine: Engine) -> None:
         self._life, self._live, self._store = engine.life, engine.live, engine.store
         self._instance_id, self._database = engine.identity.instance_id, engine.settings.database
+        self._free_rows = engine.free_rows
         self._dispatcher, self._alarm, self._runner = engine.dispatcher, engine.alarm, engine.runner
         self._settlement, self._writer, self._follower = engine.settlement, engine.writer, engine.follower
         self._keys, self._clock, self._row_codec = engine.keys, engine.clock, engine.row_codec
@@ -82,7 +85,7 @@ class AfterWrite:
             self._life.has_freed = True
             self._life.wants_claim.set()
         if live.failed_at is not None and ON_FAILURE in live.options_text:
-            self._life.note_failure(live.row())
+            self._free_rows.note_failure(live.row())
         if not live.is_published:
             self._life.publish(live)
         elif self._dispatcher.has_queues_in_file:  # it had left memory before, while its row still took a place
@@ -120,6 +123,10 @@ class AfterWrite:
             return
         if live.is_unconfirmed:
             self._resolve_key(live, row)
+            return
+        if row is not None and row.claimed_by_worker_id == HELD and _is_cancelled_while_waiting(live):
+            live.saving.committed = expected_of(row)  # nobody else will end it
+            self._writer.mark(live)
             return
         if row is None or not _is_taken_over(live, row):
             _log_lost(live, row)
@@ -281,6 +288,10 @@ class AfterWrite:
         else:
             self._dispatcher.add_ready(live)
 
+    def advanced(self, advance: Advance) -> None:
+        """Workflows have gone on in the commit of a batch."""
+        self._free_rows.note_advance(advance)
+
     def written(self) -> None:
         """A batch is done: there may be room."""
         self._dispatcher.wake_room_waiters()
@@ -297,14 +308,24 @@ class AfterWrite:
         self._life.kick()
 
 
-def _is_taken_over(live: LiveTask, row: TaskRow) -> bool:
-    """Whether another instance has taken over a task that waited here: that is no news for anybody."""
+def _is_cancelled_while_waiting(live: LiveTask) -> bool:
+    """Whether it was cancelled here before it started, and nobody was told of that."""
     committed = live.saving.committed
-    if committed is None or live.attempt is not None or row.start_count <= committed.start_count:
+    is_cancelled = live.status is TaskStatus.CANCELLED and not live.is_published
+    return is_cancelled and committed is not None and committed.status in WAITING
+
+
+def _is_taken_over(live: LiveTask, row: TaskRow) -> bool:
+    """Whether another instance has taken over a task that waited here, or its workflow has paused it, freed it or ended
+    it: that is no news for anybody.
+    """
+    committed = live.saving.committed
+    if committed is None or live.attempt is not None:
+        return False
+    if row.start_count <= committed.start_count and not (live.is_workflow_task and committed.status in WAITING):
         return False
     # A cancel that nobody was told of is passed on.
-    is_cancelled = live.status is TaskStatus.CANCELLED and not live.is_published and committed.status in WAITING
-    return is_cancelled or live.status in LIVE
+    return _is_cancelled_while_waiting(live) or live.status in LIVE
 
 
 def _log_lost(live: LiveTask, row: TaskRow | None) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import sys
 import threading
 import types
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -28,6 +28,7 @@ from taskmanager.model.clock import SECOND_US, Clock, from_us
 
 if TYPE_CHECKING:
     from taskmanager.engine.steps import StepCalls
+    from taskmanager.model.workflows import NodeStart
 
 MAX_LOG_ENTRIES = 1_000
 """Lines of `ctx.log` kept per task; the oldest go first."""
@@ -58,12 +59,15 @@ class SlotKeeper(Protocol):
 
 
 class Surroundings(NamedTuple):
-    """What the attempts of one engine share: who keeps their slots, saves their progress, runs steps; and wall time."""
+    """What the attempts of one engine share: who keeps their slots, saves their progress, runs steps and reads what a
+    node of a workflow needs; and wall time.
+    """
 
     keeper: SlotKeeper
     save_progress: Callable[[LiveTask], None]
     now_us: Callable[[], int]
     begin_steps: "Callable[[Attempt], StepCalls] | None" = None
+    node_start: "Callable[[str], Awaitable[NodeStart | None]] | None" = None
 
 
 class Attempt:
@@ -82,6 +86,10 @@ class Attempt:
     """The steps that it has called. None until the first call."""
     wakes_at = 0
     """When the task goes on, if the attempt ends because that sleeps."""
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    """Of a node of a workflow, with its inputs. Those of all other tasks are decoded in their lane."""
+    workflow_id: str | None = None
+    """Of a node: the workflow that it is part of."""
     awaiting = 0
     awaited: "dict[asyncio.Task[Any] | None, str] | None" = None
     """Which tasks its coroutines wait for without a time limit."""
@@ -204,6 +212,12 @@ class Attempt:
         """An event may have come for the task."""
         if self.steps is not None:
             self.steps.hear()
+
+    async def node_start(self) -> "NodeStart | None":
+        """Read what the task of a node needs at its start. None if the workflow is gone. Raises `StoreError`."""
+        fetch = self._around.node_start
+        assert fetch is not None, "this engine runs no nodes"
+        return await fetch(self.task_id)
 
     def log(self, at: int, text: str, fields: dict[str, object]) -> None:
         if self.is_over:

@@ -44,7 +44,7 @@ class Claimer:
         self._writer, self._follower, self._row_codec = engine.writer, engine.follower, engine.row_codec
         self._definitions, self._life, self._claiming = engine.definitions, engine.life, engine.claiming
         self._keys, self._neighbours, self._settings = engine.keys, engine.neighbours, engine.settings
-        self._give_up = give_up
+        self._free_rows, self._give_up = engine.free_rows, give_up
         self._fairness = Fairness(engine)
         self._reported_unknown: set[str] = set()
         self._next_due_at: int | None = None
@@ -303,12 +303,15 @@ class Claimer:
         ended = [row for row in rows if isinstance(row, UnreadableRow)]
         for row in ended:
             log_failed(row)
-            self._life.note_failure(row)
+            self._free_rows.note_failure(row)
             if (listeners := self._life.listeners) is not None:
                 listeners.ended(row)
             self._life.freed.pop(row.task_id, None)
             result = self._row_codec.decode_result(row)
             self._follower.notice(row.task_id, Ending(TaskStatus.FAILED, result))
+            if row.is_workflow_task:
+                self._follower.needs_look = True
+                self._life.wants_claim.set()
         return [row for row in rows if not isinstance(row, UnreadableRow)] if ended else rows
 
     def _take(self, row: TaskRow, *, is_granted: bool = True) -> None:

@@ -138,7 +138,11 @@ class RowCodec:
 
     def decode_result(self, row: TaskRow) -> TaskResult[Any]:
         """Return the result of a row."""
-        text, definition = row.result, self._definitions.get(row.task_name)
+        return self.decode(row.task_name, row.result)
+
+    def decode(self, task_name: str, text: str | None) -> TaskResult[Any]:
+        """Return the result of a function of that name."""
+        definition = self._definitions.get(task_name)
         if text is None:
             return _not_available("the record holds no result")
         if definition is not None:
@@ -147,6 +151,11 @@ class RowCodec:
             return decode_untyped(text)
         except ArgumentError as exc:
             return _not_available(str(exc))
+
+    def decode_error(self, text: str) -> TaskError:
+        """Return a stored error of any function: all of them have one codec."""
+        found = self.decode(next(iter(self._definitions), ""), text)
+        return found.err_value if found.is_err() else TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE)
 
     def encode_error(self, task_name: str, error: TaskError) -> str:
         """Return the stored form of an error, encrypted where the results of the function are."""

@@ -10,6 +10,7 @@ from taskmanager.engine.attempt import Attempt, ProgressSaver, Surroundings
 from taskmanager.engine.definition import Definition, RowCodec
 from taskmanager.engine.dispatch import Dispatcher
 from taskmanager.engine.execution import Runner
+from taskmanager.engine.free_rows import FreeRows
 from taskmanager.engine.inbox import Inbox
 from taskmanager.engine.instance import Neighbours
 from taskmanager.engine.intake import Intake
@@ -60,6 +61,7 @@ class Engine:
     writer: Writer
     follower: Follower
     life: Life
+    free_rows: FreeRows
     host: Host
     failing_duties: dict[str, str]
     hooks: Hooks
@@ -138,9 +140,8 @@ def wire(
     """Make the parts of one start in the running loop, and give each those that it works with."""
     loop, row_codec, failing_duties = asyncio.get_running_loop(), RowCodec(definitions), dict[str, str]()
     stall, wall_clock, host = StallWatch(loop), WatchedClock(clock), Host(loop, failing_duties)
-    dispatcher = Dispatcher(
-        settings.lanes(), settings.queues, settings.runs if settings.run_queues is not None else None
-    )
+    runs = settings.runs if settings.run_queues is not None else None
+    dispatcher = Dispatcher(settings.lanes(), settings.queues, runs)
     window = MemoryWindow(settings.max_in_memory, dispatcher)
     settlement = Settlement(identity, clock, random.random, settings.recovery.crash_budget)
     writer = Writer(store, clock, settings.commit_interval_s, settings.snapshot_interval_s)
@@ -155,13 +156,14 @@ def wire(
         settings.processes, host, life.report, life.complete, stall.lost_s, writer.was_cancelled_since,
         hooks.middlewares,
     )  # fmt: skip
-    save_progress = ProgressSaver(loop, writer.mark, clock).save
-    surroundings = Surroundings(dispatcher, save_progress, clock.now_us, _step_calls(store, writer, runner))
-    life.attach(inbox, alarm, runner, surroundings, LaneFaults(loop, dispatcher, runner.processes, failing_duties))
+    save, steps = ProgressSaver(loop, writer.mark, clock).save, _step_calls(store, writer, runner)
+    around = Surroundings(dispatcher, save, clock.now_us, steps, store.node_start)
+    life.attach(inbox, alarm, runner, around, LaneFaults(loop, dispatcher, runner.processes, failing_duties))
     engine = Engine(
         settings, definitions, row_codec, store, clock, wall_clock, identity,
         Neighbours(settings.database, identity.instance_id), intake, intake.keys, inbox, life.live, dispatcher, window,
-        alarm, stall, settlement, runner, writer, follower, life, host, failing_duties, hooks, asyncio.Lock(),
+        alarm, stall, settlement, runner, writer, follower, life, FreeRows(life, dispatcher, follower, definitions),
+        host, failing_duties, hooks, asyncio.Lock(),
     )  # fmt: skip
     hooks.has_listener = engine.listen
     if hooks.listeners:

@@ -6,7 +6,7 @@ interruption. A `CancelledError` that user code raised by itself is a failure.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
@@ -72,13 +72,13 @@ class Runner:
         # After a restart there is no caller any more; the task then runs in an empty context.
         context = Context() if live.context is None else live.context.copy()
         # Not by the task factory of the loop: an eager one would run user code here, in the middle of a dispatch.
-        run = self._run_surrounded if self._middlewares else self._by_lane[live.definition.lane]
+        run = self._run_node if live.is_workflow_task else self._way_of(live)
         attempt.task = asyncio.Task(run(attempt), loop=loop, context=context)
         if not self._not_begun:
             loop.call_soon(self._look_at_not_begun)
         self._not_begun.append(attempt)
         attempt.began_s = loop.time()
-        if live.timeout_s is not None:
+        if live.timeout_s is not None and not live.is_workflow_task:
             self._watch_timeout(attempt, live.timeout_s)
 
     def _look_at_not_begun(self) -> None:
@@ -152,6 +152,30 @@ class Runner:
 
     # The lanes.
 
+    def _way_of(self, live: LiveTask) -> "Callable[[Attempt], Coroutine[Any, Any, None]]":
+        return self._run_surrounded if self._middlewares else self._by_lane[live.definition.lane]
+
+    async def _run_node(self, attempt: Attempt) -> None:
+        """Read the inputs of a node of a workflow, and run its task with them. Its time limit begins then."""
+        from taskmanager.engine.nodes import take_inputs
+
+        current.set(attempt)
+        live = attempt.live
+        try:
+            _begin(attempt)
+            outcome = await take_inputs(attempt, lambda: self.is_stopping)
+        except BaseException as exc:
+            if comes_from_signal(exc):
+                self._interrupt(attempt, exc)
+                raise
+            outcome = self._raised(attempt, exc)
+        if outcome is not None:
+            self._finish(attempt, outcome)
+            return
+        if live.timeout_s is not None:
+            self._watch_timeout(attempt, live.timeout_s)
+        await self._way_of(live)(attempt)
+
     async def _run_async(self, attempt: Attempt) -> None:
         current.set(attempt)
         live = attempt.live
@@ -161,7 +185,7 @@ class Runner:
             if attempt.stop_reason is not None:
                 raise asyncio.CancelledError
             fn = live.definition.fn
-            args, kwargs = _arguments(live)
+            args, kwargs = _arguments(attempt)
             attempt.has_reached_code = True
             value = await drive(fn(*args, **kwargs), attempt)
             is_plain = attempt.is_plain and (value is None or is_plain_value(value))
@@ -188,7 +212,7 @@ class Runner:
         live = attempt.live
         try:
             _begin(attempt)
-            args, kwargs = _arguments(live)
+            args, kwargs = _arguments(attempt)
             _reach_code(attempt)
             future = self.threads.submit(partial(live.definition.fn, *args, **kwargs), copy_context())
             attempt.thread = future
@@ -235,10 +259,9 @@ class Runner:
         from taskmanager.engine.child_call import child_call, hear, outcome_of_crash, outcome_of_reply
 
         current.set(attempt)
-        live = attempt.live
         try:
             _begin(attempt)
-            args, kwargs = _arguments(live)
+            args, kwargs = _arguments(attempt)
             call = child_call(attempt, args, kwargs)
             reply = await self.processes.run(call, partial(_reach_code, attempt), partial(hear, attempt))
             attempt.raised, outcome = reply.exc, outcome_of_reply(attempt, reply)
@@ -265,7 +288,7 @@ class Runner:
         surrounded, attempt.is_surrounded = None, True
         try:
             _begin(attempt)
-            surrounded = Surrounded(attempt, *_arguments(attempt.live), self.threads, self.processes)
+            surrounded = Surrounded(attempt, *_arguments(attempt), self.threads, self.processes)
             outcome = await drive(surrounded.run(self._middlewares), attempt)
         except BaseException as exc:
             if attempt.thread is not None and self._waits_on(attempt, attempt.thread, exc):
@@ -394,10 +417,13 @@ def _reach_code(attempt: Attempt) -> None:
     attempt.has_reached_code = True
 
 
-def _arguments(live: LiveTask) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(attempt: Attempt) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the caller's own objects for a memory-only task, and what the stored form gives for a persisted one."""
+    live = attempt.live
     if live.call_args is not None:
         return live.call_args, live.call_kwargs or {}
+    if attempt.arguments is not None:
+        return attempt.arguments
     codec = live.definition.arguments
     try:
         return codec.decode(live.args_text or "[]", live.kwargs_text or "{}")

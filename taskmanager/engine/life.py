@@ -30,10 +30,8 @@ from taskmanager.engine.writer import Writer
 from taskmanager.model.clock import Clock
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
-from taskmanager.model.record import TaskRow
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
-from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.protocol import ClaimRequest
 
 if TYPE_CHECKING:
@@ -393,15 +391,6 @@ class Life:
         if live.attempt is not None:
             self._runner.stop(live.attempt, StopReason.CANCEL)
         return True
-
-    def note_failure(self, row: TaskRow) -> None:
-        """A task is in the store as FAILED: what that has enqueued stands there too, free, and counts for `join`."""
-        then = enqueued_by(row) if row.status == TaskStatus.FAILED else None
-        if then is None or then.task_name not in self._definitions or self.is_stopping:
-            return
-        self._follower.taken_away(then.task_id, then.tags)
-        self._dispatcher.queue(then.queue_name).leave(then.priority)
-        self.wants_claim.set()
 
     def publish(self, live: LiveTask) -> None:
         """Tell everybody who waits, and forget the task."""

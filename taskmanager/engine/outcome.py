@@ -43,10 +43,11 @@ class Outcome(NamedTuple):
     """What one attempt came to. `value` is set for "ok", `error` for "failed" and "crashed", `delay_s` for "snoozed".
 
     A success with an error is one whose value nobody has. "unstarted": user code could not begin, for the `reason` that
-    its lane gives, or since the manager stops. "suspended": it sleeps until `Attempt.wakes_at`.
+    its lane gives, or since the manager stops. "suspended": it sleeps until `Attempt.wakes_at`. "held": its workflow is
+    paused, and the task waits until that goes on. "refused": user code must not begin, and it ends with the `error`.
     """
 
-    kind: Literal["ok", "failed", "snoozed", "stopped", "crashed", "unstarted", "suspended"]
+    kind: Literal["ok", "failed", "snoozed", "stopped", "crashed", "unstarted", "suspended", "held", "refused"]
     value: Any = None
     error: TaskError | None = None
     reason: str | None = None

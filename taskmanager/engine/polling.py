@@ -371,7 +371,7 @@ class Poller:
             await self._claim_submitted()
             await self._hear_others()
         if len(self._follower) and (changed or asked or self._follower.needs_look):
-            await self._follower.look_at_all()  # our own recovery may have ended what is followed here
+            await self._follower.look_at_all(is_changed=changed)  # our own recovery may have ended one
         if (changed or asked or is_due) and not self._life.is_stopping:
             if was_owed:
                 await self._recover_strays()

@@ -17,6 +17,7 @@ from taskmanager.engine.phases import DONE, ENDED
 from taskmanager.engine.views import attempt_info, step_info, summary_info, task_info
 from taskmanager.engine.waiters import ended, lent_slot
 from taskmanager.model.checks import (
+    check_limit,
     check_queue_name,
     check_status,
     check_tags,
@@ -24,7 +25,7 @@ from taskmanager.model.checks import (
     instant_since,
     is_storable,
 )
-from taskmanager.model.config import is_int, queue_name_fault
+from taskmanager.model.config import queue_name_fault
 from taskmanager.model.errors import ConfigurationError, ManagerStopped, StoreError, UnknownTask
 from taskmanager.model.logger import logger
 from taskmanager.model.nearest import did_you_mean
@@ -32,12 +33,12 @@ from taskmanager.model.record import AttemptInfo, AttemptRow, TaskInfo, TaskRow
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.steps import STEP, StepInfo
+from taskmanager.model.workflows import HELD
 from taskmanager.store.protocol import TaskFilter
 from taskmanager.store.statistics import said_by
 
 JOIN_PAGE: Final = 1_000
 """Waiting rows that are read at once, in search of one with the tags."""
-MAX_LIMIT: Final = 1_000_000_000
 _OF_EVERYBODY: Final = "default"
 """The queue of functions that name none."""
 
@@ -109,8 +110,7 @@ class Records:
     async def list(self, limit: int, before: str | None, **given: Any) -> tuple[TaskInfo, ...]:
         """Newest first, older than the task `before`; tasks in memory with their newest state."""
         _check_text(before, "list", "before")
-        if not is_int(limit) or not 0 <= limit <= MAX_LIMIT:
-            raise ConfigurationError(f"list: limit must be a whole number from 0 to {MAX_LIMIT:_}, not {limit!r}")
+        check_limit(limit, "list")
         wanted = chosen("list", self._clock.now_us(), **given)._replace(limit=limit)
         if before is not None:
             wanted = wanted._replace(before=await self._place_of(before))
@@ -265,7 +265,7 @@ def _stopped_too_soon() -> ManagerStopped:
 
 def is_free(row: TaskRow) -> bool:
     """Whether the task waits in the store, in nobody's memory."""
-    return row.status == TaskStatus.PENDING and row.claimed_by_worker_id is None
+    return row.status == TaskStatus.PENDING and row.claimed_by_worker_id in (None, HELD)
 
 
 def chosen(

@@ -24,7 +24,7 @@ from taskmanager.store.protocol import InstanceRow
 
 class Next(NamedTuple):
     """What the engine does with the task now: nothing more (`delay_s` None), or let it wait that long, here or, where
-    it sleeps, in the store.
+    it `sleeps`, in the store.
     """
 
     delay_s: float | None
@@ -92,7 +92,12 @@ class Settlement:
     def _settle(self, live: LiveTask, attempt: Attempt, outcome: Outcome) -> Next:
         if outcome.kind == "ok":
             return self._complete(live, attempt, outcome)
-        if outcome.kind in ("snoozed", "unstarted", "suspended"):
+        if outcome.kind == "refused":
+            error = outcome.error or TaskError(BuiltInTaskCode.WORKFLOW_CHECK_FAILED)
+            is_stopped = error.error_code == BuiltInTaskCode.WORKFLOW_STOPPED
+            self.end_with_error(live, TaskStatus.CANCELLED if is_stopped else TaskStatus.FAILED, error, None)
+            return NOTHING_MORE
+        if outcome.kind in ("snoozed", "unstarted", "suspended", "held"):
             if live.cancel_requested_at is None and outcome.kind == "suspended":
                 self._fall_asleep(live, attempt.wakes_at)
                 return SLEEPS
@@ -102,7 +107,7 @@ class Settlement:
                     live.snooze_count += 1
                 else:
                     live.next_retry_at = live.enqueued_at
-                return Next(outcome.delay_s)
+                return Next(outcome.delay_s, sleeps=outcome.kind == "held")
             return self._cancelled(live, attempt)  # who was asked to end does not wait for another start
         if outcome.kind == "stopped":
             return self._stopped(live, attempt)

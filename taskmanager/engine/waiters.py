@@ -5,12 +5,13 @@ that awaits its own handle, or that of a task which waits for it in turn, would 
 that is certain: in a wait without a time limit, by the task itself or through `asyncio.gather`. A wait in something
 that the task has begun beside itself need not keep it from ending, and what other instances run is not known here.
 
-The end of a task that this instance does not run is read from its row, whenever the store has changed.
+The end of a task that this instance does not run is read from its row, whenever the store has changed. So is the end
+of a workflow.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any, Final, cast
@@ -20,11 +21,12 @@ from taskmanager.engine.definition import carries
 from taskmanager.engine.live_task import Ending, LiveTask
 from taskmanager.engine.loops import AGAIN_AFTER_S
 from taskmanager.model.context import current
-from taskmanager.model.errors import ConfigurationError, StoreUnavailable, unknown_task
+from taskmanager.model.errors import ConfigurationError, StoreUnavailable, unknown_task, unknown_workflow
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TaskStatus
+from taskmanager.model.workflows import ENDED_WORKFLOW, WorkflowRow
 from taskmanager.store.protocol import Store
 
 PAGE: Final = 500
@@ -157,6 +159,9 @@ class Follower:
         self._store = store
         self._decode = decode
         self._waiting: dict[str, Waiters] = {}
+        self._workflows: dict[str, Waiters] = {}
+        self._ended_here: set[str] = set()
+        """Workflows that somebody waits for, and that have ended by a write of this instance."""
         self._listening: dict[str, list[Callable[[LiveTask], None]]] = {}
         self.last_status: dict[str, TaskStatus] = {}
         """The status that was seen last of tasks that are not in memory. The latest look stands last."""
@@ -169,7 +174,7 @@ class Follower:
         """Called when somebody is about to wait."""
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._workflows)
 
     def __contains__(self, task_id: object) -> bool:
         """Whether somebody waits for this task from afar."""
@@ -202,21 +207,38 @@ class Follower:
         """
         if self._over is not None:  # a wait that begins in the last turns of a stop would last for ever
             return self._over
-        future: asyncio.Future[Ending] = self._loop.create_future()
-        self.begins_to_wait()
-        self._waiting.setdefault(task_id, []).append(future)
         if came_here is not None:
             self._listening.setdefault(task_id, []).append(came_here)
         try:
-            try:
-                await self.look([task_id])
-            except StoreUnavailable as exc:
-                logger.debug("task %s is followed as soon as the store can be read: %s", task_id, exc)
-                self.needs_look = True
-            return await future
+            return cast("Ending", await self._watch(self._waiting, task_id, self.look))
         finally:
-            _leave(self._waiting, task_id, future)
             _leave(self._listening, task_id, came_here)
+
+    async def watch_workflow(self, workflow_id: str) -> WorkflowRow | None:
+        """Return the row of a workflow when it has ended, or None if the manager stops before.
+
+        Raises `UnknownTask` when there is no such workflow.
+        """
+        if self._over is not None:
+            return None
+        return cast("WorkflowRow | None", await self._watch(self._workflows, workflow_id, self.look_at_workflows))
+
+    async def _watch(
+        self, waiting: dict[str, Waiters], key: str, look: Callable[[list[str]], Awaitable[None]]
+    ) -> Ending | WorkflowRow | None:
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self.begins_to_wait()
+        waiting.setdefault(key, []).append(future)
+        try:
+            try:
+                await look([key])
+            except StoreUnavailable as exc:
+                logger.debug("%s is followed as soon as the store can be read: %s", key, exc)
+                self.needs_look = True
+            found: Ending | WorkflowRow | None = await future
+            return found
+        finally:
+            _leave(waiting, key, future)
 
     def follow(self, task_id: str, waiters: Waiters) -> None:
         """Watch a task for waiters that are there already, and tell them."""
@@ -276,11 +298,12 @@ class Follower:
             self._taken.pop(task_id, None)
         return not live
 
-    async def look_at_all(self) -> None:
-        """Read every followed row once."""
-        task_ids, self.needs_look = list(self._waiting), True
+    async def look_at_all(self, *, is_changed: bool = True) -> None:
+        """Read every followed row once. If nobody else has written, only those of workflows that have ended here."""
+        task_ids, was_due, self.needs_look = list(self._waiting), self.needs_look, True
         for start in range(0, len(task_ids), PAGE):
             await self.look(task_ids[start : start + PAGE])
+        await self.look_at_workflows(list(self._workflows if is_changed or was_due else self._ended_here))
         self.needs_look = False
 
     async def look(self, task_ids: list[str]) -> None:
@@ -297,6 +320,20 @@ class Follower:
             elif task_id in self._waiting:
                 self.saw(task_id, status)
 
+    async def look_at_workflows(self, workflow_ids: list[str]) -> None:
+        """Read these rows, and wake the waiters of workflows that have ended or do not exist."""
+        for each in workflow_ids:
+            self._ended_here.discard(each)  # it may end while it is read
+            row = await self._store.fetch_workflow(each)
+            if row is None or row.status in ENDED_WORKFLOW:
+                resolve(self._workflows.pop(each, None), unknown_workflow(each) if row is None else row)
+
+    def workflows_ended(self, workflow_ids: Iterable[str]) -> bool:
+        """Note that a write of this instance has ended these. Return whether somebody waits for one of them."""
+        ended = [each for each in workflow_ids if each in self._workflows]
+        self._ended_here.update(ended)
+        return bool(ended)
+
     def notice(self, task_id: str, ending: Ending) -> None:
         """Tell that a task has ended which another instance ran, or which is not in memory."""
         waiters = self._waiting.pop(task_id, None)
@@ -311,6 +348,8 @@ class Follower:
         self._over = ending
         for task_id in list(self._waiting):
             self.notice(task_id, ending)
+        for waiters in list(self._workflows.values()):
+            resolve(waiters, None)
 
 
 def _leave(book: "dict[str, list[Any]]", task_id: str, entry: object) -> None:

@@ -394,6 +394,8 @@ class Writer:
         if self.listeners is not None:
             self.listeners.committed(batch, report)
         self._flushes.end(self.outbox.has_passed)
+        if report.advance.readied or report.advance.ended:
+            self._listener.advanced(report.advance)
         if batch:
             self._listener.written()
 

@@ -11,6 +11,7 @@ from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.result import Seconds, seconds_fault, seconds_of
 from taskmanager.model.states import TaskStatus
 
+MAX_LIMIT: Final = 1_000_000_000
 HUGE: Final = 1 << 63
 """From here on an int counts nothing; above 1024 bits it cannot even become a float."""
 
@@ -74,6 +75,18 @@ def check_timeout(timeout: object) -> None:
     if not is_number or math.isnan(timeout):  # type: ignore[arg-type]  # shown to be a number
         hint = "; use .total_seconds()" if isinstance(timeout, timedelta) else ""
         raise ConfigurationError(f"timeout must be a number of seconds, or None, not {timeout!r}{hint}")
+
+
+def check_limit(limit: object, subject: str) -> None:
+    """Check how many records are asked for."""
+    if not is_int(limit) or not 0 <= limit <= MAX_LIMIT:  # type: ignore[operator]  # shown by is_int
+        raise ConfigurationError(f"{subject}: limit must be a whole number from 0 to {MAX_LIMIT:_}, not {limit!r}")
+
+
+def check_workflow_id(workflow_id: object) -> None:
+    """Refuse what is no id of a workflow."""
+    if not is_storable(workflow_id):
+        raise ConfigurationError(f"workflow_id must be text, as handle.workflow_id gives it, not {workflow_id!r}")
 
 
 def check_threshold(value: object, name: str) -> None:

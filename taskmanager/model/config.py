@@ -282,6 +282,11 @@ _RANGES: Final[Mapping[str, tuple[int, int, str]]] = {
 _MAY_BE_NONE: Final = frozenset(
     {"heartbeat_retention_hours", "worker_state_retention_hours", "terminal_record_retention_hours"}
 )
+_FLAGS: Final = (
+    "auto_requeue_stale_claimed",
+    "auto_fail_stale_running",
+    "auto_terminate_orphaned_workflow_tasks",
+)
 _TWICE: Final = (
     ("claimed_stale_threshold_ms", "claimer_heartbeat_interval_ms"),
     ("running_stale_threshold_ms", "runner_heartbeat_interval_ms"),
@@ -315,10 +320,11 @@ class RecoveryConfig:
     retention_sweep_interval_s: int = 3_600
     retention_delete_batch_size: int = 500
     crash_budget: int = 3
+    auto_terminate_orphaned_workflow_tasks: bool = True
 
     def __post_init__(self) -> None:
         found = []
-        for name in ("auto_requeue_stale_claimed", "auto_fail_stale_running"):
+        for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 found.append(f"{name} must be True or False, not {getattr(self, name)!r}")
         for name, (low, high, unit) in _RANGES.items():

@@ -32,6 +32,13 @@ def unknown_task(task_id: str) -> UnknownTask:
     )
 
 
+def unknown_workflow(workflow_id: str) -> UnknownTask:
+    """Return the error for an id that no workflow has."""
+    return UnknownTask(
+        f"there is no workflow {workflow_id}; it was deleted, or never started. manager.workflows() has those there are"
+    )
+
+
 class NotInTask(TaskManagerError, LookupError):
     """`current_task()` was called outside a running task."""
 

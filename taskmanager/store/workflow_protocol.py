@@ -7,6 +7,7 @@ names what has followed.
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from taskmanager.model.record import TaskRow
 from taskmanager.model.workflows import Graph, NodeRow, NodeStart, WorkflowRow
 
 
@@ -115,4 +116,8 @@ class WorkflowStore(Protocol):
         Return how many nodes and workflows were put right, at most about `limit`. Nodes whose task ended less than
         `grace_us` ago are left to whoever has ended it.
         """
+        ...
+
+    async def fetch_without_workflow(self, *, limit: int, after: str = "") -> list[TaskRow]:
+        """Return live tasks of nodes after `after`, by id, whose workflow is not in the store any more."""
         ...

@@ -56,6 +56,7 @@ from taskmanager import (
     TaskResult,
     TaskStatus,
     Workflow,
+    WorkflowHandle,
     WorkflowInfo,
     WorkflowStatus,
     current_step,
@@ -589,6 +590,25 @@ imported.add(greet, name="n", node_id="n")  # type: ignore[call-overload]  # pyr
 imported.add(greet)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]  # one argument is missing
 summary_node.after(report_node, join="most")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such join
 Workflow("import", on_error="ignore")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]  # no such word
+
+
+async def use_workflows() -> None:
+    handle = await manager.start_workflow(imported.output(summary_node), workflow_id="import-7")
+    assert_type(handle, WorkflowHandle[str])
+    assert_type((handle.workflow_id, handle.is_duplicate), tuple[str, bool])
+    assert_type(await handle, str)
+    assert_type(handle.wait(timeout=1), str)
+    assert_type(await handle.result(timeout=1), TaskResult[str])
+    assert_type(await handle.status(), WorkflowStatus)
+    assert_type(await handle.nodes(), tuple[NodeInfo, ...])
+    assert_type(await handle.result_of("report"), TaskResult[Any])
+    assert_type((await handle.pause(), await handle.resume(), await handle.cancel()), tuple[bool, bool, bool])
+    assert_type(await manager.start_workflow(Workflow("untyped")), WorkflowHandle[Any])
+    assert_type(manager.workflow("import-7"), WorkflowHandle[Any])
+    assert_type(await manager.workflows(status="PAUSED", name="import", limit=5), tuple[WorkflowInfo, ...])
+    assert_type(await manager.recover_stuck_workflows(), int)
+    assert_type(manager.call(handle.status()), WorkflowStatus)
+    assert_type(manager.call(handle), str)
 
 
 async def look_at_workflows(info: WorkflowInfo, node: NodeInfo) -> None:

@@ -19,6 +19,7 @@ from taskmanager import (
     TaskHandle,
     TaskManager,
     TaskStatus,
+    Workflow,
     current_task,
     sleep,
     step,
@@ -260,6 +261,7 @@ ALWAYS_NULL: dict[tuple[str, str], str] = {
     ("tasks", "finalizing_at"): "a task is RUNNING until its outcome is committed, in the same write",
     ("tasks", "finalizing_by_worker_id"): "its owner until then is claimed_by_worker_id",
     ("heartbeats", "task_id"): "one beat covers all tasks of its sender",
+    ("workflows", "result"): "what a workflow comes to is read from its nodes",
     ("instances", "stopped_at"): "an orderly stop removes the row; who has died writes nothing",
 }
 """Columns that nothing fills, each with the reason. Those who read the file from outside may rely on it."""
@@ -314,6 +316,7 @@ async def test_a_column_that_is_always_null_is_in_this_list(tmp_path: Path) -> N
         filled |= filled_columns(path)
         await manager.cancel(waiting.task_id)
         await asyncio.gather(failing.result(), waiting.result(), manager.flush())
+        await run_workflows(manager)
         await manager.pause("mail")
         await manager.pause_schedule("hourly")
         lifecycle = manager._lifecycle
@@ -324,6 +327,31 @@ async def test_a_column_that_is_always_null_is_in_this_list(tmp_path: Path) -> N
         filled |= filled_columns(path)
     with closing(sqlite3.connect(path)) as connection:
         assert {each for each in columns(connection) if each not in filled} == ALWAYS_NULL.keys()
+
+
+async def run_workflows(manager: TaskManager) -> None:
+    """One whose child fails, one that succeeds, and one that is cancelled."""
+
+    @manager.task(persist=True)
+    async def fails_with(text: str) -> None:
+        raise ValueError(text)
+
+    @manager.task(persist=True)
+    async def ident(text: str) -> str:
+        return text
+
+    wf, child, other = Workflow("outer"), Workflow("inner"), Workflow("cancelled")
+    child.add(fails_with, "no")
+    inner = wf.add_workflow(child)
+    first = wf.add(ident.with_options(tags={"user": "1"}), "a")
+    last = wf.add(ident, first.value).after(first, join="quorum", min_success=1)
+    assert (await (await manager.start_workflow(wf.output(last).succeeds_if([inner, last]))).result()).is_err()
+    good = Workflow("good")
+    assert await (await manager.start_workflow(good.output(good.add(ident, "a")))) == "a"
+    other.add(ident.with_options(delay=3_600), "b")
+    handle = await manager.start_workflow(other)
+    await handle.cancel()
+    await handle.result()
 
 
 def columns(connection: sqlite3.Connection) -> list[tuple[str, str]]:

@@ -112,6 +112,7 @@ class Verbs:
     fetch_nodes = _reads(workflow_rows.fetch_nodes)
     fetch_node = _reads(workflow_rows.fetch_node)
     node_start = _reads(workflow_rows.node_start)
+    fetch_without_workflow = _reads(workflow_recovery.fetch_without_workflow)
 
     fetch_claim = _writes(claims.fetch_claim)  # behind every claim that was asked for before
     release = _writes(claims.release)

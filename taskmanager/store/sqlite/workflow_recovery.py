@@ -8,9 +8,11 @@ import sqlite3
 from collections.abc import Callable
 from typing import Any, Final
 
+from taskmanager.model.record import TaskRow
 from taskmanager.model.workflows import HELD
 from taskmanager.store.sqlite.connection import transaction
-from taskmanager.store.sqlite.statements import TERMINAL_SQL
+from taskmanager.store.sqlite.queries import task_rows
+from taskmanager.store.sqlite.statements import LIVE_SQL, TERMINAL_SQL
 from taskmanager.store.sqlite.workflow_ends import IS_OPEN
 from taskmanager.store.sqlite.workflow_walk import Walk
 from taskmanager.store.workflow_protocol import Advance
@@ -47,12 +49,18 @@ WHERE {IS_OPEN} AND t.status IN ({TERMINAL_SQL}) AND t.updated_at <= :ended_by L
 _HELD: Final = f"""
 SELECT DISTINCT n.workflow_id FROM taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owner
 JOIN taskmanager_workflow_tasks AS n ON n.task_id = t.id {_RUNS}
-WHERE t.claimed_by_worker_id = '{HELD}' AND t.status = 'PENDING' LIMIT :limit
+WHERE t.claimed_by_worker_id = '{HELD}' AND t.status IN ({LIVE_SQL}) AND t.status = 'PENDING' LIMIT :limit
 """
 _ALL_ENDED: Final = f"""
 SELECT w.id FROM taskmanager_workflows AS w INDEXED BY taskmanager_workflows_status
 WHERE w.status = 'RUNNING' AND w.status <> 'COMPLETED'
     AND NOT EXISTS (SELECT 1 FROM taskmanager_workflow_tasks AS n WHERE n.workflow_id = w.id AND {IS_OPEN}) LIMIT :limit
+"""
+_WITHOUT_WORKFLOW: Final = f"""
+taskmanager_tasks AS t INDEXED BY taskmanager_tasks_of_workflows
+WHERE t.is_workflow_task = 1 AND t.status IN ({LIVE_SQL}) AND t.id > CAST(:after AS TEXT)
+    AND NOT EXISTS (SELECT 1 FROM taskmanager_workflow_tasks AS n WHERE n.task_id = t.id)
+ORDER BY t.id LIMIT :limit
 """
 _STEPS: Final = (_UNTOLD, _IDLE, _WITHOUT_TASK, _NOT_BEGUN, _CHILD_ENDED, _TASK_ENDED, _HELD, _ALL_ENDED)
 
@@ -64,6 +72,11 @@ def recover(connection: sqlite3.Connection, now: int, grace_us: int, limit: int)
         return 0, Advance()
     with transaction(connection):
         return _put_right(connection, given, now)
+
+
+def fetch_without_workflow(connection: sqlite3.Connection, *, limit: int, after: str = "") -> list[TaskRow]:
+    """See `Store.fetch_without_workflow`."""
+    return task_rows(connection, _WITHOUT_WORKFLOW, {"after": after, "limit": limit})
 
 
 def _put_right(connection: sqlite3.Connection, given: dict[str, int], now: int) -> tuple[int, Advance]:

@@ -138,6 +138,7 @@ class RecoveryDocument(msgspec.Struct, forbid_unknown_fields=True):
     dead_instances: int
     recovered: int
     of_frozen: int
+    of_workflows: int
     tasks: list[dict[str, str | None]]
 
 

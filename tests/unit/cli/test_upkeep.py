@@ -39,7 +39,7 @@ def test_purge_takes_tags_and_the_error_code(copied: tuple[Path, dict[str, str]]
 def test_recover_finds_nothing_where_nobody_died(copied: tuple[Path, dict[str, str]]) -> None:
     """An empty answer is an answer."""
     ran = taskmanager("recover", "--db", copied[0], "--json")
-    assert ran.document(RecoveryDocument) == RecoveryDocument(0, 0, 0, [])
+    assert ran.document(RecoveryDocument) == RecoveryDocument(0, 0, 0, 0, [])
     assert taskmanager("recover", "--db", copied[0]).out == "nothing to recover\n"
 
 
@@ -66,7 +66,7 @@ def test_recover_counts_nobody_dead_whose_lock_file_is_put_back(
     monkeypatch.setattr(recovery, "has_lock_file", is_put_back_now)
     monkeypatch.setattr(recovery, "PUT_BACK_S", 0.0)
     ran = taskmanager("recover", "--db", database, "--json")
-    assert ran.document(RecoveryDocument) == RecoveryDocument(0, 0, 0, [])
+    assert ran.document(RecoveryDocument) == RecoveryDocument(0, 0, 0, 0, [])
     assert lock.path.exists()
     lock.drop()
 
@@ -91,7 +91,7 @@ def test_recover_takes_from_frozen_instances_what_the_flag_allows(copied: tuple[
             f"UPDATE taskmanager_tasks SET claimed_by_worker_id = 'frozen', updated_at = {now} - 300000000 "
             "WHERE status = 'PENDING'"
         )
-    taken = RecoveryDocument(0, 1, 1, [{"task_id": ids["later"], "task_name": "app:job", "status": "PENDING"}])
+    taken = RecoveryDocument(0, 1, 1, 0, [{"task_id": ids["later"], "task_name": "app:job", "status": "PENDING"}])
     for arguments, found in ((), 0), (("--frozen", "6"), 0), (("--frozen", "4"), 1), (("--frozen", "4"), 0):
         answer = taskmanager("recover", *arguments, "--db", database, "--json").document(RecoveryDocument)
         assert (answer.recovered, answer.of_frozen) == (found, found)

@@ -86,6 +86,10 @@ CREATE INDEX taskmanager_workflow_tasks_untold ON taskmanager_workflow_tasks (wo
 CREATE INDEX taskmanager_workflow_tasks_idle ON taskmanager_workflow_tasks (workflow_id)
     WHERE status = 'PENDING' AND open = 0 AND inputs_open = 0;
 
+-- Live tasks of nodes, among which are those whose workflow is gone.
+CREATE INDEX taskmanager_tasks_of_workflows ON taskmanager_tasks (id)
+    WHERE is_workflow_task = 1 AND status IN ('PENDING', 'CLAIMED', 'RUNNING');
+
 CREATE TABLE taskmanager_workflow_edges (
     workflow_id TEXT NOT NULL REFERENCES taskmanager_workflows (id) ON DELETE CASCADE,
     from_index INTEGER NOT NULL,

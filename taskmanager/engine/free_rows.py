@@ -1,0 +1,41 @@
+"""Rows that a write of this instance has made, free for anybody: they are claimed soon, and count for `join`."""
+
+from collections.abc import Mapping
+
+from taskmanager.engine.definition import Definition
+from taskmanager.engine.dispatch import Dispatcher
+from taskmanager.engine.life import Life
+from taskmanager.engine.waiters import Follower
+from taskmanager.model.record import TaskRow
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.on_failure import enqueued_by
+from taskmanager.store.workflow_protocol import Advance
+
+
+class FreeRows:
+    """Hears of such rows, for one engine."""
+
+    def __init__(
+        self, life: Life, dispatcher: Dispatcher, follower: Follower, definitions: Mapping[str, Definition]
+    ) -> None:
+        self._life, self._dispatcher, self._follower, self._definitions = life, dispatcher, follower, definitions
+
+    def note_failure(self, row: TaskRow) -> None:
+        """A task is in the store as FAILED: what that has enqueued stands there too."""
+        then = enqueued_by(row) if row.status == TaskStatus.FAILED else None
+        if then is not None:
+            self._expect(then.task_id, then.task_name, then.queue_name, then.priority, then.tags)
+
+    def note_advance(self, advance: Advance) -> None:
+        """Workflows have gone on by a change that is in the store, where their next tasks are. Some have ended."""
+        for each in advance.readied:
+            self._expect(each.task_id, each.task_name, each.queue_name, each.priority)
+        if self._follower.workflows_ended(advance.ended):
+            self._life.wants_claim.set()  # who waits is told by the next look
+
+    def _expect(self, task_id: str, task_name: str, queue_name: str, priority: int, tags: str | None = None) -> None:
+        if task_name not in self._definitions or self._life.is_stopping:
+            return
+        self._follower.taken_away(task_id, tags)
+        self._dispatcher.queue(queue_name).leave(priority)
+        self._life.wants_claim.set()

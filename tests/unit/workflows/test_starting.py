@@ -1,0 +1,188 @@
+"""The start of a node: its inputs are read when it is committed, and its code runs only if its workflow lives."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskmanager import BuiltInTaskCode, StoreError, TaskManager, TaskResult, Workflow
+from taskmanager.store.memory import MemoryStore
+from taskmanager.testing import World, isolated
+from taskmanager.testing.faulty import Fault, FaultyStore
+from tests.unit.duties.scene import until
+from tests.unit.workflows.graphs import Jobs, task_of
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def faulty(*plan: Fault) -> AsyncIterator[tuple[World, FaultyStore, Jobs]]:
+    """A world whose store fails as planned."""
+    manager, store = TaskManager(None), FaultyStore(MemoryStore(), plan)
+    async with isolated(manager, store=store.as_store()) as world:
+        yield world, store, Jobs(manager)
+
+
+class Broken(MemoryStore):
+    """A store that refuses to say what a node needs, for good."""
+
+    async def node_start(self, task_id: str) -> Any:
+        """Fail."""
+        raise StoreError(f"the row of {task_id} is damaged")
+
+
+async def attempts_of(world: World, workflow_id: str, node_id: str) -> tuple[str, object, int]:
+    """The status and the error code of a task, and how many attempts it had."""
+    info = await world.manager.get(await task_of(world.manager, workflow_id, node_id), include_attempts=True)
+    assert info is not None
+    return info.status, info.error_code, len(info.attempts or ())
+
+
+async def test_store_that_cannot_be_read_is_waited_for() -> None:
+    """The start is committed by then, and it is no failure of the task. Its time limit begins when its code does."""
+    async with faulty(Fault.fail(1, verb="node_start", times=20)) as (world, store, jobs):
+        wf = Workflow("import")
+        node = wf.add(jobs.fetch.with_options(timeout=1), "a")
+        handle = await world.manager.start_workflow(wf.output(node))
+        assert (await handle).url == "a"
+        assert store.calls.count("node_start") == 21
+        assert await attempts_of(world, handle.workflow_id, node.node_id) == ("COMPLETED", None, 1)
+
+
+async def test_stop_while_the_store_cannot_be_read_frees_the_task() -> None:
+    """Its code has not begun, so nothing was interrupted."""
+    async with faulty(Fault.fail(1, verb="node_start", times=1_000)) as (world, store, jobs):
+        wf = Workflow("import")
+        handle = await world.manager.start_workflow(wf.output(wf.add(jobs.fetch, "a")), workflow_id="w")
+        await world.advance(1)
+        assert jobs.began == []
+        store.plan.clear()
+        await world.restart()
+        assert (await handle).url == "a"
+        assert await attempts_of(world, "w", "fetch:0") == ("COMPLETED", None, 1)
+
+
+async def test_cancel_while_the_store_cannot_be_read_ends_the_task() -> None:
+    async with faulty(Fault.fail(1, verb="node_start", times=1_000)) as (world, _, jobs):
+        wf = Workflow("import")
+        wf.add(jobs.fetch, "a")
+        handle = await world.manager.start_workflow(wf)
+        await world.advance(1)
+        assert await handle.cancel()
+        assert (await handle.result()).is_err()
+        assert await handle.status() == "CANCELLED"
+        assert jobs.began == []
+
+
+async def test_store_that_never_says_what_a_node_needs_fails_it() -> None:
+    manager = TaskManager(None)
+    async with isolated(manager, store=Broken()) as world:
+        jobs, wf = Jobs(manager), Workflow("import")
+        node = wf.add(jobs.flaky, "a")
+        handle = await manager.start_workflow(wf)
+        error = (await handle.result()).err_value
+        assert error.error_code == BuiltInTaskCode.WORKFLOW_CHECK_FAILED
+        assert "is damaged" in error.message
+        code = BuiltInTaskCode.WORKFLOW_CHECK_FAILED
+        assert await attempts_of(world, handle.workflow_id, node.node_id) == ("FAILED", code, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("DELETE FROM taskmanager_workflows", "its workflow is not in the store any more"),
+        ("UPDATE taskmanager_workflows SET status = 'CANCELLED'", "is cancelled"),
+    ],
+)
+async def test_node_of_a_workflow_that_is_gone_or_cancelled_does_not_run(
+    world: World, jobs: Jobs, change: str, words: str
+) -> None:
+    """Somebody has changed the file by hand."""
+    wf = Workflow("import")
+    node = wf.add(jobs.fetch.with_options(delay=100), "a")
+    handle = await world.manager.start_workflow(wf)
+    task_id = await task_of(world.manager, handle.workflow_id, node.node_id)
+    store = world.store.sound
+    assert isinstance(store, MemoryStore)
+    await store._write(lambda connection: connection.execute(change))
+    result = await world.manager.handle(task_id).result()
+    assert words in result.err_value.message
+    info = await world.manager.get(task_id, include_attempts=True)
+    assert info is not None
+    assert (info.status, info.error_code, info.attempts) == ("CANCELLED", BuiltInTaskCode.WORKFLOW_STOPPED, ())
+    assert jobs.began == []
+
+
+def shown(result: TaskResult[int], numbers: list[int]) -> str:
+    """Runs in a child process."""
+    return f"{result.err_value.error_code if result.is_err() else result.ok_value} {numbers}"
+
+
+async def test_child_processes_get_inputs_like_any_arguments(tmp_path: Path) -> None:
+    manager = TaskManager(tmp_path / "tasks.db", processes=1)
+    jobs, show = Jobs(manager), manager.task(persist=True, executor="process")(shown)
+    async with manager:
+        wf = Workflow("import")
+        bad, good = wf.add(jobs.broken, "bad"), wf.add(jobs.total, [1, 2])
+        wf.optional(bad)
+        node = wf.add(show, bad.result, [good.value, 7])
+        handle = await manager.start_workflow(wf.output(node))
+        assert (await handle.result(timeout=30)).ok_value == "UNHANDLED_EXCEPTION [3, 7]"
+
+
+async def test_codec_of_the_application_opens_inputs(tmp_path: Path) -> None:
+    """What a node came to is sealed in the file, and so is the result of the workflow."""
+    manager = TaskManager(tmp_path / "tasks.db", codec=Reversing())
+    jobs = Jobs(manager)
+    async with manager:
+        wf = Workflow("import")
+        page = wf.add(jobs.fetch, "a").named("page")
+        handle = await manager.start_workflow(wf.output(wf.add(jobs.count, page.value).named("count")))
+        assert (await handle.result(timeout=30)).ok_value == 6
+        whole = Workflow("whole")
+        whole.add(jobs.total, [1]).named("one")
+        bad = whole.add(jobs.broken, "bad").named("bad")
+        whole.optional(bad)
+        handle = await manager.start_workflow(whole)
+        assert (await handle.result(timeout=30)).ok_value == {"one": 1}
+        assert (await handle.result_of("bad")).err_value.message == "OSError: bad"
+
+
+class Reversing:
+    """A codec."""
+
+    def encode(self, data: bytes, /) -> bytes:
+        """Read it from behind."""
+        return data[::-1]
+
+    def decode(self, data: bytes, /) -> bytes:
+        """Read it from behind."""
+        return data[::-1]
+
+
+async def test_ended_workflow_wakes_who_waits_in_another_instance(tmp_path: Path) -> None:
+    """By its usual looks at the file; the one that has ended it wakes its own without a poll."""
+    web, worker = (TaskManager(tmp_path / "tasks.db", store_poll=0.02, run_queues=each) for each in ((), None))
+    async with web, worker:
+        jobs = Jobs(worker)
+        wf = Workflow("import")
+        node = wf.add(Jobs(web).wait, "a")
+        handle = await web.start_workflow(wf.output(node), workflow_id="w")
+        await until(lambda: jobs.began == ["a"])
+        both = worker.workflow("w").result(timeout=30), handle.result(timeout=30)
+        jobs.gate.set()
+        assert [(await each).ok_value for each in both] == ["a", "a"]
+
+
+async def test_stop_tells_who_waits_that_the_workflow_goes_on(world: World, jobs: Jobs) -> None:
+    wf = Workflow("import")
+    handle = await world.manager.start_workflow(wf.output(wf.add(jobs.wait, "a")))
+    waiting = asyncio.ensure_future(handle.result())
+    await world.idle()
+    await world.manager.stop(timeout=0)
+    assert (await waiting).err_value.error_code == BuiltInTaskCode.MANAGER_STOPPED
+    await world.start()
+    jobs.gate.set()
