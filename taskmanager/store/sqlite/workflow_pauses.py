@@ -44,11 +44,6 @@ _HOLD_PAUSED: Final = _HOLD.format(
     WHERE w.status = 'PAUSED'
     """
 )
-LET_GO: Final = f"""
-UPDATE taskmanager_tasks SET claimed_by_worker_id = NULL, updated_at = :now
-WHERE id IN ({TASKS_OF}) AND status = 'PENDING' AND claimed_by_worker_id = '{HELD}'
-RETURNING id, task_name, queue_name, priority, enqueued_at
-"""
 _FREE: Final = """
 SELECT t.id FROM json_each(?) AS v CROSS JOIN taskmanager_tasks AS t ON t.id = v.value
 WHERE t.status = 'PENDING' AND t.claimed_by_worker_id IS NULL

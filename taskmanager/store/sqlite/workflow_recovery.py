@@ -47,8 +47,9 @@ SELECT t.id FROM {_LIVE} {_RUNS} JOIN taskmanager_tasks AS t ON t.id = n.task_id
 WHERE {IS_OPEN} AND t.status IN ({TERMINAL_SQL}) AND t.updated_at <= :ended_by LIMIT :limit
 """
 _HELD: Final = f"""
-SELECT DISTINCT n.workflow_id FROM taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owner
-JOIN taskmanager_workflow_tasks AS n ON n.task_id = t.id {_RUNS}
+SELECT t.id FROM taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owner
+JOIN taskmanager_workflow_tasks AS n ON n.task_id = t.id
+JOIN taskmanager_workflows AS w ON w.id = n.workflow_id AND w.status <> 'PAUSED'
 WHERE t.claimed_by_worker_id = '{HELD}' AND t.status IN ({LIVE_SQL}) AND t.status = 'PENDING' LIMIT :limit
 """
 _ALL_ENDED: Final = f"""
@@ -84,7 +85,7 @@ def _put_right(connection: sqlite3.Connection, given: dict[str, int], now: int) 
     walk, count = Walk(connection, now), 0
     acts: tuple[Callable[[list[Any]], None], ...] = (
         walk.follow, walk.judge, walk.enqueue, walk.begin_children, walk.end_children, walk.end_tasks,
-        walk.free_tasks_of, walk.check,
+        walk.free, walk.check,
     )  # fmt: skip
     for query, act in zip(_STEPS, acts, strict=True):
         found = [each for (each,) in connection.execute(query, given).fetchall()]

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from taskmanager.model.ids import node_task_id
 from taskmanager.model.states import BuiltInTaskCode
+from taskmanager.model.workflows import HELD
 from taskmanager.rules.workflows import Counts, NodeEnd, end_of_node, judged, stored
 from taskmanager.store.sqlite import workflow_pauses as pauses
 from taskmanager.store.sqlite.statements import OF_NODE, TERMINAL_SQL, write
@@ -76,6 +77,11 @@ UPDATE taskmanager_tasks SET status = 'PENDING', enqueued_at = ?, updated_at = ?
     failed_reason = NULL, error_code = NULL, retry_count = 0, crash_count = 0, snooze_count = 0, next_retry_at = NULL,
     cancel_requested_at = NULL, progress = NULL, worker_pid = NULL, worker_hostname = NULL, worker_process_name = NULL
 WHERE id = ? AND status IN ({TERMINAL_SQL})
+"""
+_FREE: Final = f"""
+UPDATE taskmanager_tasks SET claimed_by_worker_id = NULL, updated_at = :now
+WHERE id {_THESE} AND status = 'PENDING' AND claimed_by_worker_id = '{HELD}'
+RETURNING id, task_name, queue_name, priority, enqueued_at
 """
 _BEGIN: Final = f"""
 UPDATE taskmanager_workflows SET status = 'RUNNING', started_at = coalesce(started_at, :now), updated_at = :now
@@ -220,9 +226,9 @@ class Walk:
             self.connection.executemany(_AGAIN, [(row[5], self.now, row[0]) for row in made])
         self.connection.executemany(_ENQUEUED, [(row[0], node) for node, row in rows])
 
-    def free_tasks_of(self, workflow_ids: Iterable[str]) -> None:
-        """Free the tasks of these workflows that are held."""
-        for row in self.rows(pauses.LET_GO, workflow_ids):
+    def free(self, task_ids: Iterable[str]) -> None:
+        """Free those of these tasks that are held."""
+        for row in self.rows(_FREE, task_ids):
             self.ready(FreeTask._make(row))
 
     def ready(self, task: FreeTask) -> None:

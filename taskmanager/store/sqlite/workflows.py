@@ -130,7 +130,7 @@ def resume(connection: sqlite3.Connection, workflow_id: str, now: int) -> Advanc
         if not resumed:
             return None
         walk.run(_ACCEPT, resumed)
-        walk.free_tasks_of(resumed)
+        walk.free(walk.ids(pauses.TASKS_OF, resumed))
         walk.follow(walk.ids(_UNTOLD, resumed))
         walk.judge_all(resumed)
         return walk.advance()
