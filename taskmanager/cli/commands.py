@@ -53,12 +53,14 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
         Entry("watch", "status:watch", "The same, live, with the progress of running tasks. q quits."),
         Entry("list", "tasks:list_tasks", "List tasks, newest first."),
         Entry("show", "tasks:show", "One task: its record, every attempt, its log, what happens next."),
+        Entry("workflows", "workflows:workflows", "List workflows, newest first."),
     ),
     "Act": (
         Entry("retry", "tasks:retry", "Run tasks that have ended again, with their stored arguments."),
         Entry("cancel", "tasks:cancel", "Cancel tasks that have not ended."),
         Entry("pause", "queues:pause", "Start nothing more from a queue until it is resumed."),
         Entry("resume", "queues:resume", "Start tasks from a paused queue again."),
+        Entry("workflow", "workflows:workflow", "Show the graph of one; pause, resume, cancel or retry it."),
         Entry("schedules", "queues:schedules", "List schedules; pause, resume or run one."),
     ),
     "Operate": (

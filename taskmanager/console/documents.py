@@ -16,9 +16,18 @@ from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import AttemptRow, TaskRow
 from taskmanager.model.schedule import ScheduleRow
 from taskmanager.model.steps import StepRow
+from taskmanager.model.workflows import NodeRow, WorkflowRow
+from taskmanager.store.sqlite.workflow_views import Progress, WorkflowView
 
-_JSON_COLUMNS: Final = frozenset({"args", "kwargs", "result", "task_options", "tags", "progress", "log"})
-_BOOLEAN_COLUMNS: Final = frozenset({"is_workflow_task", "will_retry", "is_final"})
+_JSON_COLUMNS: Final = frozenset(
+    {"args", "kwargs", "result", "task_options", "tags", "progress", "log", "error", "success_policy", "dependencies"}
+    | {"sub_workflow_summary"}
+)
+_BOOLEAN_COLUMNS: Final = frozenset(
+    {"is_workflow_task", "will_retry", "is_final", "allow_failed_deps", "is_optional", "is_subworkflow"}
+)
+_NOT_OF_A_NODE: Final = frozenset({"args", "kwargs", "args_from"})
+"""Which may be large, and are not read for a screen."""
 _INSTANT_ENDINGS: Final = ("_at", "since", "good_until", "scheduled_for")
 
 
@@ -90,6 +99,29 @@ def schedule_document(row: ScheduleRow) -> dict[str, Any]:
     """Return one schedule, without the task that it makes."""
     values = {name: _plain(name, value) for name, value in row._asdict().items() if name != "template"}
     return {**values, "is_paused": row.paused_at is not None}
+
+
+def workflow_document(row: WorkflowRow, progress: Progress) -> dict[str, Any]:
+    """Return one workflow, and how many of its nodes have ended."""
+    workflow_id, *values = row._asdict().items()
+    counts = {"node_count": progress.total, "ended_count": progress.ended}
+    return {"workflow_id": workflow_id[1], **_columns(dict(values)), **counts}
+
+
+def view_document(view: WorkflowView) -> dict[str, Any]:
+    """Return one workflow with its nodes, and in the node of a child workflow that child in the same way."""
+    return {**workflow_document(view.row, view.progress), "nodes": [_node(node, view) for node in view.nodes]}
+
+
+def _node(node: NodeRow, view: WorkflowView) -> dict[str, Any]:
+    task, child = view.tasks.get(node.task_id or ""), view.children.get(node.sub_workflow_id or "")
+    values = {name: value for name, value in node._asdict().items() if name not in _NOT_OF_A_NODE}
+    return {
+        **_columns(values),
+        "attempt_count": 0 if task is None else task.start_count,
+        "task_status": None if task is None else task.status,
+        "sub_workflow": None if child is None else view_document(child),
+    }
 
 
 def _columns(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -165,10 +165,17 @@ def cause_of(row: TaskRow, message: str | None, room: int) -> str:
 
 def message_of(row: TaskRow) -> str | None:
     """Return the message of the error in the stored result, or None if there is none that can be read."""
+    return stored_error(row.result)[1]
+
+
+def stored_error(text: str | None) -> tuple[str | None, str | None]:
+    """Return code and message of a stored error, each None if it cannot be read: there is none, or it is sealed."""
     try:
-        found = loads_flat(row.result or "null")
+        found = loads_flat(text or "null")
     except ArgumentError:
-        return None
+        return None, None
     error = found.get("err") if isinstance(found, dict) else None
-    message = error.get("message") if isinstance(error, dict) else None
-    return message if isinstance(message, str) else None
+    if not isinstance(error, dict):
+        return None, None
+    code, message = error.get("error_code"), error.get("message")
+    return code if isinstance(code, str) else None, message if isinstance(message, str) else None

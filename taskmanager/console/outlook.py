@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote as shell_word
 from typing import Final, NamedTuple
 
 from taskmanager.duties.recovery import orphan_of
@@ -11,11 +12,13 @@ from taskmanager.model.clock import SECOND_US
 from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow, UnreadableRow
 from taskmanager.model.states import TaskStatus
+from taskmanager.model.workflows import WorkflowRow
 from taskmanager.rules.recovery import judge_orphan
 from taskmanager.store.protocol import InstanceRow
 from taskmanager.store.statistics import said_by
 
 _SHORT_ID: Final = 8
+_WHOLE_ID: Final = 20  # characters of an id that somebody may have chosen, to be read
 
 
 class Surroundings(NamedTuple):
@@ -67,6 +70,23 @@ def outlook(row: TaskRow, around: Surroundings) -> Outlook:
     if row.cancel_requested_at is not None:
         return Outlook("a cancel was requested; its instance ends it")
     return _running(row, around) if status is TaskStatus.RUNNING else _waiting(row, around)
+
+
+def workflow_outlook(row: WorkflowRow, *, is_running: bool) -> str:
+    """Return what will become of a workflow if nobody does anything. `is_running`: an instance runs somewhere."""
+    name = shell_word(row.id if len(row.id) <= _WHOLE_ID else row.id[-_SHORT_ID:])
+    if row.status == "PAUSED":
+        return f"nothing of it starts before `taskmanager workflow resume {name}`"
+    if row.status in ("FAILED", "CANCELLED"):
+        return f"nothing; `taskmanager workflow retry {name}` runs again what has failed, and goes on from there"
+    if row.status == "COMPLETED":
+        return "nothing"
+    if row.status == "PENDING":
+        return "it begins when the node is ready that it stands in"
+    what = (
+        "it ends when what still runs has ended; the rest was cancelled" if row.cancelled_at else "it goes on by itself"
+    )
+    return what if is_running else f"{what}, when the application runs; no instance does now"
 
 
 def _ended(row: TaskRow, status: TaskStatus) -> Outlook:

@@ -1,0 +1,89 @@
+"""The screens and documents of workflows, compared byte for byte with what is stored beside the tests."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.unit.cli import rich_file, workflow_file
+from tests.unit.cli.test_golden_screens import answer, compare, frozen
+from tests.unit.command_line import taskmanager
+
+SHOWN: Final = ("import-7", "release-2026-03", "00000063", "release-2026-02")
+
+
+@pytest.fixture
+def graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a file with workflows."""
+    database = tmp_path / "tasks.db"
+    rich_file.write_empty(database)
+    workflow_file.write(database)
+    monkeypatch.chdir(tmp_path)
+    frozen(monkeypatch)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("graphs")
+@pytest.mark.parametrize("columns", [50, 80, 120])
+def test_screens_of_workflows_are_as_they_were(columns: int) -> None:
+    """The list, and one after the other: running with a fan-out of a thousand, paused, failed, completed."""
+    pages = [answer("workflows", columns=columns)]
+    pages += [answer("workflow", "show", each, columns=columns) for each in SHOWN]
+    assert max(len(line) for page in pages for line in page.splitlines()) <= columns
+    compare(f"workflows-{columns}.txt", f"\n{'-' * columns}\n".join(pages))
+
+
+@pytest.mark.usefixtures("graphs")
+def test_document_of_workflows_is_as_it_was() -> None:
+    """Every key, in its order, and every value."""
+    pages = [answer("workflows", "--json"), answer("workflow", "show", "release-2026-03", "--json")]
+    compare("workflows.json", re.sub(r'(?<="definition_key": ")\w+', "a-key", "".join(pages)))
+
+
+@pytest.mark.usefixtures("graphs")
+def test_document_of_a_workflow_has_all_nodes_and_children() -> None:
+    """No node is left out where a screen folds a thousand, and a child stands in its node."""
+    found = json.loads(answer("workflow", "show", "import-7", "--json"))
+    by_id: dict[str, Any] = {node["node_id"]: node for node in found["nodes"]}
+    assert len(by_id) == found["node_count"] == workflow_file.COLUMNS + 5
+    child = by_id["clean"]["sub_workflow"]
+    assert (child["name"], [node["node_id"] for node in child["nodes"]]) == ("clean", ["split", "wash"])
+    assert by_id["app.imports:parse:1"]["dependencies"] == [0]
+    assert by_id["app.imports:parse:1"]["attempt_count"] == 3
+
+
+@pytest.mark.usefixtures("graphs")
+def test_workflows_are_listed_by_status_name_and_number() -> None:
+    """Each filter alone; a word that is no status is refused."""
+    listed = {
+        options: [each["workflow_id"] for each in json.loads(answer("workflows", *options, "--json"))]
+        for options in (("--status", "paused"), ("--name", "import"), ("--limit", "1"), ("--name", "nobody"))
+    }
+    assert listed == {
+        ("--status", "paused"): ["release-2026-03"],
+        ("--name", "import"): ["import-7", rich_file.task_id(0x63)],
+        ("--limit", "1"): ["import-7"],
+        ("--name", "nobody"): [],
+    }
+    assert answer("workflows", "--name", "nobody") == "no such workflows\n"
+    assert taskmanager("workflows", "--status", "odd").code == 2
+
+
+@pytest.mark.usefixtures("graphs")
+def test_workflow_is_meant_by_an_end_of_its_id_that_no_other_has() -> None:
+    """As a task is; what is ambiguous is refused with the ids, what is nobody's with the command that lists them."""
+    ran = taskmanager("workflow", "show", "release-2026-0")
+    assert ran.code == 1
+    assert "is ambiguous: release-2026-02, release-2026-03" in ran.err
+    ran = taskmanager("workflow", "cancel", "nobody")
+    assert ran.code == 1
+    assert "there is no workflow 'nobody'; `taskmanager workflows` shows the ids" in ran.err
+    assert json.loads(answer("workflow", "show", "import", "--json"))["workflow_id"] == "import-7"
+
+
+def test_file_without_workflows_says_so(tmp_path: Path) -> None:
+    """An empty list is an answer."""
+    rich_file.write_empty(tmp_path / "tasks.db")
+    assert taskmanager("workflows", "--db", tmp_path / "tasks.db").out == "no workflows\n"
