@@ -89,6 +89,18 @@ async def test_request_to_cancel_wakes_a_task_in_either_order(store: Store, orde
     assert (found.task_id, found.cancel_requested_at) == ("t1", NOW)
 
 
+@pytest.mark.parametrize("order", ["send first", "sleep first"])
+async def test_event_wakes_a_task_that_was_sent_by_a_clock_ahead(store: Store, order: str) -> None:
+    """The clock was set back since. What is woken is due now, and not when the task was sent."""
+    row = await running(store, sent_at=DUE)
+    if order == "send first":
+        await store.send_event(event())
+    await fall_asleep(store, row, WAIT)
+    if order == "sleep first":
+        await store.send_event(event())
+    assert await is_awake(store)
+
+
 async def test_other_events_let_a_task_sleep(store: Store) -> None:
     """Those of another name, of another task, and what was received before."""
     row = await running(store)
@@ -102,6 +114,18 @@ async def test_other_events_let_a_task_sleep(store: Store) -> None:
     assert [await due_at(store), await due_at(store, "t2")] == [DUE, DUE]
     assert await store.send_event(event("stay")) == STORED
     assert await due_at(store) == DUE
+
+
+async def test_event_of_another_wait_lets_a_task_sleep(store: Store) -> None:
+    """It slept for that before, was woken, and has come to a sleep that stands in front: else it would never sleep."""
+    row = await running(store)
+    await fall_asleep(store, row, WAIT)
+    await store.send_event(event())
+    (again,) = await store.claim(wants(now=NOW))
+    awake = again._replace(status="RUNNING", started_at=NOW, start_count=2)
+    assert await store.commit([TaskWrite(awake, expected(again))]) == CommitReport({}, {})
+    await fall_asleep(store, awake, SLEEP._replace(number=0, key="in front"))
+    assert not await is_awake(store)
 
 
 async def test_loser_does_not_fall_asleep(store: Store) -> None:
@@ -123,6 +147,16 @@ async def test_sleeper_goes_ahead_when_it_is_due(store: Store) -> None:
     assert await due_at(store) == 50
     (step,) = await store.fetch_steps("t1")
     assert (step.due_at, step.wakes_at) == (DUE, None)
+
+
+async def test_clock_that_is_set_back_moves_no_sleep(store: Store) -> None:
+    """Its time is an instant of the wall clock. What was woken before stays awake."""
+    asleep, awake = await running(store), await running(store, "t2")
+    await fall_asleep(store, asleep, SLEEP)
+    await store.send_event(event(task_id="t2"))
+    await fall_asleep(store, awake, WAIT)
+    assert await store.make_due(50) == 1
+    assert [await due_at(store), await due_at(store, "t2")] == [DUE, 50]
 
 
 async def test_end_of_a_sleep_wakes_nobody_who_runs_or_has_ended(store: Store) -> None:

@@ -14,6 +14,7 @@ from tests.simulation.jobs import QUEUES
 from tests.simulation.process import Process
 from tests.simulation.promises import flush
 from tests.simulation.steps import NAME as STEPS
+from tests.simulation.waits import NAME as WAITS
 from tests.simulation.world import World
 
 PLANS = ("sleep:0", "sleep:0", "sleep:0.05", "sleep:0.7", "sleep:3", "fail:1", "fail:9", "snooze:0.5")
@@ -76,7 +77,7 @@ class Calls:
 
     def _draw_call(self, process: Process) -> tuple[Any, int, str, str | None]:
         chance = self._chance
-        often = [STEPS] * 4 if STEPS in process.jobs else []
+        often = [each for each in (STEPS, WAITS) if each in process.jobs] * 4
         name = chance.choice([*sorted(process.jobs), *often])
         task: Any = process.jobs[name]
         plan = chance.choice(PLANS if chance.random() < 0.8 else ODD_PLANS)
@@ -104,6 +105,8 @@ class Calls:
             if call.bound()[1].run_at_us is not None:
                 self._world.promised_ids.add(handle.task_id)
             self._world.log(process, "accepts", handle.task_id, plan, key or "")
+            if call.bound()[0].name == WAITS:
+                self._world.waits.will_send(handle.task_id)
             process.watch(handle)
 
     def _submit(self) -> None:

@@ -34,6 +34,7 @@ from taskmanager.store.sqlite.stamp import LogStamp
 from taskmanager.store.sqlite.statements import ATTEMPT_COLUMNS, LIVE_SQL
 from taskmanager.store.sqlite.store import SqliteStore
 from tests.simulation.steps import settled
+from tests.simulation.waits import ended_too_early, latest_due
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -62,6 +63,14 @@ class Disk(Protocol):
 
     def settled_steps(self, task_id: str) -> frozenset[int]:
         """The steps of a task that are recorded for good."""
+        ...
+
+    def latest_due(self) -> int:
+        """When the last of the open waits is over."""
+        ...
+
+    def ended_too_early(self) -> list[tuple[str, str]]:
+        """The waits that ended before their time."""
         ...
 
     def log_is_written(self, now_us: int) -> None:
@@ -159,6 +168,12 @@ class MemoryDisk:
     def settled_steps(self, task_id: str) -> frozenset[int]:
         return settled(self.connection, task_id)
 
+    def latest_due(self) -> int:
+        return latest_due(self.connection)
+
+    def ended_too_early(self) -> list[tuple[str, str]]:
+        return ended_too_early(self.connection)
+
     def log_is_written(self, now_us: int) -> None:
         pass
 
@@ -169,6 +184,7 @@ class MemoryDisk:
 WRITES = frozenset(
     {
         "commit",
+        "send_event",
         "claim",
         "release",
         "free_waiting",
@@ -421,6 +437,12 @@ class FileDisk:
 
     def settled_steps(self, task_id: str) -> frozenset[int]:
         return settled(self._judge, task_id)
+
+    def latest_due(self) -> int:
+        return latest_due(self._judge)
+
+    def ended_too_early(self) -> list[tuple[str, str]]:
+        return ended_too_early(self._judge)
 
     def close(self) -> None:
         (answer,) = self._judge.execute("PRAGMA integrity_check").fetchone()

@@ -32,7 +32,18 @@ READS = frozenset(
     | {"schedules", "busy_schedules"}
     | {
         f"fetch{what}"
-        for what in ("", "_attempts", "_steps", "_ids", "_many", "_owned", "_owned_ids", "_orphans", "_cancel_requests")
+        for what in (
+            "",
+            "_attempts",
+            "_steps",
+            "_event",
+            "_ids",
+            "_many",
+            "_owned",
+            "_owned_ids",
+            "_orphans",
+            "_cancel_requests",
+        )
     }
 )
 """What goes through the reader's connection; everything else is the writer's."""

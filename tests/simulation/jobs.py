@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskmanager import FailedTask, RetryPolicy, Snooze, Task, TaskContext, TaskManager, current_task
 from tests.simulation.steps import work_in_steps
+from tests.simulation.waits import work_in_waits
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process
@@ -25,6 +26,7 @@ OTHERS = (
     *("process_safe", "process_once", "process_retry", "shared_once", "shared_thread"),
 )
 QUEUES = ("narrow", "shared", "default")
+Work = Callable[["Process", int, str], Awaitable[int]]
 Jobs = dict[str, Task[..., Any]]
 
 
@@ -63,12 +65,12 @@ def define_jobs(manager: TaskManager, process: "Process") -> Jobs:
 
         return manager.task(name=name, executor="thread", **options)(job)
 
-    def make_steps(name: str, **options: Any) -> Task[..., Any]:
+    def make_steps(name: str, work: Work, **options: Any) -> Task[..., Any]:
         async def job(label: int, plan: str) -> int:
             context = current_task()
             run = process.world.runs.begin(process, name, context.task_id, context.attempt)
             try:
-                return await work_in_steps(process, label, plan)
+                return await work(process, label, plan)
             finally:
                 process.world.runs.end(run)
 
@@ -100,7 +102,8 @@ def define_jobs(manager: TaskManager, process: "Process") -> Jobs:
         "shared_thread": partial(
             make_thread, "shared_thread", persist=True, requeue_on_interrupt=True, queue_name="shared"
         ),
-        "steps": partial(make_steps, "steps", persist=True, requeue_on_interrupt=True, **quick),
+        "steps": partial(make_steps, "steps", work_in_steps, persist=True, requeue_on_interrupt=True, **quick),
+        "waits": partial(make_steps, "waits", work_in_waits, persist=True, requeue_on_interrupt=True, **quick),
     }
     return {name: makers[name]() for name in process.world.kinds}
 

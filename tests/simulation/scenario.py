@@ -4,6 +4,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from taskmanager.model.clock import LAST_US
 from taskmanager.model.states import TERMINAL
 from tests.simulation.checks import THE_END
 from tests.simulation.days import FAULTY_S, Days
@@ -70,6 +71,7 @@ class _Scenario:
         world.checks.observe(world.processes[0], THE_END, ())
         world.checks.at_the_end()
         world.steps.at_the_end()
+        world.waits.at_the_end()
 
     def _heal(self) -> None:
         world = self._world
@@ -93,6 +95,8 @@ class _Scenario:
             world.at(world.now_us + 4_000_000, lambda: self._for_schedules("resume_schedule"))
             world.at(world.now_us + 16_000_000, self._end_schedules)
         world.at(world.now_us + 40_000_000, self._reach_promises)
+        for after_s in (2, 10, 30, 90, 300):
+            world.at(world.now_us + after_s * 1_000_000, world.waits.send_again)
 
     def _resume_queues(self) -> None:
         for each in self._world.up():
@@ -120,7 +124,8 @@ class _Scenario:
             for row in waiting
             if row.task_id in self._world.promised_ids or self._world.checks.is_late_news(row)
         ]
-        ahead_us = max(promised, default=0) - self._world.clock.now_us()
+        promised = [each for each in promised if each < LAST_US]  # that is for ever, or until an event comes
+        ahead_us = max([*promised, self._world.disk.latest_due()]) - self._world.clock.now_us()
         if ahead_us > 0:
             self._world.step(ahead_us / 1_000_000)
 

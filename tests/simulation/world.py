@@ -31,6 +31,8 @@ from tests.simulation.runs import Runs
 from tests.simulation.steps import NAME as STEPS
 from tests.simulation.steps import Steps
 from tests.simulation.timetable import Timetable
+from tests.simulation.waits import NAME as WAITS
+from tests.simulation.waits import Waits
 
 SWEEP_S = 30
 MAX_TURNS_AT_ONCE = 20_000
@@ -39,7 +41,7 @@ MAX_FAULTS = 5
 
 
 STEPS_EVERY = 4
-"""Of so many seeds one has tasks of several steps."""
+"""Of so many seeds one has tasks of several steps, and one has tasks that sleep and wait between them."""
 
 
 class Broken(Exception):
@@ -79,6 +81,7 @@ class World:
         self.pauses = Pauses(self)
         self.batches = Batches(self)
         self.steps = Steps(self)
+        self.waits = Waits(self)
         self._steps: list[tuple[int, int]] = []
         self._order = count()
         self._labels = count(1)
@@ -104,6 +107,8 @@ class World:
         self.kinds = (*ALWAYS, *sorted(chance.sample(OTHERS, 6)))
         if self.seed % STEPS_EVERY == 2:  # drawn apart: the stories of the other seeds are what they were
             self.kinds += (STEPS,)
+        if self.seed % STEPS_EVERY == 0:
+            self.kinds += (WAITS,)
         self.process_count = chance.choice((1, 2))
         self.crash_budget = chance.choice((1, 3, 100))
         beat_ms = chance.choice((1_000, 1_000, 4_000))  # more seldom, the log is at rest for long enough to be trusted

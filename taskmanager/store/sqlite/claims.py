@@ -139,6 +139,10 @@ _DUE_AT: Final = f"""
         WHEN updated_at > :now AND enqueued_at < {LAST_US} AND {_IS_PAUSE} THEN :now + enqueued_at - updated_at
         ELSE enqueued_at END
 """
+_SLEEPS: Final = (
+    "EXISTS (SELECT 1 FROM taskmanager_steps AS s WHERE s.task_id = taskmanager_tasks.id AND s.wakes_at > 0)"
+)
+"""It sleeps until an instant that was promised, and counts its sleeps as pauses."""
 _DUE: Final = f"enqueued_at = {_DUE_AT}, next_retry_at = iif(next_retry_at IS NULL, NULL, {_DUE_AT})"
 _FREED: Final = f"""
     status = 'PENDING', claimed = 0, claimed_at = NULL, claimed_by_worker_id = NULL, claim_expires_at = NULL,
@@ -166,7 +170,7 @@ SELECT json_group_array(id) FROM (
 """
 # A task that has begun goes ahead of those that have not: it takes its place by the time at which it was sent.
 _WAKE: Final = f"""
-UPDATE taskmanager_tasks SET enqueued_at = min(enqueued_at, sent_at)
+UPDATE taskmanager_tasks SET enqueued_at = min(enqueued_at, sent_at, :now)
 WHERE {_IS_FREE} AND id IN (
     SELECT task_id FROM taskmanager_steps WHERE id IN (SELECT value FROM json_each(:steps))
 )
@@ -178,7 +182,7 @@ def _wake(connection: sqlite3.Connection, now: int) -> None:
     """Let tasks go ahead whose sleep is over. Where nobody sleeps, that is one look into an empty index."""
     (steps,) = connection.execute(_TO_WAKE, {"now": now}).fetchone()
     if steps != "[]":
-        connection.execute(_WAKE, {"steps": steps})
+        connection.execute(_WAKE, {"steps": steps, "now": now})
         connection.execute(_IS_AWAKE, {"steps": steps})
 
 
@@ -382,7 +386,7 @@ def make_due(connection: sqlite3.Connection, now: int) -> int:
             f"""
             UPDATE {_FREE} SET {_DUE}, updated_at = :now
             WHERE {_IS_FREE} AND enqueued_at > :now AND updated_at > :now
-                AND (enqueued_at <= updated_at OR {_IS_PAUSE})
+                AND (enqueued_at <= updated_at OR ({_IS_PAUSE} AND NOT {_SLEEPS}))
             """,
             {"now": now},
         ).rowcount

@@ -21,7 +21,7 @@ SELECT count(*) FROM (
 _SEND: Final = "INSERT INTO taskmanager_events (task_id, name, value, key, sent_at) VALUES (?, ?, ?, ?, ?)"
 # Also one that is held, for when it is let go.
 _WAKE: Final = f"""
-UPDATE taskmanager_tasks SET enqueued_at = min(enqueued_at, sent_at)
+UPDATE taskmanager_tasks SET enqueued_at = min(enqueued_at, sent_at, :now)
 WHERE id = :task_id AND status = 'PENDING' AND coalesce(claimed_by_worker_id, '{HELD}') = '{HELD}' AND EXISTS (
     SELECT 1 FROM taskmanager_steps WHERE task_id = :task_id AND waits_for = :name AND wakes_at IS NOT NULL
 )
@@ -49,7 +49,7 @@ def send_event(connection: sqlite3.Connection, event: EventRow) -> SendReport:
         if connection.execute(_COUNT_UNREAD, (event.task_id,)).fetchone()[0] >= MAX_UNREAD:
             return report._replace(outcome="full")
         connection.execute(_SEND, event)
-        connection.execute(_WAKE, {"task_id": event.task_id, "name": event.name})
+        connection.execute(_WAKE, {"task_id": event.task_id, "name": event.name, "now": event.sent_at})
     return report
 
 

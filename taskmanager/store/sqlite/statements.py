@@ -194,13 +194,14 @@ RECEIVE: Final = Kind(
     StepRow._fields,
     (),
 )
-# The other half of going to sleep: what has come meanwhile, an event or a request to cancel, wakes the task at once.
+# The other half of going to sleep: what has come meanwhile, an event or a request to cancel, wakes the task at once. It
+# is asked for the record for which the task sleeps, and no other: the code may not come to those for long.
 STAY_AWAKE: Final = Kind(
-    f"UPDATE taskmanager_tasks AS t SET enqueued_at = t.sent_at {_ROWS}"
-    " WHERE t.id = [id] AND t.status = 'PENDING' AND t.claimed_by_worker_id IS NULL AND ("
-    "t.cancel_requested_at IS NOT NULL OR EXISTS (SELECT 1 FROM taskmanager_steps AS s"
-    f" WHERE s.task_id = t.id AND s.wakes_at IS NOT NULL AND EXISTS (SELECT 1 {_UNREAD_OF_STEP})))",
-    ("id",),
+    f"UPDATE taskmanager_tasks AS t SET enqueued_at = min(t.sent_at, t.updated_at) {_ROWS}"
+    " WHERE t.id = [task_id] AND t.status = 'PENDING' AND t.claimed_by_worker_id IS NULL AND ("
+    "t.cancel_requested_at IS NOT NULL OR EXISTS ("
+    f"SELECT 1 FROM taskmanager_events AS e WHERE e.task_id = [task_id] AND e.name = [waits_for] AND {_UNREAD}))",
+    StepRow._fields,
     (),
 )
 FORGET_STEPS: Final = Kind(

@@ -98,7 +98,7 @@ def _by_kind(writes: Sequence[Write]) -> defaultdict[sql.Kind, list[sql.Row]]:
             if write.steps:
                 rows[sql.STEP_RECORD] += write.steps
                 rows[sql.RECEIVE] += [each for each in write.steps if has_timed_out(each)]
-                rows[sql.STAY_AWAKE] += [(each.task_id,) for each in write.steps if each.wakes_at is not None]
+                rows[sql.STAY_AWAKE] += [each for each in write.steps if each.wakes_at is not None]
             if write.row.is_workflow_task:
                 before = None if write.expected is None else write.expected.status
                 rows[sql.IN_WORKFLOW].append((write.task_id, before, write.status, write.row.updated_at))
