@@ -321,10 +321,13 @@ class Actions:
             for row in rows
             if not why_not_again(row, force=force) and not self._runner.is_still_executing(row.task_id)
         ]
+        if not able:
+            return frozenset()
         now = self._clock.now_us()
-        done = (
-            await retry_stored(self._store, able, now, self._advanced, from_start=from_start) if able else frozenset()
-        )
+        try:
+            done = await retry_stored(self._store, able, now, self._advanced, from_start=from_start)
+        finally:  # a write without an answer may have arrived
+            self._life.wants_claim.set()
         for row in able:
             if row.task_id in done:
                 if (listeners := self._life.listeners) is not None:
@@ -332,8 +335,6 @@ class Actions:
                 self._follower.saw(row.task_id, TaskStatus.PENDING)
                 self._keys.put_back(row.task_id, row.start_count)
                 self._dispatcher.queue(row.queue_name).leave(row.priority)
-        if done:
-            self._life.wants_claim.set()
         return done
 
     async def purge(self, older_than: timedelta | None, **given: Any) -> int:

@@ -303,8 +303,10 @@ class AfterWrite:
         return self._database is not None and is_dead(self._database, instance_id)
 
     def restored(self) -> None:
-        """The store is back."""
+        """The store is back. What has followed from a commit that seemed to fail is not known, and is looked for."""
         self._dispatcher.is_store_degraded = False
+        self._follower.needs_look = True
+        self._life.wants_claim.set()
         self._life.kick()
 
 

@@ -4,7 +4,7 @@ All of it is in the store. So it is the same for a workflow of any instance, and
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, TypeVar, cast, get_args
 
 from taskmanager.engine.definition import RowCodec
 from taskmanager.engine.engine import Engine
@@ -26,6 +26,8 @@ from taskmanager.model.workflows import (
     WorkflowStatus,
 )
 from taskmanager.store.workflow_protocol import Advance
+
+T = TypeVar("T")
 
 MAX_TRIES: Final = 5
 """How often a start is tried again when the workflow changes under it."""
@@ -66,7 +68,7 @@ class Workflows:
         """
         root = graph.workflows[0]
         for _ in range(MAX_TRIES):
-            found, advance = await self._store.start_workflow(graph, self._clock.now_us())
+            found, advance = await self._answer(self._store.start_workflow(graph, self._clock.now_us()))
             self._note_advance(advance)
             if found is None:
                 return False
@@ -86,10 +88,22 @@ class Workflows:
         return True
 
     async def _did(self, verb: Callable[[str, int], Awaitable[Advance | None]], workflow_id: str) -> bool:
-        advance = await verb(workflow_id, self._clock.now_us())
+        advance = await self._answer(verb(workflow_id, self._clock.now_us()))
         if advance is not None:
             self._note_advance(advance)
         return advance is not None
+
+    async def _answer(self, write: Awaitable[T]) -> T:
+        """Await a write. One without an answer may have arrived, and what has followed from it is looked for then."""
+        is_answered = False
+        try:
+            found = await write
+            is_answered = True
+            return found
+        finally:
+            if not is_answered:
+                self._follower.needs_look = True
+                self._life.wants_claim.set()
 
     # Acting.
 

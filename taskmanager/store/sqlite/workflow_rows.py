@@ -10,8 +10,10 @@ from taskmanager.store.sqlite.reading import snapshot
 _WORKFLOW: Final = ", ".join(f"w.{name}" for name in WorkflowRow._fields)
 _LISTED: Final = ", ".join("NULL" if name == "result" else f"w.{name}" for name in WorkflowRow._fields)
 _NODES: Final = "taskmanager_workflow_tasks AS n LEFT JOIN taskmanager_tasks AS t ON t.id = n.task_id"
+# Also while it waits for a retry, or sleeps.
+_HAS_BEGUN: Final = "t.started_at IS NOT NULL OR t.next_retry_at IS NOT NULL OR t.snooze_count > 0"
 _RUNS: Final = {
-    "status": "iif(n.status = 'ENQUEUED' AND t.started_at IS NOT NULL, 'RUNNING', n.status)",
+    "status": f"iif(n.status = 'ENQUEUED' AND ({_HAS_BEGUN}), 'RUNNING', n.status)",
     "started_at": "coalesce(n.started_at, t.started_at)",
 }
 """Whether a node runs is what the row of its task says: a start writes nothing here."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from taskmanager import TaskFailed, TaskManager, Workflow
+from taskmanager import TaskFailed, TaskManager, Workflow, sleep, wait_for
 from taskmanager.testing import World, isolated
 from tests.unit.duties.scene import until
 from tests.unit.workflows.graphs import Jobs, statuses, task_of
@@ -96,6 +96,36 @@ async def test_task_that_waits_for_a_retry_does_not_start(world: World, jobs: Jo
     assert jobs.began == ["early", "early"]
     await handle.resume()
     assert await handle == 5
+
+
+async def test_task_that_sleeps_does_not_wake(world: World, jobs: Jobs) -> None:
+    """Neither at its time, nor by an event. What came meanwhile is there when the workflow goes on."""
+
+    @world.manager.task(name="patient", persist=True, requeue_on_interrupt=True)
+    async def patient() -> int:
+        jobs.began.append("patient")
+        await sleep(60)
+        jobs.began.append("slept")
+        return await wait_for("go", int)
+
+    wf = Workflow("import")
+    node = wf.add(patient)
+    handle = await world.manager.start_workflow(wf.output(node))
+    await world.advance(30)
+    await handle.pause()
+    await world.advance(500)
+    assert jobs.began == ["patient"]
+    await handle.resume()
+    await world.advance(10)
+    assert jobs.began[-1] == "slept"
+    began = len(jobs.began)
+    assert (await statuses(world.manager, handle.workflow_id))[node.node_id] == "RUNNING"
+    await handle.pause()
+    await world.manager.send(await task_of(world.manager, handle.workflow_id, node.node_id), "go", 7)
+    await world.advance(500)
+    assert len(jobs.began) == began
+    await handle.resume()
+    assert await handle == 7
 
 
 async def test_failure_while_paused_waits_held_for_its_retry(world: World, jobs: Jobs) -> None:

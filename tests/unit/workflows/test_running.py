@@ -146,7 +146,7 @@ async def test_retries_of_a_node_come_before_its_dependents(world: World, jobs: 
     last = wf.add(jobs.total, [first.value])
     handle = await world.manager.start_workflow(wf.output(last))
     await world.idle()
-    assert await statuses(world.manager, handle.workflow_id) == {first.node_id: "ENQUEUED", last.node_id: "PENDING"}
+    assert await statuses(world.manager, handle.workflow_id) == {first.node_id: "RUNNING", last.node_id: "PENDING"}
     jobs.fails = False
     assert await handle == 5
     assert jobs.began == ["flaky", "flaky", "total"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from taskmanager import BuiltInTaskCode, StoreError, TaskManager, TaskResult, Workflow
+from taskmanager import BuiltInTaskCode, StoreError, StoreUnavailable, TaskManager, TaskResult, Workflow
 from taskmanager.store.memory import MemoryStore
 from taskmanager.testing import World, isolated
 from taskmanager.testing.faulty import Fault, FaultyStore
@@ -50,6 +50,31 @@ async def test_store_that_cannot_be_read_is_waited_for() -> None:
         assert (await handle).url == "a"
         assert store.calls.count("node_start") == 21
         assert await attempts_of(world, handle.workflow_id, node.node_id) == ("COMPLETED", None, 1)
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+async def test_commit_that_seems_to_fail_holds_up_no_workflow(is_after: bool) -> None:
+    """What has followed from it is in no report, so it is looked for when the store is back."""
+    for nth in range(1, 9):
+        async with faulty(Fault.fail(nth, verb="commit", after=is_after)) as (world, _, jobs):
+            wf = Workflow("import")
+            parts = [wf.add(jobs.count, wf.add(jobs.fetch, "a").value, factor) for factor in (1, 2)]
+            handle = await world.manager.start_workflow(wf.output(wf.add(jobs.total, [each.value for each in parts])))
+            assert (await handle.result(timeout=60)).ok_value == 18
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_start_without_an_answer_may_have_started(is_cancelled: bool) -> None:
+    """The file has the workflow then, and it runs; the same id follows it."""
+    fault = Fault.cancel if is_cancelled else Fault.fail
+    async with faulty(fault(1, verb="start_workflow", after=True)) as (world, _, jobs):
+        wf = Workflow("import")
+        wf.output(wf.add(jobs.count, wf.add(jobs.fetch, "a").value))
+        await world.advance(1)  # the looks of the start are over
+        with pytest.raises(asyncio.CancelledError if is_cancelled else StoreUnavailable):
+            await asyncio.ensure_future(world.manager.start_workflow(wf, workflow_id="w"))
+        assert (await world.manager.workflow("w").result(timeout=60)).ok_value == 6
+        assert (await world.manager.start_workflow(wf, workflow_id="w")).is_duplicate
 
 
 async def test_stop_while_the_store_cannot_be_read_frees_the_task() -> None:
