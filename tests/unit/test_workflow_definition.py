@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 from typing import Any, Literal, NamedTuple
 
 import pytest
@@ -441,6 +442,26 @@ def test_long_circle_is_shown_in_part() -> None:
     with pytest.raises(ConfigurationError, match=r"'page' waits for .* waits for …; take") as caught:
         made(workflow)
     assert str(caught.value).count("waits for") == 10
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_graph_is_refused_exactly_if_it_has_a_circle(seed: int) -> None:
+    """Against a slow search, for graphs of few nodes with edges at random."""
+    chance = Random(seed)
+    workflow = Workflow("random")
+    count = chance.randint(2, 7)
+    nodes = [workflow.add(fetch, str(number)) for number in range(count)]
+    pairs = {(chance.randrange(count), chance.randrange(count)) for _ in range(chance.randint(1, count))}
+    for before, after in pairs:
+        nodes[after].after(nodes[before])
+    reached = set(pairs)
+    while more := {(a, d) for a, b in reached for c, d in pairs if b == c} - reached:
+        reached |= more
+    if any(a == b for a, b in reached):
+        with pytest.raises(ConfigurationError, match="nodes wait for each other"):
+            made(workflow)
+    else:
+        assert edges(workflow) == dict.fromkeys(pairs, AFTER)
 
 
 @pytest.mark.parametrize("workflow_id", ["", " a", "a\n", "x" * 256, 7, None])
