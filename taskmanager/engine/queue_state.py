@@ -80,9 +80,9 @@ class SharedLimit:
         """
         self._held = {task_id for task_id in self._held if _takes_a_place(live.get(task_id))}
         self._granted = min(self._granted, len(self._held))
-        stuck = sum(each.has_slot and each.live.task_id not in self._held for each in attempts)
-        self.slots.limit = self._granted + stuck
-        return stuck
+        abandoned = sum(each.has_slot and each.live.task_id not in self._held for each in attempts)
+        self.slots.limit = self._granted + abandoned
+        return abandoned
 
     @property
     def borrowed(self) -> int:
