@@ -36,7 +36,7 @@ _BY_END: Final = f"CREATE INDEX memory_ended ON taskmanager_tasks ({_END}) WHERE
 _EVICT: Final = f"""
 DELETE FROM taskmanager_tasks WHERE rowid IN (
     SELECT rowid FROM taskmanager_tasks INDEXED BY memory_ended
-    WHERE status NOT IN ({LIVE_SQL}) ORDER BY {_END} DESC, rowid DESC LIMIT -1 OFFSET ?
+    WHERE status NOT IN ({LIVE_SQL}) AND is_workflow_task = 0 ORDER BY {_END} DESC, rowid DESC LIMIT -1 OFFSET ?
 )
 """
 

@@ -323,7 +323,7 @@ class Store(WorkflowStore, Protocol):
 
     async def purge(self, wanted: TaskFilter, older_than: int | None, limit: int) -> int:
         """Delete terminal rows that fit, with their attempts, whose end is before `older_than`; how many went, 0 when
-        none is left.
+        none is left. Without a filter also workflows that have ended, whole: tasks of a workflow go only with it.
 
         At most `limit`, and no more than is done in some milliseconds: callers repeat it, pausing for `DELETE_PAUSE_S`
         in between. The same holds for the other verbs that delete.

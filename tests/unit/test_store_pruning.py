@@ -66,7 +66,7 @@ async def test_a_task_that_is_retried_in_the_last_moment_is_not_purged(tmp_path:
         closing(sqlite3.connect(store.path, isolation_level=None)) as somebody,
     ):
         purging.set_trace_callback(retry_before_the_lock)
-        assert purge(purging, BatchSize(), TaskFilter(), None, 100) == 1
+        assert purge(purging, BatchSize(), BatchSize(), TaskFilter(), None, 100) == 1
     assert (await store.fetch_ids(["retried", "old"])).keys() == {"retried"}
     await store.close()
 

@@ -11,10 +11,11 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Any, Final
 
+from taskmanager.model.workflows import ENDED_WORKFLOW
 from taskmanager.store.protocol import TaskFilter
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.queries import fitting
-from taskmanager.store.sqlite.statements import LIVE_SQL
+from taskmanager.store.sqlite.statements import LIVE_SQL, quoted
 from taskmanager.store.sqlite.wal import checkpoint
 
 HOLD_S: Final = 0.005
@@ -22,6 +23,18 @@ FIRST_SIZE: Final = 100
 FEW: Final = 50
 """Below this number of rows a commit takes as long as the disk takes for any commit: fewer would not shorten it."""
 _INCREMENTAL: Final = 2
+_AT_ONCE: Final = 10
+"""So many workflows lose their tasks at a time."""
+_IS_ALONE: Final = """
+(t.is_workflow_task = 0 OR NOT EXISTS (SELECT 1 FROM taskmanager_workflow_tasks AS n WHERE n.task_id = t.id))
+"""
+"""A task `t` belongs to no node. Those of a workflow go with it, and none while it lives."""
+_TASKS: Final = """
+SELECT t.id FROM taskmanager_workflows AS c JOIN taskmanager_workflow_tasks AS n ON n.workflow_id = c.id
+    JOIN taskmanager_tasks AS t ON t.id = n.task_id
+WHERE {which}
+"""
+_ENDED_WORKFLOW: Final = quoted(sorted(ENDED_WORKFLOW))
 
 
 class BatchSize:
@@ -47,17 +60,45 @@ def _fitting(done: int, took_s: float) -> int:
 
 
 def purge(
-    connection: sqlite3.Connection, batch: BatchSize, wanted: TaskFilter, older_than: int | None, limit: int
+    connection: sqlite3.Connection,
+    batch: BatchSize,
+    workflows: BatchSize,
+    wanted: TaskFilter,
+    older_than: int | None,
+    limit: int,
 ) -> int:
     """See `Store.purge`. No task ends before it was sent, so the index on `sent_at` bounds the search."""
     conditions, given = fitting(wanted)
-    is_old = " AND ".join(["t.sent_at IS NOT NULL", f"t.status NOT IN ({LIVE_SQL})", *conditions])
+    is_old = " AND ".join(["t.sent_at IS NOT NULL", f"t.status NOT IN ({LIVE_SQL})", _IS_ALONE, *conditions])
     if older_than is not None:
         is_old += (
             " AND t.sent_at < :cutoff AND coalesce(t.completed_at, t.failed_at, t.updated_at, t.created_at) < :cutoff"
         )
     by_sent_at = "INDEXED BY taskmanager_tasks_sent_at"
-    return _delete(connection, batch, "taskmanager_tasks AS t", is_old, older_than, limit, by_sent_at, given)
+    count = _delete(connection, batch, "taskmanager_tasks AS t", is_old, older_than, limit, by_sent_at, given)
+    return count if count or conditions else _purge_workflows(connection, batch, workflows, older_than, limit)
+
+
+def _purge_workflows(
+    connection: sqlite3.Connection, batch: BatchSize, workflows: BatchSize, older_than: int | None, limit: int
+) -> int:
+    """Delete the tasks of old workflows, or, where none is left, the workflows with their nodes and children."""
+    is_old = f"w.sent_at IS NOT NULL AND w.parent_workflow_id IS NULL AND w.status IN ({_ENDED_WORKFLOW})"
+    if older_than is not None:
+        is_old += " AND w.sent_at < :cutoff AND coalesce(w.completed_at, w.updated_at) < :cutoff"
+    by_sent_at = "INDEXED BY taskmanager_workflows_sent_at"
+    some = (
+        f"SELECT w.id FROM taskmanager_workflows AS w {by_sent_at} WHERE {is_old} ORDER BY w.sent_at LIMIT {_AT_ONCE}"
+    )
+    is_theirs = f"t.id IN ({_TASKS.format(which=f'c.root_workflow_id IN ({some})')})"
+    count = _delete(
+        connection, batch, "taskmanager_tasks AS t", f"{is_theirs} AND t.status NOT IN ({LIVE_SQL})", older_than, limit
+    )
+    if count:
+        return count
+    has_tasks = f"{_TASKS.format(which='c.root_workflow_id = w.id')} AND t.status NOT IN ({LIVE_SQL})"
+    is_bare = f"{is_old} AND NOT EXISTS ({has_tasks})"
+    return _delete(connection, workflows, "taskmanager_workflows AS w", is_bare, older_than, limit, by_sent_at)
 
 
 def prune_heartbeats(connection: sqlite3.Connection, batch: BatchSize, cutoff: int, limit: int) -> int:

@@ -52,7 +52,7 @@ class Verbs:
     """What a file and a database in memory answer alike. Each of them says how its connections are used."""
 
     def __init__(self) -> None:
-        self._batches = {what: BatchSize() for what in ("tasks", "heartbeats", "worker states", "pages")}
+        self._batches = {what: BatchSize() for what in ("tasks", "workflows", "heartbeats", "worker states", "pages")}
 
     async def _read(self, work: Callable[[sqlite3.Connection, *Ts], R], *args: *Ts) -> R:
         raise NotImplementedError
@@ -73,7 +73,8 @@ class Verbs:
         return await self._write_unsynced(claims.free_waiting, owner, now, limit, per_queue)
 
     async def purge(self, wanted: TaskFilter, older_than: int | None, limit: int) -> int:
-        return await self._write_unsynced(pruning.purge, self._batches["tasks"], wanted, older_than, limit)
+        sizes = self._batches["tasks"], self._batches["workflows"]
+        return await self._write_unsynced(pruning.purge, *sizes, wanted, older_than, limit)
 
     async def prune_heartbeats(self, cutoff: int, limit: int) -> int:
         return await self._write_unsynced(pruning.prune_heartbeats, self._batches["heartbeats"], cutoff, limit)

@@ -44,7 +44,8 @@ WHERE {IS_OPEN} AND c.status IN ('COMPLETED', 'FAILED', 'CANCELLED') AND n.statu
 """
 _TASK_ENDED: Final = f"""
 SELECT t.id FROM {_LIVE} {_RUNS} JOIN taskmanager_tasks AS t ON t.id = n.task_id
-WHERE {IS_OPEN} AND t.status IN ({TERMINAL_SQL}) AND t.updated_at <= :ended_by LIMIT :limit
+WHERE {IS_OPEN} AND n.status IN ('ENQUEUED', 'RUNNING') AND t.status IN ({TERMINAL_SQL})
+    AND t.updated_at <= :ended_by LIMIT :limit
 """
 _HELD: Final = f"""
 SELECT t.id FROM taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owner

@@ -23,8 +23,8 @@ SELECT id, sub_workflow_id FROM taskmanager_workflow_tasks WHERE workflow_id {_T
 """
 _OPEN_NODES: Final = f"""
 UPDATE taskmanager_workflow_tasks
-SET status = :status, task_id = iif(:status = 'ENQUEUED', task_id, NULL), is_accepted = 0, result = NULL, error = NULL,
-    sub_workflow_summary = NULL, started_at = NULL, completed_at = NULL
+SET status = :status, is_accepted = 0, result = NULL, error = NULL, sub_workflow_summary = NULL, started_at = NULL,
+    completed_at = NULL
 WHERE id {_THESE}
 """
 _OPEN_WORKFLOWS: Final = f"""

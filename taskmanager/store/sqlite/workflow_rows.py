@@ -12,14 +12,18 @@ _LISTED: Final = ", ".join("NULL" if name == "result" else f"w.{name}" for name 
 _NODES: Final = "taskmanager_workflow_tasks AS n LEFT JOIN taskmanager_tasks AS t ON t.id = n.task_id"
 # Also while it waits for a retry, or sleeps.
 _HAS_BEGUN: Final = "t.started_at IS NOT NULL OR t.next_retry_at IS NOT NULL OR t.snooze_count > 0"
-_RUNS: Final = {
+_IS_ENQUEUED: Final = "n.status IN ('ENQUEUED', 'RUNNING', 'COMPLETED', 'FAILED')"
+_SEEN: Final = {
+    "task_id": f"iif({_IS_ENQUEUED}, n.task_id, NULL)",
     "status": f"iif(n.status = 'ENQUEUED' AND ({_HAS_BEGUN}), 'RUNNING', n.status)",
-    "started_at": "coalesce(n.started_at, t.started_at)",
+    "started_at": f"iif({_IS_ENQUEUED}, coalesce(n.started_at, t.started_at), n.started_at)",
 }
-"""Whether a node runs is what the row of its task says: a start writes nothing here."""
-_NODE: Final = ", ".join(_RUNS.get(name, f"n.{name}") for name in NodeRow._fields)
+"""Whether a node runs is what the row of its task says: a start writes nothing here. A node that was reopened still has
+the task of its earlier run.
+"""
+_NODE: Final = ", ".join(_SEEN.get(name, f"n.{name}") for name in NodeRow._fields)
 _LARGE: Final = dict.fromkeys(("args", "kwargs", "args_from"), "NULL")
-_SUMMARY: Final = ", ".join((_RUNS | _LARGE).get(name, f"n.{name}") for name in NodeRow._fields)
+_SUMMARY: Final = ", ".join((_SEEN | _LARGE).get(name, f"n.{name}") for name in NodeRow._fields)
 
 
 def fetch_workflow(connection: sqlite3.Connection, workflow_id: str) -> WorkflowRow | None:

@@ -26,7 +26,7 @@ _NODES: Final = "taskmanager_workflow_tasks AS n"
 _TASK_ENDS: Final = f"""
 SELECT n.id, t.status, t.result, t.started_at, coalesce(t.completed_at, t.failed_at, t.updated_at)
 FROM json_each(:ids) AS v CROSS JOIN {_NODES} ON n.task_id = v.value JOIN taskmanager_tasks AS t ON t.id = n.task_id
-WHERE {IS_OPEN} AND t.status IN ({TERMINAL_SQL})
+WHERE n.status IN ('ENQUEUED', 'RUNNING') AND t.status IN ({TERMINAL_SQL})
 """
 _END: Final = f"""
 UPDATE {_NODES} SET status = ?, result = ?, error = ?, started_at = coalesce(started_at, ?), completed_at = ?,
