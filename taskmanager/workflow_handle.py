@@ -62,7 +62,9 @@ class WorkflowHandle(Generic[R_co]):
         ending = await self._ending()
         if ending.status is TaskStatus.COMPLETED and ending.result.is_ok():
             return cast("R_co", ending.result.ok_value)
-        raise not_completed(self._workflow_id, ending)
+        exc = not_completed(self._workflow_id, ending)
+        exc.of = "workflow"
+        raise exc
 
     async def result(self, *, timeout: float | None = None) -> TaskResult[R_co]:
         """Wait for the end, and return the value or the error. A failure raises nothing.

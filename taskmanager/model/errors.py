@@ -89,7 +89,10 @@ class StoreUnavailable(StoreError):
 
 
 class TaskNotCompleted(TaskManagerError):
-    """The awaited task has another end than COMPLETED. `error` says why."""
+    """The awaited task, or workflow, has another end than COMPLETED. `error` says why."""
+
+    of = "task"
+    """What the id is of."""
 
     def __init__(self, task_id: str, status: "TaskStatus", error: "TaskError") -> None:
         super().__init__(task_id, status, error)
@@ -98,7 +101,7 @@ class TaskNotCompleted(TaskManagerError):
         self.error = error
 
     def __str__(self) -> str:
-        text = f"task {self.task_id} is {self.status}: {self.error.error_code}"
+        text = f"{self.of} {self.task_id} is {self.status}: {self.error.error_code}"
         return f"{text}: {self.error.message}" if self.error.message else text
 
 

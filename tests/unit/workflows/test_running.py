@@ -67,7 +67,7 @@ async def test_failure_skips_what_needs_the_node_and_fails_the_workflow(world: W
     await world.idle()
     assert await handle.status() == "RUNNING"
     jobs.gate.set()
-    with pytest.raises(TaskFailed, match="OSError: bad") as raised:
+    with pytest.raises(TaskFailed, match=r"^workflow .* is FAILED: .*OSError: bad") as raised:
         await handle
     assert (raised.value.task_id, raised.value.status) == (handle.workflow_id, "FAILED")
     assert await statuses(world.manager, handle.workflow_id) == {
