@@ -17,36 +17,34 @@ from taskmanager.store.sqlite.workflow_ends import IS_OPEN
 from taskmanager.store.sqlite.workflow_walk import Walk
 from taskmanager.store.workflow_protocol import Advance
 
-_RUNS: Final = "JOIN taskmanager_workflows AS w ON w.id = n.workflow_id AND w.status = 'RUNNING'"
-_NODES: Final = "taskmanager_workflow_tasks AS n INDEXED BY taskmanager_workflow_tasks"
-_LIVE: Final = f"{_NODES}_open"
+_RUNNING: Final = """
+taskmanager_workflows AS w INDEXED BY taskmanager_workflows_status CROSS JOIN taskmanager_workflow_tasks AS n
+    INDEXED BY taskmanager_workflow_tasks_{index} ON n.workflow_id = w.id
+{joined} WHERE w.status = 'RUNNING' AND w.status <> 'COMPLETED' AND {which} LIMIT :limit
+"""
+
+
+def _of_running(what: str, index: str, which: str, joined: str = "") -> str:
+    """Return a query for what an index finds in the workflows that run."""
+    return f"SELECT {what} FROM {_RUNNING.format(index=index, which=which, joined=joined)}"
+
+
 _CHILD: Final = "JOIN taskmanager_workflows AS c ON c.id = n.sub_workflow_id"
 _TASK: Final = "LEFT JOIN taskmanager_tasks AS t ON t.id = n.task_id"
-_UNTOLD: Final = f"""
-SELECT n.id FROM {_NODES}_untold {_RUNS}
-WHERE n.is_passed_on = 0 AND n.status IN ('COMPLETED', 'FAILED', 'SKIPPED') LIMIT :limit
-"""
-_IDLE: Final = f"""
-SELECT n.id FROM {_NODES}_idle {_RUNS}
-WHERE n.status = 'PENDING' AND n.open = 0 AND n.inputs_open = 0 LIMIT :limit
-"""
-_WITHOUT_TASK: Final = f"""
-SELECT n.id FROM {_LIVE} {_RUNS} {_TASK}
-WHERE {IS_OPEN} AND n.status IN ('READY', 'ENQUEUED', 'RUNNING') AND n.is_subworkflow = 0 AND t.id IS NULL LIMIT :limit
-"""
-_NOT_BEGUN: Final = f"""
-SELECT n.id FROM {_LIVE} {_RUNS} {_CHILD}
-WHERE {IS_OPEN} AND n.status IN ('READY', 'ENQUEUED', 'RUNNING') AND c.status = 'PENDING' LIMIT :limit
-"""
-_CHILD_ENDED: Final = f"""
-SELECT c.id FROM {_LIVE} {_RUNS} {_CHILD}
-WHERE {IS_OPEN} AND c.status IN ('COMPLETED', 'FAILED', 'CANCELLED') AND n.status <> 'PENDING' LIMIT :limit
-"""
-_TASK_ENDED: Final = f"""
-SELECT t.id FROM {_LIVE} {_RUNS} JOIN taskmanager_tasks AS t ON t.id = n.task_id
-WHERE {IS_OPEN} AND n.status IN ('ENQUEUED', 'RUNNING') AND t.status IN ({TERMINAL_SQL})
-    AND t.updated_at <= :ended_by LIMIT :limit
-"""
+_BEGUN: Final = f"{IS_OPEN} AND n.status IN ('READY', 'ENQUEUED', 'RUNNING')"
+_UNTOLD: Final = _of_running("n.id", "untold", "n.is_passed_on = 0 AND n.status IN ('COMPLETED', 'FAILED', 'SKIPPED')")
+_IDLE: Final = _of_running("n.id", "idle", "n.status = 'PENDING' AND n.open = 0 AND n.inputs_open = 0")
+_WITHOUT_TASK: Final = _of_running("n.id", "open", f"{_BEGUN} AND n.is_subworkflow = 0 AND t.id IS NULL", _TASK)
+_NOT_BEGUN: Final = _of_running("n.id", "open", f"{_BEGUN} AND c.status = 'PENDING'", _CHILD)
+_CHILD_ENDED: Final = _of_running(
+    "c.id", "open", f"{_BEGUN} AND c.status IN ('COMPLETED', 'FAILED', 'CANCELLED')", _CHILD
+)
+_TASK_ENDED: Final = _of_running(
+    "t.id",
+    "open",
+    f"{IS_OPEN} AND n.status IN ('ENQUEUED', 'RUNNING') AND t.status IN ({TERMINAL_SQL}) AND t.updated_at <= :ended_by",
+    _TASK,
+)
 _HELD: Final = f"""
 SELECT t.id FROM taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owner
 JOIN taskmanager_workflow_tasks AS n ON n.task_id = t.id
