@@ -6,7 +6,7 @@ import socket
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,11 +14,11 @@ import click
 
 from taskmanager.cli.database import check_is_there, read
 from taskmanager.cli.options import answer_json, draw, file_options
-from taskmanager.console.figures import relative, short
+from taskmanager.console.figures import relative, short, workflow_label
 from taskmanager.console.observer import look, unknown_in, unrun_in
 from taskmanager.console.overview import Finding, Health, InstanceView
 from taskmanager.engine.instance import is_dead
-from taskmanager.model.clock import SECOND_US, SystemClock
+from taskmanager.model.clock import MINUTE_US, SECOND_US, SystemClock
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.wording import counted
 from taskmanager.rules.steps import MAX_RECORDED_CHARS, MAX_RECORDS
@@ -37,6 +37,8 @@ from taskmanager.store.sqlite.locks import (
 )
 from taskmanager.store.sqlite.reading import LOOP_PATIENCE_S, READ_PATIENCE_S, snapshot
 from taskmanager.store.sqlite.schema import missing_views, version
+from taskmanager.store.sqlite.workflow_recovery import half_done
+from taskmanager.store.statistics import LiveWorkflow
 
 MB: Final = 1_000_000
 NEAR: Final = 0.8
@@ -51,6 +53,7 @@ NETWORK_TYPES: Final = frozenset(
     | {f"fuse.{name}" for name in ("ceph-fuse", "gcsfuse", "glusterfs", "rclone", "s3fs", "sshfs")}
 )
 SHOWN: Final = 3
+MAX_HALF_DONE: Final = 1_000  # nodes of each kind that are counted
 MIN_FILES: Final = 10
 """Files that a volume must have room for: with fewer, a start may find none for its log, index and lock file."""
 EPILOG: Final = """\b
@@ -59,7 +62,8 @@ Examples:
   taskmanager doctor --json --min-free 2000
 
 Looks at permissions, the kind of file system, free disk space, the log and who pins it, who keeps others from writing,
-the schema, every page of the file, tasks of dead instances, silent instances, functions that nobody knows, and clocks.
+the schema, every page of the file, tasks of dead instances, silent instances, functions that nobody knows,
+workflows that do not go on, and clocks.
 Changes nothing.
 Exit codes: 0 all is well, 1 there are findings.
 """
@@ -236,6 +240,7 @@ def inside_the_file(connection: sqlite3.Connection, db: Path) -> Iterator[Findin
     with snapshot(connection):
         overview = look(database, connection, clock)
         has, free, newest = owned(connection), free_queues(connection), newest_stamp(connection)
+        left = half_done(connection, clock.now_us() - MINUTE_US, MAX_HALF_DONE)
     yield records(unreadable(connection))
     yield steps(near_limit(connection, int(NEAR * MAX_RECORDS), int(NEAR * MAX_RECORDED_CHARS)))
     alive = overview.with_health(Health.ALIVE, Health.FROZEN)
@@ -245,6 +250,7 @@ def inside_the_file(connection: sqlite3.Connection, db: Path) -> Iterator[Findin
     yield duties(alive)
     yield queues(free, alive)
     yield functions(free, alive)
+    yield workflows(left, [each for each in overview.workflows if each.status == "PAUSED"])
     yield clocks(newest, clock.now_us())
 
 
@@ -353,6 +359,20 @@ def functions(free: Sequence[FreeQueue], alive: Sequence[InstanceView]) -> Findi
         return Finding("functions", True, "every waiting task has an instance that knows its function")
     advice = "register the function under that name, or cancel its tasks: taskmanager cancel --task NAME"
     return Finding("functions", False, f"known to no running instance: {_most_waiting(unknown)}", advice)
+
+
+def workflows(half_done: Mapping[str, int], paused: Sequence[LiveWorkflow]) -> Finding:
+    """Check that each workflow goes on: another program has left none half done, and none is paused."""
+    found, advice = [], []
+    if half_done:
+        found.append(f"left half done: {', '.join(f'{what} ({number:,})' for what, number in half_done.items())}")
+        advice.append("start the application, or `taskmanager recover`, which puts it right")
+    if paused:
+        found.append(f"paused: {_some([workflow_label(each) for each in paused])}")
+        advice.append("`taskmanager workflow show ID` says why, and `taskmanager workflow resume ID` lets it go on")
+    if found:
+        return Finding("workflows", False, "; ".join(found), "; ".join(advice))
+    return Finding("workflows", True, "every one goes on by itself")
 
 
 def _most_waiting(counts: Counter[str]) -> str:

@@ -52,6 +52,8 @@ from taskmanager.store.sqlite.queries import (
 )
 from taskmanager.store.sqlite.reading import snapshot
 from taskmanager.store.sqlite.search import Search, error_messages, find, find_ids, memory_only
+from taskmanager.store.sqlite.workflow_views import workflows_of
+from taskmanager.store.statistics import OwnWorkflow
 
 PAGE: Final = 500
 SHOWN_BEFORE: Final = 10  # tasks of a batch that are shown before the question
@@ -118,18 +120,19 @@ def list_tasks(limit: int, before: str | None, db: Path, as_json: bool, **filter
         if not rows:
             tell_what_was_meant(connection, search)
         messages = error_messages(connection, [row.task_id for row in rows], MAX_CHARS)
+        workflows = workflows_of(connection, [row.task_id for row in rows if row.is_workflow_task])
         unseen = [each for each in memory_only(connection) if not is_dead(database, each.instance_id)]
     if as_json:
-        answer_json([record_document(row) for row in rows])
+        answer_json([record_document(row, workflows.get(row.task_id)) for row in rows])
         return
     if rows:
-        _draw(rows, messages)
+        _draw(rows, messages, workflows)
     else:
         click.echo("no tasks" if search.is_everything else "no such tasks")
     if len(rows) == limit:
         click.echo(f"\nolder ones: --before {escaped(rows[-1].task_id)}")
-    owners = [row.claimed_by_worker_id for row in rows if row.status in LIVE and row.claimed_by_worker_id is not None]
-    dead = {owner for owner in set(owners) if is_dead(database, owner)}
+    owners = [row.claimed_by_worker_id for row in rows if row.status in LIVE and not is_free(row)]
+    dead = {owner for owner in set(owners) if is_dead(database, owner or "")}
     if dead:
         held = counted(sum(owner in dead for owner in owners), "task")
         click.echo(f"\nheld by dead instances: {held}; a start, or `taskmanager recover`, gives them back")
@@ -138,10 +141,10 @@ def list_tasks(limit: int, before: str | None, db: Path, as_json: bool, **filter
         click.echo(f"\nrunning, not in the file: {what}; see `taskmanager status`")
 
 
-def _draw(rows: Sequence[TaskRow], messages: Mapping[str, str]) -> None:
+def _draw(rows: Sequence[TaskRow], messages: Mapping[str, str], workflows: Mapping[str, OwnWorkflow]) -> None:
     from taskmanager.console.terminal.tables import task_table  # not for --json
 
-    draw(task_table(rows, messages, SystemClock().now_us(), screen().width))
+    draw(task_table(rows, messages, workflows, SystemClock().now_us(), screen().width))
 
 
 @click.command(epilog=SHOW_EPILOG)
@@ -157,17 +160,18 @@ def show(task_id: str, db: Path, as_json: bool) -> None:
         attempts, known = fetch_attempts(connection, wanted), instances(connection)
         steps = [each for each in fetch_steps(connection, wanted) if each.kind == STEP]
         is_paused = row.queue_name in paused_queues(connection)
-    around = surroundings(row, known, db.absolute(), SystemClock().now_us(), is_paused=is_paused)
+        workflow = workflows_of(connection, [wanted]).get(wanted)
+    around = surroundings(row, known, db.absolute(), SystemClock().now_us(), workflow, is_paused=is_paused)
     next_step = outlook(row, around)
     if as_json:
         after = {"text": next_step.text, "at": None if next_step.at is None else iso(next_step.at)}
         told = [attempt_document(each) for each in attempts]
         done = [step_document(each) for each in steps]
-        answer_json({**record_document(row), "attempts": told, "steps": done, "next": after})
+        answer_json({**record_document(row, workflow), "attempts": told, "steps": done, "next": after})
         return
     from taskmanager.console.terminal.record import Record, record_view
 
-    draw(record_view(Record(row, attempts, next_step, around.owner, around.now_us, steps)))
+    draw(record_view(Record(row, attempts, next_step, around.owner, around.now_us, steps, workflow)))
 
 
 class Answer(NamedTuple):
@@ -324,7 +328,7 @@ def _preview(connection: sqlite3.Connection, chosen: Sequence[str], *, as_json: 
     if rows:
         shown = [rows[task_id] for task_id in chosen[:SHOWN_BEFORE] if task_id in rows]
         messages = error_messages(connection, [row.task_id for row in shown], MAX_CHARS)
-        _draw(shown, messages)
+        _draw(shown, messages, workflows_of(connection, [row.task_id for row in shown if row.is_workflow_task]))
     if len(chosen) > SHOWN_BEFORE:
         click.echo(f"... and {len(chosen) - SHOWN_BEFORE:,} more")
     if is_dry:

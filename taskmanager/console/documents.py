@@ -18,6 +18,7 @@ from taskmanager.model.schedule import ScheduleRow
 from taskmanager.model.steps import StepRow
 from taskmanager.model.workflows import NodeRow, WorkflowRow
 from taskmanager.store.sqlite.workflow_views import Progress, WorkflowView
+from taskmanager.store.statistics import OwnWorkflow
 
 _JSON_COLUMNS: Final = frozenset(
     {"args", "kwargs", "result", "task_options", "tags", "progress", "log", "error", "success_policy", "dependencies"}
@@ -34,7 +35,8 @@ _INSTANT_ENDINGS: Final = ("_at", "since", "good_until", "scheduled_for")
 def overview_document(overview: Overview) -> dict[str, Any]:
     """Return the object of `taskmanager status --json`. It has no `capped`: the command counts every row."""
     found: dict[str, Any] = _plain("", overview)
-    del found["capped"]
+    del found["capped"], found["workflow_of"]
+    found["running"] = [each | _own(overview.workflow_of.get(each["task_id"])) for each in found["running"]]
     found["instances"] = [_plain("", _instance(each)) for each in overview.instances]
     return found
 
@@ -74,13 +76,22 @@ def _plain(name: str, value: Any) -> Any:
     return iso(value) if is_instant else value
 
 
-def record_document(row: TaskRow) -> dict[str, Any]:
-    """Return one task."""
+def _own(workflow: OwnWorkflow | None) -> dict[str, Any]:
+    """Return what says of which workflow a task is."""
+    return (
+        {"workflow_id": None, "node_id": None}
+        if workflow is None
+        else {"workflow_id": workflow.workflow_id, "node_id": workflow.node_id}
+    )
+
+
+def record_document(row: TaskRow, workflow: OwnWorkflow | None) -> dict[str, Any]:
+    """Return one task, with the workflow that it is of."""
     values = _columns(row._asdict())
     for entry in values["log"] or ():
         if isinstance(entry, dict) and isinstance(entry.get("at"), int):
             entry["at"] = iso(entry["at"])
-    return values
+    return values | _own(workflow)
 
 
 def attempt_document(row: AttemptRow) -> dict[str, Any]:

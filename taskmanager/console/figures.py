@@ -9,6 +9,7 @@ from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import BuiltInTaskCode
 from taskmanager.model.wording import why
+from taskmanager.store.statistics import LiveWorkflow, OwnWorkflow
 
 _UNITS: Final = (("d", DAY_US), ("h", HOUR_US), ("m", MINUTE_US), ("s", SECOND_US))
 _SIZES: Final = ("bytes", "kB", "MB", "GB", "TB")
@@ -179,3 +180,14 @@ def stored_error(text: str | None) -> tuple[str | None, str | None]:
         return None, None
     code, message = error.get("error_code"), error.get("message")
     return code if isinstance(code, str) else None, message if isinstance(message, str) else None
+
+
+MAX_WHOLE_ID: Final = 20
+"""Characters of the id of a workflow that somebody has chosen, so that it says more than the name."""
+
+
+def workflow_label(workflow: OwnWorkflow | LiveWorkflow) -> str:
+    """`import-7`, `import 28862a`: what people call a workflow, with as much of its id as a command needs."""
+    if len(workflow.workflow_id) <= MAX_WHOLE_ID:
+        return workflow.workflow_id
+    return f"{workflow.name} {workflow.workflow_id[-6:]}"

@@ -96,6 +96,9 @@ class Observer:
             most_failing=found.most_failing,
             failures=found.failures,
             schedules=found.schedules,
+            workflows=found.workflows,
+            workflow_count=found.workflow_count,
+            workflow_of=found.workflow_of,
             storage=self._storage(found),
             last_activity_at=found.last_activity_at,
         )

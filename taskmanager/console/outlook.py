@@ -5,6 +5,7 @@ from pathlib import Path
 from shlex import quote as shell_word
 from typing import Final, NamedTuple
 
+from taskmanager.console.figures import MAX_WHOLE_ID
 from taskmanager.duties.recovery import orphan_of
 from taskmanager.engine.definition import timeout_of
 from taskmanager.engine.instance import is_dead
@@ -12,13 +13,12 @@ from taskmanager.model.clock import SECOND_US
 from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow, UnreadableRow
 from taskmanager.model.states import TaskStatus
-from taskmanager.model.workflows import WorkflowRow
+from taskmanager.model.workflows import HELD, WorkflowRow
 from taskmanager.rules.recovery import judge_orphan
 from taskmanager.store.protocol import InstanceRow
-from taskmanager.store.statistics import said_by
+from taskmanager.store.statistics import OwnWorkflow, said_by
 
 _SHORT_ID: Final = 8
-_WHOLE_ID: Final = 20  # characters of an id that somebody may have chosen, to be read
 
 
 class Surroundings(NamedTuple):
@@ -31,10 +31,17 @@ class Surroundings(NamedTuple):
     is_queue_run: bool = True
     is_function_known: bool = True
     is_queue_paused: bool = False
+    workflow_id: str | None = None
 
 
 def surroundings(
-    row: TaskRow, known: Sequence[InstanceRow], database: Path, now_us: int, *, is_paused: bool
+    row: TaskRow,
+    known: Sequence[InstanceRow],
+    database: Path,
+    now_us: int,
+    workflow: OwnWorkflow | None = None,
+    *,
+    is_paused: bool,
 ) -> Surroundings:
     """Return the surroundings of a task, from the rows of the instances and their lock files."""
     owner_id = row.claimed_by_worker_id
@@ -48,6 +55,7 @@ def surroundings(
         is_queue_run=bool(runners),
         is_function_known=any(names is None or row.task_name in names for names in runners),
         is_queue_paused=is_paused,
+        workflow_id=None if workflow is None else workflow.workflow_id,
     )
 
 
@@ -63,6 +71,9 @@ def outlook(row: TaskRow, around: Surroundings) -> Outlook:
     status = TaskStatus(row.status)
     if status.is_terminal:
         return _ended(row, status)
+    if row.claimed_by_worker_id == HELD:
+        name = _told(around.workflow_id or "ID")
+        return Outlook(f"its workflow is paused; `taskmanager workflow resume {name}` lets it go on")
     if row.claimed_by_worker_id is not None and around.is_owner_dead:
         return _orphaned(row, around)
     if isinstance(row, UnreadableRow) and status is not TaskStatus.RUNNING:
@@ -72,9 +83,14 @@ def outlook(row: TaskRow, around: Surroundings) -> Outlook:
     return _running(row, around) if status is TaskStatus.RUNNING else _waiting(row, around)
 
 
+def _told(workflow_id: str) -> str:
+    """Return as much of an id as a command needs: all of it if somebody has chosen it, else its end."""
+    return shell_word(workflow_id if len(workflow_id) <= MAX_WHOLE_ID else workflow_id[-_SHORT_ID:])
+
+
 def workflow_outlook(row: WorkflowRow, *, is_running: bool) -> str:
     """Return what will become of a workflow if nobody does anything. `is_running`: an instance runs somewhere."""
-    name = shell_word(row.id if len(row.id) <= _WHOLE_ID else row.id[-_SHORT_ID:])
+    name = _told(row.id)
     if row.status == "PAUSED":
         return f"nothing of it starts before `taskmanager workflow resume {name}`"
     if row.status in ("FAILED", "CANCELLED"):

@@ -7,11 +7,19 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple
 
-from taskmanager.model.dataclass import dataclass
+from taskmanager.model.dataclass import dataclass, field
 from taskmanager.model.report import InstanceReport, RunningTask
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import InstanceRow
-from taskmanager.store.statistics import Failure, NextRun, Pace, TaskFailures, TaskPace
+from taskmanager.store.statistics import (
+    Failure,
+    LiveWorkflow,
+    NextRun,
+    OwnWorkflow,
+    Pace,
+    TaskFailures,
+    TaskPace,
+)
 
 
 class Health(StrEnum):
@@ -78,7 +86,7 @@ class Overview:
     """The whole overview.
 
     `counts` has every status, and includes memory-only tasks of living instances. There are more tasks than were
-    counted of the statuses in `capped`.
+    counted of the statuses in `capped`. `workflow_of` has the workflow of each running task that is of one, by its id.
     """
 
     taken_at: int
@@ -94,6 +102,9 @@ class Overview:
     most_failing: tuple[TaskFailures, ...] = ()
     failures: tuple[Failure, ...] = ()
     schedules: tuple[NextRun, ...] = ()
+    workflows: tuple[LiveWorkflow, ...] = ()
+    workflow_count: int = 0
+    workflow_of: Mapping[str, OwnWorkflow] = field(default_factory=dict)
     storage: StorageView
     last_activity_at: int | None = None
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from shlex import quote as shell_word
 from typing import Final
 
-from taskmanager.console.figures import kind, short, size
+from taskmanager.console.figures import kind, short, size, workflow_label
 from taskmanager.console.overview import Health, InstanceView, Overview, Problem
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.wording import counted
@@ -122,6 +122,13 @@ def _to_come(overview: Overview) -> Iterator[Problem]:
             waiting = _tasks(each.waiting_count, "wait", is_capped=each.is_waiting_capped)
             text = f"queue {each.queue_name} is paused, and {waiting} in it"
             yield _warning(text, f"to go on: taskmanager resume {shell_word(each.queue_name)}")
+    paused = [each for each in overview.workflows if each.status == "PAUSED"]
+    if paused:
+        more = (
+            f", and so {'is' if len(paused) == 2 else 'are'} {counted(len(paused) - 1, 'other')}" if paused[1:] else ""
+        )
+        advice = f"to go on: taskmanager workflow resume {shell_word(paused[0].workflow_id)}"
+        yield _warning(f"workflow {workflow_label(paused[0])}{more} {'are' if more else 'is'} paused", advice)
     log, free = overview.storage.log_bytes, overview.storage.disk_free_bytes
     if log >= LOG_WARNING_BYTES:
         text = f"the log beside the database (-wal) has grown to {size(log)}"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from taskmanager.codec.report import loads_report
-from taskmanager.model.dataclass import dataclass
+from taskmanager.model.dataclass import dataclass, field
 from taskmanager.model.report import InstanceReport
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import FreeQueue, InstanceRow
@@ -97,6 +97,25 @@ class Held(NamedTuple):
         return self.pending_count + self.claimed_count
 
 
+class LiveWorkflow(NamedTuple):
+    """A workflow that has not ended, and how many of its nodes have."""
+
+    workflow_id: str
+    name: str
+    status: str
+    sent_at: int
+    node_count: int
+    ended_count: int
+
+
+class OwnWorkflow(NamedTuple):
+    """The workflow that a task is of, and its node there."""
+
+    workflow_id: str
+    name: str
+    node_id: str
+
+
 class Started(NamedTuple):
     """One row that is RUNNING."""
 
@@ -121,7 +140,9 @@ class Statistics:
     """The file at `taken_at`, without the counts by status, which cost more.
 
     `beats`: the newest heartbeat of each listed instance. `owned`: unfinished rows per owner, at most `OWNED_CAP`.
-    `held`: the same by queue, None where they are more than `HELD_CAP`. `started`: at most `MAX_STARTED`.
+    `held`: the same by queue, None where they are more than `HELD_CAP`, with the tasks that wait because their workflow
+    is paused. `started`: at most `MAX_STARTED`. `workflows`: the paused ones first, then the newest, of all that are in
+    no other one; there are `workflow_count`, at most `OWNED_CAP`. `workflow_of`: that of each started task of one.
     """
 
     taken_at: int
@@ -138,6 +159,9 @@ class Statistics:
     most_failing: tuple[TaskFailures, ...] = ()
     failures: tuple[Failure, ...] = ()
     schedules: tuple[NextRun, ...] = ()
+    workflows: tuple[LiveWorkflow, ...] = ()
+    workflow_count: int = 0
+    workflow_of: Mapping[str, OwnWorkflow] = field(default_factory=dict)
     last_activity_at: int | None = None
     size: FileSize
 

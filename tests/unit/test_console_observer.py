@@ -29,6 +29,7 @@ from taskmanager.store.sqlite.queries import counts
 from taskmanager.store.sqlite.reading import open_read_only
 from taskmanager.store.sqlite.statistics import statistics
 from tests.contract.rows import task
+from tests.unit.cli import workflow_file
 from tests.unit.console_overviews import BAD_DAY, BUSY
 
 pytestmark = pytest.mark.anyio
@@ -270,6 +271,7 @@ def test_a_document_with_strange_numbers_is_read() -> None:
 async def test_no_query_reads_the_whole_history(tmp_path: Path) -> None:
     """A look costs the same with a million rows: each of these tables is searched by an index, or read from its end."""
     path = await make_file(tmp_path / "tasks.db")
+    await workflow_file.fill(path, 20)
     asked: list[str] = []
     with open_read_only(path) as connection:
         connection.set_trace_callback(asked.append)
@@ -277,7 +279,7 @@ async def test_no_query_reads_the_whole_history(tmp_path: Path) -> None:
         connection.set_trace_callback(None)
         selects = {sql for sql in asked if sql.lstrip().startswith(("SELECT", "WITH"))}
         plans = [row[3] for sql in selects for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}")]
-    large = re.compile(r"SCAN (taskmanager_(tasks|task_attempts|heartbeats)|t)\b")
+    large = re.compile(r"SCAN (taskmanager_(tasks|task_attempts|heartbeats|workflows|workflow_tasks)|t|n|w)\b")
     assert any("SEARCH" in plan for plan in plans)
     assert [plan for plan in plans if large.search(plan) and "INDEX" not in plan] == []
 
@@ -325,6 +327,8 @@ class _Status(msgspec.Struct, forbid_unknown_fields=True):
     most_failing: list[dict[str, Any]]
     failures: list[dict[str, Any]]
     schedules: list[dict[str, Any]]
+    workflows: list[dict[str, Any]]
+    workflow_count: int
     storage: dict[str, Any]
     last_activity_at: str | None
 

@@ -138,7 +138,7 @@ def test_a_list_shows_an_id_to_copy_and_what_the_width_allows(width: int) -> Non
         task(10, enqueued_at=NOW - 7_300 * SECOND),
     ]
     messages = {row.task_id: message_of(row) or "" for row in rows}
-    assert_screen(f"list_{width}", drawn(task_table(rows, messages, NOW, width), width))
+    assert_screen(f"list_{width}", drawn(task_table(rows, messages, {}, NOW, width), width))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_failure_is_named_by_what_says_most_about_it(code: str, message: str |
 def test_a_list_says_code_type_and_message_where_they_fit(message: str, width: int, shown: str) -> None:
     """People name the code in a policy and with `--code`. Where it would push the message out, the type says more."""
     row = task(1, status="FAILED", task_name="a:b", error_code="UNHANDLED_EXCEPTION")
-    assert shown in drawn(task_table([row], {row.task_id: message}, NOW, width), width)
+    assert shown in drawn(task_table([row], {row.task_id: message}, {}, NOW, width), width)
 
 
 @pytest.mark.parametrize("result", [None, "sealed", "[]", '{"err": 1}', '{"err": {"message": 2}}', '{"ok": 3}'])

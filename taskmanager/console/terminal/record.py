@@ -11,7 +11,17 @@ from rich.text import Text
 
 from taskmanager.codec.report import number_or_none
 from taskmanager.console.documents import parsed
-from taskmanager.console.figures import MAX_CHARS, clock, cut, done_of, exact, message_of, precise, relative
+from taskmanager.console.figures import (
+    MAX_CHARS,
+    clock,
+    cut,
+    done_of,
+    exact,
+    message_of,
+    precise,
+    relative,
+    workflow_label,
+)
 from taskmanager.console.outlook import Outlook
 from taskmanager.console.terminal.tables import STATUS_STYLES
 from taskmanager.engine.definition import options_of, timeout_of
@@ -20,8 +30,10 @@ from taskmanager.model.record import AttemptRow, TaskRow, UnreadableRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.steps import StepRow
 from taskmanager.model.wording import why
+from taskmanager.model.workflows import HELD
 from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.protocol import InstanceRow
+from taskmanager.store.statistics import OwnWorkflow
 
 MAX_VALUE_CHARS: Final = 1_000
 """Of arguments, results, messages and lines of the log that are longer, `--json` shows the rest."""
@@ -40,6 +52,7 @@ class Record(NamedTuple):
     owner: InstanceRow | None
     now_us: int
     steps: Sequence[StepRow] = ()
+    workflow: OwnWorkflow | None = None
 
 
 def record_view(record: Record) -> RenderableType:
@@ -102,6 +115,8 @@ def _fact_lines(record: Record) -> Iterator[tuple[str, str]]:
     if isinstance(tags, Mapping):
         yield "tags", cut(escaped(", ".join(f"{key}={value}" for key, value in tags.items())), MAX_VALUE_CHARS)
     yield "key", escaped(row.idempotency_key or "")
+    workflow = record.workflow
+    yield "workflow", "" if workflow is None else escaped(f"{workflow_label(workflow)}, node {workflow.node_id}")
     yield "queue", f"{escaped(row.queue_name)}, priority {row.priority}"
     yield "policy", _policy(row)
     yield "scheduled", _instant(row.scheduled_for, now)
@@ -115,7 +130,7 @@ def _fact_lines(record: Record) -> Iterator[tuple[str, str]]:
     yield "good until", _instant(row.good_until, now)
     if row.cancel_requested_at is not None:
         yield "cancel", f"requested {_instant(row.cancel_requested_at, now)}"
-    yield "instance", _instance(row, record.owner)
+    yield "instance", "" if row.claimed_by_worker_id == HELD else _instance(row, record.owner)
     progress = parsed(row.progress or "null")
     yield "progress", _progress(progress) if isinstance(progress, Mapping) else ""
     counts = zip((row.start_count, row.retry_count, row.crash_count, row.snooze_count), _COUNTS, strict=True)

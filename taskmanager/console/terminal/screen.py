@@ -140,13 +140,15 @@ def _tables(overview: Overview, grid: Grid, focus: Focus, is_ascii: bool) -> tup
     """Return the tables, the most important first, each with the least number of rows that it is shown with."""
     running = sections.running(overview, grid, is_ascii=is_ascii)
     instances, queues = sections.instances(overview, grid), sections.queues(overview)
+    workflows = sections.workflows(overview, grid, is_ascii=is_ascii)
     troubles, schedules = sections.troubles(overview, grid), sections.schedules(overview)
     if focus is Focus.STATE:
         return (
-            instances._replace(least=2), queues._replace(least=3), troubles._replace(least=2), schedules, running,
+            instances._replace(least=2), queues._replace(least=3), workflows, troubles._replace(least=2), schedules,
+            running,
         )  # fmt: skip
     failures = sections.failures(overview, grid)._replace(least=3)
-    return running._replace(least=5), failures, queues._replace(least=2), instances, troubles, schedules
+    return running._replace(least=5), workflows, failures, queues._replace(least=2), instances, troubles, schedules
 
 
 def _drawn(tables: Sequence[Section], grid: Grid, room: int | None) -> list[Line]:

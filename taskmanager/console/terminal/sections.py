@@ -6,7 +6,17 @@ from typing import Final
 from rich.cells import cell_len
 from rich.text import Text
 
-from taskmanager.console.figures import amount, cause, compact, done_of, relative, short, stopwatch, took
+from taskmanager.console.figures import (
+    amount,
+    cause,
+    compact,
+    done_of,
+    relative,
+    short,
+    stopwatch,
+    took,
+    workflow_label,
+)
 from taskmanager.console.overview import Health, InstanceView, Overview
 from taskmanager.console.terminal.grid import NOT_KNOWN, NOTHING, Cell, Grid, Row, Section
 from taskmanager.model.clock import SECOND_US
@@ -169,10 +179,31 @@ def running(overview: Overview, grid: Grid, *, is_ascii: bool) -> Section:
         if grid.is_narrow:
             rows.append(Row(name, (_done(each), *times)))
         else:
-            rows.append(Row(name, times, Cell(each.text, "dim"), _progress(each, width, is_ascii)))
+            workflow = overview.workflow_of.get(each.task_id)
+            text = each.text if each.text or workflow is None else workflow_label(workflow)
+            rows.append(Row(name, times, Cell(text, "dim"), _progress(each, width, is_ascii)))
     if grid.is_narrow:
         return Section("Running", ("done", "elapsed", "left"), rows, unlisted=unlisted, essential=(0, 1, 2))
     return Section("Running", ("", "", "elapsed", "left"), rows, unlisted=unlisted)
+
+
+def workflows(overview: Overview, grid: Grid, *, is_ascii: bool) -> Section:
+    """Return the table of workflows that have not ended, with how far each has come; the paused ones first."""
+    longest = max((cell_len(escaped(workflow_label(each))) for each in overview.workflows), default=0)
+    width = min(MAX_BAR, grid.drawn_width(longest))
+    rows = []
+    for each in overview.workflows:
+        fraction = each.ended_count / max(1, each.node_count)
+        name, elapsed = Cell(workflow_label(each)), Cell(stopwatch(overview.taken_at - each.sent_at))
+        if grid.is_narrow:
+            rows.append(Row(name, (Cell(f"{int(fraction * 100)}%", RUNNING_STYLE), elapsed)))
+            continue
+        nodes = f"{each.ended_count:,} of {each.node_count:,}"
+        remark = Cell(f"paused, {nodes}", PAUSED_STYLE) if each.status == "PAUSED" else Cell(nodes, "dim")
+        rows.append(Row(name, (elapsed, NOTHING), remark, _bar(fraction, width, is_ascii)))
+    unlisted = max(0, overview.workflow_count - len(overview.workflows))
+    heads = ("ended", "elapsed") if grid.is_narrow else ("", "", "elapsed", "")
+    return Section("Workflows", heads, rows, unlisted=unlisted, essential=(0, 1))
 
 
 def _done(each: RunningTask) -> Cell:
@@ -187,6 +218,10 @@ def _progress(each: RunningTask, width: int, is_ascii: bool) -> Text:
     fraction = each.fraction
     if fraction is None:
         return Text("" if each.done is None else f"{done_of(each.done, each.total)} done".rjust(width))
+    return _bar(fraction, width, is_ascii)
+
+
+def _bar(fraction: float, width: int, is_ascii: bool) -> Text:
     percent = f" {int(fraction * 100):3}%"
     full, half, rest = _ASCII if is_ascii else _DRAWN
     width -= len(percent)

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from taskmanager.console.figures import MAX_CHARS, ROOM_FOR_ALL, cause_of, relative, short
+from taskmanager.console.figures import MAX_CHARS, ROOM_FOR_ALL, cause_of, relative, short, workflow_label
 from taskmanager.console.overview import Finding
 from taskmanager.console.terminal.grid import GAP, cut_end, cut_front
 from taskmanager.model.escaping import escaped
@@ -20,6 +20,7 @@ from taskmanager.model.record import TaskRow
 from taskmanager.model.schedule import ScheduleRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.wording import counted
+from taskmanager.store.statistics import OwnWorkflow
 
 STATUS_STYLES: Final = {
     TaskStatus.PENDING: "",
@@ -42,6 +43,7 @@ _WHEN_WIDTH: Final = 7
 _MOST_WHEN_WIDTH: Final = 11
 """Columns for thousands of days; a row from another millennium must not take them from the ids of the others."""
 _LEAST_NAME_WIDTH: Final = 8
+_MOST_WORKFLOW: Final = 14
 _NAME_BESIDE_ERROR: Final = 24  # columns that errors leave to the name, if it needs them
 
 
@@ -64,13 +66,21 @@ _NAME: Final = _Column("task", _NAME_BESIDE_ERROR, lambda row: escaped(row.task_
 _QUEUE: Final = _Column("queue", 16, lambda row: escaped(row.queue_name))
 
 
-def task_table(rows: Sequence[TaskRow], messages: Mapping[str, str], now_us: int, width: int) -> Table:
-    """Draw tasks (one at least) in `width` columns, with the messages of their errors by id; no line wraps."""
+def task_table(
+    rows: Sequence[TaskRow], messages: Mapping[str, str], workflows: Mapping[str, OwnWorkflow], now_us: int, width: int
+) -> Table:
+    """Draw tasks (one at least) in `width` columns; no line wraps.
+
+    By the ids of the tasks there are the messages of their errors, and the workflows that they are of.
+    """
     has_errors = width >= _NARROW and any(row.error_code for row in rows)
-    is_whole = width >= (_WIDE_BESIDE_ERRORS if has_errors else _NARROW)
+    is_whole = width >= (_WIDE_BESIDE_ERRORS if has_errors or workflows else _NARROW)
     id_title, id_width = ("id", _ID_WIDTH) if is_whole else ("id end", _ID_END_WIDTH)
     extras = [(_QUEUE, _QUEUE.width(rows))] if width >= _WIDE else []
     when_width = min(_MOST_WHEN_WIDTH, max(_WHEN_WIDTH, *(len(when(row, now_us)) for row in rows)))
+    if workflows and width >= _NARROW:
+        column = _Column("workflow", _MOST_WORKFLOW, lambda row: _label(workflows.get(row.task_id)))
+        extras.append((column, column.width(rows)))
     room = width - sum(each + GAP for each in (id_width, _STATUS_WIDTH, when_width, *(most for _, most in extras)))
     if has_errors:
         error_room = room - GAP - _NAME.width(rows)
@@ -91,6 +101,10 @@ def task_table(rows: Sequence[TaskRow], messages: Mapping[str, str], now_us: int
         more = (Text(column.text(row)) for column, _ in extras)
         table.add_row(Text(escaped(row.task_id[-id_width:])), status, name, *more, Text(when(row, now_us)))
     return table
+
+
+def _label(workflow: OwnWorkflow | None) -> str:
+    return "" if workflow is None else escaped(workflow_label(workflow))
 
 
 def _error_column(rows: Sequence[TaskRow], messages: Mapping[str, str], room: int) -> _Column:

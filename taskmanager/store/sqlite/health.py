@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from taskmanager.model.record import UnreadableRow
 from taskmanager.store.constraints import row_faults
-from taskmanager.store.sqlite.queries import task_rows
+from taskmanager.store.sqlite.queries import IS_OWNED, task_rows
 from taskmanager.store.sqlite.statements import LIVE_SQL
 
 MAX_FAULTS: Final = 5
@@ -54,7 +54,7 @@ def owned(connection: sqlite3.Connection) -> list[Owned]:
     rows = connection.execute(
         f"""
         SELECT claimed_by_worker_id, status, count(*) FROM taskmanager_tasks INDEXED BY taskmanager_tasks_owner
-        WHERE claimed_by_worker_id IS NOT NULL AND status IN ({LIVE_SQL})
+        WHERE {IS_OWNED}
         GROUP BY claimed_by_worker_id, status ORDER BY claimed_by_worker_id, status
         """
     )

@@ -12,6 +12,8 @@ from taskmanager.store.protocol import InstanceRow
 from taskmanager.store.sqlite.claims import free_queues
 from taskmanager.store.sqlite.queries import IS_OWNED, OWNED, counts, counts_up_to, hops, paused_queues
 from taskmanager.store.sqlite.schema import version
+from taskmanager.store.sqlite.statements import LIVE_SQL
+from taskmanager.store.sqlite.workflow_views import live_workflows, workflows_of
 from taskmanager.store.statistics import (
     COUNT_CAP,
     ENDED_CAP,
@@ -53,14 +55,15 @@ def statistics(connection: sqlite3.Connection, now: int) -> Statistics:
     """Everything but the counts. Call it in a transaction, so that all parts tell of the same moment."""
     instances = _instances(connection)
     minute, hour = _pace(connection, now, MINUTE_US), _pace(connection, now, HOUR_US)
-    has_failures = hour.failed_count > 0
+    has_failures, started = hour.failed_count > 0, _started(connection)
+    workflows, workflow_count = live_workflows(connection, MAX_LINES)
     return Statistics(
         taken_at=now,
         instances=instances,
         beats=_beats(connection, instances),
         owned=_owned(connection),
         held=_held(connection),
-        started=_started(connection),
+        started=started,
         free=tuple(free_queues(connection)),
         paused=paused_queues(connection),
         minute=minute,
@@ -69,6 +72,9 @@ def statistics(connection: sqlite3.Connection, now: int) -> Statistics:
         most_failing=_most_failing(connection, hour.since) if has_failures else (),
         failures=_failures(connection),
         schedules=_schedules(connection),
+        workflows=workflows,
+        workflow_count=workflow_count,
+        workflow_of=workflows_of(connection, [each.task_id for each in started]) if workflows else {},
         last_activity_at=_last_activity(connection),
         size=_size(connection),
     )
@@ -111,7 +117,8 @@ def _owned(connection: sqlite3.Connection) -> dict[str, int]:
 def _held(connection: sqlite3.Connection) -> tuple[Held, ...] | None:
     query = f"""
         SELECT owner, queue_name, sum(status = 'PENDING'), sum(status = 'CLAIMED'), sum(status = 'RUNNING') FROM (
-            SELECT claimed_by_worker_id AS owner, queue_name, status FROM {OWNED} WHERE {IS_OWNED}
+            SELECT claimed_by_worker_id AS owner, queue_name, status FROM {OWNED}
+            WHERE claimed_by_worker_id IS NOT NULL AND status IN ({LIVE_SQL})
             LIMIT {HELD_CAP + 1}
         ) GROUP BY owner, queue_name
     """

@@ -63,6 +63,12 @@ WHERE t.is_workflow_task = 1 AND t.status IN ({LIVE_SQL}) AND t.id > CAST(:after
 ORDER BY t.id LIMIT :limit
 """
 _STEPS: Final = (_UNTOLD, _IDLE, _WITHOUT_TASK, _NOT_BEGUN, _CHILD_ENDED, _TASK_ENDED, _HELD, _ALL_ENDED)
+_FOUND: Final = (
+    "ended nodes that nothing followed from", "nodes that wait for nothing", "ready nodes without a task",
+    "child workflows that have not begun", "nodes whose child workflow has ended", "nodes whose task has ended",
+    "held tasks of workflows that are not paused", "workflows whose nodes have all ended",
+)  # fmt: skip
+"""What each step finds."""
 
 
 def recover(connection: sqlite3.Connection, now: int, grace_us: int, limit: int) -> tuple[int, Advance]:
@@ -72,6 +78,13 @@ def recover(connection: sqlite3.Connection, now: int, grace_us: int, limit: int)
         return 0, Advance()
     with transaction(connection):
         return _put_right(connection, given, now)
+
+
+def half_done(connection: sqlite3.Connection, ended_by: int, limit: int) -> dict[str, int]:
+    """Return what `recover` would put right now: how many there are of each kind, at most `limit`."""
+    given = {"ended_by": ended_by, "limit": limit}
+    found = {what: len(connection.execute(each, given).fetchall()) for what, each in zip(_FOUND, _STEPS, strict=True)}
+    return {what: number for what, number in found.items() if number}
 
 
 def fetch_without_workflow(connection: sqlite3.Connection, *, limit: int, after: str = "") -> list[TaskRow]:

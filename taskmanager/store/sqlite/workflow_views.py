@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from taskmanager.model.workflows import HELD, NodeRow, WorkflowRow
 from taskmanager.store.sqlite.workflow_rows import fetch_nodes, fetch_workflow, fetch_workflows
+from taskmanager.store.statistics import OWNED_CAP, LiveWorkflow, OwnWorkflow
 
 # An index that is read at its end, and one of the nodes that have not ended.
 _PROGRESS: Final = """
@@ -25,6 +26,10 @@ FROM taskmanager_workflow_tasks AS n CROSS JOIN taskmanager_tasks AS t ON t.id =
 _LIKE: Final = """
 SELECT id FROM taskmanager_workflows
 WHERE substr(id, 1, :size) = :part OR substr(id, -:size) = :part ORDER BY id LIMIT :limit
+"""
+_LIVE: Final = """
+taskmanager_workflows INDEXED BY taskmanager_workflows_status
+WHERE status = ? AND status <> 'COMPLETED' AND parent_workflow_id IS NULL
 """
 _OF_TASKS: Final = """
 SELECT n.task_id, n.workflow_id, w.name, n.node_id
@@ -63,14 +68,6 @@ class WorkflowView(NamedTuple):
         return Progress(len(self.nodes), sum(node.status in ("COMPLETED", "FAILED", "SKIPPED") for node in self.nodes))
 
 
-class OwnWorkflow(NamedTuple):
-    """The workflow that a task is of, and its node there."""
-
-    workflow_id: str
-    name: str
-    node_id: str
-
-
 def find_workflows(
     connection: sqlite3.Connection, status: str | None, name: str | None, limit: int
 ) -> list[tuple[WorkflowRow, Progress]]:
@@ -84,6 +81,17 @@ def progress_of(connection: sqlite3.Connection, workflow_ids: Collection[str]) -
     """Return how far each of these workflows has come."""
     rows = connection.execute(_PROGRESS, (json.dumps(list(workflow_ids)),)).fetchall()
     return {workflow_id: Progress(total, max(0, total - open_count)) for workflow_id, total, open_count in rows}
+
+
+def live_workflows(connection: sqlite3.Connection, limit: int) -> tuple[tuple[LiveWorkflow, ...], int]:
+    """Return workflows that are in no other one and have not ended, and how many there are, at most `OWNED_CAP`.
+
+    The paused ones come first, and the newest ones of the rest.
+    """
+    newest = f"SELECT id, name, status, sent_at FROM {_LIVE} ORDER BY sent_at DESC LIMIT {OWNED_CAP}"
+    rows = [row for status in ("PAUSED", "RUNNING") for row in connection.execute(newest, (status,)).fetchall()]
+    progress = progress_of(connection, [row[0] for row in rows[:limit]]) if rows else {}
+    return tuple(LiveWorkflow._make((*row, *progress[row[0]])) for row in rows[:limit]), min(len(rows), OWNED_CAP)
 
 
 def view_of(connection: sqlite3.Connection, workflow_id: str) -> WorkflowView | None:
@@ -116,5 +124,7 @@ def workflow_ids_like(connection: sqlite3.Connection, part: str, limit: int) -> 
 
 def workflows_of(connection: sqlite3.Connection, task_ids: Collection[str]) -> dict[str, OwnWorkflow]:
     """Return the workflow of each of these tasks that is of one."""
+    if not task_ids:
+        return {}
     rows = connection.execute(_OF_TASKS, (json.dumps(list(task_ids)),)).fetchall()
     return {task_id: OwnWorkflow(*rest) for task_id, *rest in rows}

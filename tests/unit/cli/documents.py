@@ -96,6 +96,8 @@ class RecordDocument(msgspec.Struct, forbid_unknown_fields=True):
     is_workflow_task: bool
     created_at: Instant
     updated_at: Instant
+    workflow_id: str | None
+    node_id: str | None
 
 
 class ShownDocument(RecordDocument, forbid_unknown_fields=True, kw_only=True):

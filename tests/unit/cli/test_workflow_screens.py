@@ -2,11 +2,13 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from taskmanager.model.ids import node_task_id
 from tests.unit.cli import rich_file, workflow_file
 from tests.unit.cli.test_golden_screens import answer, compare, frozen
 from tests.unit.command_line import taskmanager
@@ -23,6 +25,48 @@ def graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     frozen(monkeypatch)
     return tmp_path
+
+
+@pytest.fixture
+def busy(graphs: Path) -> Iterator[Path]:
+    """The same beside a bit of everything else, with the instances that run it."""
+    for path in graphs.iterdir():
+        path.unlink()
+    rich_file.write(graphs / "tasks.db")
+    workflow_file.write(graphs / "tasks.db", 20)
+    with rich_file.living(graphs / "tasks.db"):
+        yield graphs
+
+
+SCREENS: Final = {
+    "status": (["status"], 0),
+    "watch": (["watch"], 0),
+    "list": (["list", "--status", "RUNNING", "--status", "FAILED"], 0),
+    "doctor": (["doctor"], 1),
+    "held": (["show", node_task_id("release-2026-03", 2)], 0),
+    "failed": (["show", node_task_id(rich_file.task_id(0x63), 0)], 0),
+}
+
+
+@pytest.mark.usefixtures("busy")
+@pytest.mark.parametrize("columns", [50, 80, 120])
+@pytest.mark.parametrize("name", SCREENS)
+def test_screens_that_name_workflows_are_as_they_were(name: str, columns: int) -> None:
+    """How far each has come, what is paused, and of which workflow a task is."""
+    arguments, code = SCREENS[name]
+    compare(f"workflows-{name}-{columns}.txt", answer(*arguments, columns=columns, code=code))
+
+
+@pytest.mark.usefixtures("busy")
+def test_documents_name_the_workflow_of_a_task() -> None:
+    """In a list, alone, and among those that run."""
+    listed = json.loads(answer("list", "--task", "app.imports:parse", "--json"))
+    assert [(each["workflow_id"], each["node_id"]) for each in listed] == [("import-7", "app.imports:parse:1")]
+    shown = json.loads(answer("show", node_task_id("release-2026-03", 2), "--json"))
+    assert (shown["workflow_id"], shown["node_id"]) == ("release-2026-03", "upload-bob")
+    seen = json.loads(answer("status", "--json"))
+    assert seen["workflow_count"] == len(seen["workflows"]) == 2
+    assert "upload-cyd" in {each["node_id"] for each in seen["running"]}
 
 
 @pytest.mark.usefixtures("graphs")

@@ -86,20 +86,21 @@ def releasing() -> Workflow[str]:
 
 def write(database: Path, columns: int = COLUMNS) -> None:
     """Put workflows into a file that is there."""
+    asyncio.run(fill(database, columns))
 
-    async def start() -> None:
-        store = SqliteStore(database)
-        await store.open()
-        for workflow, name, age_us in (
-            (importing(columns), "import-7", 4 * MINUTE),
-            (releasing(), "release-2026-03", HOUR),
-            (importing(2), "019cebe4-5b00-7000-8000-000000000063", 26 * HOUR),
-            (releasing(), "release-2026-02", 500 * HOUR),
-        ):
-            await store.start_workflow(graph(workflow, name, NOW - age_us), NOW - age_us)
-        await store.close()
 
-    asyncio.run(start())
+async def fill(database: Path, columns: int) -> None:
+    """Do that in an event loop."""
+    store = SqliteStore(database)
+    await store.open()
+    for workflow, name, age_us in (
+        (importing(columns), "import-7", 4 * MINUTE),
+        (releasing(), "release-2026-03", HOUR),
+        (importing(2), "019cebe4-5b00-7000-8000-000000000063", 26 * HOUR),
+        (releasing(), "release-2026-02", 500 * HOUR),
+    ):
+        await store.start_workflow(graph(workflow, name, NOW - age_us), NOW - age_us)
+    await store.close()
     with contextlib.closing(sqlite3.connect(database)) as connection, connection:
         _play(connection, columns)
 
@@ -108,8 +109,8 @@ def _play(connection: sqlite3.Connection, columns: int) -> None:
     """Let the first one run, the second be paused, the third have failed, and the fourth be done."""
     clean = child_workflow_id("import-7", columns + 3)
     connection.execute("UPDATE taskmanager_workflows SET status = 'RUNNING', started_at = ? WHERE id = ?", (NOW, clean))
-    end = columns - 188
-    for index in range(columns + 3):
+    end = columns * 812 // 1000
+    for index in range(columns + 2):
         if index < 2:
             state = ("COMPLETED", 230 - 10 * index, 10 * SECOND - 850_000 * index)
         elif index < end:
@@ -129,6 +130,10 @@ def _play(connection: sqlite3.Connection, columns: int) -> None:
     _node(connection, "release-2026-03", 2, "ENQUEUED", None, None, owner="held")
     _node(connection, "release-2026-03", 3, "RUNNING", 3_300, None)
     connection.execute("UPDATE taskmanager_workflows SET status = 'PAUSED' WHERE id = 'release-2026-03'")
+    connection.execute(  # but the first one, whose end another program has written
+        "UPDATE taskmanager_workflow_tasks SET is_passed_on = 1"
+        " WHERE workflow_id = 'import-7' AND task_index > 0 AND completed_at IS NOT NULL"
+    )
     failed = "019cebe4-5b00-7000-8000-000000000063"
     _node(connection, failed, 0, "FAILED", 26 * 3_600, 3 * SECOND, starts=2)
     connection.execute(
@@ -184,13 +189,13 @@ def _node(
     connection.execute("DELETE FROM taskmanager_tasks WHERE id = ?", (task_id,))
     values: dict[str, Any] = {
         "id": task_id, "queue_name": "default", "priority": 50, "args": "[]", "kwargs": "{}",
-        "status": "PENDING" if status == "ENQUEUED" else status, "sent_at": due_at, "enqueued_at": due_at,
+        "status": "PENDING" if status == "ENQUEUED" else status, "sent_at": NOW - 4 * MINUTE, "enqueued_at": due_at,
         "started_at": started_at, "completed_at": ended_at if status == "COMPLETED" else None,
         "failed_at": ended_at if status == "FAILED" else None, "start_count": starts or int(started_at is not None),
         "claimed_by_worker_id": "i-alive" if status == "RUNNING" else owner,
         "error_code": "UNHANDLED_EXCEPTION" if status == "FAILED" else None,
         "result": _error() if status == "FAILED" else None, "task_options": '{"persist":true}', "is_workflow_task": 1,
-        "created_at": due_at, "updated_at": due_at,
+        "created_at": NOW - 4 * MINUTE, "updated_at": NOW - MINUTE,
         "task_name": connection.execute(
             "SELECT task_name FROM taskmanager_workflow_tasks WHERE task_id = ?", (task_id,)
         ).fetchone()[0],
