@@ -14,7 +14,7 @@ from taskmanager.model.errors import ConfigurationError
 from taskmanager.model.ids import new_task_id
 from taskmanager.model.result import TaskResult
 from taskmanager.model.states import TaskStatus
-from taskmanager.model.workflows import NodeInfo, WorkflowStatus
+from taskmanager.model.workflows import NodeInfo, WorkflowInfo, WorkflowStatus
 from taskmanager.task import Task
 from taskmanager.workflow import Workflow
 from taskmanager.workflow_graph import graph_of
@@ -135,6 +135,11 @@ class WorkflowHandle(Generic[R_co]):
 
     def __repr__(self) -> str:
         return f"<WorkflowHandle {self._workflow_id}>"
+
+
+async def info_of(handle: WorkflowHandle[Any]) -> WorkflowInfo:
+    """Return one workflow as `manager.workflows()` lists it. Raises what the methods of the handle raise."""
+    return await handle._ask(lambda workflows: workflows.info(handle.workflow_id))  # noqa: SLF001  # of this module
 
 
 async def start(

@@ -140,6 +140,10 @@ class Workflows:
             raise unknown_workflow(workflow_id)
         return row
 
+    async def info(self, workflow_id: str) -> WorkflowInfo:
+        """Return one workflow as `list` does. Raises `UnknownTask`."""
+        return info_of(await self.row(workflow_id), self._row_codec)
+
     async def nodes(self, workflow_id: str) -> tuple[NodeInfo, ...]:
         """Return its nodes in the order in which they were added. Raises `UnknownTask`."""
         rows = await self._store.fetch_nodes(workflow_id)

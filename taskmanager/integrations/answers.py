@@ -1,6 +1,6 @@
 """The answers of the router: their models, and how records of the manager become them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final, Literal
 
@@ -10,7 +10,8 @@ from taskmanager.codec.safe import loads_flat, safe_value
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import AttemptInfo, TaskInfo
 from taskmanager.model.report import ManagerStatus
-from taskmanager.model.result import TaskResult
+from taskmanager.model.result import TaskError, TaskResult
+from taskmanager.model.workflows import NodeInfo, NodeStatus, WorkflowInfo, WorkflowStatus
 from taskmanager.store.constraints import encodable
 
 _ANYTHING: Final[TypeAdapter[Any]] = TypeAdapter(
@@ -122,6 +123,38 @@ class TaskmanagerSchedule(_Answer):
     is_declared: bool
 
 
+class TaskmanagerWorkflow(_Answer):
+    """One workflow. `TaskmanagerWorkflowDetail` has its nodes."""
+
+    workflow_id: str
+    name: str
+    status: WorkflowStatus
+    sent_at: datetime
+    error: TaskmanagerFault | None
+
+
+class TaskmanagerNode(_Answer):
+    """One node of a workflow. It has a `task_id` from when its task is enqueued; a child workflow has none."""
+
+    node_id: str
+    status: NodeStatus
+    task_id: str | None
+    error: TaskmanagerFault | None
+
+
+class TaskmanagerWorkflowDetail(TaskmanagerWorkflow):
+    """One workflow with its nodes, in the order in which they were added."""
+
+    nodes: list[TaskmanagerNode]
+
+
+class TaskmanagerWorkflowPage(_Answer):
+    """Workflows, newest first, without those that stand in others. `next_before` is as in a page of tasks."""
+
+    workflows: list[TaskmanagerWorkflow]
+    next_before: str | None
+
+
 class TaskmanagerHealth(_Answer):
     """The health of this instance. `ok` comes with 200, everything else with 503. Durations are seconds.
 
@@ -180,6 +213,31 @@ def detail_of(info: TaskInfo, tracebacks: bool) -> TaskmanagerTaskDetail:
     )
 
 
+def workflow_of(info: WorkflowInfo) -> TaskmanagerWorkflow:
+    """Return one workflow."""
+    return TaskmanagerWorkflow(
+        workflow_id=info.workflow_id,
+        name=info.name,
+        status=info.status,
+        sent_at=info.sent_at,
+        error=None if info.error is None else _fault(info.error),
+    )
+
+
+def workflow_detail_of(info: WorkflowInfo, nodes: Iterable[NodeInfo]) -> TaskmanagerWorkflowDetail:
+    """Return one workflow with its nodes."""
+    found = [
+        TaskmanagerNode(
+            node_id=each.node_id,
+            status=each.status,
+            task_id=each.task_id,
+            error=None if each.error is None else _fault(each.error),
+        )
+        for each in nodes
+    ]
+    return TaskmanagerWorkflowDetail(**workflow_of(info).model_dump(), nodes=found)
+
+
 def _attempt(info: AttemptInfo, tracebacks: bool) -> TaskmanagerAttempt:
     return TaskmanagerAttempt(
         attempt=info.attempt,
@@ -200,8 +258,11 @@ def _sides(result: TaskResult[Any] | None) -> tuple[Any, TaskmanagerFault | None
         return None, None
     if result.is_ok():
         return _as_json(result.ok_value), None
-    error = result.err_value
-    return None, TaskmanagerFault(error_code=error.error_code, message=error.message, data=_as_json(error.data))
+    return None, _fault(result.err_value)
+
+
+def _fault(error: TaskError) -> TaskmanagerFault:
+    return TaskmanagerFault(error_code=error.error_code, message=error.message, data=_as_json(error.data))
 
 
 def _as_json(value: Any) -> Any:

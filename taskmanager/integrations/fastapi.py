@@ -26,8 +26,13 @@ from taskmanager.integrations.answers import (
     TaskmanagerSchedule,
     TaskmanagerTask,
     TaskmanagerTaskDetail,
+    TaskmanagerWorkflow,
+    TaskmanagerWorkflowDetail,
+    TaskmanagerWorkflowPage,
     detail_of,
     health_of,
+    workflow_detail_of,
+    workflow_of,
 )
 from taskmanager.manager import TaskManager
 from taskmanager.model.clock import span_us
@@ -41,6 +46,8 @@ from taskmanager.model.errors import (
 )
 from taskmanager.model.record import TaskInfo
 from taskmanager.model.states import TaskStatus
+from taskmanager.model.workflows import WorkflowStatus
+from taskmanager.workflow_handle import WorkflowHandle, info_of
 
 __all__ = ["router"]
 
@@ -97,7 +104,7 @@ def router(
     health_auth: Callable[..., Any] | params.Depends | Literal["same"] | None = "same",
     tracebacks: bool = False,
 ) -> APIRouter:
-    """Return routes for the tasks of `manager`: list, show, counts, retry, cancel, schedules, health.
+    """Return routes for the tasks of `manager`: list, show, counts, retry, cancel, schedules, workflows, health.
 
     `auth` is a dependency that every route requires, a function or `Depends(...)`. None must be written out: it lets
     everybody who reaches the application read and act. `health_auth` is the dependency of `/healthz`, by default the
@@ -115,6 +122,8 @@ def router(
     _add_reading(made, manager, required, tracebacks)
     _add_acting(made, manager, required)
     _add_schedules(made, manager, required)
+    _add_workflows(made, manager, required)
+    _add_workflow_actions(made, manager, required)
     _addhealth_of(made, manager, health_required)
     return made
 
@@ -139,7 +148,7 @@ def _says(text: str) -> dict[str, Any]:
 
 
 _NOT_FOUND: Final[dict[int | str, dict[str, Any]]] = {404: _says("There is none of that id or name")}
-_NOT_NOW: Final[dict[int | str, dict[str, Any]]] = {**_NOT_FOUND, 409: _says("The task is in no state for it")}
+_NOT_NOW: Final[dict[int | str, dict[str, Any]]] = {**_NOT_FOUND, 409: _says("It is in no state for it")}
 
 
 @asynccontextmanager
@@ -251,6 +260,57 @@ def _add_schedules(made: APIRouter, manager: TaskManager, required: list[params.
         async with _refusals():
             handle = await manager.run_schedule(name)
             return TaskmanagerTask.model_validate(await handle.info())
+
+
+def _add_workflows(made: APIRouter, manager: TaskManager, required: list[params.Depends]) -> None:
+    @made.get("/workflows", dependencies=required, responses=_NOT_FOUND, summary="Workflows, newest first")
+    async def list_workflows(
+        status: WorkflowStatus | None = None,
+        name: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+        before: Annotated[str | None, Query(description="The id of the last workflow of the page before")] = None,
+    ) -> TaskmanagerWorkflowPage:
+        async with _refusals():
+            found = await manager.workflows(status=status, name=name, limit=limit, before=before)
+        return TaskmanagerWorkflowPage(
+            workflows=[workflow_of(each) for each in found],
+            next_before=found[-1].workflow_id if len(found) == limit else None,
+        )
+
+    @made.get("/workflows/{workflow_id:path}", dependencies=required, responses=_NOT_FOUND)
+    async def show_workflow(workflow_id: str) -> TaskmanagerWorkflowDetail:
+        """One workflow, with its nodes."""
+        async with _refusals():
+            handle = manager.workflow(workflow_id)
+            return workflow_detail_of(await info_of(handle), await handle.nodes())
+
+
+def _add_workflow_actions(made: APIRouter, manager: TaskManager, required: list[params.Depends]) -> None:
+    async def acted(
+        workflow_id: str, act: Callable[[WorkflowHandle[Any]], Awaitable[bool]], word: str
+    ) -> TaskmanagerWorkflow:
+        async with _refusals():
+            handle = manager.workflow(workflow_id)
+            done = await act(handle)
+            info = await info_of(handle)
+        if not done:
+            raise HTTPException(409, f"workflow {workflow_id} is {info.status} and cannot be {word} now")
+        return workflow_of(info)
+
+    @made.post("/workflows/{workflow_id:path}/pause", status_code=202, dependencies=required, responses=_NOT_NOW)
+    async def pause_workflow(workflow_id: str) -> TaskmanagerWorkflow:
+        """Start nothing more of a workflow. What runs goes on."""
+        return await acted(workflow_id, lambda handle: handle.pause(), "paused")
+
+    @made.post("/workflows/{workflow_id:path}/resume", status_code=202, dependencies=required, responses=_NOT_NOW)
+    async def resume_workflow(workflow_id: str) -> TaskmanagerWorkflow:
+        """Go on with a paused workflow."""
+        return await acted(workflow_id, lambda handle: handle.resume(), "resumed")
+
+    @made.post("/workflows/{workflow_id:path}/cancel", status_code=202, dependencies=required, responses=_NOT_NOW)
+    async def cancel_workflow(workflow_id: str) -> TaskmanagerWorkflow:
+        """Cancel what waits of a workflow, and ask what runs to end. Answer when the request is recorded."""
+        return await acted(workflow_id, lambda handle: handle.cancel(), "cancelled")
 
 
 def _addhealth_of(made: APIRouter, manager: TaskManager, required: list[params.Depends]) -> None:

@@ -1,6 +1,7 @@
 """`taskmanager.integrations.fastapi.router`: the records over HTTP, and who may see and do what."""
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -98,6 +99,11 @@ EVERY_ROUTE = [
     ("POST", "/tm/schedules/x/pause"),
     ("POST", "/tm/schedules/x/resume"),
     ("POST", "/tm/schedules/x/run"),
+    ("GET", "/tm/workflows"),
+    ("GET", "/tm/workflows/x"),
+    ("POST", "/tm/workflows/x/pause"),
+    ("POST", "/tm/workflows/x/resume"),
+    ("POST", "/tm/workflows/x/cancel"),
     ("GET", "/tm/healthz"),
 ]
 
@@ -130,10 +136,8 @@ def test_every_route_asks_the_dependency(manager: TaskManager) -> None:
     with serve(manager, auth=HTTPBearer()) as client:
         paths = client.get("/openapi.json").json()["paths"]
         known = {(method.upper(), path) for path, item in paths.items() for method in item}
-        assert known == {
-            (m, p.replace("/x/", "/{task_id}/" if "tasks" in p else "/{name}/").replace("tasks/x", "tasks/{task_id}"))
-            for m, p in EVERY_ROUTE
-        }
+        names = {"tasks": "{task_id}", "workflows": "{workflow_id}"}
+        assert known == {(m, re.sub(r"/x\b", f"/{names.get(p.split('/')[2], '{name}')}", p)) for m, p in EVERY_ROUTE}
         for method, path in [*EVERY_ROUTE, ("HEAD", "/tm/healthz")]:
             assert client.request(method, path).status_code in (401, 403), path
             header = {"Authorization": "Bearer x"}
@@ -473,6 +477,7 @@ def test_the_schema_has_a_model_for_every_answer(client: TestClient) -> None:
             assert "503" in operation["responses"]
     ours = {name for name in schema["components"]["schemas"] if name not in ("HTTPValidationError", "ValidationError")}
     kinds = ("Task", "TaskDetail", "Page", "Attempt", "Fault", "Health", "Schedule", "Refusal")
+    kinds += ("Workflow", "WorkflowDetail", "WorkflowPage", "Node")
     assert ours == {f"Taskmanager{kind}" for kind in kinds}  # the application has a Task and a Page of its own
     assert {"404", "409"} <= set(schema["paths"]["/tm/tasks/{task_id}/retry"]["post"]["responses"])
 
