@@ -280,3 +280,13 @@ async def test_many_tasks_fall_asleep_and_time_out_at_once(store: Store, count: 
     assert [await due_at(store, row.task_id) for row in rows] == [
         100 if int(row.task_id[1:]) % 2 else DUE for row in rows
     ]
+
+
+async def test_end_of_a_sleep_cuts_no_pause_before_a_retry_short(store: Store) -> None:
+    """The task was woken by an event, and failed: its wait is over, though nothing says so yet."""
+    row = await fall_asleep(store, await running(store), WAIT)
+    again = row._replace(enqueued_at=9_000, next_retry_at=9_000)
+    await store.commit([TaskWrite(again, expected(row))])
+    assert await store.claim(wants(now=DUE + 1)) == []
+    assert await store.send_event(event()) == STORED
+    assert await due_at(store) == 9_000

@@ -171,7 +171,7 @@ SELECT json_group_array(id) FROM (
 # A task that has begun goes ahead of those that have not: it takes its place by the time at which it was sent.
 _WAKE: Final = f"""
 UPDATE taskmanager_tasks SET enqueued_at = min(enqueued_at, sent_at, :now)
-WHERE {_IS_FREE} AND id IN (
+WHERE {_IS_FREE} AND enqueued_at <= :now AND id IN (
     SELECT task_id FROM taskmanager_steps WHERE id IN (SELECT value FROM json_each(:steps))
 )
 """

@@ -19,10 +19,11 @@ SELECT count(*) FROM (
 )
 """
 _SEND: Final = "INSERT INTO taskmanager_events (task_id, name, value, key, sent_at) VALUES (?, ?, ?, ?, ?)"
-# Also one that is held, for when it is let go.
+# Also one that is held, for when it is let go. The pause before a retry is no sleep, though it may come after one.
 _WAKE: Final = f"""
 UPDATE taskmanager_tasks SET enqueued_at = min(enqueued_at, sent_at, :now)
-WHERE id = :task_id AND status = 'PENDING' AND coalesce(claimed_by_worker_id, '{HELD}') = '{HELD}' AND EXISTS (
+WHERE id = :task_id AND status = 'PENDING' AND next_retry_at IS NULL
+    AND coalesce(claimed_by_worker_id, '{HELD}') = '{HELD}' AND EXISTS (
     SELECT 1 FROM taskmanager_steps WHERE task_id = :task_id AND waits_for = :name AND wakes_at IS NOT NULL
 )
 """
