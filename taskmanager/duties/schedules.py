@@ -18,6 +18,7 @@ from taskmanager.duties.schedule import Schedule, run_by_hand, set_paused
 from taskmanager.duties.schedule_book import ScheduleBook
 from taskmanager.duties.schedule_firing import RETRY_S, Firing
 from taskmanager.engine.engine import Engine
+from taskmanager.engine.loops import shielded
 from taskmanager.model.checks import check_schedule_name
 from taskmanager.model.clock import MINUTE_US, SECOND_US, from_us
 from taskmanager.model.errors import StoreError
@@ -235,6 +236,9 @@ class Schedules:
         """No fires from now on, in any instance; or fire again."""
         check_schedule_name(name)
         await self.declare()
+        await shielded(self._write_paused(name, paused))
+
+    async def _write_paused(self, name: str, paused: bool) -> None:
         await set_paused(self._store, name, paused, self._wall_clock.now_us())
         await self.refresh([name])
 
@@ -242,6 +246,9 @@ class Schedules:
         """One run beside the fires; the id of the task."""
         check_schedule_name(name)
         await self.declare()
+        return await shielded(self._run_by_hand(name))
+
+    async def _run_by_hand(self, name: str) -> str:
         task_id = new_task_id()
         row = await run_by_hand(self._store, name, task_id, self._wall_clock.now_us())
         if (listeners := self._life.listeners) is not None:

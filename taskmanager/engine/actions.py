@@ -2,6 +2,9 @@
 
 The engine does it to tasks in its memory, and to rows that are nobody's or another's; the command line to all rows.
 Each write repeats the state of the row that was read. Answers are the ids of those for which it still was so.
+
+A caller may be cancelled while a write is on its way, which arrives all the same, and whose consequences here nobody
+else would draw: its own writes are no news to an instance. So what writes is shielded together with what follows.
 """
 
 import asyncio
@@ -14,6 +17,7 @@ from taskmanager.codec.values import dumps
 from taskmanager.engine.definition import RowCodec, options_of
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live_task import Ending, LiveTask
+from taskmanager.engine.loops import shielded
 from taskmanager.engine.records import Records, chosen, fits, is_free
 from taskmanager.engine.waiters import wait_in
 from taskmanager.model.checks import check_age, check_task_id
@@ -23,7 +27,7 @@ from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, TaskWrite, UnreadableRow, expected_of
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import LIVE, TERMINAL, BuiltInTaskCode, TaskStatus
-from taskmanager.model.steps import EventRow
+from taskmanager.model.steps import EventRow, SendReport
 from taskmanager.rules.steps import MAX_UNREAD
 from taskmanager.store.protocol import DELETE_PAUSE_S, Store, TaskFilter
 from taskmanager.store.workflow_protocol import Advance
@@ -178,7 +182,7 @@ class Actions:
                 raise unknown_task(task_id)
             if TaskStatus(row.status).is_terminal:
                 return False
-            if await self._cancel_rows([row]):
+            if await shielded(self._cancel_rows([row])):
                 return True
         return False
 
@@ -204,7 +208,7 @@ class Actions:
         await self._writer.flush()
         found = [each for each in await self._store.find_ids(wanted, LIVE) if each not in done]
         for task_ids in _pages(found):
-            done |= await self._cancel_rows(await self._fetch_fitting(task_ids, wanted))
+            done |= await shielded(self._cancel_rows(await self._fetch_fitting(task_ids, wanted)))
         return done.issuperset(found)
 
     async def _cancel_rows(self, rows: Sequence[TaskRow]) -> frozenset[str]:
@@ -260,18 +264,22 @@ class Actions:
         await self._inbox.caught_up()
         if (live := self._live.get(task_id)) is not None:
             await self._saved(live)
-        report = await self._store.send_event(EventRow(task_id, name, text, key, self._clock.now_us()))
+        report = await shielded(self._deliver(EventRow(task_id, name, text, key, self._clock.now_us())))
         if report.outcome == "unknown":
             raise unknown_task(task_id)
         if report.outcome == "full":
             raise QueueFull(f"task {task_id} has {MAX_UNREAD:_} events that it has not received; send it no more now")
-        if report.outcome == "ended":
-            return False
-        self._dispatcher.queue(report.queue_name).leave(report.priority)
-        self._life.wants_claim.set()
-        if (attempt := self._runner.running.get(task_id)) is not None:
-            attempt.hear()
-        return True
+        return report.outcome == "stored"
+
+    async def _deliver(self, event: EventRow) -> SendReport:
+        """Store an event, and let the task hear of it that waits here or in the store."""
+        report = await self._store.send_event(event)
+        if report.outcome == "stored":
+            self._dispatcher.queue(report.queue_name).leave(report.priority)
+            self._life.wants_claim.set()
+            if (attempt := self._runner.running.get(event.task_id)) is not None:
+                attempt.hear()
+        return report
 
     async def _saved(self, live: LiveTask) -> None:
         """Wait until a task that was accepted here has a row."""
@@ -296,7 +304,7 @@ class Actions:
         row = await self._store.fetch(task_id)
         if row is None:
             raise unknown_task(task_id)
-        return bool(await self._put_back([row], force=force, from_start=from_start))
+        return bool(await shielded(self._put_back([row], force=force, from_start=from_start)))
 
     async def retry_all(self, **given: Any) -> int:
         """Put the ended tasks back that fit: the FAILED ones if no status is given. Return how many."""
@@ -305,7 +313,7 @@ class Actions:
         await self._life.flush()
         count = 0
         for task_ids in _pages(await self._store.find_ids(wanted, TERMINAL)):
-            count += len(await self._put_back(await self._fetch_fitting(task_ids, wanted), force=False))
+            count += len(await shielded(self._put_back(await self._fetch_fitting(task_ids, wanted), force=False)))
         return count
 
     async def _fetch_fitting(self, task_ids: Sequence[str], wanted: TaskFilter) -> list[TaskRow]:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from taskmanager.model.dataclass import dataclass
 from taskmanager.model.logger import logger
@@ -23,6 +23,7 @@ CLOSE_PATIENCE_S: Final = 1.0
 """How long the host waits at its end for spawned tasks that have not ended."""
 
 Run = Callable[[], Coroutine[Any, Any, None]]
+R = TypeVar("R")
 
 
 @dataclass(eq=False, slots=True)
@@ -143,13 +144,14 @@ class Host:
             self._begin(loop)
 
 
-async def shielded(work: Coroutine[Any, Any, object]) -> None:
-    """Let `work` end, whatever happens to the waiter. Raise a cancellation of the waiter only then."""
+async def shielded(work: Coroutine[Any, Any, R]) -> R:
+    """Return what `work` does. Let it end, whatever happens to the waiter, and raise a cancellation only then."""
     task = asyncio.get_running_loop().create_task(work)
     cancelled = await outlast(task)
-    task.result()
+    result = task.result()
     if cancelled is not None:
         raise cancelled
+    return result
 
 
 async def cancelled_once(work: Coroutine[Any, Any, object]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from taskmanager.engine.definition import carries
 from taskmanager.engine.engine import Engine
 from taskmanager.engine.live_task import LiveTask
+from taskmanager.engine.loops import shielded
 from taskmanager.engine.phases import DONE, ENDED
 from taskmanager.engine.views import attempt_info, step_info, summary_info, task_info
 from taskmanager.engine.waiters import ended, lent_slot
@@ -327,13 +328,16 @@ class Queues:
             known |= await self._named_elsewhere()
         if fault and not (isinstance(name, str) and name in known):  # what is there may be of another version
             raise ConfigurationError(fault)
-        await self._store.set_paused(name, paused, self._clock.now_us())
-        self._dispatcher.set_paused(name, paused)
-        self._life.kick()
+        await shielded(self._write_paused(name, paused))
         if name not in known:
             what = "is paused" if paused else "was not paused"
             text = "queue %r %s, and no function, task or instance has named it yet%s"
             logger.warning(text, name, what, did_you_mean(name, known))
+
+    async def _write_paused(self, name: str, paused: bool) -> None:
+        await self._store.set_paused(name, paused, self._clock.now_us())
+        self._dispatcher.set_paused(name, paused)
+        self._life.kick()
 
     async def wait_for_room(self, name: str) -> None:
         """Return when that queue is not full.
