@@ -108,6 +108,8 @@ class Runner:
         attempt.is_plain = False
         if attempt.stop_reason is None or reason is StopReason.CLAIM_LOST:
             attempt.stop_reason = reason
+        if reason is StopReason.CANCEL and attempt.is_suspended:  # it is at its clean-up, which that would cut short
+            return
         # A coroutine that is cancelled before its first step never runs, not even to report that. It looks by itself.
         if attempt.has_begun and attempt.thread is None and attempt.task is not None:
             attempt.task.cancel()

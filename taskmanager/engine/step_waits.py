@@ -5,7 +5,7 @@ makes the row PENDING and free, with the record of the wait and the time at whic
 Waking is a claim like any other, and the code comes to the same wait again, which is over then.
 
 In `gather`, or in another asyncio task, other code may be under way. There it waits in place: the task is RUNNING, and
-its slot is lent.
+its slot is lent. The task's own coroutine does the same while other calls are under way: to sleep would cancel them.
 
 Whatever comes first counts: an event that is stored, or the record that the time was up. So that record yields to an
 event in the transaction that would store it (`RECEIVE` in the statements), and its wait asks which one it was.
@@ -43,6 +43,9 @@ class Wait(NamedTuple):
 
 class StepWaits:
     """The waits of one attempt."""
+
+    is_alone: Callable[[], bool]
+    """Whether no other call of the attempt is under way."""
 
     def __init__(
         self,
@@ -164,32 +167,34 @@ class StepWaits:
 
     async def pause(self, row: StepRow, news: "asyncio.Future[None] | None" = None) -> None:
         """Wait until the record is due, or for news: asleep, if the coroutine of the task itself waits here."""
-        if self._left_s(row) == 0:
-            return
-        if asyncio.current_task() is self._attempt.task and self._attempt.live.definition.requeue_on_interrupt:
-            self._fall_asleep(row)
-        if self._records.rows.get(row.identity) != row:
-            self._records.rows[row.identity] = row
-            self._records.note(row)
-        self._attempt.begin_wait()
-        try:
-            await self._wait_in_place(row, news or asyncio.get_running_loop().create_future())
-        finally:
-            await self._attempt.end_wait()
+        attempt, news = self._attempt, news or asyncio.get_running_loop().create_future()
+        may_sleep = asyncio.current_task() is attempt.task and attempt.live.definition.requeue_on_interrupt
+        while self._left_s(row) != 0 and not news.done():
+            if may_sleep and self.is_alone():
+                self._fall_asleep(row)
+            if self._records.rows.get(row.identity) != row:
+                self._records.rows[row.identity] = row
+                self._records.note(row)
+            attempt.begin_wait()
+            try:
+                await self._wait_in_place(row, news, may_sleep=may_sleep)
+            finally:
+                await attempt.end_wait()
 
-    async def _wait_in_place(self, row: StepRow, news: "asyncio.Future[None]") -> None:
-        while (left_s := self._left_s(row)) != 0 and not news.done():
-            await asyncio.wait([news], timeout=left_s and min(left_s, RECHECK_S))
+    async def _wait_in_place(self, row: StepRow, news: "asyncio.Future[None]", *, may_sleep: bool) -> None:
+        while (left_s := self._left_s(row)) != 0 and not (news.done() or (may_sleep and self.is_alone())):
+            is_watched = may_sleep or left_s is not None
+            await asyncio.wait([news], timeout=min(left_s or RECHECK_S, RECHECK_S) if is_watched else None)
 
     def _left_s(self, row: StepRow) -> float | None:
         """Return the seconds until the record is due, which may be none. None: it never is."""
         return None if row.due_at is None else max(0, row.due_at - self._attempt.now_us()) / SECOND_US
 
     def _fall_asleep(self, row: StepRow) -> NoReturn:
-        """End the attempt here. What its task comes to is one commit, with this record."""
+        """End the attempt here. The record goes with the end of it, or ahead of that if its clean-up takes long."""
         attempt = self._attempt
         if attempt.stop_reason is None:
             attempt.wakes_at = LAST_US if row.due_at is None else row.due_at
-            self._records.put(row._replace(wakes_at=attempt.wakes_at))
+            self._records.note(row._replace(wakes_at=attempt.wakes_at))
             attempt.stop_reason = StopReason.SLEEP
         raise asyncio.CancelledError

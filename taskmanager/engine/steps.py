@@ -62,6 +62,7 @@ class StepCalls:
             raise NotPersisted(f"task {attempt.task_name} calls a step, and is memory-only; give it persist=True")
         self._attempt, self._live, self._definition = attempt, live, live.definition
         self._records, self._waits = records, waits
+        waits.is_alone = self._is_alone
         self._known_codecs, self._random_01 = codecs, random_01
         self._lanes = StepLanes(attempt, threads, processes, self._tell_idle)
         self._asked: set[Identity] = set()
@@ -196,7 +197,8 @@ class StepCalls:
 
     async def _inside(self, run: Callable[[C], Awaitable[Any]], call: C) -> Any:
         """Run one call. The attempt does not end before it has."""
-        if self._attempt.stop_reason is not None:  # what runs now is clean-up, which is no part of the order
+        # What runs after a stop is clean-up, which is no part of the order. An attempt that has ended runs nothing.
+        if self._attempt.stop_reason is not None or self._is_closed:
             raise asyncio.CancelledError
         place = object()
         self._running[place] = asyncio.current_task()
@@ -349,6 +351,10 @@ class StepCalls:
                 extra=extra_of(self._live),
             )  # fmt: skip
         return outcome
+
+    def _is_alone(self) -> bool:
+        """Return whether nothing of the attempt is under way but one call."""
+        return len(self._running) < 2 and not self._lanes.busy
 
     def _tell_idle(self) -> None:
         if self._idle is not None and not self._idle.done():
