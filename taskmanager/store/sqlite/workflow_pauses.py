@@ -1,7 +1,8 @@
 """How workflows are paused: which failures do it, and whose tasks wait then.
 
-A task that waits belongs to `HELD` while its workflow is paused. Claims take no such row, and every start repeats the
-owner of the row, so an instance that has the task in memory cannot start it.
+A task that waits belongs to `HELD` while its workflow is paused, and while its node waits again for others that were
+reopened. Claims take no such row, and every start repeats the owner of the row, so an instance that has the task in
+memory cannot start it.
 """
 
 import json
@@ -37,13 +38,27 @@ SET status = 'PENDING', claimed = 0, claimed_at = NULL, claimed_by_worker_id = '
 WHERE id IN ({{these}}) AND status IN ('PENDING', 'CLAIMED')
 """
 _HOLD_ALL: Final = _HOLD.format(these=TASKS_OF)
-_HOLD_PAUSED: Final = _HOLD.format(
+_HOLD_THESE: Final = _HOLD.format(
     these="""
     SELECT n.task_id FROM json_each(:ids) AS v CROSS JOIN taskmanager_workflow_tasks AS n ON n.task_id = v.value
         JOIN taskmanager_workflows AS w ON w.id = n.workflow_id
-    WHERE w.status = 'PAUSED'
+    WHERE w.status = 'PAUSED' OR n.status = 'PENDING'
     """
 )
+_HOLD_NODES: Final = (
+    _HOLD.format(these="SELECT task_id FROM taskmanager_workflow_tasks WHERE id IN (SELECT value FROM json_each(:ids))")
+    + " RETURNING id"
+)
+_WAIT: Final = """
+UPDATE taskmanager_workflow_tasks SET status = 'PENDING' WHERE task_id IN (SELECT value FROM json_each(:ids))
+"""
+END_WAITING: Final = """
+UPDATE OR IGNORE taskmanager_tasks
+SET status = 'CANCELLED', claimed_by_worker_id = NULL, failed_at = :now, updated_at = :now, cancel_requested_at = :now,
+    error_code = :code, failed_reason = :reason, next_retry_at = NULL, result = :result
+WHERE id IN ({these}) AND status = 'PENDING' AND {whose}
+RETURNING id
+"""
 _FREE: Final = """
 SELECT t.id FROM json_each(?) AS v CROSS JOIN taskmanager_tasks AS t ON t.id = v.value
 WHERE t.status = 'PENDING' AND t.claimed_by_worker_id IS NULL
@@ -79,9 +94,16 @@ def pause(connection: sqlite3.Connection, workflow_ids: Iterable[str], now: int)
     return paused
 
 
-def hold_paused(connection: sqlite3.Connection, task_ids: Iterable[str], now: int) -> None:
-    """Hold those of these tasks that wait and whose workflow is paused."""
-    connection.execute(_HOLD_PAUSED, {"ids": json.dumps(list(task_ids)), "now": now})
+def hold(connection: sqlite3.Connection, task_ids: Iterable[str], now: int) -> None:
+    """Hold those of these tasks that wait and must not begin: their workflow is paused, or their node waits."""
+    connection.execute(_HOLD_THESE, {"ids": json.dumps(list(task_ids)), "now": now})
+
+
+def wait(connection: sqlite3.Connection, nodes: Collection[int], now: int) -> None:
+    """Let those of these nodes wait whose tasks have not begun, or wait to go on. Hold these tasks."""
+    if nodes:
+        held = connection.execute(_HOLD_NODES, {"ids": json.dumps(list(nodes)), "now": now}).fetchall()
+        connection.execute(_WAIT, {"ids": json.dumps([each for (each,) in held])})
 
 
 def free_of(connection: sqlite3.Connection, task_ids: Collection[str]) -> list[str]:

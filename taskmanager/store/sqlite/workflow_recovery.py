@@ -49,7 +49,8 @@ _HELD: Final = f"""
 SELECT t.id FROM taskmanager_tasks AS t INDEXED BY taskmanager_tasks_owner
 JOIN taskmanager_workflow_tasks AS n ON n.task_id = t.id
 JOIN taskmanager_workflows AS w ON w.id = n.workflow_id AND w.status <> 'PAUSED'
-WHERE t.claimed_by_worker_id = '{HELD}' AND t.status IN ({LIVE_SQL}) AND t.status = 'PENDING' LIMIT :limit
+WHERE t.claimed_by_worker_id = '{HELD}' AND t.status IN ({LIVE_SQL}) AND t.status = 'PENDING' AND n.status <> 'PENDING'
+LIMIT :limit
 """
 _ALL_ENDED: Final = f"""
 SELECT w.id FROM taskmanager_workflows AS w INDEXED BY taskmanager_workflows_status

@@ -1,6 +1,7 @@
 """Opens what has ended: nodes, what was skipped behind them, and the workflows they are in, up to the root.
 
-What a reopened node had come to is not counted any more. A dependent that has completed keeps its result.
+What a reopened node had come to is not counted any more. A dependent that has completed keeps its result, and one whose
+task has not begun, or waits for a retry, waits again until its join holds.
 """
 
 import sqlite3
@@ -79,6 +80,7 @@ def _open_nodes(walk: Walk, nodes: Sequence[int], status: str) -> None:
     behind: list[int] = []
     while nodes:
         dependents = walk.take_back(nodes)  # by what they have come to, so before that is forgotten
+        walk.wait(dependents)
         walk.run(_OPEN_NODES, nodes, status=status)
         found = walk.skipped(dependents)
         _open_children(walk, [child for _, child in found if child is not None])

@@ -10,7 +10,9 @@ import sqlite3
 from collections.abc import Collection, Iterable
 from typing import Any, Final, NamedTuple
 
+from taskmanager.codec.results import encode_error_text
 from taskmanager.model.ids import node_task_id
+from taskmanager.model.result import TaskError
 from taskmanager.model.states import BuiltInTaskCode
 from taskmanager.model.workflows import HELD
 from taskmanager.rules.workflows import Counts, NodeEnd, end_of_node, judged, stored
@@ -26,7 +28,7 @@ _NODES: Final = "taskmanager_workflow_tasks AS n"
 _TASK_ENDS: Final = f"""
 SELECT n.id, t.status, t.result, t.started_at, coalesce(t.completed_at, t.failed_at, t.updated_at)
 FROM json_each(:ids) AS v CROSS JOIN {_NODES} ON n.task_id = v.value JOIN taskmanager_tasks AS t ON t.id = n.task_id
-WHERE n.status IN ('ENQUEUED', 'RUNNING') AND t.status IN ({TERMINAL_SQL})
+WHERE {IS_OPEN} AND t.status IN ({TERMINAL_SQL})
 """
 _END: Final = f"""
 UPDATE {_NODES} SET status = ?, result = ?, error = ?, started_at = coalesce(started_at, ?), completed_at = ?,
@@ -63,6 +65,9 @@ SELECT n.id, n.sub_workflow_id, n.join_type, n.min_success, n.allow_failed_deps,
 FROM {_EACH} JOIN taskmanager_workflows AS w ON w.id = n.workflow_id
 WHERE n.status = :status AND (w.status = 'RUNNING' OR :anywhere)
 """
+_END_HELD: Final = pauses.END_WAITING.format(
+    these=f"SELECT n.task_id FROM {_EACH}", whose=f"claimed_by_worker_id = '{HELD}'"
+)
 _SKIP: Final = f"UPDATE {_NODES} SET status = 'SKIPPED', completed_at = :now WHERE n.id {_THESE}"
 _CALLS: Final = f"""
 SELECT n.id, n.workflow_id, n.task_index, n.args, n.kwargs, n.tags, n.delay_us,
@@ -100,9 +105,18 @@ _CLOSE: Final = f"""
 UPDATE taskmanager_workflows SET status = 'CANCELLED', error = :error, completed_at = :now, updated_at = :now
 WHERE id IN ({pauses.TREE}) AND status = 'PENDING' RETURNING id
 """
+_END_HELD_IN: Final = pauses.END_WAITING.format(these=pauses.TASKS_OF, whose=f"claimed_by_worker_id = '{HELD}'")
 _CLOSE_NODES: Final = f"""
 UPDATE {_NODES} SET status = 'SKIPPED', completed_at = :now WHERE n.workflow_id {_THESE} AND {IS_OPEN}
 """
+
+
+_NODE_SKIPPED: Final = TaskError(BuiltInTaskCode.TASK_CANCELLED, "its node was skipped")
+
+
+def said_of(error: TaskError) -> dict[str, str]:
+    """Return what `END_WAITING` says of a task that ends by this error."""
+    return {"code": str(error.error_code), "reason": str(error.message), "result": encode_error_text(error)}
 
 
 class Ended(NamedTuple):
@@ -191,6 +205,11 @@ class Walk:
         found = self.rows(_COUNTERS, nodes, status="SKIPPED", anywhere=1)
         return [(node, child) for node, child, *counts in found if judged(Counts(*counts)) != "SKIPPED"]
 
+    def wait(self, nodes: Iterable[int]) -> None:
+        """Let those of these nodes wait again that would not begin by what they count now, if their tasks wait."""
+        found = self.rows(_COUNTERS, nodes, status="ENQUEUED", anywhere=1)
+        pauses.wait(self.connection, [node for node, _, *counts in found if judged(Counts(*counts)) is None], self.now)
+
     def judge(self, nodes: Iterable[int]) -> None:
         """Let those of these nodes begin, or be skipped, that wait for nothing more, where the workflow runs."""
         found: dict[str | None, list[tuple[int, str | None]]] = {"READY": [], "SKIPPED": [], None: []}
@@ -203,18 +222,20 @@ class Walk:
     def skip(self, found: Collection[tuple[int, str | None]]) -> None:
         """Skip these nodes, each with the child that stands in it."""
         nodes, children = [node for node, _ in found], [child for _, child in found if child is not None]
+        self.run(_END_HELD, nodes, **said_of(_NODE_SKIPPED))
         self.run(_SKIP, nodes)
         self._due += nodes
         if children:
             error = stored(BuiltInTaskCode.UPSTREAM_SKIPPED, "the node of the workflow was skipped")
             closed = self.ids(_CLOSE, children, error=error)
+            self.run(_END_HELD_IN, closed, **said_of(_NODE_SKIPPED))
             self.run(_CLOSE_NODES, closed)
             self._ended += closed
 
     def enqueue(self, nodes: Iterable[int], *, again: bool = False) -> None:
         """Make the tasks of these nodes, free, from their rows alone.
 
-        With `again`, a task that has ended is put back: its node was reopened.
+        With `again`, a task that has ended is put back, and one that is held is freed: its node was reopened.
         """
         rows = []
         for node, workflow_id, index, args, kwargs, tags, delay_us, *call in self.rows(_CALLS, nodes):
@@ -224,6 +245,7 @@ class Walk:
         made = [row for _, row in rows]
         if write(self.connection, OF_NODE, made) != len(made) and again:
             self.connection.executemany(_AGAIN, [(row[5], self.now, row[0]) for row in made])
+            self.free([row[0] for row in made])
         self.connection.executemany(_ENQUEUED, [(row[0], node) for node, row in rows])
 
     def free(self, task_ids: Iterable[str]) -> None:

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from taskmanager.codec.results import encode_error_text
 from taskmanager.model.result import TaskError
 from taskmanager.model.states import TERMINAL, WAITING, BuiltInTaskCode
 from taskmanager.model.workflows import AFTER, ENDED_WORKFLOW, HELD, Graph, NodeRow, WorkflowRow
@@ -21,7 +20,7 @@ from taskmanager.store.sqlite.statements import GRAPH, LIVE_SQL, Row, write
 from taskmanager.store.sqlite.workflow_ends import IS_OPEN
 from taskmanager.store.sqlite.workflow_reopening import reopen_tasks
 from taskmanager.store.sqlite.workflow_rows import fetch_workflow
-from taskmanager.store.sqlite.workflow_walk import Walk
+from taskmanager.store.sqlite.workflow_walk import Walk, said_of
 from taskmanager.store.workflow_protocol import Advance
 
 _CANCELLED: Final = TaskError(BuiltInTaskCode.TASK_CANCELLED, "its workflow was cancelled")
@@ -76,6 +75,13 @@ def advance(connection: sqlite3.Connection, ended: Collection[str], now: int) ->
     return walk.advance()
 
 
+# Something that they depend on was opened again.
+_WAIT_AGAIN: Final = """
+SELECT n.id FROM json_each(:ids) AS v CROSS JOIN taskmanager_workflow_tasks AS n ON n.task_id = v.value
+WHERE n.open + n.inputs_open > 0
+"""
+
+
 def follow(connection: sqlite3.Connection, changes: Sequence[Row]) -> Advance:
     """Do all that follows in workflows from a commit, in its transaction.
 
@@ -90,7 +96,8 @@ def follow(connection: sqlite3.Connection, changes: Sequence[Row]) -> Advance:
     found = walk.advance()
     waiting = [task_id for task_id, _, after, _ in changes if after in WAITING]
     if waiting:
-        pauses.hold_paused(connection, waiting, now)
+        walk.wait(walk.ids(_WAIT_AGAIN, waiting))
+        pauses.hold(connection, waiting, now)
     return found
 
 
@@ -112,6 +119,7 @@ _ACCEPT: Final = """
 UPDATE taskmanager_workflow_tasks SET is_accepted = 1
 WHERE workflow_id IN (SELECT value FROM json_each(:ids)) AND status = 'FAILED'
 """
+_READIED: Final = f"{pauses.TASKS_OF} AND n.status <> 'PENDING'"
 _UNTOLD: Final = """
 SELECT n.id FROM json_each(:ids) AS v CROSS JOIN taskmanager_workflow_tasks AS n
     INDEXED BY taskmanager_workflow_tasks_untold ON n.workflow_id = v.value
@@ -130,7 +138,7 @@ def resume(connection: sqlite3.Connection, workflow_id: str, now: int) -> Advanc
         if not resumed:
             return None
         walk.run(_ACCEPT, resumed)
-        walk.free(walk.ids(pauses.TASKS_OF, resumed))
+        walk.free(walk.ids(_READIED, resumed))
         walk.follow(walk.ids(_UNTOLD, resumed))
         walk.judge_all(resumed)
         return walk.advance()
@@ -150,13 +158,9 @@ SELECT n.id FROM json_each(:ids) AS v CROSS JOIN taskmanager_workflow_tasks AS n
     INDEXED BY taskmanager_workflow_tasks_open ON n.workflow_id = v.value
 WHERE {IS_OPEN} AND n.status IN ('PENDING', 'READY')
 """
-_CANCEL_WAITING: Final = f"""
-UPDATE OR IGNORE taskmanager_tasks
-SET status = 'CANCELLED', claimed_by_worker_id = NULL, failed_at = :now, updated_at = :now, cancel_requested_at = :now,
-    error_code = :code, failed_reason = :reason, next_retry_at = NULL, result = :result
-WHERE id IN ({pauses.TASKS_OF}) AND status = 'PENDING' AND coalesce(claimed_by_worker_id, '{HELD}') = '{HELD}'
-RETURNING id
-"""
+_END_WAITING: Final = pauses.END_WAITING.format(
+    these=pauses.TASKS_OF, whose=f"coalesce(claimed_by_worker_id, '{HELD}') = '{HELD}'"
+)
 _ASK: Final = f"""
 UPDATE OR IGNORE taskmanager_tasks SET cancel_requested_at = :now, updated_at = :now
 WHERE id IN ({pauses.TASKS_OF}) AND status IN ({LIVE_SQL}) AND cancel_requested_at IS NULL
@@ -171,9 +175,8 @@ def cancel(connection: sqlite3.Connection, workflow_id: str, now: int) -> Advanc
             return None
         walk = Walk(connection, now)
         cancelled = walk.ids(_CANCEL, [workflow_id])
+        ended = walk.ids(_END_WAITING, cancelled, **said_of(_CANCELLED))
         walk.skip([(node, None) for node in walk.ids(_NOT_BEGUN, cancelled)])
-        said = {"code": _CANCELLED.error_code, "reason": _CANCELLED.message, "result": encode_error_text(_CANCELLED)}
-        ended = walk.ids(_CANCEL_WAITING, cancelled, **said)
         walk.run(_ASK, cancelled)
         walk.end_tasks(ended)
         walk.check(cancelled)
