@@ -300,11 +300,15 @@ class Follower:
 
     async def look_at_all(self, *, is_changed: bool = True) -> None:
         """Read every followed row once. If nobody else has written, only those of workflows that have ended here."""
-        task_ids, was_due, self.needs_look = list(self._waiting), self.needs_look, True
-        for start in range(0, len(task_ids), PAGE):
-            await self.look(task_ids[start : start + PAGE])
-        await self.look_at_workflows(list(self._workflows if is_changed or was_due else self._ended_here))
-        self.needs_look = False
+        task_ids, was_due, self.needs_look = list(self._waiting), self.needs_look, False
+        is_done = False
+        try:
+            for start in range(0, len(task_ids), PAGE):
+                await self.look(task_ids[start : start + PAGE])
+            await self.look_at_workflows(list(self._workflows if is_changed or was_due else self._ended_here))
+            is_done = True
+        finally:
+            self.needs_look = self.needs_look or not is_done  # somebody may have asked for the next one meanwhile
 
     async def look(self, task_ids: list[str]) -> None:
         """Read these rows, and wake the waiters of tasks that have ended or do not exist."""

@@ -102,8 +102,12 @@ class Workflows:
             return found
         finally:
             if not is_answered:
-                self._follower.needs_look = True
-                self._life.wants_claim.set()
+                self._look()
+
+    def _look(self) -> None:
+        """Let what is waited for be read soon: our own writes do not change the version that tells of others'."""
+        self._follower.needs_look = True
+        self._life.wants_claim.set()
 
     # Acting.
 
@@ -119,6 +123,7 @@ class Workflows:
         """End what waits, and ask what runs to end. False if it has ended. Raises `UnknownTask`."""
         if not await self._act(self._store.cancel_workflow, workflow_id):
             return False
+        self._look()  # who waits for one of its tasks
         async with self._claiming:  # the answer to a claim may have been made before the request
             for task_id in await self._store.fetch_cancel_requests(self._identity.instance_id):
                 if (live := self._live.get(task_id)) is not None:

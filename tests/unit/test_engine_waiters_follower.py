@@ -210,3 +210,18 @@ async def test_resolve_reaches_other_loops_and_skips_closed_ones() -> None:
     with pytest.raises(StoreUnavailable, match="stopped"):
         await asyncio.to_thread(other.run_until_complete, futures[0])
     other.close()
+
+
+async def test_look_that_was_asked_for_during_a_look_is_made() -> None:
+    """Somebody who could not look begins to wait while all others are looked at, and is not among them."""
+    world = World()
+    await world.put("a")
+    watching = await world.watch("a")
+    looking = asyncio.create_task(world.follower.look_at_all())
+    await asyncio.sleep(0)
+    world.follower.needs_look = True
+    await looking
+    assert world.follower.needs_look
+    await world.follower.look_at_all()
+    assert not world.follower.needs_look
+    watching.cancel()

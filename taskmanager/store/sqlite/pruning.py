@@ -17,6 +17,7 @@ from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.queries import fitting
 from taskmanager.store.sqlite.statements import LIVE_SQL, quoted
 from taskmanager.store.sqlite.wal import checkpoint
+from taskmanager.store.sqlite.workflow_ends import HAS_WORKFLOW
 
 HOLD_S: Final = 0.005
 FIRST_SIZE: Final = 100
@@ -25,10 +26,8 @@ FEW: Final = 50
 _INCREMENTAL: Final = 2
 _AT_ONCE: Final = 10
 """So many workflows lose their tasks at a time."""
-_IS_ALONE: Final = """
-(t.is_workflow_task = 0 OR NOT EXISTS (SELECT 1 FROM taskmanager_workflow_tasks AS n WHERE n.task_id = t.id))
-"""
-"""A task `t` belongs to no node. Those of a workflow go with it, and none while it lives."""
+_IS_ALONE: Final = f"(t.is_workflow_task = 0 OR NOT {HAS_WORKFLOW})"
+"""A task `t` belongs to no workflow. Those of a workflow go with it, and none while it lives."""
 _TASKS: Final = """
 SELECT t.id FROM taskmanager_workflows AS c JOIN taskmanager_workflow_tasks AS n ON n.workflow_id = c.id
     JOIN taskmanager_tasks AS t ON t.id = n.task_id

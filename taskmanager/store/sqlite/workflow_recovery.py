@@ -13,7 +13,7 @@ from taskmanager.model.workflows import HELD
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.queries import task_rows
 from taskmanager.store.sqlite.statements import LIVE_SQL, TERMINAL_SQL
-from taskmanager.store.sqlite.workflow_ends import IS_OPEN
+from taskmanager.store.sqlite.workflow_ends import HAS_WORKFLOW, IS_OPEN
 from taskmanager.store.sqlite.workflow_walk import Walk
 from taskmanager.store.workflow_protocol import Advance
 
@@ -60,7 +60,7 @@ WHERE w.status = 'RUNNING' AND w.status <> 'COMPLETED'
 _WITHOUT_WORKFLOW: Final = f"""
 taskmanager_tasks AS t INDEXED BY taskmanager_tasks_of_workflows
 WHERE t.is_workflow_task = 1 AND t.status IN ({LIVE_SQL}) AND t.id > CAST(:after AS TEXT)
-    AND NOT EXISTS (SELECT 1 FROM taskmanager_workflow_tasks AS n WHERE n.task_id = t.id)
+    AND NOT {HAS_WORKFLOW}
 ORDER BY t.id LIMIT :limit
 """
 _STEPS: Final = (_UNTOLD, _IDLE, _WITHOUT_TASK, _NOT_BEGUN, _CHILD_ENDED, _TASK_ENDED, _HELD, _ALL_ENDED)

@@ -71,10 +71,12 @@ _END_HELD: Final = pauses.END_WAITING.format(
 _SKIP: Final = f"UPDATE {_NODES} SET status = 'SKIPPED', completed_at = :now WHERE n.id {_THESE}"
 _CALLS: Final = f"""
 SELECT n.id, n.workflow_id, n.task_index, n.args, n.kwargs, n.tags, n.delay_us,
-    n.task_name, n.queue_name, n.priority, n.max_retries, n.task_options
+    n.task_id IS NULL, n.task_name, n.queue_name, n.priority, n.max_retries, n.task_options
 FROM {_EACH}
 """
 _ENQUEUED: Final = f"UPDATE {_NODES} SET status = 'ENQUEUED', task_id = ? WHERE n.id = ?"
+# That of an earlier workflow of the same id, which somebody has deleted without its tasks.
+_FORGET: Final = f"DELETE FROM taskmanager_tasks WHERE id {_THESE} AND status IN ({TERMINAL_SQL}) RETURNING id"
 # The task of a node that was reopened stands there, ended.
 _AGAIN: Final = f"""
 UPDATE taskmanager_tasks SET status = 'PENDING', enqueued_at = ?, updated_at = ?, claimed_at = NULL,
@@ -237,13 +239,16 @@ class Walk:
 
         With `again`, a task that has ended is put back, and one that is held is freed: its node was reopened.
         """
-        rows = []
-        for node, workflow_id, index, args, kwargs, tags, delay_us, *call in self.rows(_CALLS, nodes):
+        rows, first = [], []
+        for node, workflow_id, index, args, kwargs, tags, delay_us, is_first, *call in self.rows(_CALLS, nodes):
             row = (node_task_id(workflow_id, index), args, kwargs, tags, self.now, self.now + delay_us, *call, None)
             rows.append((node, row))
+            first += [row] if is_first else []
             self.ready(FreeTask._make((row[0], *call[:3], row[5])))
         made = [row for _, row in rows]
         if write(self.connection, OF_NODE, made) != len(made) and again:
+            if self.ids(_FORGET, [row[0] for row in first]):
+                write(self.connection, OF_NODE, first)
             self.connection.executemany(_AGAIN, [(row[5], self.now, row[0]) for row in made])
             self.free([row[0] for row in made])
         self.connection.executemany(_ENQUEUED, [(row[0], node) for node, row in rows])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from taskmanager import TaskFailed, TaskManager, Workflow, sleep, wait_for
+from taskmanager import BuiltInTaskCode, TaskFailed, TaskManager, Workflow, sleep, wait_for
 from taskmanager.testing import World, isolated
 from tests.unit.duties.scene import until
 from tests.unit.workflows.graphs import Jobs, statuses, task_of
@@ -244,6 +244,20 @@ async def test_cancel_ends_what_is_held(world: World, jobs: Jobs) -> None:
     assert await handle.status() == "CANCELLED"
     await world.advance(500)
     assert jobs.began == []
+
+
+async def test_cancel_tells_who_waits_for_a_task_that_is_held(world: World, jobs: Jobs) -> None:
+    """Nobody else writes to the file, so nothing but the cancel itself says that there is news."""
+    wf = Workflow("import")
+    wf.add(jobs.fetch.with_options(delay=100), "a").named("a")
+    handle = await world.manager.start_workflow(wf)
+    await world.idle()
+    await handle.pause()
+    task_id = await task_of(world.manager, handle.workflow_id, "a")
+    waiting = asyncio.create_task(world.manager.handle(task_id).result())
+    await world.idle()
+    assert await handle.cancel()
+    assert (await waiting).err_value.error_code == BuiltInTaskCode.TASK_CANCELLED
 
 
 async def test_cancel_in_memory_ends_a_task_that_is_held_in_the_file() -> None:
