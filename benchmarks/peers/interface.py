@@ -15,6 +15,8 @@ from pathlib import Path
 
 CONCURRENCY = 100
 """Tasks at a time, where a library can be told: the default of taskmanager."""
+STEPS = 20
+"""How many steps a task of steps has, one after the other."""
 
 
 class Kept(IntEnum):
@@ -75,6 +77,8 @@ class Contender:
     """How many tasks wait in the file of the start with waiting tasks. Of these three, 0 leaves the measure out."""
     ended: int = 0
     """How many ended tasks are in that file too. 0 where the library keeps none."""
+    steps: int = 0
+    """How many tasks of steps are run, a hundred at a time. 0 leaves the measure out."""
     is_blocking: bool = False
     """Whether its enqueue call stops the event loop."""
 
@@ -150,6 +154,10 @@ PROBE = Probe()
 async def no_op(number: int) -> None:
     """The task, for libraries that run coroutines."""
     PROBE.hit()
+
+
+async def no_step() -> None:
+    """One step."""
 
 
 def no_op_in_thread(number: int) -> None:

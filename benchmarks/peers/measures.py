@@ -1,4 +1,4 @@
-"""What is measured: tasks run through at full speed, tasks one by one, and a start with waiting tasks."""
+"""What is measured: tasks run through at full speed, tasks one by one, a start with waiting tasks, and steps."""
 
 import asyncio
 import math
@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.peers.interface import PROBE, Contender, Peer
+from benchmarks.peers.interface import CONCURRENCY, PROBE, STEPS, Contender, Peer
 
 WARM_UP = 20
 PAUSE_S = 0.005
@@ -97,6 +97,20 @@ async def restart(peer: Peer, count: int, spawned_at: float) -> dict[str, float]
         "restart_per_s": count / (PROBE.last_at - spawned_at),
         "restart_mib": peak,
     }
+
+
+async def steps(contender: Contender, peer: Peer, count: int) -> dict[str, float]:
+    """Run `count` tasks of steps, a hundred at a time; the time is up when all are recorded as ended."""
+    await peer.start()
+    await _run_through(contender, peer, WARM_UP)
+    await peer.settled(WARM_UP)
+    began, worked = time.monotonic(), time.process_time()
+    for first in range(0, count, CONCURRENCY):
+        await _run_through(contender, peer, min(CONCURRENCY, count - first))
+    await peer.settled(WARM_UP + count)
+    took_s, worked_s = time.monotonic() - began, time.process_time() - worked
+    await peer.stop()
+    return {"steps_per_s": count * STEPS / took_s, "step_us": worked_s / (count * STEPS) * 1e6}
 
 
 def median(values: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.interface import Contender, Kept, Peer, Promise, make_wal_file, no_op
+from benchmarks.peers.interface import PROBE, STEPS, Contender, Kept, Peer, Promise, make_wal_file, no_op, no_step
 
 OLDEST_SQLITE = (3, 42)
 
@@ -44,10 +44,14 @@ class Dbos(Peer):
         }
         self.dbos = DBOS
         DBOS(config=config)
-        self.workflow = DBOS.workflow(name="no_op")(no_op)
+        self.workflow = self.make_workflow()
         DBOS.launch()
         if self.is_queued:
             await DBOS.register_queue_async("queue")
+
+    def make_workflow(self) -> Any:
+        """Register what is run."""
+        return self.dbos.workflow(name="no_op")(no_op)
 
     async def put(self, number: int) -> None:
         if self.is_queued:
@@ -77,6 +81,20 @@ class Dbos(Peer):
             copy(connection, ended, "ended", {})
             blank = dict.fromkeys(("output", "started_at_epoch_ms", "completed_at", "executor_id"), "NULL")
             copy(connection, waiting, "waiting", blank | {"status": "'ENQUEUED'", "recovery_attempts": "0"})
+
+
+class DbosInSteps(Dbos):
+    """The runtime with one workflow of steps."""
+
+    def make_workflow(self) -> Any:
+        step = self.dbos.step(name="no_step")(no_step)
+
+        async def in_steps(number: int) -> None:
+            for _ in range(STEPS):
+                await step()
+            PROBE.hit()
+
+        return self.dbos.workflow(name="in_steps")(in_steps)
 
 
 def copy(connection: sqlite3.Connection, count: int, word: str, other: dict[str, str]) -> None:
@@ -118,5 +136,16 @@ CONTENDERS = (
         samples=10,
         waiting=300,
         ended=100_000,
+    ),
+    Contender(
+        name="DBOS, steps",
+        environment="dbos",
+        make=partial(DbosInSteps, is_queued=False),
+        promise=KEPT,
+        note="`start_workflow_async`, and each workflow awaits 20 times an async step. The file is set to WAL.",
+        against="taskmanager, steps",
+        count=0,
+        samples=0,
+        steps=200,
     ),
 )

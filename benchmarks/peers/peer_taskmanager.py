@@ -5,11 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.interface import NOTHING, Contender, Kept, Peer, Promise, no_op
+from benchmarks.peers.interface import NOTHING, PROBE, STEPS, Contender, Kept, Peer, Promise, no_op, no_step
 
 
 class Ours(Peer):
     """One manager with one task."""
+
+    function = staticmethod(no_op)
 
     def __init__(self, folder: Path, *, has_file: bool = True, persist: bool, saved: bool = False, **more: Any) -> None:
         super().__init__(folder)
@@ -17,7 +19,7 @@ class Ours(Peer):
 
         self.is_saved = saved
         self.manager = TaskManager(folder / "tasks.db" if has_file else None, **more)
-        self.task = self.manager.task(name="no_op", persist=persist)(no_op)
+        self.task = self.manager.task(name="no_op", persist=persist)(self.function)
 
     async def start(self) -> None:
         await self.manager.start()
@@ -48,6 +50,21 @@ class Ours(Peer):
             connection.execute(*self.manager.insert_statement(self.task, number))
         connection.execute("COMMIT")
         connection.close()
+
+
+async def in_steps(number: int) -> None:
+    """A task of steps."""
+    from taskmanager import step
+
+    for _ in range(STEPS):
+        await step(no_step)
+    PROBE.hit()
+
+
+class OursInSteps(Ours):
+    """One manager with one task of steps."""
+
+    function = staticmethod(in_steps)
 
 
 CONTENDERS = (
@@ -100,5 +117,15 @@ CONTENDERS = (
         note='The same with `synchronous="normal"`.',
         waiting=10_000,
         ended=100_000,
+    ),
+    Contender(
+        name="taskmanager, steps",
+        environment="taskmanager",
+        make=partial(OursInSteps, persist=True, saved=True),
+        promise=Promise(accepted=Kept.AT_ONCE, started=Kept.AT_ONCE, ended=Kept.SOON, is_synced=True),
+        note="`persist=True`; each caller awaits `saved()`, and each task awaits 20 times `step(...)`.",
+        count=0,
+        samples=0,
+        steps=1_000,
     ),
 )

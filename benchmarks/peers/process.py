@@ -1,6 +1,6 @@
 """One measure of one contender, in this process: prints one JSON object.
 
-    python -m benchmarks.peers.process NAME throughput|single|restart|fill FOLDER --count N
+    python -m benchmarks.peers.process NAME throughput|single|restart|steps|fill FOLDER --count N
 
 The runner starts it with the interpreter of the contender's environment, in the root of the repository.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.peers import measures
 from benchmarks.peers.contenders import CONTENDERS
 
-MEASURES = ("throughput", "single", "restart", "fill")
+MEASURES = ("throughput", "single", "restart", "steps", "fill")
 
 
 async def measured(options: argparse.Namespace) -> dict[str, float]:
@@ -32,6 +32,8 @@ async def measured(options: argparse.Namespace) -> dict[str, float]:
         return await measures.throughput(contender, peer, options.count)
     if options.measure == "single":
         return await measures.single(contender, peer, options.count)
+    if options.measure == "steps":
+        return await measures.steps(contender, peer, options.count)
     return await measures.restart(peer, options.count, options.spawned_at)
 
 

@@ -33,6 +33,8 @@ LINES: Mapping[str, Line] = {
     "restart_per_s": Line("tasks/s from process start", True),
     "peak_mib": Line("memory at full speed, MiB", False),
     "restart_mib": Line("memory at start, MiB", False),
+    "steps_per_s": Line("steps/s, 100 tasks", True),
+    "step_us": Line("processor, µs per step", False),
 }
 GROUPS: Mapping[str, str] = {
     "taskmanager, no file": "Nothing is kept",
@@ -40,6 +42,7 @@ GROUPS: Mapping[str, str] = {
     "taskmanager, persisted": "What waits is kept over an orderly stop",
     "taskmanager, saved()": "A call returns when its task is committed and synced",
     "taskmanager, saved(), not synced": "A call returns when its task is committed, and not synced",
+    "taskmanager, steps": "A task goes on when the result of its step is committed and synced",
 }
 """What is compared with which of ours, and what it has in common."""
 ACCEPTED = {Kept.NEVER: "lost", Kept.SOON: "kept after some milliseconds", Kept.AT_ONCE: "kept when the call returns"}

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from benchmarks._harness import filesystem
 from benchmarks.peers.contenders import CONTENDERS, chosen
 from benchmarks.peers.environments import ROOT, NotInstalled, interpreter_of
-from benchmarks.peers.interface import Contender
+from benchmarks.peers.interface import CONCURRENCY, Contender
 from benchmarks.peers.report import OURS, Pair, Results, markdown, written_into
 
 REPETITIONS = 5
@@ -81,8 +81,9 @@ class Runner:
 
     def call(self, contender: Contender, measure: str, folder: Path) -> dict[str, float]:
         """Run process.py with the interpreter of the contender."""
-        sizes = {"throughput": contender.count, "single": contender.samples}
-        count = max(sizes.get(measure, contender.waiting) // self.part, 10)
+        sizes = {"throughput": contender.count, "single": contender.samples, "steps": contender.steps}
+        least = CONCURRENCY if measure == "steps" else 10
+        count = max(sizes.get(measure, contender.waiting) // self.part, least)
         command = [str(self.interpreters[contender.environment]), "-m", "benchmarks.peers.process"]
         command += [contender.name, measure, str(folder), "--count", str(count)]
         command += ["--ended", str(contender.ended // self.part), "--spawned-at", repr(time.monotonic())]
@@ -123,6 +124,7 @@ def turns(contenders: Sequence[Contender], repetitions: int) -> Iterator[tuple[i
         yield from ((turn, "throughput", each) for each in order if each.count)
         yield from ((turn, "single", each) for each in order if each.samples)
         yield from ((turn, "restart", each) for each in order if each.waiting)
+        yield from ((turn, "steps", each) for each in order if each.steps)
 
 
 def measure_all(runner: Runner, contenders: Sequence[Contender], repetitions: int, failures: dict[str, str]) -> Results:

@@ -59,7 +59,8 @@ def test_ours_promises_at_least_what_its_peer_does(name: str) -> None:
     assert ours.environment == OURS
     if peer.environment != OURS:
         assert ours.promise.covers(peer.promise)
-    assert bool(ours.waiting) >= bool(peer.waiting)
+    for measure in ("count", "samples", "waiting", "steps"):
+        assert bool(getattr(ours, measure)) >= bool(getattr(peer, measure))
 
 
 def test_a_promise_covers_only_what_is_no_stronger_anywhere() -> None:
@@ -170,16 +171,24 @@ def test_a_figure_has_the_digits_that_mean_something(value: float, text: str) ->
 @pytest.mark.parametrize("contender", CONTENDERS_OF_OURS, ids=lambda each: each.name)
 async def test_our_contenders_run_through_every_measure(contender: Contender, tmp_path: Path) -> None:
     """The interface is what the measures call; the figures are whatever they are."""
-    folder = tmp_path / "throughput"
-    folder.mkdir()
-    found = await measures.throughput(contender, contender.make(folder), 30)
-    (tmp_path / "single").mkdir()
-    found |= await measures.single(contender, contender.make(tmp_path / "single"), 3)
+    wanted, found = {*LINES}, dict[str, float]()
+    for folder in ("throughput", "single", "steps"):
+        (tmp_path / folder).mkdir()
+    if contender.count:
+        found |= await measures.throughput(contender, contender.make(tmp_path / "throughput"), 30)
+        found |= await measures.single(contender, contender.make(tmp_path / "single"), 3)
+    else:
+        wanted -= {"per_s", "processor_us", "accepted_per_s", "call_us", "free_call_us", "idle_ms", "peak_mib"}
     if contender.waiting:
         await contender.make(tmp_path).fill(waiting=7, ended=5)
         found |= await measures.restart(contender.make(tmp_path), 7, 0.0)
-    wanted = [key for key in LINES if contender.waiting or key not in ("first_s", "restart_per_s", "restart_mib")]
-    assert found.keys() == set(wanted)
+    else:
+        wanted -= {"first_s", "restart_per_s", "restart_mib"}
+    if contender.steps:
+        found |= await measures.steps(contender, contender.make(tmp_path / "steps"), 3)
+    else:
+        wanted -= {"steps_per_s", "step_us"}
+    assert found.keys() == wanted
     assert all(value > 0 for value in found.values()), found
 
 
