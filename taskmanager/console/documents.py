@@ -27,7 +27,7 @@ _JSON_COLUMNS: Final = frozenset(
 _BOOLEAN_COLUMNS: Final = frozenset(
     {"is_workflow_task", "will_retry", "is_final", "allow_failed_deps", "is_optional", "is_subworkflow"}
 )
-_NOT_OF_A_NODE: Final = frozenset({"args", "kwargs", "args_from"})
+_NOT_OF_A_NODE: Final = frozenset({"args", "kwargs", "args_from", "result"})
 """Which may be large, and are not read for a screen."""
 _INSTANT_ENDINGS: Final = ("_at", "since", "good_until", "scheduled_for")
 

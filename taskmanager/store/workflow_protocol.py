@@ -72,7 +72,7 @@ class WorkflowStore(Protocol):
         ...
 
     async def fetch_nodes(self, workflow_id: str) -> list[NodeRow]:
-        """Return the nodes of a workflow by their index, without what may be large: arguments, inputs and results.
+        """Return the nodes of a workflow by their index, without arguments and inputs, which may be large.
 
         The status of a node is RUNNING from the start of its task on, and has a `started_at` then.
         """

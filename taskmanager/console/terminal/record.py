@@ -20,6 +20,7 @@ from taskmanager.console.figures import (
     message_of,
     precise,
     relative,
+    stored_error,
     workflow_label,
 )
 from taskmanager.console.outlook import Outlook
@@ -110,7 +111,7 @@ def _fact_lines(record: Record) -> Iterator[tuple[str, str]]:
     """Yield the name and the value of each fact. A fact without a value is not shown."""
     row, now = record.row, record.now_us
     yield "arguments", _arguments(row)
-    yield "result", _result(row) if row.status == TaskStatus.COMPLETED else ""
+    yield "result", result_text(row.result) if row.status == TaskStatus.COMPLETED else ""
     tags = parsed(row.tags or "null")
     if isinstance(tags, Mapping):
         yield "tags", cut(escaped(", ".join(f"{key}={value}" for key, value in tags.items())), MAX_VALUE_CHARS)
@@ -151,12 +152,13 @@ def _arguments(row: TaskRow) -> str:
     return cut(f"({', '.join(parts)})", MAX_VALUE_CHARS)
 
 
-def _result(row: TaskRow) -> str:
-    result = parsed(row.result or "null")
+def result_text(stored: str | None) -> str:
+    """Return what a task has come to, in one line."""
+    result = parsed(stored or "null")
     if isinstance(result, Mapping):
-        said = _value(result["ok"]) if "ok" in result else f"not stored: {escaped(message_of(row) or '')}"
+        said = _value(result["ok"]) if "ok" in result else f"not stored: {escaped(stored_error(stored)[1] or '')}"
         return cut(said, MAX_VALUE_CHARS)
-    return "not stored" if row.result is None else f"sealed by the application ({len(row.result):,} characters)"
+    return "not stored" if stored is None else f"sealed by the application ({len(stored):,} characters)"
 
 
 def _value(value: object) -> str:

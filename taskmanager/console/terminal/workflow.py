@@ -14,8 +14,10 @@ from rich.text import Text
 
 from taskmanager.console.figures import MAX_CHARS, cause, clock, exact, relative, short, stored_error, took
 from taskmanager.console.terminal.grid import GAP, NARROW_BELOW, cut_end, cut_front
+from taskmanager.console.terminal.record import result_text
 from taskmanager.console.workflow_tree import Branch, counts_of, tree_of
 from taskmanager.model.escaping import escaped
+from taskmanager.model.states import WAITING
 from taskmanager.model.wording import counted, why
 from taskmanager.model.workflows import ENDED_WORKFLOW, NodeRow, WorkflowRow
 from taskmanager.store.sqlite.workflow_views import Progress, WorkflowView
@@ -94,6 +96,8 @@ def _head(page: WorkflowPage) -> Iterator[Text | Table]:
 def _facts(page: WorkflowPage) -> Iterator[tuple[str, Text | str]]:
     row, now = page.view.row, page.now_us
     yield "nodes", _counts(page.view.nodes)
+    has_result = row.status == "COMPLETED" and row.output_task_index is not None
+    yield "result", result_text(row.result) if has_result else ""
     policy = "a failure pauses it" if row.on_error == "pause" else "a failure fails it, other branches run on"
     yield "policy", policy if row.success_policy is None else f"{policy}; success by its own cases"
     yield "inside", "" if row.parent_workflow_id is None else f"workflow {escaped(row.parent_workflow_id)}"
@@ -178,7 +182,7 @@ def _said_of(node: NodeRow, view: WorkflowView, now_us: int) -> Iterator[str]:
         yield "held"
     elif task.status == "PENDING" and task.enqueued_at > now_us:
         yield f"{'retry' if task.start_count else 'due'} {relative(task.enqueued_at, now_us)}"
-    elif task.status == "PENDING":
+    elif task.status in WAITING:
         yield f"waits for {short(now_us - task.enqueued_at)}"
 
 

@@ -25,6 +25,8 @@ _NODE: Final = ", ".join(_SEEN.get(name, f"n.{name}") for name in NodeRow._field
 _LARGE: Final = dict.fromkeys(("args", "kwargs", "args_from"), "NULL")
 _SUMMARY: Final = ", ".join((_SEEN | _LARGE).get(name, f"n.{name}") for name in NodeRow._fields)
 
+_SHOWN: Final = ", ".join((_SEEN | _LARGE | {"result": "NULL"}).get(name, f"n.{name}") for name in NodeRow._fields)
+
 
 def fetch_workflow(connection: sqlite3.Connection, workflow_id: str) -> WorkflowRow | None:
     """See `Store.fetch_workflow`."""
@@ -49,9 +51,10 @@ def fetch_workflows(
     return list(map(WorkflowRow._make, connection.execute(query, given).fetchall()))
 
 
-def fetch_nodes(connection: sqlite3.Connection, workflow_id: str) -> list[NodeRow]:
-    """See `Store.fetch_nodes`."""
-    query = f"SELECT {_SUMMARY} FROM {_NODES} WHERE n.workflow_id = ? ORDER BY n.task_index"
+def fetch_nodes(connection: sqlite3.Connection, workflow_id: str, *, has_results: bool = True) -> list[NodeRow]:
+    """See `Store.fetch_nodes`. A screen needs no results."""
+    columns = _SUMMARY if has_results else _SHOWN
+    query = f"SELECT {columns} FROM {_NODES} WHERE n.workflow_id = ? ORDER BY n.task_index"
     return list(map(NodeRow._make, connection.execute(query, (workflow_id,)).fetchall()))
 
 

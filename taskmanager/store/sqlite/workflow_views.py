@@ -23,6 +23,7 @@ _TASKS: Final = f"""
 SELECT t.id, t.status, t.start_count, t.enqueued_at, t.claimed_by_worker_id IS '{HELD}'
 FROM taskmanager_workflow_tasks AS n CROSS JOIN taskmanager_tasks AS t ON t.id = n.task_id WHERE n.workflow_id = ?
 """
+_OUTPUT: Final = "SELECT max(result) FROM taskmanager_workflow_tasks WHERE workflow_id = ? AND task_index = ?"
 _LIKE: Final = """
 SELECT id FROM taskmanager_workflows
 WHERE substr(id, 1, :size) = :part OR substr(id, -:size) = :part ORDER BY id LIMIT :limit
@@ -55,7 +56,10 @@ class NodeTask(NamedTuple):
 
 
 class WorkflowView(NamedTuple):
-    """A workflow with its nodes by their index, the tasks of these by id, and the workflows that stand in it by id."""
+    """A workflow with its nodes by their index, their tasks by id, and the workflows that stand in it by id.
+
+    A workflow that has an output has the result of that; the nodes have none here, which may be large.
+    """
 
     row: WorkflowRow
     nodes: list[NodeRow]
@@ -99,7 +103,9 @@ def view_of(connection: sqlite3.Connection, workflow_id: str) -> WorkflowView | 
     row = fetch_workflow(connection, workflow_id)
     if row is None:
         return None
-    nodes = fetch_nodes(connection, workflow_id)
+    if row.status == "COMPLETED" and row.result is None and row.output_task_index is not None:
+        row = row._replace(result=connection.execute(_OUTPUT, (workflow_id, row.output_task_index)).fetchone()[0])
+    nodes = fetch_nodes(connection, workflow_id, has_results=False)
     tasks = {
         task_id: NodeTask(status, start_count, enqueued_at, bool(is_held))
         for task_id, status, start_count, enqueued_at, is_held in connection.execute(_TASKS, (workflow_id,)).fetchall()

@@ -163,12 +163,12 @@ def _set(
     started_at = None if ago_s is None else NOW - ago_s * SECOND
     has_ended = status in ("COMPLETED", "FAILED")
     connection.execute(
-        "UPDATE taskmanager_workflow_tasks SET status = ?, started_at = ?, completed_at = ?, error = ?"
+        "UPDATE taskmanager_workflow_tasks SET status = ?, started_at = ?, completed_at = ?, error = ?, result = ?"
         " WHERE workflow_id = ? AND task_index = ?",
         (
             status, started_at,
             (started_at or 0) + (took_us or 0) if has_ended else None, _error() if status == "FAILED" else None,
-            workflow_id, index,
+            '{"ok":{"pages":12}}' if status == "COMPLETED" else None, workflow_id, index,
         ),
     )  # fmt: skip
 
