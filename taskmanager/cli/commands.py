@@ -58,6 +58,7 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
     "Act": (
         Entry("retry", "tasks:retry", "Run tasks that have ended again, with their stored arguments."),
         Entry("cancel", "tasks:cancel", "Cancel tasks that have not ended."),
+        Entry("send", "events:send", "Send an event to a task that waits for it."),
         Entry("pause", "queues:pause", "Start nothing more from a queue until it is resumed."),
         Entry("resume", "queues:resume", "Start tasks from a paused queue again."),
         Entry("workflow", "workflows:workflow", "Show the graph of one; pause, resume, cancel or retry it."),

@@ -162,7 +162,7 @@ def show(task_id: str, db: Path, as_json: bool) -> None:
         is_paused = row.queue_name in paused_queues(connection)
         workflow = workflows_of(connection, [wanted]).get(wanted)
     around = surroundings(row, known, db.absolute(), SystemClock().now_us(), workflow, is_paused=is_paused)
-    next_step = outlook(row, around)
+    next_step = outlook(row, around, steps)
     if as_json:
         after = {"text": next_step.text, "at": None if next_step.at is None else iso(next_step.at)}
         told = [attempt_document(each) for each in attempts]

@@ -102,7 +102,7 @@ def attempt_document(row: AttemptRow) -> dict[str, Any]:
 def step_document(row: StepRow) -> dict[str, Any]:
     """Return one step. It has a number or a key; the other one is null."""
     values = _columns(row._asdict()) | {"number": row.number or None, "key": row.key or None}
-    del values["kind"], values["digest"]
+    del values["kind"], values["digest"], values["wakes_at"]
     return values
 
 

@@ -13,6 +13,7 @@ from taskmanager.model.clock import SECOND_US
 from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow, UnreadableRow
 from taskmanager.model.states import TaskStatus
+from taskmanager.model.steps import StepRow
 from taskmanager.model.workflows import HELD, WorkflowRow
 from taskmanager.rules.recovery import judge_orphan
 from taskmanager.store.protocol import InstanceRow
@@ -66,8 +67,8 @@ class Outlook(NamedTuple):
     at: int | None = None
 
 
-def outlook(row: TaskRow, around: Surroundings) -> Outlook:
-    """Return what will become of the task if nobody does anything about it."""
+def outlook(row: TaskRow, around: Surroundings, steps: Sequence[StepRow] = ()) -> Outlook:
+    """Return what will become of the task if nobody does anything about it. `steps` are the records that it has."""
     status = TaskStatus(row.status)
     if status.is_terminal:
         return _ended(row, status)
@@ -80,7 +81,7 @@ def outlook(row: TaskRow, around: Surroundings) -> Outlook:
         return Outlook("it is FAILED when its turn comes, unless what cannot be read in its row is mended before")
     if row.cancel_requested_at is not None:
         return Outlook("a cancel was requested; its instance ends it")
-    return _running(row, around) if status is TaskStatus.RUNNING else _waiting(row, around)
+    return _running(row, around) if status is TaskStatus.RUNNING else _waiting(row, around, steps)
 
 
 def _told(workflow_id: str) -> str:
@@ -130,11 +131,23 @@ def _running(row: TaskRow, around: Surroundings) -> Outlook:
     return Outlook(f"it runs {where}, and times out", row.started_at + round(timeout_s * SECOND_US))
 
 
-def _waiting(row: TaskRow, around: Surroundings) -> Outlook:
+def _sleeping(step: StepRow, paused: str) -> Outlook:
+    """Return how a task goes on that sleeps for this record."""
+    if step.waits_for is None:
+        return Outlook(f"step {escaped(step.name)} is tried again{paused}", step.due_at)
+    if not step.waits_for:
+        return Outlook(f"it sleeps, and goes on{paused}", step.due_at)
+    at_last = "" if step.due_at is None else ", and times out"
+    return Outlook(f"it waits for the event {escaped(step.waits_for)}{paused}{at_last}", step.due_at)
+
+
+def _waiting(row: TaskRow, around: Surroundings, steps: Sequence[StepRow]) -> Outlook:
     paused = f"; queue {escaped(row.queue_name)} is paused" if around.is_queue_paused else ""
     if row.good_until is not None and row.good_until <= max(around.now_us, row.enqueued_at):
         return Outlook("it expires, because it cannot start in time", row.good_until)
     if row.enqueued_at > around.now_us:
+        if (asleep := next((each for each in steps if each.wakes_at is not None), None)) is not None:
+            return _sleeping(asleep, paused)
         is_retry = row.next_retry_at == row.enqueued_at
         what = f"retry {row.retry_count} of {row.max_retries} is due" if is_retry else "it is due"
         return Outlook(f"{what}{paused}", row.enqueued_at)

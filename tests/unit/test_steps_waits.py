@@ -464,8 +464,7 @@ async def test_sleepers_cost_no_memory(tmp_path: Path) -> None:
     async with manager:
         engine = manager._instance.needed().engine
         handles += [sleeper.enqueue() for _ in range(1_000)]
-        while engine.live:
-            await manager.flush()
+        await until(lambda: not engine.live)
         await until(lambda: held() <= len(handles))
         handles.clear()
         await until(lambda: not held())

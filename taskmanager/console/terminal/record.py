@@ -243,7 +243,7 @@ def _current(record: Record) -> Iterator[RenderableType]:
 def _steps(steps: Sequence[StepRow]) -> Table:
     table = _grid(True, False)
     for row in steps:
-        took = "not ended" if row.ended_at is None else f"after {exact(row.ended_at - row.started_at)}"
+        took = _until(row) if row.ended_at is None else f"after {exact(row.ended_at - row.started_at)}"
         line = Text.assemble(escaped(row.name), "  ", took)
         if row.attempts > 1:
             line.append(f", {row.attempts} tries")
@@ -251,6 +251,11 @@ def _steps(steps: Sequence[StepRow]) -> Table:
             line.append(f"  {why(row.error_code, row.error_message, max_chars=MAX_CHARS)}", "red")
         table.add_row(escaped(row.key) or str(row.number), clock(row.started_at), line)
     return table
+
+
+def _until(step: StepRow) -> str:
+    """Return how long a step that has not ended goes on."""
+    return "not ended" if step.due_at is None else f"until {clock(step.due_at)}"
 
 
 def _log(entries: Sequence[Any]) -> Table:

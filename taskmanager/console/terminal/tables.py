@@ -15,6 +15,7 @@ from rich.text import Text
 from taskmanager.console.figures import MAX_CHARS, ROOM_FOR_ALL, cause_of, relative, short, workflow_label
 from taskmanager.console.overview import Finding
 from taskmanager.console.terminal.grid import GAP, cut_end, cut_front
+from taskmanager.model.clock import LAST_US
 from taskmanager.model.escaping import escaped
 from taskmanager.model.record import TaskRow
 from taskmanager.model.schedule import ScheduleRow
@@ -115,11 +116,16 @@ def _error_column(rows: Sequence[TaskRow], messages: Mapping[str, str], room: in
 
 
 def when(row: TaskRow, now_us: int) -> str:
-    """`for 44s`: so long it has run, or waited; `in 5m`: so soon it is due; `2d ago`: when it ended."""
+    """`for 44s`: so long it has run, or waited; `in 5m`: so soon it is due; `2d ago`: when it ended.
+
+    `at an event`: it goes on when somebody sends that.
+    """
     status = TaskStatus(row.status)
     if status.is_terminal:
         return relative(row.completed_at or row.failed_at or row.updated_at, now_us)
     since = row.started_at or row.updated_at if status is TaskStatus.RUNNING else row.enqueued_at
+    if since >= LAST_US:
+        return "at an event"
     return relative(since, now_us) if since > now_us else f"for {short(now_us - since)}"
 
 

@@ -24,6 +24,9 @@ class StepDocument(msgspec.Struct, forbid_unknown_fields=True):
     error_code: str | None
     error_message: str | None
     is_final: bool
+    waits_for: str | None
+    due_at: Instant | None
+    event_id: int | None
 
 
 class AttemptDocument(msgspec.Struct, forbid_unknown_fields=True):
