@@ -128,6 +128,8 @@ class Workflows:
             for task_id in await self._store.fetch_cancel_requests(self._identity.instance_id):
                 if (live := self._live.get(task_id)) is not None:
                     self._life.cancel(live)
+        self._follower.needs_look = True  # who waits for a task that has ended with it is told by the next look
+        self._life.wants_claim.set()
         return True
 
     async def _act(self, verb: Callable[[str, int], Awaitable[Advance | None]], workflow_id: str) -> bool:

@@ -19,7 +19,7 @@ From the outside in:
 - `disk`: the one place that survives, a store in memory or a real file. `faults`: the line to it, late and broken.
 - The judge looks on and shares no code with the library: `checks` at the rows after each write, `runs` at each start of
   user code, `failures` at what follows them, `timetable` at the fires of schedules, `promises` at calls that came back,
-  `hearing` at what listeners are told.
+  `hearing` at what listeners are told, `steps` and `waits` at the parts of one task, `workflows` at graphs of them.
 
 A new fault is a method of `Days`, ended by `scenario` with all others. A new rule goes to the judge, and is proven by
 breaking the library on purpose: some seed of the first hundred must find it.

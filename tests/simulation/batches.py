@@ -66,9 +66,15 @@ class Batches:
         """Whether some call may have done this to the row, as it was before."""
         return any(batch.verb == verb and batch.asks_for(row) for batch in self._batches)
 
+    @property
+    def has_retried(self) -> bool:
+        """Whether somebody has ever asked for all that fit to run again."""
+        return any(batch.verb == "retry_all" for batch in self._batches)
+
     def judge(self, old: TaskRow | None, new: TaskRow, what: str) -> None:
         """A row is new, or has changed. Histories ask for cancellations by themselves, and have no batches."""
         is_request = new.cancel_requested_at is not None and (old is None or old.cancel_requested_at is None)
         is_ours = is_request and self._batches and new.task_id not in self.may_cancel
+        is_ours = is_ours and not new.is_workflow_task  # that may be the wish of whoever cancels its workflow
         if is_ours and not self.is_asked("cancel_all", old or new):
             self._world.fault(f"nobody has asked for this to be cancelled: {what}")

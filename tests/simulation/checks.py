@@ -5,8 +5,9 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from taskmanager.engine.instance import is_dead
-from taskmanager.model.record import AttemptRow, TaskRow
+from taskmanager.model.record import AttemptRow, TaskRow, expected_of
 from taskmanager.model.states import LIVE, TERMINAL, WAITING, TaskStatus, can_move
+from taskmanager.model.workflows import HELD
 from tests.simulation.batches import fits
 from tests.simulation.failures import Failures
 from tests.simulation.faults import READS
@@ -29,6 +30,8 @@ def _reachable() -> frozenset[tuple[str, str]]:
 
 
 THE_END = "the end"
+UNSTARTED = ("ARGUMENT_MISMATCH", "WORKFLOW_CHECK_FAILED")
+"""A node that fails with these has never begun."""
 REACHABLE = _reachable()
 STORE_POLL_US = 250_000
 """The default, as every process has it."""
@@ -166,6 +169,7 @@ class Checks:
         self._world.hearing.wrote(process, verb, self.rows, rows)
         fresh = [row for task_id, row in rows.items() if task_id not in self.rows]
         self.rows, self.attempts = rows, attempts
+        self._world.workflows.observe(process, verb)
         if self._world.timetable.entries:
             self._world.timetable.observe(process, verb, args, fresh)
 
@@ -287,7 +291,8 @@ class Checks:
     def _judge_revival(self, old: TaskRow, new: TaskRow, what: str) -> None:
         if self._world.batches.is_asked("retry_all", old):
             self.may_revive.add(old.task_id)
-        if old.task_id not in self.may_revive:
+        is_node = bool(new.is_workflow_task) and self._world.workflows.may_change(new.task_id)
+        if old.task_id not in self.may_revive and not is_node:
             changed = [name for name in TaskRow._fields if getattr(old, name) != getattr(new, name)]
             self._world.fault(f"an ended task changed {changed}: {what}")
         self.revived[old.task_id] += 1
@@ -295,8 +300,11 @@ class Checks:
     def _judge_owner(self, process: "Process", verb: str, old: TaskRow, new: TaskRow, what: str) -> None:
         """Only its owner changes an owned row; others when that is dead, or was silent too long."""
         owner = old.claimed_by_worker_id
+        if new.is_workflow_task and self._is_of_its_workflow(verb, old, new, what):
+            return
+        is_same = (old.status, owner, old.start_count) == (new.status, new.claimed_by_worker_id, new.start_count)
         if verb == "request_cancel":
-            if (old.status, owner, old.start_count) != (new.status, new.claimed_by_worker_id, new.start_count):
+            if not is_same:
                 self._world.fault(f"a request changed more than it should: {what}")
             return
         if old.status in TERMINAL or owner is None or owner in process.instance_ids:
@@ -317,6 +325,14 @@ class Checks:
         if not self._was_silent(holder) or self._was_kept_out(holder, process):
             silent_us = self._world.now_us - holder.last_beat_us
             self._world.fault(f"taken from a living owner, silent for {silent_us / 1e6:.1f} s: {what}")
+
+    def _is_of_its_workflow(self, verb: str, old: TaskRow, new: TaskRow, what: str) -> bool:
+        """Whether somebody has paused its workflow, which takes it out of every memory, or has cancelled that."""
+        if old.claimed_by_worker_id == HELD and new.status in (TaskStatus.CLAIMED, TaskStatus.RUNNING):
+            self._world.fault(f"its workflow is paused: {what}")
+        if new.claimed_by_worker_id == HELD:
+            return old.status in WAITING
+        return verb == "cancel_workflow" and expected_of(old) == expected_of(new)
 
     def _judge_take_over(self, process: "Process", old: TaskRow, new: TaskRow, what: str) -> None:
         """An idle instance starts what has waited long enough at another one, and nothing else."""
@@ -417,5 +433,5 @@ class Checks:
                 self._world.fault(f"{row.task_name} {row.task_id} never ends: {row}")
             last = self.attempts.get((row.task_id, row.start_count))
             is_judged = not self._world.loss_count and row.status in ("COMPLETED", "FAILED", "INTERRUPTED")
-            if is_judged and last is None:
+            if is_judged and last is None and row.error_code not in UNSTARTED:
                 self._world.fault(f"{row.task_name} {row.task_id} is {row.status} without attempt {row.start_count}")

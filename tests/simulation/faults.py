@@ -13,6 +13,7 @@ from taskmanager.model.record import Write, expected_of
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import CommitReport, Store
 from tests.simulation.disk import WRITES, finish
+from tests.simulation.workflows import READS as WORKFLOW_READS
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process
@@ -29,6 +30,7 @@ READS = frozenset(
         "paused_queues",
         "latest_stamp",
     }
+    | WORKFLOW_READS
     | {"schedules", "busy_schedules"}
     | {
         f"fetch{what}"
@@ -132,7 +134,7 @@ class FaultyLine:
                 world.refused.add((write.task_id, world.checks.rows[write.task_id].start_count))
                 refused[write.task_id] = "refused, as the seed wants it"
         report: CommitReport = await commit([write for write in writes if write.task_id not in refused])
-        return CommitReport(report.lost, {**report.rejected, **refused})
+        return report._replace(rejected={**report.rejected, **refused})
 
     async def _purge(self, purge: Callable[..., Any], is_asked: bool, *args: Any) -> Any:
         """It goes on when the call of the application is cancelled that it is of."""

@@ -50,6 +50,8 @@ class Hearing:
                 continue
             # What the application has put into the file, nobody has heard of.
             self._writers[task_id].add("" if verb == "submit" else process.instance_id or "")
+            if row.is_workflow_task:  # the row was made by the end of another task, of which only a claim is told
+                self._odd.add(task_id)
             is_step = old is None or (old.status, old.start_count) != (row.status, row.start_count)
             is_heard = task_id in own or verb == "claim" or (self.is_answered and not process.is_stopping)
             if is_step and not is_heard:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from taskmanager import FailedTask, RetryPolicy, Snooze, Task, TaskContext, TaskManager, current_task
+from taskmanager import FailedTask, RetryPolicy, Snooze, Task, TaskContext, TaskManager, TaskResult, current_task
 from tests.simulation.steps import work_in_steps
 from tests.simulation.waits import work_in_waits
 
@@ -76,6 +76,15 @@ def define_jobs(manager: TaskManager, process: "Process") -> Jobs:
 
         return manager.task(name=name, **options)(job)
 
+    def make_node(name: str, **options: Any) -> Task[..., Any]:
+        async def job(
+            label: int, plan: str, inputs: list[int] | None = None, ended: list[TaskResult[int]] | None = None
+        ) -> int | Snooze:
+            process.world.workflows.begins(process, label, inputs or [])
+            return await _live(process, name, label, plan)
+
+        return manager.task(name=name, **options)(job)
+
     def make_process(name: str, **options: Any) -> Task[..., Any]:
         return manager.task(name=name, executor="process", persist=True, **options)(in_child)
 
@@ -103,6 +112,7 @@ def define_jobs(manager: TaskManager, process: "Process") -> Jobs:
             make_thread, "shared_thread", persist=True, requeue_on_interrupt=True, queue_name="shared"
         ),
         "steps": partial(make_steps, "steps", work_in_steps, persist=True, requeue_on_interrupt=True, **quick),
+        "node": partial(make_node, "node", persist=True, requeue_on_interrupt=True, **quick),
         "waits": partial(make_steps, "waits", work_in_waits, persist=True, requeue_on_interrupt=True, **quick),
     }
     return {name: makers[name]() for name in process.world.kinds}

@@ -58,6 +58,8 @@ class _Scenario:
         for _ in range(self._chance.choice((1, 2, 3))):
             self._days.new_process()
         self._days.plan_next()
+        if world.has_workflows:
+            world.workflows.plan()
         world.run_until(lambda: False, FAULTY_S)
         world.log(None, "the faults end")
         self._heal()
@@ -72,6 +74,7 @@ class _Scenario:
         world.checks.at_the_end()
         world.steps.at_the_end()
         world.waits.at_the_end()
+        world.workflows.at_the_end()
 
     def _heal(self) -> None:
         world = self._world
@@ -97,6 +100,8 @@ class _Scenario:
         world.at(world.now_us + 40_000_000, self._reach_promises)
         for after_s in (2, 10, 30, 90, 300):
             world.at(world.now_us + after_s * 1_000_000, world.waits.send_again)
+        for after_s in range(5, 600, 15):  # each failure may pause one again
+            world.at(world.now_us + after_s * 1_000_000, world.workflows.resume_all)
 
     def _resume_queues(self) -> None:
         for each in self._world.up():
@@ -133,7 +138,13 @@ class _Scenario:
         """Every row has ended, and nobody waits any more."""
         world = self._world
         up = world.up()
-        if not world.timetable.is_over or not up or not all(each.is_up for each in world.alive) or world.runs.now:
+        if (
+            not world.timetable.is_over
+            or not world.workflows.is_over
+            or not up
+            or not all(each.is_up for each in world.alive)
+            or world.runs.now
+        ):
             return False
         if any(each.is_busy or (each.engine and each.engine.live) for each in up):
             return False

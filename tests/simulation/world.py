@@ -33,6 +33,8 @@ from tests.simulation.steps import Steps
 from tests.simulation.timetable import Timetable
 from tests.simulation.waits import NAME as WAITS
 from tests.simulation.waits import Waits
+from tests.simulation.workflows import NAME as NODE
+from tests.simulation.workflows import Workflows
 
 SWEEP_S = 30
 MAX_TURNS_AT_ONCE = 20_000
@@ -41,7 +43,9 @@ MAX_FAULTS = 5
 
 
 STEPS_EVERY = 4
-"""Of so many seeds one has tasks of several steps, and one has tasks that sleep and wait between them."""
+"""Of so many seeds one has tasks of several steps, one has tasks that sleep and wait between them, and the others have
+workflows.
+"""
 
 
 class Broken(Exception):
@@ -82,6 +86,7 @@ class World:
         self.batches = Batches(self)
         self.steps = Steps(self)
         self.waits = Waits(self)
+        self.workflows = Workflows(self)
         self._steps: list[tuple[int, int]] = []
         self._order = count()
         self._labels = count(1)
@@ -102,6 +107,7 @@ class World:
         self.has_roles = self._roles.random() < 0.4
         """Whether some processes do not run every queue."""
         self.is_on_file = self.seed % 3 == 0
+        self.has_workflows = self.seed % STEPS_EVERY in (1, 3)
         self.has_middleware = self.seed % 6 == 1
         self.concurrency = chance.choice((1, 2, 3, 6))
         self.kinds = (*ALWAYS, *sorted(chance.sample(OTHERS, 6)))
@@ -109,6 +115,8 @@ class World:
             self.kinds += (STEPS,)
         if self.seed % STEPS_EVERY == 0:
             self.kinds += (WAITS,)
+        if self.has_workflows:
+            self.kinds += (NODE,)
         self.process_count = chance.choice((1, 2))
         self.crash_budget = chance.choice((1, 3, 100))
         beat_ms = chance.choice((1_000, 1_000, 4_000))  # more seldom, the log is at rest for long enough to be trusted

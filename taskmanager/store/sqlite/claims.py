@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from taskmanager.model.clock import LAST_US
-from taskmanager.model.record import DELAY_KEY, TaskRow, UnreadableRow, expected_of
+from taskmanager.model.record import TaskRow, UnreadableRow, expected_of
 from taskmanager.model.workflows import HELD
 from taskmanager.rules.claims import started
 from taskmanager.store.constraints import failed, row_faults, unreadable
@@ -25,7 +25,7 @@ from taskmanager.store.protocol import FREE_COUNT_CAP, ClaimRequest, FreeQueue, 
 from taskmanager.store.sqlite.connection import transaction
 from taskmanager.store.sqlite.queries import hops, task_rows
 from taskmanager.store.sqlite.rows import Undecodable, packed
-from taskmanager.store.sqlite.statements import END_UNREADABLE, LIVE_SQL, ON_FAILURE, write
+from taskmanager.store.sqlite.statements import DUE, END_UNREADABLE, IS_PAUSE, LIVE_SQL, ON_FAILURE, SLEEPS, write
 from taskmanager.store.sqlite.workflows import advance
 
 _FREE: Final = "taskmanager_tasks INDEXED BY taskmanager_tasks_free"
@@ -132,22 +132,10 @@ SELECT queue_name, priority, (
 
 _ABOVE_ALL_PRIORITIES: Final = 1e19
 """Also above those that no version would write: who claims such a row finds out."""
-# As `is_pause` and `due_at` say it of a row.
-_IS_PAUSE: Final = f"(next_retry_at IS NOT NULL OR snooze_count > 0 OR instr(task_options, '{DELAY_KEY}'))"
-_DUE_AT: Final = f"""
-    CASE WHEN enqueued_at <= updated_at THEN min(enqueued_at, :now)
-        WHEN updated_at > :now AND enqueued_at < {LAST_US} AND {_IS_PAUSE} THEN :now + enqueued_at - updated_at
-        ELSE enqueued_at END
-"""
-_SLEEPS: Final = (
-    "EXISTS (SELECT 1 FROM taskmanager_steps AS s WHERE s.task_id = taskmanager_tasks.id AND s.wakes_at > 0)"
-)
-"""It sleeps until an instant that was promised, and counts its sleeps as pauses."""
-_DUE: Final = f"enqueued_at = {_DUE_AT}, next_retry_at = iif(next_retry_at IS NULL, NULL, {_DUE_AT})"
 _FREED: Final = f"""
     status = 'PENDING', claimed = 0, claimed_at = NULL, claimed_by_worker_id = NULL, claim_expires_at = NULL,
     updated_at = :now,
-    {_DUE}
+    {DUE}
 """
 _NEVER_RAN: Final = f"""
     {_FREED}, started_at = NULL, worker_pid = NULL, worker_hostname = NULL, worker_process_name = NULL
@@ -384,9 +372,9 @@ def make_due(connection: sqlite3.Connection, now: int) -> int:
     with transaction(connection):
         return connection.execute(
             f"""
-            UPDATE {_FREE} SET {_DUE}, updated_at = :now
+            UPDATE {_FREE} SET {DUE}, updated_at = :now
             WHERE {_IS_FREE} AND enqueued_at > :now AND updated_at > :now
-                AND (enqueued_at <= updated_at OR ({_IS_PAUSE} AND NOT {_SLEEPS}))
+                AND (enqueued_at <= updated_at OR ({IS_PAUSE} AND NOT {SLEEPS}))
             """,
             {"now": now},
         ).rowcount

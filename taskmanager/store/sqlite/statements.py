@@ -19,8 +19,9 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
+from taskmanager.model.clock import LAST_US
 from taskmanager.model.dataclass import dataclass
-from taskmanager.model.record import AttemptRow, HistoryWrite, NewWrite, StartWrite, SuccessWrite, TaskRow
+from taskmanager.model.record import DELAY_KEY, AttemptRow, HistoryWrite, NewWrite, StartWrite, SuccessWrite, TaskRow
 from taskmanager.model.states import LIVE, TERMINAL
 from taskmanager.model.steps import StepRow
 from taskmanager.model.workflows import EdgeRow, NodeRow, WorkflowRow
@@ -50,6 +51,20 @@ def quoted(statuses: Sequence[str]) -> str:
 
 LIVE_SQL: Final = quoted([status for status in ("PENDING", "CLAIMED", "RUNNING") if status in LIVE])
 TERMINAL_SQL: Final = quoted(sorted(TERMINAL))
+# As `is_pause` and `due_at` say it of a row.
+IS_PAUSE: Final = f"(next_retry_at IS NOT NULL OR snooze_count > 0 OR instr(task_options, '{DELAY_KEY}'))"
+SLEEPS: Final = (
+    "EXISTS (SELECT 1 FROM taskmanager_steps AS s WHERE s.task_id = taskmanager_tasks.id AND s.wakes_at > 0)"
+)
+"""It sleeps until an instant that was promised, and counts its sleeps as pauses."""
+_DUE_AT: Final = f"""
+    CASE WHEN enqueued_at <= updated_at THEN min(enqueued_at, :now)
+        WHEN updated_at > :now AND enqueued_at < {LAST_US} AND {IS_PAUSE} AND NOT {SLEEPS}
+            THEN :now + enqueued_at - updated_at
+        ELSE enqueued_at END
+"""
+DUE: Final = f"enqueued_at = {_DUE_AT}, next_retry_at = iif(next_retry_at IS NULL, NULL, {_DUE_AT})"
+"""What is due, or waits for a while, is so also by a wall clock that was set back since it was written."""
 
 
 def _replaceable(table: str) -> str:

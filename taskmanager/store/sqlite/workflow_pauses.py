@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from taskmanager.model.workflows import HELD
+from taskmanager.store.sqlite.statements import DUE
 from taskmanager.store.sqlite.workflow_ends import IS_NOT_ABSORBED, IS_OPEN
 
 TREE: Final = """
@@ -34,7 +35,7 @@ WHERE id IN ({TREE}) AND status = 'RUNNING' RETURNING id
 _HOLD: Final = f"""
 UPDATE OR IGNORE taskmanager_tasks
 SET status = 'PENDING', claimed = 0, claimed_at = NULL, claimed_by_worker_id = '{HELD}', claim_expires_at = NULL,
-    updated_at = :now
+    updated_at = :now, {DUE}
 WHERE id IN ({{these}}) AND status IN ('PENDING', 'CLAIMED')
 """
 _HOLD_ALL: Final = _HOLD.format(these=TASKS_OF)

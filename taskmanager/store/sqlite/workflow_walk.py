@@ -17,7 +17,7 @@ from taskmanager.model.states import BuiltInTaskCode
 from taskmanager.model.workflows import HELD
 from taskmanager.rules.workflows import Counts, NodeEnd, end_of_node, judged, stored
 from taskmanager.store.sqlite import workflow_pauses as pauses
-from taskmanager.store.sqlite.statements import OF_NODE, TERMINAL_SQL, write
+from taskmanager.store.sqlite.statements import DUE, OF_NODE, TERMINAL_SQL, write
 from taskmanager.store.sqlite.workflow_ends import IS_OPEN, end_workflows, parent_of
 from taskmanager.store.workflow_protocol import Advance, FreeTask
 
@@ -86,7 +86,7 @@ UPDATE taskmanager_tasks SET status = 'PENDING', enqueued_at = ?, updated_at = ?
 WHERE id = ? AND status IN ({TERMINAL_SQL})
 """
 _FREE: Final = f"""
-UPDATE taskmanager_tasks SET claimed_by_worker_id = NULL, updated_at = :now
+UPDATE taskmanager_tasks SET claimed_by_worker_id = NULL, updated_at = :now, {DUE}
 WHERE id {_THESE} AND status = 'PENDING' AND claimed_by_worker_id = '{HELD}'
 RETURNING id, task_name, queue_name, priority, enqueued_at
 """

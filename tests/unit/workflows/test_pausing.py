@@ -65,6 +65,24 @@ async def test_task_that_waits_for_a_slot_does_not_start() -> None:
         assert (await statuses(manager, handle.workflow_id))[second.node_id] == "COMPLETED"
 
 
+async def test_clock_that_is_set_back_keeps_no_held_task_waiting() -> None:
+    """What was due stays due, whichever way it has waited meanwhile."""
+    manager = TaskManager(None, concurrency=1)
+    async with isolated(manager) as world:
+        jobs, wf = Jobs(manager), Workflow("import")
+        wf.add(jobs.wait, "a")
+        wf.add(jobs.wait, "b")
+        handle = await manager.start_workflow(wf)
+        await world.idle()
+        await handle.pause()
+        world.clock.step(-7_200)
+        await handle.resume()
+        jobs.gate.set()
+        began_s = world.clock.elapsed_s()
+        await handle
+        assert world.clock.elapsed_s() - began_s < 3_600
+
+
 async def test_delayed_task_does_not_start(world: World, jobs: Jobs) -> None:
     """What came due meanwhile starts when the workflow goes on."""
     wf = Workflow("import")
