@@ -109,14 +109,13 @@ class Abandoned:
         self._instance_lock = lock
         self._attempts: set[Attempt] = set()
         self._may_let_go = False
-        self.thread_count = 0
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._attempts)
 
     def __repr__(self) -> str:
-        return f"<Abandoned {len(self)} attempts, {self.thread_count} of them threads>"
+        return f"<Abandoned {len(self)} attempts, in {self._threads!r}>"
 
     def note(self, *, is_loop_gone: bool) -> None:
         """Go on without what has not ended, of which the heartbeat tells as long as threads are left.
@@ -124,11 +123,11 @@ class Abandoned:
         Of a loop that will not run again only threads go on.
         """
         runner = self._runner
-        with self._lock:  # a thread that ends meanwhile waits until it was counted
+        with self._lock:  # a thread that ends meanwhile waits until its attempt was noted
             threads = self._threads.outlive(self._thread_outlived_loop)
-            self._attempts = {each for each in runner.abandoned if not is_loop_gone or each.thread in threads}
+            self._attempts = {each for each in runner.abandoned if not is_loop_gone or threads & each.threads}
             for attempt in list(runner.running.values()):
-                if is_loop_gone and attempt.thread not in threads:  # nothing of it executes, whatever it came to
+                if is_loop_gone and not threads & attempt.threads:  # nothing of it executes, whatever it came to
                     self._life.interrupt(attempt)
                     continue
                 runner.abandon(attempt)
@@ -136,12 +135,11 @@ class Abandoned:
                 attempt.close(None)
                 if not attempt.live.has_left:
                     self._record(attempt)
-            self.thread_count = sum(attempt.live.definition.lane == "thread" for attempt in self._attempts)
         for attempt in self._attempts:
             attempt.on_end = lambda ended=attempt: self._ended(ended)
             if attempt.task is not None:
                 let_loop_close(attempt.task)
-        if self.thread_count:
+        if threads:
             self._heartbeat.outlives_loop = True
 
     def _record(self, attempt: Attempt) -> None:
@@ -163,16 +161,13 @@ class Abandoned:
 
     def _thread_outlived_loop(self) -> None:
         """In the thread itself. What was left of other lanes went with the loop, so the last thread frees the rows."""
-        with self._lock:  # two may end at once
-            self.thread_count -= 1
-            is_last = self.thread_count <= 0
+        with self._lock:  # whoever ends meanwhile waits until all is noted
+            is_last = not self._threads.is_executing
         if is_last:
             self._let_go()
 
     def _ended(self, attempt: Attempt) -> None:
         self._attempts.discard(attempt)
-        with self._lock:
-            self.thread_count -= attempt.live.definition.lane == "thread"
         if self._may_let_go:
             self.let_go_when_over()
 

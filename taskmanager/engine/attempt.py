@@ -208,6 +208,12 @@ class Attempt:
             self.is_plain, self.steps = False, begin(self)
         return self.steps
 
+    @property
+    def threads(self) -> "frozenset[asyncio.Future[Any]]":
+        """What is done when the threads have ended that run its code, or its steps."""
+        own = () if self.thread is None else (self.thread,)
+        return frozenset(own if self.steps is None else (*own, *self.steps.threads))
+
     def hear(self) -> None:
         """An event may have come for the task."""
         if self.steps is not None:
@@ -332,6 +338,9 @@ def drive(coro: Coroutine[Any, Any, Any], attempt: Attempt) -> Generator[Any, An
             attempt.lend(0 if attempt.has_new_wait else OLD_WAIT_TURNS)
         try:
             value = yield waited
+        except GeneratorExit:  # collected with its loop, perhaps after the coroutine
+            coro.close()
+            raise
         except BaseException as exc:
             thrown = exc
         if not attempt.has_slot:

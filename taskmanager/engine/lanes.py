@@ -122,6 +122,12 @@ class ThreadLane:
             self._on_outlived = on_outlived
             return frozenset(self._executing)
 
+    @property
+    def is_executing(self) -> bool:
+        """Whether a thread runs code of a task."""
+        with self._lock:
+            return bool(self._executing)
+
     def __repr__(self) -> str:
         return f"<ThreadLane {self._thread_count} threads, {self._idle} idle>"
 

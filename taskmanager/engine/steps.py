@@ -10,7 +10,7 @@ order, so they need a key. An attempt has ended when the steps that it has calle
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from types import FunctionType
 from typing import Any, NoReturn, TypeVar
 
@@ -126,6 +126,11 @@ class StepCalls:
         call = Wait(self._identify(name, key), name, waits_for, timeout_s, results)
         self._records.go_on()
         return self._inside(self._waits.run, call)
+
+    @property
+    def threads(self) -> Collection["asyncio.Future[Any]"]:
+        """What is done when the threads of its steps have ended."""
+        return self._lanes.busy
 
     def hear(self) -> None:
         """An event may have come for a wait of this task."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from taskmanager import TaskManager
+from taskmanager import TaskManager, step
 
 pytestmark = [pytest.mark.timeout(120)]
 DESCRIPTORS = Path("/proc/self/fd")
@@ -106,24 +106,32 @@ def test_loop_closed_in_the_middle_of_a_start_leaves_nothing_open(tmp_path: Path
 
 
 @pytest.mark.usefixtures("nothing_is_left")
-def test_closed_loop_is_survived_by_the_thread_of_a_task(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_step", [False, True], ids=["task", "step"])
+def test_closed_loop_is_survived_by_the_thread_of_a_task(tmp_path: Path, is_step: bool) -> None:
     """It keeps the lock of its instance until it ends, so that nobody runs its task beside it."""
     database, may_end = tmp_path / "tasks.db", threading.Event()
     manager = TaskManager(database)
     has_begun = threading.Event()
 
-    @manager.task(name="work", persist=True, requeue_on_interrupt=True)
     def work() -> None:
         has_begun.set()
         may_end.wait(60)
 
+    async def work_in_a_step() -> None:
+        await step(work)
+
+    task = manager.task(name="work", persist=True, requeue_on_interrupt=True)(work_in_a_step if is_step else work)
+
     async def main() -> None:
         await manager.start()
-        work.enqueue()
-        work.with_options(delay=60).enqueue()
+        task.enqueue()
+        task.with_options(delay=60).enqueue()
         await asyncio.to_thread(has_begun.wait, 30)
 
-    asyncio.run(main())
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()  # asyncio.run() would wait for the step
     assert happens(lambda: ("PENDING", None) in statuses(database))
     assert [status for status, owner in statuses(database) if owner is not None] == ["RUNNING"]
     assert len(list(tmp_path.glob("*.lock"))) == 1
