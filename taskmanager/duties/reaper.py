@@ -59,7 +59,7 @@ class Reaper:
         self._store, self._identity, self._stall = engine.store, engine.identity, engine.stall
         self._writer, self._settings, self._life = engine.writer, engine.settings, engine.life
         self._live, self._runner, self._wall_clock = engine.live, engine.runner, engine.wall_clock
-        self._claiming = engine.claiming
+        self._claiming, self._free_rows = engine.claiming, engine.free_rows
         self._recovery = recovery
         self._heartbeat = heartbeat
         self._seen: dict[tuple[str, str], Observation] = {}
@@ -68,6 +68,9 @@ class Reaper:
 
     async def run_once(self) -> int:
         """Sweep once: workflows, dead instances, strays of this one, silent instances. Return how many tasks moved."""
+        return await self._free_rows.answer_of(self._sweep())
+
+    async def _sweep(self) -> int:
         config = self._settings.recovery
         moved = await self.recover_workflows(config.crashed_worker_recovery_grace_ms)
         moved += await self._recovery.run_once() + await self.recover_strays()

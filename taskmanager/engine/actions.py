@@ -156,7 +156,7 @@ class Actions:
         self._dispatcher, self._runner, self._writer = engine.dispatcher, engine.runner, engine.writer
         self._follower, self._row_codec, self._life = engine.follower, engine.row_codec, engine.life
         self._claiming, self._find_live = engine.claiming, records.find_live
-        self._advanced = engine.free_rows.note_advance
+        self._free_rows = engine.free_rows
         self._cancelling: set[asyncio.Task[bool]] = set()
 
     async def cancel(self, task_id: str) -> bool:
@@ -214,7 +214,8 @@ class Actions:
     async def _cancel_rows(self, rows: Sequence[TaskRow]) -> frozenset[str]:
         """End these where they are free, ask whoever has them, and return the ids for which that was recorded."""
         live, now = [row for row in rows if row.status in LIVE], self._clock.now_us()
-        done = await cancel_stored(self._store, self._row_codec, live, now, self._advanced)
+        advanced = self._free_rows.note_advance
+        done = await self._free_rows.answer_of(cancel_stored(self._store, self._row_codec, live, now, advanced))
         for row in live:
             if row.task_id not in done:
                 continue
@@ -332,10 +333,9 @@ class Actions:
         if not able:
             return frozenset()
         now = self._clock.now_us()
-        try:
-            done = await retry_stored(self._store, able, now, self._advanced, from_start=from_start)
-        finally:  # a write without an answer may have arrived
-            self._life.wants_claim.set()
+        again = retry_stored(self._store, able, now, self._free_rows.note_advance, from_start=from_start)
+        done = await self._free_rows.answer_of(again)
+        self._life.wants_claim.set()
         for row in able:
             if row.task_id in done:
                 if (listeners := self._life.listeners) is not None:

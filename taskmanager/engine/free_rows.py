@@ -1,6 +1,7 @@
 """Rows that a write of this instance has made, free for anybody: they are claimed soon, and count for `join`."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
+from typing import TypeVar
 
 from taskmanager.engine.definition import Definition
 from taskmanager.engine.dispatch import Dispatcher
@@ -10,6 +11,8 @@ from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.workflow_protocol import Advance
+
+T = TypeVar("T")
 
 
 class FreeRows:
@@ -32,6 +35,22 @@ class FreeRows:
             self._expect(each.task_id, each.task_name, each.queue_name, each.priority)
         if self._follower.workflows_ended(advance.ended):
             self._life.wants_claim.set()  # who waits is told by the next look
+
+    async def answer_of(self, write: Awaitable[T]) -> T:
+        """Await a write. One without an answer may have arrived, and what has followed from it is looked for then."""
+        is_answered = False
+        try:
+            found = await write
+            is_answered = True
+            return found
+        finally:
+            if not is_answered:
+                self.look()
+
+    def look(self) -> None:
+        """Let what is waited for be read soon: our own writes do not change the version that tells of others'."""
+        self._follower.needs_look = True
+        self._life.wants_claim.set()
 
     def _expect(self, task_id: str, task_name: str, queue_name: str, priority: int, tags: str | None = None) -> None:
         if task_name not in self._definitions or self._life.is_stopping:

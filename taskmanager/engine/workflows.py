@@ -4,7 +4,7 @@ All of it is in the store. So it is the same for a workflow of any instance, and
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeVar, cast, get_args
+from typing import Any, Final, cast, get_args
 
 from taskmanager.engine.definition import RowCodec
 from taskmanager.engine.engine import Engine
@@ -26,8 +26,6 @@ from taskmanager.model.workflows import (
     WorkflowStatus,
 )
 from taskmanager.store.workflow_protocol import Advance
-
-T = TypeVar("T")
 
 MAX_TRIES: Final = 5
 """How often a start is tried again when the workflow changes under it."""
@@ -57,7 +55,7 @@ class Workflows:
         self._store, self._clock, self._identity = engine.store, engine.clock, engine.identity
         self._follower, self._row_codec, self._life = engine.follower, engine.row_codec, engine.life
         self._live, self._claiming = engine.live, engine.claiming
-        self._note_advance = engine.free_rows.note_advance
+        self._free_rows = engine.free_rows
 
     # Starting.
 
@@ -68,8 +66,8 @@ class Workflows:
         """
         root = graph.workflows[0]
         for _ in range(MAX_TRIES):
-            found, advance = await self._answer(self._store.start_workflow(graph, self._clock.now_us()))
-            self._note_advance(advance)
+            found, advance = await self._free_rows.answer_of(self._store.start_workflow(graph, self._clock.now_us()))
+            self._free_rows.note_advance(advance)
             if found is None:
                 return False
             if found.status not in ("FAILED", "CANCELLED"):
@@ -88,26 +86,10 @@ class Workflows:
         return True
 
     async def _did(self, verb: Callable[[str, int], Awaitable[Advance | None]], workflow_id: str) -> bool:
-        advance = await self._answer(verb(workflow_id, self._clock.now_us()))
+        advance = await self._free_rows.answer_of(verb(workflow_id, self._clock.now_us()))
         if advance is not None:
-            self._note_advance(advance)
+            self._free_rows.note_advance(advance)
         return advance is not None
-
-    async def _answer(self, write: Awaitable[T]) -> T:
-        """Await a write. One without an answer may have arrived, and what has followed from it is looked for then."""
-        is_answered = False
-        try:
-            found = await write
-            is_answered = True
-            return found
-        finally:
-            if not is_answered:
-                self._look()
-
-    def _look(self) -> None:
-        """Let what is waited for be read soon: our own writes do not change the version that tells of others'."""
-        self._follower.needs_look = True
-        self._life.wants_claim.set()
 
     # Acting.
 
@@ -123,7 +105,7 @@ class Workflows:
         """End what waits, and ask what runs to end. False if it has ended. Raises `UnknownTask`."""
         if not await self._act(self._store.cancel_workflow, workflow_id):
             return False
-        self._look()  # who waits for one of its tasks
+        self._free_rows.look()  # who waits for one of its tasks
         async with self._claiming:  # the answer to a claim may have been made before the request
             for task_id in await self._store.fetch_cancel_requests(self._identity.instance_id):
                 if (live := self._live.get(task_id)) is not None:

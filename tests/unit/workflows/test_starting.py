@@ -211,3 +211,28 @@ async def test_stop_tells_who_waits_that_the_workflow_goes_on(world: World, jobs
     assert (await waiting).err_value.error_code == BuiltInTaskCode.MANAGER_STOPPED
     await world.start()
     jobs.gate.set()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@pytest.mark.parametrize("act", ["cancel", "cancel_all"])
+async def test_cancel_of_a_task_without_an_answer_may_have_ended_it(act: str, is_cancelled: bool) -> None:
+    """Its workflow has ended with it, and what depends on it is ready; no report says so."""
+    async with faulty() as (world, store, jobs):
+        wf = Workflow("import")
+        first = wf.add(jobs.fetch.with_options(delay=3600), "a").named("first")
+        wf.optional(first).output(wf.add(jobs.tell, first.result))
+        handle = await world.manager.start_workflow(wf)
+        await world.idle()
+        await handle.pause()
+        await handle.resume()
+        waiting = asyncio.create_task(handle.result(timeout=60))
+        await world.idle()
+        made = Fault.cancel if is_cancelled else Fault.fail
+        store.plan.append(made(store.calls.count("commit") + 1, verb="commit", after=True))
+        call = world.manager.cancel_all(task_name="fetch")
+        if act == "cancel":
+            call.close()
+            call = world.manager.cancel(await task_of(world.manager, handle.workflow_id, "first"))
+        with pytest.raises(asyncio.CancelledError if is_cancelled else StoreUnavailable):
+            await asyncio.ensure_future(call)
+        assert (await waiting).ok_value == ["TASK_CANCELLED"]
