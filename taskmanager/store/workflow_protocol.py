@@ -54,7 +54,8 @@ class WorkflowStore(Protocol):
     async def reopen_workflow(self, workflow_id: str, now: int) -> Advance | None:
         """Run a FAILED or CANCELLED workflow again, from the nodes that have not completed. None in any other state.
 
-        The nodes that have completed keep their results. So does a child that has; any other child is reopened too.
+        The nodes that have completed keep their results. So does a child that has; any other child is reopened too,
+        but none without its root: None of a child.
         """
         ...
 

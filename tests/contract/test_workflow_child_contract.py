@@ -7,6 +7,7 @@ import pytest
 from taskmanager.model.ids import child_workflow_id
 from taskmanager.store.protocol import Store
 from tests.contract.graphs import (
+    NOW,
     ROOT,
     N,
     code_of,
@@ -93,3 +94,23 @@ async def test_children_in_children_begin_and_end_together(store: Store) -> None
     advance = await end(store, "leaf", workflow_id=bottom)
     assert advance.ended == tuple(row.id for row in reversed(made.workflows))
     assert await status(store) == "COMPLETED"
+
+
+async def test_child_that_was_cancelled_before_its_node_was_ready_has_failed(store: Store) -> None:
+    """So has the node, without waiting for what it comes after."""
+    await start(store, N("a"), N("sub", after=["a"], child=[N("x")]), N("log", results=["sub"]))
+    inner = child_workflow_id(ROOT, 1)
+    await store.cancel_workflow(inner, NOW)
+    assert await statuses(store) == {"a": "ENQUEUED", "sub": "FAILED", "log": "ENQUEUED"}
+    assert await statuses(store, inner) == {"x": "SKIPPED"}
+
+
+async def test_node_that_ended_before_its_workflow_began_is_counted_then(store: Store) -> None:
+    """Somebody has cancelled the workflow in it."""
+    inner = child_workflow_id(ROOT, 1)
+    child = [N("deep", child=[N("x")]), N("y", after=["deep"], allow_failed=True)]
+    await start(store, N("a"), N("sub", after=["a"], child=child))
+    await store.cancel_workflow(child_workflow_id(inner, 0), NOW)
+    assert await statuses(store, inner) == {"deep": "FAILED", "y": "PENDING"}
+    await end(store, "a")
+    assert await statuses(store, inner) == {"deep": "FAILED", "y": "ENQUEUED"}

@@ -152,3 +152,11 @@ async def test_only_what_has_failed_or_was_cancelled_is_reopened(store: Store, w
     before = await store.fetch_workflow(ROOT)
     assert await store.reopen_workflow(ROOT, NOW + 1) is None
     assert await store.fetch_workflow(ROOT) == before
+
+
+async def test_child_is_not_reopened_without_its_root(store: Store) -> None:
+    """It would run beside a parent that has ended, or for a node that was skipped."""
+    await start(store, N("sub", child=[N("x")]))
+    await fail(store, "x", workflow_id=INNER)
+    assert await store.reopen_workflow(INNER, NOW) is None
+    assert await status(store, INNER) == "FAILED"

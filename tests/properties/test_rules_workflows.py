@@ -99,6 +99,8 @@ class Play:
             if not opened:
                 break
             known |= opened
+        begun = {node.id: scan.verdict(node, known) != "PENDING" for node in self.flow.nodes if node.id != chosen}
+        known |= {each: "PENDING" for each in self.ready() if not begun.get(each, True)}  # it waits again
         self.known = scan.settle(self.flow.nodes, known)
         await self.check()
 

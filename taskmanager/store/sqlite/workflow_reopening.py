@@ -43,12 +43,12 @@ def reopen(connection: sqlite3.Connection, workflow_id: str, now: int) -> Advanc
     """See `Store.reopen_workflow`."""
     with transaction(connection):
         row = fetch_workflow(connection, workflow_id)
-        if row is None or row.status not in ("FAILED", "CANCELLED"):
+        if row is None or row.status not in ("FAILED", "CANCELLED") or row.parent_workflow_id is not None:
             return None
         walk = Walk(connection, now)
-        _open_upwards(walk, workflow_id)
+        walk.run(_OPEN_WORKFLOWS, [workflow_id], status="RUNNING")
         _open_undone(walk, [workflow_id])
-        walk.judge_all([workflow_id])
+        walk.take_up([workflow_id])
         return walk.advance()
 
 
@@ -72,6 +72,8 @@ def _open_upwards(walk: Walk, workflow_id: str) -> str:
         _open_nodes(walk, [node for (node,) in nodes], "RUNNING")
     status = "PAUSED" if above == "PAUSED" else "RUNNING"
     walk.run(_OPEN_WORKFLOWS, [workflow_id], status=status)
+    if status == "RUNNING":
+        walk.take_up([workflow_id])
     return status
 
 

@@ -97,6 +97,11 @@ WHERE id {_THESE} AND status = 'PENDING' RETURNING id
 _BEGIN_NODES: Final = f"""
 UPDATE {_NODES} SET status = 'RUNNING', started_at = :now WHERE n.id {_THESE} AND {IS_OPEN} RETURNING sub_workflow_id
 """
+_UNTOLD: Final = f"""
+SELECT n.id FROM json_each(:ids) AS v CROSS JOIN {_NODES} INDEXED BY taskmanager_workflow_tasks_untold
+    ON n.workflow_id = v.value
+WHERE n.is_passed_on = 0 AND n.status IN ('COMPLETED', 'FAILED', 'SKIPPED')
+"""
 _WAITING: Final = f"""
 SELECT n.id FROM json_each(:ids) AS v CROSS JOIN {_NODES} INDEXED BY taskmanager_workflow_tasks_open
     ON n.workflow_id = v.value
@@ -270,10 +275,11 @@ class Walk:
         """Let workflows that wait begin, with the nodes that depend on nothing."""
         begun = self.ids(_BEGIN, workflow_ids)
         if begun:
-            self.judge_all(begun)
+            self.take_up(begun)
 
-    def judge_all(self, workflow_ids: Iterable[str]) -> None:
-        """Judge every node of these workflows that waits, and look whether they have ended."""
+    def take_up(self, workflow_ids: Collection[str]) -> None:
+        """Judge every node of these workflows that waits, once those count that have ended meanwhile."""
+        self.follow(self.ids(_UNTOLD, workflow_ids))
         self.check(workflow_ids)
         self.judge(self.ids(_WAITING, workflow_ids))
 

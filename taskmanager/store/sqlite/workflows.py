@@ -120,11 +120,6 @@ UPDATE taskmanager_workflow_tasks SET is_accepted = 1
 WHERE workflow_id IN (SELECT value FROM json_each(:ids)) AND status = 'FAILED'
 """
 _READIED: Final = f"{pauses.TASKS_OF} AND n.status <> 'PENDING'"
-_UNTOLD: Final = """
-SELECT n.id FROM json_each(:ids) AS v CROSS JOIN taskmanager_workflow_tasks AS n
-    INDEXED BY taskmanager_workflow_tasks_untold ON n.workflow_id = v.value
-WHERE n.is_passed_on = 0 AND n.status IN ('COMPLETED', 'FAILED', 'SKIPPED')
-"""
 
 
 def resume(connection: sqlite3.Connection, workflow_id: str, now: int) -> Advance | None:
@@ -139,8 +134,7 @@ def resume(connection: sqlite3.Connection, workflow_id: str, now: int) -> Advanc
             return None
         walk.run(_ACCEPT, resumed)
         walk.free(walk.ids(_READIED, resumed))
-        walk.follow(walk.ids(_UNTOLD, resumed))
-        walk.judge_all(resumed)
+        walk.take_up(resumed)
         return walk.advance()
 
 
@@ -179,5 +173,5 @@ def cancel(connection: sqlite3.Connection, workflow_id: str, now: int) -> Advanc
         walk.skip([(node, None) for node in walk.ids(_NOT_BEGUN, cancelled)])
         walk.run(_ASK, cancelled)
         walk.end_tasks(ended)
-        walk.check(cancelled)
+        walk.take_up(cancelled)
         return walk.advance()
