@@ -50,6 +50,7 @@ class _Line(NamedTuple):
     name: str
     nodes: Sequence[NodeRow]
     status: str
+    error: str
     remark: str
 
 
@@ -135,7 +136,7 @@ def _lines(page: WorkflowPage, signs: Sequence[str]) -> Iterator[_Line]:
         members, child_view = _inside(branch, view)
         following = [(each, inside, child_view) for each in members] + [(each, after, view) for each in branch.below]
         below = f"{rest}{bar if following else ' '} "
-        about = _status(branch.nodes[0], view), _remark(branch, view, page.now_us)
+        about = _status(branch.nodes[0], view), _error(branch, view), _remark(branch, view, page.now_us)
         yield _Line(guide, below, escaped(branch.name), branch.nodes, *about)
         for number, (each, dash, its_view) in enumerate(reversed(following)):
             sign, on = (tee, bar) if number else (corner, " ")
@@ -150,6 +151,16 @@ def _inside(branch: Branch, view: WorkflowView) -> tuple[list[Branch], WorkflowV
         return [Branch([node], branch.depth, is_part=True) for node in failed[:_FAILED_SHOWN]], view
     child = view.children.get(first.sub_workflow_id or "")
     return (tree_of(child.nodes), child) if child is not None else ([], view)
+
+
+def _error(branch: Branch, view: WorkflowView) -> str:
+    """Return why a node has failed. If the error is sealed, its code is known from the task."""
+    node = branch.nodes[0]
+    if len(branch.nodes) > 1 or node.status != "FAILED":
+        return ""
+    code, message = stored_error(node.error)
+    task = view.tasks.get(node.task_id or "")
+    return cause(code or (task and task.error_code) or "", message, 0)
 
 
 def _remark(branch: Branch, view: WorkflowView, now_us: int) -> str:
@@ -199,9 +210,8 @@ def _drawn(line: _Line, tree: int, width: int, now_us: int) -> Iterator[Text]:
         elif text:
             rest.append(text)
     yield _one_line(drawn)
-    code, message = stored_error(None if is_many else line.nodes[0].error)
-    if code is not None:
-        rest.insert(0, Text(cause(code, message, 0), "red"))
+    if line.error:
+        rest.insert(0, Text(line.error, "red"))
     for text in rest:
         yield _one_line(_cut(Text.assemble((cut_front(line.below, tree), "dim"), text), width))
 

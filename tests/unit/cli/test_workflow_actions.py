@@ -97,3 +97,30 @@ def test_retry_of_a_workflow_without_a_failure_is_refused(release: Path) -> None
     assert ran.code == 1
     assert "workflow release-1 is RUNNING, and no task of it has failed" in ran.err
     assert rows(release, "SELECT status FROM taskmanager_tasks") == [("PENDING",)]
+
+
+def test_doctor_finds_what_recover_puts_right(release: Path) -> None:
+    """Somebody has ended a task by hand, so nothing follows from it; an application that runs would see to it."""
+    with closing(sqlite3.connect(release)) as connection, connection:
+        connection.execute(
+            "UPDATE taskmanager_tasks SET status = 'COMPLETED', completed_at = 9, updated_at = 9, start_count = 1,"
+            """ started_at = 8, result = '{"ok":"built"}'"""
+        )
+    found = taskmanager("doctor", columns=200).out
+    assert "left half done: nodes whose task has ended (1)" in found
+    assert "`taskmanager recover`, which puts it right" in found
+    assert taskmanager("recover").code == 0
+    assert "every one goes on by itself" in taskmanager("doctor", columns=200).out
+    shown = taskmanager("workflow", "show", "release-1").out
+    assert "1 completed, 5 waiting" in shown
+
+
+def test_doctor_and_status_say_how_a_paused_workflow_goes_on(release: Path) -> None:
+    """A person has paused it, or a failure: nothing but a person lets it go on."""
+    taskmanager("workflow", "pause", "release-1")
+    found = taskmanager("doctor", columns=200).out
+    assert "paused: release-1" in found
+    assert "`taskmanager workflow resume ID` lets it go on" in found
+    seen = taskmanager("status", columns=100).out
+    assert "! workflow release-1 is paused\n   to go on: taskmanager workflow resume release-1" in seen
+    assert "1 waiting" in seen  # held by its workflow, and by no instance that could have died

@@ -2,7 +2,9 @@
 
 import json
 import re
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -131,3 +133,11 @@ def test_file_without_workflows_says_so(tmp_path: Path) -> None:
     """An empty list is an answer."""
     rich_file.write_empty(tmp_path / "tasks.db")
     assert taskmanager("workflows", "--db", tmp_path / "tasks.db").out == "no workflows\n"
+
+
+@pytest.mark.usefixtures("graphs")
+def test_sealed_error_of_a_node_is_told_by_its_code() -> None:
+    """A codec hides the message; the code stands in the row of the task."""
+    with closing(sqlite3.connect("tasks.db")) as connection, connection:
+        connection.execute("UPDATE taskmanager_workflow_tasks SET error = 'c2VhbGVk' WHERE status = 'FAILED'")
+    assert "│    UNHANDLED_EXCEPTION\n" in answer("workflow", "show", "release-2026-03")

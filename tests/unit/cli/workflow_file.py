@@ -12,6 +12,7 @@ from taskmanager.engine.definition import Definition
 from taskmanager.model.ids import child_workflow_id, node_task_id
 from taskmanager.model.workflows import Graph
 from taskmanager.store.sqlite import SqliteStore
+from taskmanager.store.sqlite.workflow_views import NodeTask, WorkflowView
 from taskmanager.workflow_graph import graph_of
 from tests.unit.cli.rich_file import HOUR, MINUTE, NOW, SECOND
 
@@ -82,6 +83,26 @@ def releasing() -> Workflow[str]:
     mirrors = [wf.add(note, name).named(f"upload-{name}").after(build) for name in ("ann", "bob", "cyd")]
     wf.add(note, "announce").named("announce").after(*mirrors, join="any")
     return wf.output(wf.add(note, "archive").named("archive").after(*mirrors, join="quorum", min_success=2))
+
+
+def running_view() -> WorkflowView:
+    """The first of them in memory, at an instant that is good to look at."""
+    made, states = graph(importing(COLUMNS), "import-7", NOW - 4 * MINUTE), dict[int, tuple[str, int, int | None]]()
+    states |= {0: ("COMPLETED", 230, 10), 1: ("COMPLETED", 219, 9), COLUMNS + 3: ("RUNNING", 190, None)}
+    states |= {index: ("COMPLETED" if index != 400 else "FAILED", 200, 11) for index in range(2, 814)}
+    states |= dict.fromkeys(range(814, 817), ("RUNNING", 60, None))
+    nodes = [node for node in made.nodes if node.workflow_id == "import-7"]
+    for index, (status, ago_s, took_s) in states.items():
+        begun, error = NOW - ago_s * SECOND, _error() if status == "FAILED" else None
+        ended = None if took_s is None else begun + took_s * SECOND
+        nodes[index] = nodes[index]._replace(status=status, started_at=begun, completed_at=ended, error=error)
+    tasks = {"parse": NodeTask("COMPLETED", 3, NOW, None, False)}
+    nodes[1] = nodes[1]._replace(task_id="parse")
+    split, wash = (node for node in made.nodes if node.workflow_id != "import-7")
+    split = split._replace(status="COMPLETED", started_at=NOW - 190 * SECOND, completed_at=NOW - 90 * SECOND)
+    wash = wash._replace(status="RUNNING", started_at=NOW - 90 * SECOND)
+    root, clean = (row._replace(status="RUNNING") for row in made.workflows)
+    return WorkflowView(root, nodes, tasks, {clean.id: WorkflowView(clean, [split, wash], {}, {})})
 
 
 def write(database: Path, columns: int = COLUMNS) -> None:
