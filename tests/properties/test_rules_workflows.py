@@ -99,8 +99,10 @@ class Play:
             if not opened:
                 break
             known |= opened
-        begun = {node.id: scan.verdict(node, known) != "PENDING" for node in self.flow.nodes if node.id != chosen}
-        known |= {each: "PENDING" for each in self.ready() if not begun.get(each, True)}  # it waits again
+        waits = {node.id for node in self.flow.nodes if scan.verdict(node, known) == "PENDING"}
+        known |= dict.fromkeys(
+            waits & {chosen, *self.ready()}, "PENDING"
+        )  # each waits again for what is open before it
         self.known = scan.settle(self.flow.nodes, known)
         await self.check()
 
