@@ -274,12 +274,14 @@ class Actions:
 
     async def _deliver(self, event: EventRow) -> SendReport:
         """Store an event, and let the task hear of it that waits here or in the store."""
-        report = await self._store.send_event(event)
-        if report.outcome == "stored":
-            self._dispatcher.queue(report.queue_name).leave(report.priority)
+        try:
+            report = await self._store.send_event(event)
+        finally:  # a write without an answer may have arrived
             self._life.wants_claim.set()
             if (attempt := self._runner.running.get(event.task_id)) is not None:
                 attempt.hear()
+        if report.outcome == "stored":
+            self._dispatcher.queue(report.queue_name).leave(report.priority)
         return report
 
     async def _saved(self, live: LiveTask) -> None:

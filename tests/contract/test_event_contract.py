@@ -290,3 +290,14 @@ async def test_end_of_a_sleep_cuts_no_pause_before_a_retry_short(store: Store) -
     assert await store.claim(wants(now=DUE + 1)) == []
     assert await store.send_event(event()) == STORED
     assert await due_at(store) == 9_000
+
+
+async def test_event_of_one_task_is_not_received_by_another(store: Store) -> None:
+    """A task whose file was replaced names an event of the old one, whose number is that of another event now."""
+    stranger = TIMEOUT._replace(task_id="t2", event_id=1, error_code=None, error_message=None, is_final=0)
+    await report(store, await running(store, "t2"), stranger)
+    row = await running(store)
+    assert await store.send_event(event()) == STORED
+    assert await store.fetch_event("t1", "go", WAIT.identity) == StoredEvent(1, event().value, False)
+    await report(store, row, WAIT._replace(ended_at=NOW, event_id=1))
+    assert await store.fetch_event("t1", "go", WAIT.identity) == StoredEvent(1, event().value, True)

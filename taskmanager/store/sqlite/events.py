@@ -8,13 +8,14 @@ from taskmanager.model.steps import EventRow, Identity, SendReport, StoredEvent
 from taskmanager.model.workflows import HELD
 from taskmanager.rules.steps import MAX_UNREAD
 from taskmanager.store.sqlite.connection import transaction
+from taskmanager.store.sqlite.statements import UNREAD
 
 _TASK: Final = "SELECT status, queue_name, priority FROM taskmanager_tasks WHERE id = CAST(? AS TEXT)"
 _IS_SENT: Final = "SELECT 1 FROM taskmanager_events WHERE task_id = ? AND key = ?"
 _COUNT_UNREAD: Final = f"""
 SELECT count(*) FROM (
     SELECT 1 FROM taskmanager_events AS e
-    WHERE e.task_id = ? AND NOT EXISTS (SELECT 1 FROM taskmanager_steps AS s WHERE s.event_id = e.id)
+    WHERE e.task_id = ? AND {UNREAD}
     LIMIT {MAX_UNREAD}
 )
 """
@@ -27,11 +28,17 @@ WHERE id = :task_id AND status = 'PENDING' AND next_retry_at IS NULL
     SELECT 1 FROM taskmanager_steps WHERE task_id = :task_id AND waits_for = :name AND wakes_at IS NOT NULL
 )
 """
-_FIRST: Final = """
-SELECT e.id, e.value, s.id IS NOT NULL FROM taskmanager_events AS e
-LEFT JOIN taskmanager_steps AS s ON s.event_id = e.id
-WHERE e.task_id = ? AND e.name = ? AND e.id > ? AND (s.id IS NULL OR (s.kind, s.number, s.key) = (?, ?, ?))
-ORDER BY s.id IS NULL, e.id LIMIT 1
+# The ids first: a sort of all that wait would move their values.
+_OF_EVENT: Final = "e.task_id = :task_id AND e.name = :name AND e.id > :after"
+_FIRST: Final = f"""
+SELECT id, value, is_received FROM (
+    SELECT e.id AS event_id, 1 AS is_received FROM taskmanager_steps AS s
+    JOIN taskmanager_events AS e ON e.id = s.event_id AND {_OF_EVENT}
+    WHERE s.task_id = :task_id AND s.kind = :kind AND s.number = :number AND s.key = :key
+    UNION ALL
+    SELECT * FROM (SELECT e.id, 0 FROM taskmanager_events AS e WHERE {_OF_EVENT} AND {UNREAD} ORDER BY e.id LIMIT 1)
+    LIMIT 1
+) JOIN taskmanager_events ON id = event_id
 """
 
 
@@ -58,5 +65,7 @@ def fetch_event(
     connection: sqlite3.Connection, task_id: str, name: str, of: Identity, after: int = 0
 ) -> StoredEvent | None:
     """See `Store.fetch_event`."""
-    found = connection.execute(_FIRST, (task_id, name, after, *of)).fetchone()
+    kind, number, key = of
+    given = {"task_id": task_id, "name": name, "after": after, "kind": kind, "number": number, "key": key}
+    found = connection.execute(_FIRST, given).fetchone()
     return None if found is None else StoredEvent(found[0], found[1], bool(found[2]))

@@ -196,9 +196,9 @@ STEP_RECORD: Final = Kind(
     StepRow._fields,
     (),
 )
-_UNREAD: Final = "NOT EXISTS (SELECT 1 FROM taskmanager_steps AS r WHERE r.event_id = e.id)"
+UNREAD: Final = "NOT EXISTS (SELECT 1 FROM taskmanager_steps AS r WHERE r.task_id = e.task_id AND r.event_id = e.id)"
 _UNREAD_OF_STEP: Final = (
-    f"FROM taskmanager_events AS e WHERE e.task_id = s.task_id AND e.name = s.waits_for AND {_UNREAD}"
+    f"FROM taskmanager_events AS e WHERE e.task_id = s.task_id AND e.name = s.waits_for AND {UNREAD}"
 )
 # An event that was stored before the end of its wait is recorded is received: the wait has not timed out.
 RECEIVE: Final = Kind(
@@ -215,7 +215,7 @@ STAY_AWAKE: Final = Kind(
     f"UPDATE taskmanager_tasks AS t SET enqueued_at = min(t.sent_at, t.updated_at) {_ROWS}"
     " WHERE t.id = [task_id] AND t.status = 'PENDING' AND t.claimed_by_worker_id IS NULL AND ("
     "t.cancel_requested_at IS NOT NULL OR EXISTS ("
-    f"SELECT 1 FROM taskmanager_events AS e WHERE e.task_id = [task_id] AND e.name = [waits_for] AND {_UNREAD}))",
+    f"SELECT 1 FROM taskmanager_events AS e WHERE e.task_id = [task_id] AND e.name = [waits_for] AND {UNREAD}))",
     StepRow._fields,
     (),
 )

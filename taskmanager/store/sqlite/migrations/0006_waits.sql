@@ -5,9 +5,11 @@ ALTER TABLE taskmanager_steps ADD COLUMN waits_for TEXT;
 ALTER TABLE taskmanager_steps ADD COLUMN due_at INTEGER;
 ALTER TABLE taskmanager_steps ADD COLUMN wakes_at INTEGER;
 ALTER TABLE taskmanager_steps ADD COLUMN event_id INTEGER;
--- An event is received when a record names it. So what forgets the records of a task gives its events back.
-CREATE UNIQUE INDEX taskmanager_steps_event_id ON taskmanager_steps (event_id) WHERE event_id IS NOT NULL;
+-- An event is received when a record of its task names it. So what forgets the records gives the events back. The number
+-- alone would not do: a task whose file was replaced names events that are those of others in the new file.
+CREATE UNIQUE INDEX taskmanager_steps_received ON taskmanager_steps (task_id, event_id) WHERE event_id IS NOT NULL;
 CREATE INDEX taskmanager_steps_wakes_at ON taskmanager_steps (wakes_at) WHERE wakes_at IS NOT NULL;
+CREATE INDEX taskmanager_steps_asleep ON taskmanager_steps (task_id, waits_for) WHERE wakes_at IS NOT NULL;
 CREATE TABLE taskmanager_events (
     id INTEGER PRIMARY KEY,
     task_id TEXT NOT NULL REFERENCES taskmanager_tasks (id) ON DELETE CASCADE,
