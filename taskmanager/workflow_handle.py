@@ -83,14 +83,15 @@ class WorkflowHandle(Generic[R_co]):
     async def _ending(self, *, is_bounded: bool = False) -> Ending:
         if self._instance.is_of_another_loop():
             return await self._instance.in_its_loop(self._ending(is_bounded=is_bounded))
-        attempt = running_attempt()
-        if attempt is not None and attempt.workflow_id == self._workflow_id and not is_bounded:
+        attempt, workflows = running_attempt(), self._instance.needed().workflows
+        own = None if attempt is None or is_bounded else attempt.workflow_id
+        if own is not None and await workflows.stands_in(own, self._workflow_id):
             raise ConfigurationError(
-                f"task {attempt.task_name} awaits workflow {self._workflow_id}, which it is a node of, and would wait "
-                "for ever"
+                f"task {attempt and attempt.task_name} awaits workflow {self._workflow_id}, which it is a node of, and "
+                "would wait for ever"
             )
         async with lent_slot(None, {}, is_bounded=is_bounded):
-            return await self._instance.needed().workflows.wait(self._workflow_id)
+            return await workflows.wait(self._workflow_id)
 
     def wait(self, *, timeout: float | None = None) -> R_co:
         """Wait in this thread for the end, and return the value, as `await` does on an event loop.

@@ -136,7 +136,7 @@ def _act(action: str, workflow_id: str, db: Path, *, as_json: bool) -> None:
 
 
 def _retry(view: WorkflowView, db: Path, *, as_json: bool) -> None:
-    failed = list(_failed(view))
+    failed = dict(_failed(view))
     if not failed:
         advice = (
             "" if view.row.status not in ("FAILED", "CANCELLED") else "; start it again under its id, which goes on"
@@ -146,8 +146,9 @@ def _retry(view: WorkflowView, db: Path, *, as_json: bool) -> None:
     async def act(store: Store) -> list[str]:
         done: list[str] = []
         for start in range(0, len(failed), PAGE):
-            rows = await store.fetch_ids(failed[start : start + PAGE])
-            able = [row for row in rows.values() if why_not_again(row, force=False) is None]
+            rows = await store.fetch_ids(list(failed)[start : start + PAGE])
+            # The node has failed where the task is COMPLETED and nobody has its value.
+            able = [row for key, row in rows.items() if not why_not_again(row, force=row.start_count == failed[key])]
             done += sorted(await patiently(partial(retry_stored, store, able, SystemClock().now_us())))
         return done
 
@@ -161,10 +162,11 @@ def _retry(view: WorkflowView, db: Path, *, as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _failed(view: WorkflowView) -> Iterator[str]:
-    """Yield the tasks of the failed nodes, those in child workflows too."""
+def _failed(view: WorkflowView) -> Iterator[tuple[str, int]]:
+    """Yield the tasks of the failed nodes with the counts of their starts, those in child workflows too."""
     for node in view.nodes:
-        if node.status == "FAILED" and node.task_id is not None:
-            yield node.task_id
+        task = None if node.task_id is None else view.tasks.get(node.task_id)
+        if node.status == "FAILED" and node.task_id is not None and task is not None:
+            yield node.task_id, task.start_count
     for child in view.children.values():
         yield from _failed(child)

@@ -11,7 +11,7 @@ from taskmanager.engine.engine import Engine
 from taskmanager.engine.live_task import GOES_ON, Ending
 from taskmanager.model.checks import check_limit, is_storable
 from taskmanager.model.clock import from_us
-from taskmanager.model.errors import ConfigurationError, UnknownTask, unknown_workflow
+from taskmanager.model.errors import ConfigurationError, StoreUnavailable, UnknownTask, unknown_workflow
 from taskmanager.model.logger import logger
 from taskmanager.model.result import TaskError, TaskResult
 from taskmanager.model.states import BuiltInTaskCode, TaskStatus
@@ -164,6 +164,17 @@ class Workflows:
         if row is None:
             return GOES_ON
         return Ending(TaskStatus(row.status), await self._result(row))
+
+    async def stands_in(self, inner: str, outer: str) -> bool:
+        """Return whether a workflow is another one or stands in it, as far as the store can be read now."""
+        at: str | None = inner
+        while at is not None and at != outer:
+            try:
+                row = await self._store.fetch_workflow(at)
+            except StoreUnavailable:
+                return False
+            at = None if row is None else row.parent_workflow_id
+        return at == outer
 
     async def result_of(self, workflow_id: str, node_id: str) -> TaskResult[Any]:
         """Return what one of its nodes has come to, as far as it has. Raises `UnknownTask`."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from taskmanager.model.ids import node_task_id
+from taskmanager.model.record import TaskWrite, expected_of
 from taskmanager.store.sqlite import SqliteStore
 from tests.unit.cli import workflow_file
 from tests.unit.cli.rich_file import write_empty
@@ -89,6 +90,25 @@ def test_retry_says_what_a_paused_workflow_waits_for(release: Path) -> None:
     taskmanager("cancel", node_task_id("release-1", 0))
     said = "workflow release-1: 1 failed task put back to wait, until `taskmanager workflow resume release-1`\n"
     assert taskmanager("workflow", "retry", "release-1").out == said
+
+
+def test_retry_takes_a_completed_task_whose_node_has_failed(release: Path) -> None:
+    """Nobody has its value, so its node has failed, and by nothing else would the workflow go on."""
+    task_id = node_task_id("release-1", 0)
+    asyncio.run(_complete(release, task_id, '{"err":{"error_code":"RESULT_NOT_AVAILABLE","message":""}}'))
+    assert rows(release, "SELECT status, error IS NULL FROM taskmanager_workflow_tasks LIMIT 1") == [("FAILED", 0)]
+    found = taskmanager("workflow", "retry", "release-1", "--json").document(dict[str, Any])
+    assert found == {"workflow_id": "release-1", "retried": [task_id], "refused": []}
+
+
+async def _complete(database: Path, task_id: str, result: str) -> None:
+    store = SqliteStore(database)
+    await store.open()
+    row = await store.fetch(task_id)
+    assert row is not None
+    ended = row._replace(status="COMPLETED", start_count=1, started_at=8, completed_at=9, updated_at=9, result=result)
+    assert (await store.commit([TaskWrite(ended, expected_of(row))])).lost == {}
+    await store.close()
 
 
 def test_retry_of_a_workflow_without_a_failure_is_refused(release: Path) -> None:

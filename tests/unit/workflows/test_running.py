@@ -233,13 +233,19 @@ async def test_task_lends_its_slot_while_it_awaits_a_workflow() -> None:
         assert await parent.enqueue() == 3
 
 
-async def test_node_that_awaits_its_own_workflow_is_refused(world: World, jobs: Jobs) -> None:
+@pytest.mark.parametrize("depth", [0, 1, 2])
+async def test_node_that_awaits_its_own_workflow_is_refused(world: World, jobs: Jobs, depth: int) -> None:
+    """Also from a child: that cannot end before its node does."""
+
     @world.manager.task(name="selfish", persist=True)
     async def selfish() -> None:
         await world.manager.workflow("own")
 
     wf = Workflow("own")
     wf.add(selfish)
+    for _ in range(depth):
+        inner, wf = wf, Workflow("own")
+        wf.add_workflow(inner)
     handle = await world.manager.start_workflow(wf, workflow_id="own")
     assert "would wait for ever" in (await handle.result()).err_value.message
 
