@@ -31,6 +31,8 @@ class FreeRows:
 
     def note_advance(self, advance: Advance) -> None:
         """Workflows have gone on by a change that is in the store, where their next tasks are. Some have ended."""
+        if (listeners := self._life.listeners) is not None:
+            listeners.made(each.task_id for each in advance.readied)
         for each in advance.readied:
             self._expect(each.task_id, each.task_name, each.queue_name, each.priority)
         if self._follower.workflows_ended(advance.ended):

@@ -13,8 +13,9 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import Context
+from itertools import islice
 from typing import Final
 
 from taskmanager.codec.annotations import is_async, named_function
@@ -104,6 +105,8 @@ class Listeners:
         self._noted: list[Noted] = []
         self._snoozed: dict[str, int] = {}
         """When the runs began of persisted tasks whose snooze is on its way to the store."""
+        self._made: set[str] = set()
+        """Tasks of nodes that were made here and are claimed nowhere yet."""
         self._ring = threading.Event()
         self._thread: threading.Thread | None = None
         self._thread_over: asyncio.Future[None] = self._loop.create_future()
@@ -150,7 +153,16 @@ class Listeners:
         if not is_ours or is_end(before) or before == state:
             before = Expected("PENDING", None, count)
         live.saving.told = state
+        if live.task_id in self._made:
+            self._made.discard(live.task_id)
+            self._tell(("enqueued", live.sent_at, 0, None, live.row(), None, None))
         self._change(before, state, (), live, live.row())
+
+    def made(self, task_ids: Iterable[str]) -> None:
+        """The end of a task has made these, which are told of when they are claimed here: until then only the store
+        knows what they are. Those that others take are not told.
+        """
+        self._made.update(islice(task_ids, max(0, MOST_WAITING - len(self._made))))
 
     def waits_again(self, live: LiveTask, began_at: int) -> None:
         """A run that began then has ended, and its task goes on."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from taskmanager import BuiltInTaskCode, TaskFailed, TaskManager, Workflow, sleep, wait_for
+from taskmanager.model.workflows import HELD
 from taskmanager.testing import World, isolated
 from tests.unit.duties.scene import until
 from tests.unit.workflows.graphs import Jobs, statuses, task_of
@@ -174,26 +175,30 @@ async def test_failure_while_paused_waits_held_for_its_retry(world: World, jobs:
 async def test_task_in_the_memory_of_another_instance_does_not_start(
     start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """That one hears of it when it would start the task, and says nothing."""
-    caplog.set_level(logging.WARNING, "taskmanager")
-    web, worker = await start(run_queues=()), await start(concurrency=1)
-    jobs = Jobs(worker)
-    mine = Jobs(web)
+    """It waits there for a retry. That instance hears of the pause when it would start the task, and says nothing."""
+    web, worker = await start(run_queues=()), await start()
+    began: list[int] = []
+
+    async def again() -> int:
+        began.append(1)
+        if len(began) == 1:
+            raise OSError
+        return len(began)
+
+    first, *_ = [each.task(name="again", persist=True, retries=1, retry_delay=1.5)(again) for each in (web, worker)]
     wf = Workflow("import")
-    wf.add(mine.wait, "a")
-    wf.add(mine.wait, "b")
-    handle = await web.start_workflow(wf)
-    await until(lambda: sorted(status for _, status, _ in owners(tmp_path / "tasks.db")) == ["CLAIMED", "RUNNING"])
+    handle = await web.start_workflow(wf.output(wf.add(first)))
+    await until(lambda: [each[1:] for each in owners(tmp_path / "tasks.db")] == [("PENDING", 1)])
+    caplog.clear()
+    caplog.set_level(logging.WARNING, "taskmanager")
     assert await handle.pause()
-    held = [each for each in owners(tmp_path / "tasks.db") if each[1] != "RUNNING"]
-    assert held == [("held", "PENDING", 0)]
-    jobs.gate.set()
-    await until(lambda: len(owners(tmp_path / "tasks.db")) == 1)
-    await worker.flush()
-    assert len(jobs.began) == 1
+    assert owners(tmp_path / "tasks.db") == [(HELD, "PENDING", 1)]
+    lifecycle = worker._lifecycle
+    assert lifecycle is not None
+    await until(lambda: not lifecycle.engine.live)
+    assert len(began) == 1
     assert await handle.resume()
-    await handle.result(timeout=30)
-    assert sorted(jobs.began) == ["a", "b"]
+    assert (await handle.result(timeout=30)).ok_value == 2
     assert [record.getMessage() for record in caplog.records] == []
 
 
@@ -201,7 +206,7 @@ async def test_pause_by_a_tool_is_found_at_the_start(start: Start, tmp_path: Pat
     """Its start is in the file, and its code does not run. It waits, held, and does not start again and again."""
     manager = await start()
     jobs, wf = Jobs(manager), Workflow("import")
-    wf.add(jobs.fetch.with_options(delay=0.3), "a")
+    wf.add(jobs.fetch.with_options(delay=1.0), "a")
     handle = await manager.start_workflow(wf)
     with closing(sqlite3.connect(tmp_path / "tasks.db")) as connection, connection:
         connection.execute("UPDATE taskmanager_workflows SET status = 'PAUSED'")

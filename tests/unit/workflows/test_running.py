@@ -13,6 +13,7 @@ from taskmanager import (
     Node,
     TaskCancelled,
     TaskError,
+    TaskEvent,
     TaskFailed,
     TaskManager,
     TaskResult,
@@ -269,6 +270,21 @@ async def test_threads_reach_workflows_through_the_manager(tmp_path: Any) -> Non
             assert [each.workflow_id for each in manager.call(manager.workflows())] == [handle.workflow_id]
 
     await asyncio.to_thread(work)
+
+
+async def test_listeners_hear_of_nodes_as_of_other_tasks(world: World, jobs: Jobs) -> None:
+    """Enqueued, with the state that it had then, before started."""
+    events: list[TaskEvent] = []
+    world.manager.on()(events.append)
+    wf = Workflow("import")
+    parts = [wf.add(jobs.count, wf.add(jobs.fetch, "a").value, factor) for factor in (1, 2)]
+    await (await world.manager.start_workflow(wf.output(wf.add(jobs.total, [each.value for each in parts]))))
+    await world.idle()
+    told = {each.task.task_id: [] for each in events}  # type: ignore[var-annotated]
+    for each in events:
+        told[each.task.task_id].append((each.kind, each.task.status, each.task.start_count))
+    life = [("enqueued", "PENDING", 0), ("started", "RUNNING", 1), ("completed", "COMPLETED", 1)]
+    assert list(told.values()) == [life] * 5
 
 
 async def test_lists_are_newest_first(world: World, jobs: Jobs) -> None:
