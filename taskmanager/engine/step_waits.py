@@ -56,6 +56,8 @@ class StepWaits:
         self._attempt, self._records, self._fetch_event = attempt, records, fetch_event
         self._listening: list[asyncio.Future[None]] = []
         self._receiving = asyncio.Lock()
+        self._asleep: StepRow | None = None
+        """The record for which the task goes to sleep."""
         self._received: dict[str, int] = {}
         """The last event of each name that was received here. It may be on its way to the store."""
 
@@ -91,6 +93,11 @@ class StepWaits:
     async def _sleep(self, row: StepRow) -> None:
         await self.pause(row)
         await self._records.add(row._replace(ended_at=self._attempt.now_us(), wakes_at=None))
+
+    def end_asleep(self) -> None:
+        """Let the end of the attempt carry the record, though it may be written: in that commit it looks for events."""
+        if self._asleep is not None and not self._attempt.is_over:
+            self._records.put(self._asleep._replace())  # another one than that which is on its way
 
     # Events.
 
@@ -195,6 +202,7 @@ class StepWaits:
         attempt = self._attempt
         if attempt.stop_reason is None:
             attempt.wakes_at = LAST_US if row.due_at is None else row.due_at
-            self._records.note(row._replace(wakes_at=attempt.wakes_at))
+            self._asleep = row._replace(wakes_at=attempt.wakes_at)
+            self._records.note(self._asleep)
             attempt.stop_reason = StopReason.SLEEP
         raise asyncio.CancelledError

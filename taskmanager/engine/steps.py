@@ -339,6 +339,7 @@ class StepCalls:
             self._idle = asyncio.get_running_loop().create_future()
             await outlast(self._idle)
         if self._attempt.stop_reason is StopReason.SLEEP:  # whatever its code has made of that
+            self._waits.end_asleep()
             return Outcome("suspended")
         if (fault := self._records.fault) is not None and outcome.kind != "stopped":
             return Outcome("failed", error=fault, reason=fault.message)

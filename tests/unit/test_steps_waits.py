@@ -360,6 +360,23 @@ async def test_task_sleeps_whatever_its_code_makes_of_that(program: Program, ins
     assert program.notes == ["b"]
 
 
+async def test_event_during_the_clean_up_of_a_wait_wakes_the_task(program: Program) -> None:
+    """The record of the wait may be in the file before that. The end of the run looks for events once more."""
+
+    async def code() -> int:
+        try:
+            return await wait_for("go", int)
+        finally:
+            if current_task().is_suspended:
+                await asyncio.sleep(10)
+
+    await program.begins(code)
+    await passes(5)
+    assert await program.status() == TaskStatus.RUNNING
+    assert await program.send("go", 7)
+    assert await program.comes_to() == 7
+
+
 async def test_error_before_a_sleep_stays_as_it_was(program: Program) -> None:
     """The customer was told that the charge was declined: it is not tried again after the sleep."""
 
