@@ -16,6 +16,7 @@ from taskmanager.console.figures import MAX_CHARS, cause, clock, exact, relative
 from taskmanager.console.terminal.grid import GAP, NARROW_BELOW, cut_end, cut_front
 from taskmanager.console.terminal.record import result_text
 from taskmanager.console.workflow_tree import Branch, counts_of, tree_of
+from taskmanager.model.clock import LAST_US
 from taskmanager.model.escaping import escaped
 from taskmanager.model.states import WAITING
 from taskmanager.model.wording import counted, why
@@ -191,8 +192,10 @@ def _said_of(node: NodeRow, view: WorkflowView, now_us: int) -> Iterator[str]:
         yield f"{task.start_count} attempts"
     if task.status == "PENDING" and task.is_held:
         yield "held"
+    elif task.status == "PENDING" and task.enqueued_at >= LAST_US:
+        yield "waits for an event"
     elif task.status == "PENDING" and task.enqueued_at > now_us:
-        yield f"{'retry' if task.start_count else 'due'} {relative(task.enqueued_at, now_us)}"
+        yield f"{'retry' if task.is_retry else 'due'} {relative(task.enqueued_at, now_us)}"
     elif task.status in WAITING:
         yield f"waits for {short(now_us - task.enqueued_at)}"
 

@@ -20,7 +20,8 @@ SELECT w.id,
 FROM json_each(?) AS wanted CROSS JOIN taskmanager_workflows AS w ON w.id = wanted.value
 """
 _TASKS: Final = f"""
-SELECT t.id, t.status, t.start_count, t.enqueued_at, t.error_code, t.claimed_by_worker_id IS '{HELD}'
+SELECT t.id, t.status, t.start_count, t.enqueued_at, t.error_code, t.next_retry_at IS t.enqueued_at,
+    t.claimed_by_worker_id IS '{HELD}'
 FROM taskmanager_workflow_tasks AS n CROSS JOIN taskmanager_tasks AS t ON t.id = n.task_id WHERE n.workflow_id = ?
 """
 _OUTPUT: Final = "SELECT max(result) FROM taskmanager_workflow_tasks WHERE workflow_id = ? AND task_index = ?"
@@ -53,6 +54,7 @@ class NodeTask(NamedTuple):
     start_count: int
     enqueued_at: int
     error_code: str | None
+    is_retry: bool
     is_held: bool
 
 
@@ -108,8 +110,8 @@ def view_of(connection: sqlite3.Connection, workflow_id: str) -> WorkflowView | 
         row = row._replace(result=connection.execute(_OUTPUT, (workflow_id, row.output_task_index)).fetchone()[0])
     nodes = fetch_nodes(connection, workflow_id, has_results=False)
     tasks = {
-        task_id: NodeTask._make((*about, bool(is_held)))
-        for task_id, *about, is_held in connection.execute(_TASKS, (workflow_id,)).fetchall()
+        task_id: NodeTask._make((*about, bool(is_retry), bool(is_held)))
+        for task_id, *about, is_retry, is_held in connection.execute(_TASKS, (workflow_id,)).fetchall()
     }
     children = {
         node.sub_workflow_id: child

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from taskmanager.model.ids import node_task_id
+from taskmanager.model.ids import child_workflow_id, node_task_id
 from tests.unit.cli import rich_file, workflow_file
 from tests.unit.cli.test_golden_screens import answer, compare, frozen
 from tests.unit.command_line import taskmanager
@@ -141,3 +141,22 @@ def test_sealed_error_of_a_node_is_told_by_its_code() -> None:
     with closing(sqlite3.connect("tasks.db")) as connection, connection:
         connection.execute("UPDATE taskmanager_workflow_tasks SET error = 'c2VhbGVk' WHERE status = 'FAILED'")
     assert "│    UNHANDLED_EXCEPTION\n" in answer("workflow", "show", "release-2026-03")
+
+
+@pytest.mark.usefixtures("graphs")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("enqueued_at = 253402300799999999, start_count = 1", "waits for an event"),
+        ("start_count = 2, next_retry_at = NULL", "2 attempts, due in 40s"),
+        ("start_count = 0, next_retry_at = NULL", "due in 40s"),
+        (f"enqueued_at = {rich_file.NOW - 3_000_000}", "waits for 3s"),
+    ],
+)
+def test_node_says_what_its_task_waits_for(change: str, said: str) -> None:
+    """A retry, a delay or a sleep, an event, or a slot."""
+    task_id = node_task_id(child_workflow_id("import-7", workflow_file.COLUMNS + 3), 1)
+    with closing(sqlite3.connect("tasks.db")) as connection, connection:
+        connection.execute(f"UPDATE taskmanager_tasks SET {change} WHERE id = ?", (task_id,))
+    line = next(line for line in answer("workflow", "show", "import-7").splitlines() if "wash" in line)
+    assert line.endswith(f"  {said}")

@@ -96,7 +96,7 @@ def running_view() -> WorkflowView:
         begun, error = NOW - ago_s * SECOND, _error() if status == "FAILED" else None
         ended = None if took_s is None else begun + took_s * SECOND
         nodes[index] = nodes[index]._replace(status=status, started_at=begun, completed_at=ended, error=error)
-    tasks = {"parse": NodeTask("COMPLETED", 3, NOW, None, False)}
+    tasks = {"parse": NodeTask("COMPLETED", 3, NOW, None, is_retry=False, is_held=False)}
     nodes[1] = nodes[1]._replace(task_id="parse")
     split, wash = (node for node in made.nodes if node.workflow_id != "import-7")
     split = split._replace(status="COMPLETED", started_at=NOW - 190 * SECOND, completed_at=NOW - 90 * SECOND)
@@ -146,6 +146,7 @@ def _play(connection: sqlite3.Connection, columns: int) -> None:
     _set(connection, "import-7", columns + 3, "RUNNING", 190, None)
     _node(connection, clean, 0, "COMPLETED", 190, 100 * SECOND)
     _node(connection, clean, 1, "ENQUEUED", None, None, due_at=NOW + 40 * SECOND, starts=1)
+    connection.execute("UPDATE taskmanager_tasks SET next_retry_at = enqueued_at WHERE enqueued_at > ?", (NOW,))
     for index, state in enumerate((("COMPLETED", 3_500, 61 * SECOND), ("FAILED", 3_400, 2 * SECOND))):
         _node(connection, "release-2026-03", index, *state)
     _node(connection, "release-2026-03", 2, "ENQUEUED", None, None, owner="held")
