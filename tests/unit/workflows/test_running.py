@@ -323,6 +323,7 @@ async def test_ids_that_nobody_has_are_unknown(world: World, jobs: Jobs) -> None
         (lambda manager: manager.workflows(status="DONE"), "status must be one of PENDING"),
         (lambda manager: manager.workflows(limit=-1), "limit must be a whole number"),
         (lambda manager: manager.workflows(name=3), "name must be text or None"),
+        (lambda manager: manager.workflow(7), "workflow_id must be text"),
         (lambda manager: manager.start_workflow(Workflow("empty")), "it has no node"),
         (lambda manager: manager.start_workflow(Workflow("w"), workflow_id=""), "workflow_id must be"),
     ],

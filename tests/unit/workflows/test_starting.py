@@ -102,6 +102,7 @@ async def test_cancel_while_the_store_cannot_be_read_ends_the_task() -> None:
         assert jobs.began == []
 
 
+@pytest.mark.req("DS-062")
 async def test_store_that_never_says_what_a_node_needs_fails_it() -> None:
     manager = TaskManager(None)
     async with isolated(manager, store=Broken()) as world:
@@ -115,6 +116,7 @@ async def test_store_that_never_says_what_a_node_needs_fails_it() -> None:
         assert await attempts_of(world, handle.workflow_id, node.node_id) == ("FAILED", code, 0)
 
 
+@pytest.mark.req("DS-063")
 @pytest.mark.parametrize(
     ("change", "words"),
     [
