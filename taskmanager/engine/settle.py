@@ -131,6 +131,7 @@ class Settlement:
             why = definition.why_not(exc, "the result cannot be stored")
             self._tell_not_stored(definition, why)
             live.store_error(TaskError(BuiltInTaskCode.RESULT_NOT_AVAILABLE, why))
+            live.attempts_due = ()  # no plain success: as long as it is not written, memory has the value
         self.tally["COMPLETED"] += 1
         if not live.is_first_success:
             self._add_attempt(live, attempt, now, AttemptOutcome.COMPLETED, False, None, None)

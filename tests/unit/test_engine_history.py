@@ -72,3 +72,23 @@ async def test_task_that_ended_a_moment_ago_is_found_before_it_is_written(tmp_pa
     assert [each.task_id for each in listed] == [task_id]
     for name in ("status", "result", "tags", "args", "attempts", "sent_at", "started_at", "completed_at", "worker_pid"):
         assert getattr(before, name) == getattr(after, name), name
+
+
+async def test_value_that_cannot_be_stored_is_there_until_the_record_is_written(tmp_path: Path) -> None:
+    """It is nowhere else, so the task is kept as it is."""
+    manager, value = TaskManager(tmp_path / "tasks.db"), object()
+
+    @manager.task
+    async def make() -> object:
+        return value
+
+    async with manager:
+        with held_up(tmp_path / "tasks.db"):
+            task_id = make.enqueue().task_id
+            await manager.join()
+            assert await manager.handle(task_id) is value
+            found = await manager.get(task_id, include_attempts=True)
+            assert found is not None
+            assert [each.attempt for each in found.attempts or ()] == [1]
+        await manager.flush()
+        assert (await manager.handle(task_id).result()).err_value.error_code == "RESULT_NOT_AVAILABLE"
