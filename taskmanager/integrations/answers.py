@@ -86,8 +86,20 @@ class TaskmanagerAttempt(_Answer):
     worker_hostname: str | None
 
 
+class TaskmanagerStep(_Answer):
+    """One recorded step, sleep or wait. `ended_at` is None while it waits, or is to be tried again."""
+
+    number: int | None
+    key: str | None
+    name: str
+    started_at: datetime
+    ended_at: datetime | None
+    attempts: int
+    error: TaskmanagerFault | None
+
+
 class TaskmanagerTaskDetail(TaskmanagerTask):
-    """One task with its arguments, result, log and attempts.
+    """One task with its arguments, result, log, attempts and steps.
 
     Arguments that a `codec=` has sealed are the text that is stored. Where JSON cannot hold a result or a part of it,
     there is a short text.
@@ -100,6 +112,7 @@ class TaskmanagerTaskDetail(TaskmanagerTask):
     traceback: str | None
     log: list[dict[str, Any]]
     attempts: list[TaskmanagerAttempt]
+    steps: list[TaskmanagerStep]
 
 
 class TaskmanagerPage(_Answer):
@@ -210,6 +223,7 @@ def detail_of(info: TaskInfo, tracebacks: bool) -> TaskmanagerTaskDetail:
         traceback=info.failed_reason if tracebacks else None,
         log=[_log_line(each) for each in info.log or ()],
         attempts=[_attempt(each, tracebacks) for each in info.attempts or ()],
+        steps=[TaskmanagerStep.model_validate(each) for each in info.steps or ()],
     )
 
 

@@ -16,7 +16,7 @@ from fastapi import Depends, FastAPI, HTTPException, Security
 from fastapi.security import APIKeyHeader, HTTPBearer, SecurityScopes
 from fastapi.testclient import TestClient
 
-from taskmanager import ConfigurationError, TaskManager, current_task
+from taskmanager import ConfigurationError, TaskManager, current_task, sleep, step
 from taskmanager.integrations.fastapi import router
 from taskmanager.store.memory import MemoryStore
 from taskmanager.testing import FaultyStore, isolated
@@ -243,6 +243,31 @@ def test_one_task_is_shown_with_what_went_in_and_came_out(client: TestClient, ma
     assert datetime.fromisoformat(shown["log"][0]["at"]).tzinfo is not None
     assert [each["outcome"] for each in shown["attempts"]] == ["COMPLETED"]
     assert client.get("/tm/tasks/nothing").json() == {"detail": "there is no task nothing"}
+
+
+def test_steps_of_one_task_are_shown(tmp_path: Path) -> None:
+    """With what a step has raised. A sleep and a wait are among them."""
+    manager = TaskManager(tmp_path / "tasks.db")
+
+    async def charge(order: int) -> int:
+        if order < 0:
+            raise ValueError("no order")
+        return order
+
+    @manager.task(name="steps", persist=True, requeue_on_interrupt=True)
+    async def steps() -> None:
+        await step(charge, 7)
+        await sleep(0, key="later")
+        await step(charge, -1)
+
+    with serve(manager) as client:
+        found = client.get(f"/tm/tasks/{ended(client, manager, 'steps')}").json()["steps"]
+    assert [(each["number"], each["key"], each["attempts"]) for each in found] == [
+        (1, None, 1), (None, "later", 1), (2, None, 1),
+    ]  # fmt: skip
+    assert found[1]["name"] == "sleep"
+    assert found[1]["ended_at"] is not None
+    assert (found[0]["error"], found[2]["error"]["error_code"]) == (None, "UNHANDLED_EXCEPTION")
 
 
 def test_a_result_that_is_no_json_does_not_break_the_page(client: TestClient, manager: TaskManager) -> None:
@@ -476,7 +501,7 @@ def test_the_schema_has_a_model_for_every_answer(client: TestClient) -> None:
                 assert operation["responses"][good]["content"]["application/json"]["schema"], (method, path)
             assert "503" in operation["responses"]
     ours = {name for name in schema["components"]["schemas"] if name not in ("HTTPValidationError", "ValidationError")}
-    kinds = ("Task", "TaskDetail", "Page", "Attempt", "Fault", "Health", "Schedule", "Refusal")
+    kinds = ("Task", "TaskDetail", "Page", "Attempt", "Step", "Fault", "Health", "Schedule", "Refusal")
     kinds += ("Workflow", "WorkflowDetail", "WorkflowPage", "Node")
     assert ours == {f"Taskmanager{kind}" for kind in kinds}  # the application has a Task and a Page of its own
     assert {"404", "409"} <= set(schema["paths"]["/tm/tasks/{task_id}/retry"]["post"]["responses"])
