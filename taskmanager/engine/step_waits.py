@@ -77,7 +77,10 @@ class StepWaits:
         if row is not None and meaning == "mismatch":
             self._records.fail(BuiltInTaskCode.STEP_MISMATCH, mismatch(row, wait.name))
         if row is not None and meaning != "run":
-            return self._end(wait, row)
+            if row.event_id is None or row.is_final:
+                return self._end(wait, row)
+            # It got its event from the store in place of a timeout, and the process died before anybody looked at that.
+            return await self._take(wait, row, StoredEvent(row.event_id, row.result or "", True))
         if row is None or row.waits_for is None:
             row = self._begun(wait)
         return await (self._receive(wait, row) if wait.waits_for else self._sleep(row))
@@ -124,14 +127,14 @@ class StepWaits:
         self._records.count_chars(text)
         row = row._replace(
             ended_at=self._attempt.now_us(), wakes_at=None, result=event.value, event_id=event.event_id,
-            error_code=None, error_message=None, is_final=0,
+            error_code=None, error_message=None, is_final=1,
         )  # fmt: skip
         try:
             value = wait.results.decode(text).unwrap()
         except Exception as exc:  # noqa: BLE001  # the application's
             words = f"{wait.name}: the event does not fit its type: {exc.__cause__ or exc}"
             code = BuiltInTaskCode.UNHANDLED_EXCEPTION.value
-            row = row._replace(error_code=code, error_message=safe_text(words), is_final=1)
+            row = row._replace(error_code=code, error_message=safe_text(words))
         self._received[wait.waits_for] = event.event_id
         await self._records.add(row)
         return value if row.error_code is None else self._end(wait, row)

@@ -8,8 +8,20 @@ from typing import Any
 
 import pytest
 
-from taskmanager import TaskError, TaskHandle, TaskManager, TaskStatus, current_task, sleep, step, wait_for
+from taskmanager import (
+    ArgumentError,
+    TaskError,
+    TaskHandle,
+    TaskManager,
+    TaskStatus,
+    current_task,
+    sleep,
+    step,
+    wait_for,
+)
 from taskmanager.model.clock import to_us
+from taskmanager.model.record import TaskWrite, expected_of
+from taskmanager.model.steps import StepRow
 from taskmanager.store.memory import MemoryStore
 from taskmanager.testing import World, isolated
 from taskmanager.testing.faulty import Fault, FaultyStore
@@ -232,3 +244,35 @@ async def test_event_does_not_cut_the_pause_before_a_retry_short(manager: TaskMa
         await world.advance(60)
         assert program.notes == ["run 1", "run 2"]
         assert await came_to(manager.handle(handle.task_id)) == "yes"
+
+
+# A wait whose time is up while an event comes.
+
+
+async def test_event_in_place_of_a_timeout_is_judged_by_the_next_run(world: World, program: Program) -> None:
+    """The process died between the commit that gave the wait its event, and the look at what that is."""
+    store = world.manager._instance.needed().engine.store
+
+    async def code() -> str:
+        if current_task().attempt == 1:
+            await sleep(0, key="first")
+            return await asyncio.Event().wait() and ""
+        try:
+            return str(await wait_for("answer", int, timeout=60))
+        except ArgumentError:
+            return await step(program.note, "refused")
+
+    handle = program.begins(code)
+    await world.idle()
+    row = await store.fetch(handle.task_id)
+    assert row is not None
+    await world.manager.send(handle.task_id, "answer", "no number")
+    late = StepRow(
+        handle.task_id, "step", 1, "", "wait:answer", None, 1, 2, 1, None, "TASK_TIMEOUT", "late", 1, "answer", 2
+    )
+    await store.commit([TaskWrite(row, expected_of(row), (), True, (late,))])
+    await world.restart()
+    assert await came_to(world.manager.handle(handle.task_id)) == "REFUSED"
+    await world.manager.retry(handle.task_id, force=True)
+    assert await came_to(world.manager.handle(handle.task_id)) == "REFUSED"
+    assert program.notes == ["refused"]
