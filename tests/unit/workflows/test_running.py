@@ -22,6 +22,7 @@ from taskmanager import (
     current_task,
 )
 from taskmanager.testing import World, isolated
+from tests.unit.duties.scene import until
 from tests.unit.workflows.graphs import Jobs, Page, statuses
 
 pytestmark = pytest.mark.anyio
@@ -275,11 +276,15 @@ async def test_threads_reach_workflows_through_the_manager(tmp_path: Any) -> Non
 async def test_listeners_hear_of_nodes_as_of_other_tasks(world: World, jobs: Jobs) -> None:
     """Enqueued, with the state that it had then, before started."""
     events: list[TaskEvent] = []
-    world.manager.on()(events.append)
+
+    @world.manager.on()
+    async def hear(event: TaskEvent) -> None:
+        events.append(event)
+
     wf = Workflow("import")
     parts = [wf.add(jobs.count, wf.add(jobs.fetch, "a").value, factor) for factor in (1, 2)]
     await (await world.manager.start_workflow(wf.output(wf.add(jobs.total, [each.value for each in parts]))))
-    await world.idle()
+    await until(lambda: len(events) == 15)
     told = {each.task.task_id: [] for each in events}  # type: ignore[var-annotated]
     for each in events:
         told[each.task.task_id].append((each.kind, each.task.status, each.task.start_count))
