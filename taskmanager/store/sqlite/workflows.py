@@ -89,7 +89,7 @@ def follow(connection: sqlite3.Connection, changes: Sequence[Row]) -> Advance:
     """
     now = max(at for *_, at in changes)
     walk = Walk(connection, now)
-    again = [task_id for task_id, before, _, _ in changes if before in TERMINAL]
+    again = [task_id for task_id, before, after, _ in changes if before in TERMINAL and after not in TERMINAL]
     if again:
         reopen_tasks(walk, again)
     walk.end_tasks([task_id for task_id, _, after, _ in changes if after in TERMINAL])

@@ -13,7 +13,7 @@ from taskmanager.store.memory import MemoryStore
 from taskmanager.testing import World, isolated
 from taskmanager.testing.faulty import Fault, FaultyStore
 from tests.unit.duties.scene import until
-from tests.unit.workflows.graphs import Jobs, task_of
+from tests.unit.workflows.graphs import Jobs, statuses, task_of
 
 pytestmark = pytest.mark.anyio
 
@@ -61,6 +61,21 @@ async def test_commit_that_seems_to_fail_holds_up_no_workflow(is_after: bool) ->
             parts = [wf.add(jobs.count, wf.add(jobs.fetch, "a").value, factor) for factor in (1, 2)]
             handle = await world.manager.start_workflow(wf.output(wf.add(jobs.total, [each.value for each in parts])))
             assert (await handle.result(timeout=60)).ok_value == 18
+
+
+async def test_end_that_is_written_twice_ends_its_node_once() -> None:
+    """The second write brings the row of the attempt, which the first one has written too. Nobody has asked for a
+    retry, so nothing is open again.
+    """
+    for nth in range(1, 7):
+        async with faulty(Fault.fail(nth, verb="commit", after=True)) as (world, _, jobs):
+            wf, child = Workflow("outer", on_error="pause"), Workflow("inner")
+            child.add(jobs.broken, "bad")
+            wf.add_workflow(child, node_id="inner")
+            handle = await world.manager.start_workflow(wf)
+            await world.advance(5)
+            assert await handle.status() == "PAUSED"
+            assert await statuses(world.manager, handle.workflow_id) == {"inner": "FAILED"}
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
