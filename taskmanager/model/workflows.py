@@ -61,14 +61,15 @@ class WorkflowRow(NamedTuple):
 
 
 class NodeRow(NamedTuple):
-    """One row of `taskmanager_workflow_tasks`, in the order of its columns.
+    """One row of `taskmanager_workflow_tasks`. The table has the columns in another order: what may be large is last.
 
     `args` and `kwargs` have null where a placeholder stands, and `args_from` says what comes there: JSON, a list of
     `[path, workflow_id, task_index, "value" | "result"]`, where a path begins with the place or the name of an
     argument. `dependencies` is JSON, the indexes of what it depends on, for readers. `allow_failed_deps`, `join_type`
     and `min_success` concern the edges that are `AFTER`; `open`, `completed` and `failed` count these, and the
     `inputs_` those that are `VALUE` or `RESULT`; SKIPPED counts as failed. `task_id` is None until its task is
-    enqueued. `result` and `error` are stored forms. `delay_us` counts from the moment in which it is ready.
+    enqueued. `result` of a COMPLETED node and `error` of a FAILED one are what its task has stored, perhaps sealed; a
+    child has the result of its output. `delay_us` counts from the moment in which it is ready.
     """
 
     workflow_id: str

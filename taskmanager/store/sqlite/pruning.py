@@ -66,16 +66,20 @@ def purge(
     older_than: int | None,
     limit: int,
 ) -> int:
-    """See `Store.purge`. No task ends before it was sent, so the index on `sent_at` bounds the search."""
+    """See `Store.purge`. No task ends before it was sent, so the index on `sent_at` bounds the search.
+
+    Workflows go first: a search for tasks steps over all those of a workflow that is still there.
+    """
     conditions, given = fitting(wanted)
+    if not conditions and (count := _purge_workflows(connection, batch, workflows, older_than, limit)):
+        return count
     is_old = " AND ".join(["t.sent_at IS NOT NULL", f"t.status NOT IN ({LIVE_SQL})", _IS_ALONE, *conditions])
     if older_than is not None:
         is_old += (
             " AND t.sent_at < :cutoff AND coalesce(t.completed_at, t.failed_at, t.updated_at, t.created_at) < :cutoff"
         )
     by_sent_at = "INDEXED BY taskmanager_tasks_sent_at"
-    count = _delete(connection, batch, "taskmanager_tasks AS t", is_old, older_than, limit, by_sent_at, given)
-    return count if count or conditions else _purge_workflows(connection, batch, workflows, older_than, limit)
+    return _delete(connection, batch, "taskmanager_tasks AS t", is_old, older_than, limit, by_sent_at, given)
 
 
 def _purge_workflows(
