@@ -151,10 +151,18 @@ class Claimer:
             if better_than is None and better < room:
                 return claimed
             best_left = max(best_left, last if better >= room or better_than is None else better_than)
+            claimed += await self._claim_woken(queue, names)
         queue.leave(best_left)
         if self._window.is_low(queue, self._live):  # what filled memory has ended, and nobody else would ask again
             self._life.wants_claim.set()
         return claimed
+
+    async def _claim_woken(self, queue: QueueState, names: list[str]) -> int:
+        """Claim what was woken, and waits in front of what memory is full of. Return how many."""
+        room = min(self._window.room_in(queue, for_better=True), CLAIM_PAGE)
+        if room <= 0 or self._life.is_stopping:
+            return 0
+        return len(await self._claim(self._request(names, queue.config.name, room)._replace(has_slept=True)))
 
     async def _claim_up_to(
         self, room: int, queue_name: str, names: list[str], better_than: int | None

@@ -60,8 +60,7 @@ class CommitReport(NamedTuple):
 class ClaimRequest(NamedTuple):
     """Which free rows to take: of these functions, in one queue, due at `now`, at most `limit`, best first.
 
-    Best is (priority, enqueued_at, id). With `better_than`, only rows with a smaller priority number than that.
-
+    Best is (priority, enqueued_at, id). `better_than`: only of a smaller number; `has_slept`: only what was snoozed.
     With `file_limit`, a claim takes a place: the CLAIMED and RUNNING rows of the queue, whoever owns them, are counted
     in the same transaction, and only so many are taken that they come to no more than that. Beside it, the places of
     `lenders` may be used, RUNNING tasks of the owner that wait for others, except for `borrowed` that are in use.
@@ -79,6 +78,7 @@ class ClaimRequest(NamedTuple):
     limit: int
     now: int
     better_than: int | None = None
+    has_slept: bool = False
     file_limit: int | None = None
     lenders: Collection[str] = ()
     borrowed: int = 0

@@ -31,7 +31,7 @@ from taskmanager import (
     wait_for,
 )
 from taskmanager.engine.live_task import LiveTask
-from taskmanager.testing import World
+from taskmanager.testing import World, isolated
 from tests.unit.duties.scene import until
 
 pytestmark = pytest.mark.anyio
@@ -747,3 +747,27 @@ async def test_woken_task_goes_ahead_of_those_that_have_not_begun(world: World) 
         plain.enqueue(number)
     await world.manager.join()
     assert order.index("run 2") == 201
+
+
+async def test_woken_task_comes_to_memory_that_is_full() -> None:
+    """It does not wait in the file until what memory is full of has begun."""
+    order: list[str] = []
+    small = TaskManager("tasks.db", concurrency=1, max_in_memory=4)
+
+    @small.task(persist=True, requeue_on_interrupt=True)
+    async def plain(number: int) -> None:
+        order.append(f"plain {number}")
+        await asyncio.sleep(50)
+
+    @small.task(persist=True, requeue_on_interrupt=True)
+    async def saga() -> None:
+        order.append(f"saga {current_task().attempt}")
+        await sleep(60)
+
+    async with isolated(small) as world:
+        saga.enqueue()
+        await world.advance(1)
+        for number in range(20):
+            plain.enqueue(number)
+        await small.join()
+    assert order.index("saga 2") == 3

@@ -71,6 +71,14 @@ SELECT json_group_array(row), count(*) FROM (
     WHERE task_name IN (SELECT value FROM json_each(:task_names)) LIMIT :limit
 )
 """
+# Those that were woken stand in front of all others of their priority.
+_SLEPT: Final = f"""
+{hops("taskmanager_tasks INDEXED BY taskmanager_tasks_ready", _BETTER, "priority")}
+SELECT json_group_array(row) FROM (
+    SELECT row FROM ({_in_order("taskmanager_tasks_ready", _IS_FREE, ", t.snooze_count")})
+    WHERE snooze_count > 0 AND task_name IN (SELECT value FROM json_each(:task_names)) LIMIT :limit
+)
+"""
 # A row whose columns contradict each other is passed over, and dealt with alone: it must not spoil the others' claim.
 _TAKE: Final = """
 UPDATE OR IGNORE taskmanager_tasks
@@ -182,6 +190,8 @@ def claim(connection: sqlite3.Connection, request: ClaimRequest) -> list[TaskRow
     # Without the lock for writing first: a busy instance needs that.
     if due_at is not None and not _others(connection, request, due_at, 1):
         return []
+    if request.has_slept and _candidates(connection, request, request.limit) == "[]":
+        return []
     with transaction(connection):
         limit = request.limit
         if request.file_limit is not None:
@@ -212,6 +222,9 @@ def fetch_claim(connection: sqlite3.Connection, owner: str, claimed_at: int) -> 
 def _candidates(connection: sqlite3.Connection, request: ClaimRequest, limit: int) -> str:
     """The rowids of the best rows that may be claimed, as JSON."""
     wanted = _wanted(request.task_names, request.queue_name, request.now, limit, request.better_than)
+    if request.has_slept:
+        (rows,) = connection.execute(_SLEPT, wanted | {"scanned": limit}).fetchone()
+        return str(rows)
     scanned = {"scanned": _SCANNED_PER_ROW * limit + _SCANNED_AT_LEAST}
     rows, count = connection.execute(READY_CANDIDATES, wanted | scanned).fetchone()
     if count < limit:
