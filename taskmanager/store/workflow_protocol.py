@@ -84,7 +84,10 @@ class WorkflowStore(Protocol):
         ...
 
     async def node_start(self, task_id: str) -> NodeStart | None:
-        """Return what the task of a node needs at its start, or None if no node has this task."""
+        """Return what the task of a node needs at its start, or None if no node has this task.
+
+        Raises `StoreError` if somebody has edited what it takes of other nodes.
+        """
         ...
 
     async def pause_workflow(self, workflow_id: str, now: int) -> Advance | None:

@@ -7,7 +7,6 @@ from typing import Any, Final, NamedTuple
 
 from taskmanager.codec.values import MAX_ENCODED_BYTES, dumps, split_object
 from taskmanager.rules.workflows import NodeEnd, WorkflowEnd, end_of_workflow
-from taskmanager.store.sqlite.rows import Undecodable
 
 IS_OPEN: Final = "n.status NOT IN ('COMPLETED', 'FAILED', 'SKIPPED')"
 """A node `n` has not ended, as the partial index spells it."""
@@ -111,11 +110,18 @@ def parent_of(connection: sqlite3.Connection, workflow_id: str) -> ParentNode | 
         return None
     node, status, error, output = found
     totals = dict(connection.execute(_TOTALS, (workflow_id,)).fetchall())
-    shown = json.loads(error)["err"] if error and error.startswith("{") else None
     end = NodeEnd("FAILED", None, error)
     if status == "COMPLETED":
         end = NodeEnd("COMPLETED", _result(connection, workflow_id, output), None)
-    return ParentNode(node, end, json.dumps({"status": status, "totals": totals, "error": shown}))
+    return ParentNode(node, end, json.dumps({"status": status, "totals": totals, "error": _shown(error)}))
+
+
+def _shown(error: str | None) -> Any:
+    """Return an error as it is shown, or None if it is sealed."""
+    try:
+        return json.loads(error)["err"] if error else None
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def _result(connection: sqlite3.Connection, workflow_id: str, output: int | None) -> str | None:
@@ -130,9 +136,8 @@ def _result(connection: sqlite3.Connection, workflow_id: str, output: int | None
     (size,) = connection.execute(_SIZE, (workflow_id,)).fetchone()
     if (size or 0) > MAX_ENCODED_BYTES:
         return None
-    values: dict[str, Any] = {}
-    for node_id, text in connection.execute(_RESULTS, (workflow_id,)).fetchall():
-        if text is None or type(text) is Undecodable or not text.startswith("{"):
-            return None
-        values[node_id] = split_object(text)["ok"]
-    return dumps({"ok": values})
+    results = connection.execute(_RESULTS, (workflow_id,)).fetchall()
+    try:
+        return dumps({"ok": {node_id: split_object(text)["ok"] for node_id, text in results}})
+    except (ValueError, TypeError, KeyError):
+        return None

@@ -71,7 +71,8 @@ SELECT DISTINCT w.id FROM json_each(?) AS v
 WHERE w.on_error = 'pause' AND w.status = 'RUNNING' AND w.cancelled_at IS NULL AND (
     n.{_COUNTS.format("n")} AND {IS_NOT_ABSORBED}
     OR n.status = 'SKIPPED' AND EXISTS (
-        SELECT 1 FROM json_each(n.dependencies) AS before JOIN taskmanager_workflow_tasks AS u
+        SELECT 1 FROM json_each(iif(json_valid(n.dependencies), n.dependencies, '[]')) AS before
+        JOIN taskmanager_workflow_tasks AS u
             ON u.workflow_id = n.workflow_id AND u.task_index = before.value
         WHERE u.{_COUNTS.format("u")}
     )

@@ -2,8 +2,9 @@
 
 import json
 import sqlite3
-from typing import Any, Final
+from typing import Final
 
+from taskmanager.model.errors import StoreError
 from taskmanager.model.workflows import Input, NodeRow, NodeStart, WorkflowRow
 from taskmanager.store.sqlite.reading import snapshot
 
@@ -71,11 +72,9 @@ FROM taskmanager_workflow_tasks AS n JOIN taskmanager_workflows AS w ON w.id = n
 """
 # A result that is asked for in many places is read once.
 _INPUTS: Final = """
-SELECT n.workflow_id, n.task_index, n.node_id, n.status, n.result, n.error
-FROM (
-    SELECT DISTINCT json_extract(value, '$[1]') AS workflow_id, json_extract(value, '$[2]') AS task_index
-    FROM json_each(?)
-) AS wanted JOIN taskmanager_workflow_tasks AS n USING (workflow_id, task_index)
+SELECT n.workflow_id, n.task_index, n.node_id, n.status, n.result, n.error FROM json_each(?) AS v
+CROSS JOIN taskmanager_workflow_tasks AS n
+    ON n.workflow_id = json_extract(v.value, '$[0]') AND n.task_index = json_extract(v.value, '$[1]')
 """
 
 
@@ -85,9 +84,16 @@ def node_start(connection: sqlite3.Connection, task_id: str) -> NodeStart | None
         found = connection.execute(_START, (task_id,)).fetchone()
         if found is None:
             return None
-        *about, args_from = found
-        rows = connection.execute(_INPUTS, (args_from or "[]",)).fetchall()
-    nodes: dict[tuple[str, int], Any] = {(workflow_id, index): rest for workflow_id, index, *rest in rows}
-    wanted = json.loads(args_from or "[]")
-    inputs = [Input(tuple(path), kind, *nodes[source, index]) for path, source, index, kind in wanted]
-    return NodeStart(about[0], about[1], bool(about[2]), tuple(inputs))
+        workflow_id, status, is_cancelled, args_from = found
+        try:
+            inputs = _inputs(connection, json.loads(args_from or "[]"))
+        except (ValueError, TypeError, KeyError) as error:
+            raise StoreError(f"what task {task_id} takes of other nodes cannot be read: {error!r}") from error
+    return NodeStart(workflow_id, status, bool(is_cancelled), inputs)
+
+
+def _inputs(connection: sqlite3.Connection, wanted: list[tuple[list[int | str], str, int, str]]) -> tuple[Input, ...]:
+    sources = {(source, index) for _, source, index, _ in wanted}
+    rows = connection.execute(_INPUTS, (json.dumps(sorted(sources)),)).fetchall()
+    nodes = {(source, index): rest for source, index, *rest in rows}
+    return tuple([Input(tuple(path), kind, *nodes[source, index]) for path, source, index, kind in wanted])

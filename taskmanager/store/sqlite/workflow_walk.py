@@ -43,11 +43,11 @@ WHERE n.id {_THESE} AND n.is_passed_on = 0 AND NOT {IS_OPEN}
 RETURNING id, workflow_id
 """
 _TAKE_BACK: Final = f"UPDATE {_NODES} SET is_passed_on = 0 WHERE n.id {_THESE} AND n.is_passed_on = 1 RETURNING id"
-# Which edges are inputs is said by `is_awaited` in the rules.
+# Which edges are inputs is said by `is_awaited` in the rules. Counters that somebody has edited must let a task end.
 _COUNT: Final = f"""
-UPDATE {_NODES} SET open = open - :once * told.ends, completed = completed + :once * told.good,
-    failed = failed + :once * (told.ends - told.good), inputs_open = inputs_open - :once * told.inputs,
-    inputs_failed = inputs_failed + :once * told.lacking
+UPDATE {_NODES} SET open = max(0, open - :once * told.ends), completed = max(0, completed + :once * told.good),
+    failed = max(0, failed + :once * (told.ends - told.good)), inputs_open = max(0, inputs_open - :once * told.inputs),
+    inputs_failed = max(0, inputs_failed + :once * told.lacking)
 FROM (
     SELECT d.id AS id, sum(e.means & 1) AS ends, sum((e.means & 1) * (n.status = 'COMPLETED')) AS good,
         sum(e.means & 2 <> 0 OR e.means & 4 <> 0 AND (d.join_type = 'all' OR e.means & 1 = 0)) AS inputs,
