@@ -18,6 +18,7 @@ from taskmanager import (
     TaskManager,
     TaskStatus,
     step,
+    wait_for,
 )
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.sqlite import SqliteStore
@@ -309,6 +310,15 @@ async def test_an_await_that_never_ends_is_an_error(world: World) -> None:
 
     with pytest.raises(RuntimeError, match="will never end"):
         await waits.enqueue()
+
+    @world.manager.task(persist=True, requeue_on_interrupt=True)
+    async def asks() -> str:
+        return await wait_for("answer", str)
+
+    handle = asks.enqueue()
+    await world.idle()  # it is in the file now, where it sleeps
+    with pytest.raises(RuntimeError, match="will never end"):
+        await handle
 
 
 async def test_an_endless_sleep_is_no_moment_to_jump_to(world: World) -> None:
