@@ -154,6 +154,8 @@ class Firing:
             for each in fires:
                 self._book.plan(each.schedule_name, each.now)
             return
+        if (listeners := self._life.listeners) is not None:  # one may be claimed here before the answer comes
+            listeners.made(each.task.task_id for each in fires if each.task is not None)
         try:
             lost = await self._store.fire_schedules(fires)
         except StoreUnavailable:
@@ -165,11 +167,11 @@ class Firing:
             if any(each.task is not None for each in fires):
                 self._life.wants_claim.set()  # also when only the answer was lost: the task stands there, free
         for each in fires:
+            if each.task is not None and listeners is not None:
+                listeners.put_made(each.task, is_ours=each.schedule_name not in lost)
             if each.schedule_name not in lost:
                 self._book.fired(each)
                 if each.task is not None:
-                    if (listeners := self._life.listeners) is not None:
-                        listeners.put(each.task)
                     for_us = each.task.scheduled_for or each.now
                     logger.debug("schedule %s fired for %s", each.schedule_name, from_us(for_us))
         if lost:

@@ -106,7 +106,7 @@ class Listeners:
         self._snoozed: dict[str, int] = {}
         """When the runs began of persisted tasks whose snooze is on its way to the store."""
         self._made: set[str] = set()
-        """Tasks of nodes that were made here and are claimed nowhere yet."""
+        """Tasks of nodes and of schedules that were made here, and that nobody was told of yet."""
         self._ring = threading.Event()
         self._thread: threading.Thread | None = None
         self._thread_over: asyncio.Future[None] = self._loop.create_future()
@@ -159,10 +159,17 @@ class Listeners:
         self._change(before, state, (), live, live.row())
 
     def made(self, task_ids: Iterable[str]) -> None:
-        """The end of a task has made these, which are told of when they are claimed here: until then only the store
-        knows what they are. Those that others take are not told.
+        """These are made by a write of ours, or will be. They are told of when they are claimed here: of tasks of nodes
+        only the store knows until then what they are. Those that others take are not told.
         """
         self._made.update(islice(task_ids, max(0, MOST_WAITING - len(self._made))))
+
+    def put_made(self, row: TaskRow, *, is_ours: bool) -> None:
+        """What was to be made stands in the store now: by our write, if it `is_ours`, or by another one."""
+        if row.task_id in self._made:
+            self._made.discard(row.task_id)
+            if is_ours:
+                self.put(row)
 
     def waits_again(self, live: LiveTask, began_at: int) -> None:
         """A run that began then has ended, and its task goes on."""

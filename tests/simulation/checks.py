@@ -387,7 +387,9 @@ class Checks:
 
     def _judge_attempts(self, rows: dict[str, TaskRow], attempts: dict[tuple[str, int], AttemptRow]) -> None:
         for key, old in self.attempts.items():
-            new = attempts.get(key)
+            new, row = attempts.get(key), rows.get(key[0])
+            if self._world.loss_count and row is not None and row.is_workflow_task and not row.start_count:
+                continue  # its workflow went with the file, and was started anew
             if new is not old and new != old and (key in attempts or key[0] in rows):
                 self._world.fault(f"attempt {key} changed from {old} to {attempts.get(key)}")
         for key in attempts.keys() - self.attempts.keys():

@@ -291,8 +291,9 @@ class Workflows:
             fault(f"node {key} is {status}, and its task is {new.task_status} {what}")
         if new.task_status is not None and new.task_status not in _ENDS and status in ENDED_NODE:
             fault(f"node {key} is {status}, and its task is {new.task_status} {what}")
-        is_paused = now.workflows[key[0]].status == "PAUSED"
-        if new.task_status in ("PENDING", "CLAIMED") and is_paused != (new.owner == HELD):
+        # A task that was retried waits again if something that its node depends on is open again.
+        is_held = now.workflows[key[0]].status == "PAUSED" or status == "PENDING"
+        if new.task_status in ("PENDING", "CLAIMED") and is_held != (new.owner == HELD):
             fault(f"node {key} waits at {new.owner}, and its workflow is {now.workflows[key[0]].status} {what}")
 
     def begins(self, process: "Process", label: int, inputs: list[int]) -> None:
