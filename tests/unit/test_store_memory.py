@@ -30,6 +30,14 @@ async def test_the_oldest_ended_tasks_leave_when_the_history_is_full() -> None:
     assert left == {"live0", "live1", "live2", "live3", "a", "b"}
 
 
+async def test_ended_tasks_of_workflows_stay_with_these() -> None:
+    """Their nodes may be asked for, and retried."""
+    store = MemoryStore(max_history=1)
+    of_node = ended("node")._replace(is_workflow_task=1)
+    await store.commit([TaskWrite(each, None) for each in (of_node, ended("a"), ended("b"))])
+    assert {row.task_id for row in await store.fetch_many(TaskFilter())} == {"node", "b"}
+
+
 async def test_the_oldest_end_leaves_and_not_the_oldest_task() -> None:
     """A task that has waited for a year and has just ended stays, and so do its attempts."""
     store = MemoryStore(max_history=1)

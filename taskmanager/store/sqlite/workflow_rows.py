@@ -42,6 +42,8 @@ def fetch_workflows(
     """See `Store.fetch_workflows`."""
     conditions, given = ["w.parent_workflow_id IS NULL"], {"status": status, "name": name, "limit": limit}
     conditions += [f"w.{each} = :{each}" for each in ("status", "name") if given[each] is not None]
+    if status not in (None, "COMPLETED"):
+        conditions.append("w.status <> 'COMPLETED'")  # for the partial index
     if before is not None:
         conditions.append("(w.sent_at, w.id) < (:before_at, :before_id)")
         given["before_at"], given["before_id"] = before
