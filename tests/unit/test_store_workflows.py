@@ -142,6 +142,20 @@ async def test_fan_out_and_skipping_of_many_are_linear() -> None:
         assert spent[1] < PER_NODE * MANY
 
 
+@pytest.mark.parametrize("on_error", ["fail", "pause"])
+async def test_failure_costs_by_all_that_is_skipped_behind_it(on_error: str) -> None:
+    """A chain is skipped node by node, in one commit: at the failure, or when it is resumed."""
+    spent = []
+    for count in (FEW, MANY):
+        meter = Meter()
+        chain = [N("n0"), *(N(f"n{number}", after=[f"n{number - 1}"]) for number in range(1, count))]
+        await start(meter.store, *chain, on_error=on_error)
+        steps = await change(meter, 0, running, failed)
+        spent.append(steps + await meter.steps(meter.store.resume_workflow(ROOT, 1)))
+    assert spent[1] < TENFOLD * spent[0]
+    assert spent[1] < PER_NODE * MANY
+
+
 async def test_retry_costs_by_what_was_skipped_behind_it() -> None:
     """Not by the other nodes of the workflow."""
     spent = []

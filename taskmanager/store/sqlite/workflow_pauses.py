@@ -65,15 +65,16 @@ SELECT t.id FROM json_each(?) AS v CROSS JOIN taskmanager_tasks AS t ON t.id = v
 WHERE t.status = 'PENDING' AND t.claimed_by_worker_id IS NULL
 """
 _COUNTS: Final = "status = 'FAILED' AND {0}.is_optional = 0 AND {0}.is_accepted = 0"
+# The joins have a fixed order: one that begins at the nodes of the workflow reads all of them for each skipped node.
+# And they name `w`, so that nothing is looked at where a failure does not pause.
 _HURT: Final = f"""
-SELECT DISTINCT w.id FROM json_each(?) AS v
-    CROSS JOIN taskmanager_workflow_tasks AS n ON n.id = v.value JOIN taskmanager_workflows AS w ON w.id = n.workflow_id
+SELECT DISTINCT w.id FROM json_each(?) AS v CROSS JOIN taskmanager_workflow_tasks AS n ON n.id = v.value
+    CROSS JOIN taskmanager_workflows AS w ON w.id = n.workflow_id
 WHERE w.on_error = 'pause' AND w.status = 'RUNNING' AND w.cancelled_at IS NULL AND (
     n.{_COUNTS.format("n")} AND {IS_NOT_ABSORBED}
     OR n.status = 'SKIPPED' AND EXISTS (
         SELECT 1 FROM json_each(iif(json_valid(n.dependencies), n.dependencies, '[]')) AS before
-        JOIN taskmanager_workflow_tasks AS u
-            ON u.workflow_id = n.workflow_id AND u.task_index = before.value
+        CROSS JOIN taskmanager_workflow_tasks AS u ON u.workflow_id = w.id AND u.task_index = before.value
         WHERE u.{_COUNTS.format("u")}
     )
 )

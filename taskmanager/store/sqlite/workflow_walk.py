@@ -17,7 +17,7 @@ from taskmanager.model.states import BuiltInTaskCode
 from taskmanager.model.workflows import HELD
 from taskmanager.rules.workflows import Counts, NodeEnd, end_of_node, judged, stored
 from taskmanager.store.sqlite import workflow_pauses as pauses
-from taskmanager.store.sqlite.statements import DUE, OF_NODE, TERMINAL_SQL, write
+from taskmanager.store.sqlite.statements import DUE, OF_NODE, TERMINAL_SQL, Row, write
 from taskmanager.store.sqlite.workflow_ends import IS_OPEN, end_workflows, parent_of
 from taskmanager.store.workflow_protocol import Advance, FreeTask
 
@@ -60,13 +60,13 @@ FROM (
 WHERE n.id = told.id RETURNING id
 """
 _COUNTERS: Final = f"""
-SELECT n.id, n.sub_workflow_id, n.join_type, n.min_success, n.allow_failed_deps, n.open, n.completed, n.failed,
-    n.inputs_open, n.inputs_failed
+SELECT n.id, n.sub_workflow_id, n.task_id, n.join_type, n.min_success, n.allow_failed_deps, n.open, n.completed,
+    n.failed, n.inputs_open, n.inputs_failed
 FROM {_EACH} JOIN taskmanager_workflows AS w ON w.id = n.workflow_id
 WHERE n.status = :status AND (w.status = 'RUNNING' OR :anywhere)
 """
 _END_HELD: Final = pauses.END_WAITING.format(
-    these=f"SELECT n.task_id FROM {_EACH}", whose=f"claimed_by_worker_id = '{HELD}'"
+    these="SELECT value FROM json_each(:ids)", whose=f"claimed_by_worker_id = '{HELD}'"
 )
 _SKIP: Final = f"UPDATE {_NODES} SET status = 'SKIPPED', completed_at = :now WHERE n.id {_THESE}"
 _CALLS: Final = f"""
@@ -210,18 +210,25 @@ class Walk:
     def skipped(self, nodes: Iterable[int]) -> list[tuple[int, str | None]]:
         """Return those of these nodes that are SKIPPED and would not be by what they count now, with their children."""
         found = self.rows(_COUNTERS, nodes, status="SKIPPED", anywhere=1)
-        return [(node, child) for node, child, *counts in found if judged(Counts(*counts)) != "SKIPPED"]
+        return [(node, child) for node, child, _, *counts in found if judged(Counts(*counts)) != "SKIPPED"]
 
     def wait(self, nodes: Iterable[int]) -> None:
         """Let those of these nodes wait again that would not begin by what they count now, if their tasks wait."""
         found = self.rows(_COUNTERS, nodes, status="ENQUEUED", anywhere=1)
-        pauses.wait(self.connection, [node for node, _, *counts in found if judged(Counts(*counts)) is None], self.now)
+        pauses.wait(
+            self.connection, [node for node, _, _, *counts in found if judged(Counts(*counts)) is None], self.now
+        )
 
     def judge(self, nodes: Iterable[int]) -> None:
         """Let those of these nodes begin, or be skipped, that wait for nothing more, where the workflow runs."""
         found: dict[str | None, list[tuple[int, str | None]]] = {"READY": [], "SKIPPED": [], None: []}
-        for node, child, *counts in self.rows(_COUNTERS, nodes, status="PENDING", anywhere=0):
-            found[judged(Counts(*counts))].append((node, child))
+        skipped_tasks = []
+        for node, child, task_id, *counts in self.rows(_COUNTERS, nodes, status="PENDING", anywhere=0):
+            word = judged(Counts(*counts))
+            found[word].append((node, child))
+            if word == "SKIPPED" and task_id is not None:
+                skipped_tasks.append(task_id)
+        self.run(_END_HELD, skipped_tasks, **said_of(_NODE_SKIPPED))
         self.skip(found["SKIPPED"])
         self.enqueue([node for node, child in found["READY"] if child is None], again=True)
         self.begin_children([node for node, child in found["READY"] if child is not None])
@@ -229,7 +236,6 @@ class Walk:
     def skip(self, found: Collection[tuple[int, str | None]]) -> None:
         """Skip these nodes, each with the child that stands in it."""
         nodes, children = [node for node, _ in found], [child for _, child in found if child is not None]
-        self.run(_END_HELD, nodes, **said_of(_NODE_SKIPPED))
         self.run(_SKIP, nodes)
         self._due += nodes
         if children:
@@ -244,12 +250,15 @@ class Walk:
 
         With `again`, a task that has ended is put back, and one that is held is freed: its node was reopened.
         """
-        rows, first = [], []
+        rows: list[tuple[int, Row]] = []
+        first: list[Row] = []
         for node, workflow_id, index, args, kwargs, tags, delay_us, is_first, *call in self.rows(_CALLS, nodes):
             row = (node_task_id(workflow_id, index), args, kwargs, tags, self.now, self.now + delay_us, *call, None)
             rows.append((node, row))
             first += [row] if is_first else []
             self.ready(FreeTask._make((row[0], *call[:3], row[5])))
+        if not rows:
+            return
         made = [row for _, row in rows]
         if write(self.connection, OF_NODE, made) != len(made) and again:
             if self.ids(_FORGET, [row[0] for row in first]):
