@@ -137,3 +137,19 @@ async def test_task_of_a_closed_child_that_waits_again_ends(store: Store) -> Non
     await fail(store, "a")
     assert (await task_of(store, "x", inner)).status == "CANCELLED"
     assert (await statuses(store), await status(store)) == ({"a": "FAILED", "sub": "SKIPPED"}, "FAILED")
+
+
+async def test_retry_of_a_node_whose_join_cannot_hold_skips_it_again(store: Store) -> None:
+    """It would begin after a failure that nobody has allowed. The workflow ends again at once."""
+    await start(store, N("a"), N("b", after=["a"]))
+    await end(store, "a")
+    await retry(store, "a")
+    await fail(store, "a")
+    assert await statuses(store) == {"a": "FAILED", "b": "SKIPPED"}
+    await retry(store, "b")
+    assert await statuses(store) == {"a": "FAILED", "b": "SKIPPED"}
+    assert ((await task_of(store, "b")).status, await status(store)) == ("CANCELLED", "FAILED")
+    await retry(store, "a", "b")
+    await end(store, "a")
+    await end(store, "b")
+    assert await status(store) == "COMPLETED"

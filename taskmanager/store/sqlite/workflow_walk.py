@@ -216,7 +216,7 @@ class Walk:
         """Let those of these nodes wait again that would not begin by what they count now, if their tasks wait."""
         found = self.rows(_COUNTERS, nodes, status="ENQUEUED", anywhere=1)
         pauses.wait(
-            self.connection, [node for node, _, _, *counts in found if judged(Counts(*counts)) is None], self.now
+            self.connection, [node for node, _, _, *counts in found if judged(Counts(*counts)) != "READY"], self.now
         )
 
     def judge(self, nodes: Iterable[int]) -> None:

@@ -75,10 +75,10 @@ def advance(connection: sqlite3.Connection, ended: Collection[str], now: int) ->
     return walk.advance()
 
 
-# Something that they depend on was opened again.
+# Of these alone the join may not hold: something that they depend on was opened again, or has failed since.
 _WAIT_AGAIN: Final = """
 SELECT n.id FROM json_each(:ids) AS v CROSS JOIN taskmanager_workflow_tasks AS n ON n.task_id = v.value
-WHERE n.open + n.inputs_open > 0
+WHERE n.open + n.failed + n.inputs_open + n.inputs_failed > 0
 """
 
 
@@ -93,12 +93,14 @@ def follow(connection: sqlite3.Connection, changes: Sequence[Row]) -> Advance:
     if again:
         reopen_tasks(walk, again)
     walk.end_tasks([task_id for task_id, _, after, _ in changes if after in TERMINAL])
-    found = walk.advance()
+    walk.go()
     waiting = [task_id for task_id, _, after, _ in changes if after in WAITING]
     if waiting:
-        walk.wait(walk.ids(_WAIT_AGAIN, waiting))
+        nodes = walk.ids(_WAIT_AGAIN, waiting)
+        walk.wait(nodes)
         pauses.hold(connection, waiting, now)
-    return found
+        walk.judge(nodes)
+    return walk.advance()
 
 
 def pause(connection: sqlite3.Connection, workflow_id: str, now: int) -> Advance | None:
