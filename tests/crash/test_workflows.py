@@ -41,7 +41,7 @@ async def total(label: str, parts: list[int]) -> int:
     note(f"ran {label} {name}")
     return sum(parts)
 
-@manager.task(name="broken", persist=True)
+@manager.task(name="broken", persist=True, requeue_on_interrupt=True)
 async def broken(label: str) -> int:
     note(f"ran {label} {name}")
     raise OSError(label)
