@@ -41,7 +41,7 @@ def _begin(attempt: Attempt, start: NodeStart | None) -> Outcome | None:
         return _refused(BuiltInTaskCode.WORKFLOW_STOPPED, "its workflow is not in the store any more")
     if start.is_cancelled or start.workflow_status == "CANCELLED":
         return _refused(BuiltInTaskCode.WORKFLOW_STOPPED, f"workflow {start.workflow_id} is cancelled")
-    if start.workflow_status == "PAUSED":
+    if start.workflow_status == "PAUSED" or start.waits:
         return Outcome("held")
     live, codec = attempt.live, attempt.live.definition.arguments
     attempt.workflow_id = start.workflow_id

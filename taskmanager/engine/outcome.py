@@ -44,7 +44,8 @@ class Outcome(NamedTuple):
 
     A success with an error is one whose value nobody has. "unstarted": user code could not begin, for the `reason` that
     its lane gives, or since the manager stops. "suspended": it sleeps until `Attempt.wakes_at`. "held": its workflow is
-    paused, and the task waits until that goes on. "refused": user code must not begin, and it ends with the `error`.
+    paused, or what it takes runs again, and the task waits for that. "refused": user code must not begin, and it ends
+    with the `error`.
     """
 
     kind: Literal["ok", "failed", "snoozed", "stopped", "crashed", "unstarted", "suspended", "held", "refused"]

@@ -139,11 +139,15 @@ class Input(NamedTuple):
 
 
 class NodeStart(NamedTuple):
-    """What the task of a node needs at its start: the state of its workflow, and its inputs."""
+    """What the task of a node needs at its start: the state of its workflow, and its inputs.
+
+    It `waits` if something that it takes was opened again since its start was committed.
+    """
 
     workflow_id: str
     workflow_status: str
     is_cancelled: bool
+    waits: bool
     inputs: tuple[Input, ...]
 
 

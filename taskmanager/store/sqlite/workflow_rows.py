@@ -69,7 +69,7 @@ def fetch_node(connection: sqlite3.Connection, workflow_id: str, node_id: str) -
 
 
 _START: Final = """
-SELECT w.id, w.status, w.cancelled_at IS NOT NULL, n.args_from
+SELECT w.id, w.status, w.cancelled_at IS NOT NULL, n.inputs_open > 0, n.args_from
 FROM taskmanager_workflow_tasks AS n JOIN taskmanager_workflows AS w ON w.id = n.workflow_id WHERE n.task_id = ?
 """
 # A result that is asked for in many places is read once.
@@ -86,12 +86,12 @@ def node_start(connection: sqlite3.Connection, task_id: str) -> NodeStart | None
         found = connection.execute(_START, (task_id,)).fetchone()
         if found is None:
             return None
-        workflow_id, status, is_cancelled, args_from = found
+        workflow_id, status, is_cancelled, waits, args_from = found
         try:
             inputs = _inputs(connection, json.loads(args_from or "[]"))
         except (ValueError, TypeError, KeyError) as error:
             raise StoreError(f"what task {task_id} takes of other nodes cannot be read: {error!r}") from error
-    return NodeStart(workflow_id, status, bool(is_cancelled), inputs)
+    return NodeStart(workflow_id, status, bool(is_cancelled), bool(waits), inputs)
 
 
 def _inputs(connection: sqlite3.Connection, wanted: list[tuple[list[int | str], str, int, str]]) -> tuple[Input, ...]:

@@ -253,3 +253,19 @@ async def test_cancel_of_a_task_without_an_answer_may_have_ended_it(act: str, is
         with pytest.raises(asyncio.CancelledError if is_cancelled else StoreUnavailable):
             await asyncio.ensure_future(call)
         assert (await waiting).ok_value == ["TASK_CANCELLED"]
+
+
+async def test_input_that_is_run_again_at_the_start_is_waited_for() -> None:
+    """The start of the node is committed, and its input is opened before it is read: that is no fault of the node."""
+    async with faulty(Fault.hold(2, verb="node_start")) as (world, store, jobs):
+        wf = Workflow("import")
+        page = wf.add(jobs.fetch, "a").named("page")
+        count = wf.add(jobs.count, page.value).named("count")
+        handle = await world.manager.start_workflow(wf.output(count))
+        await world.idle()
+        assert store.held == ["node_start"]
+        assert await world.manager.retry(await task_of(world.manager, handle.workflow_id, "page"), force=True)
+        store.let_go()
+        assert (await handle.result(timeout=60)).ok_value == 6
+        assert jobs.began == ["a", "a", "count a 1"]
+        assert await attempts_of(world, handle.workflow_id, "count") == ("COMPLETED", None, 1)
