@@ -327,10 +327,12 @@ class Checks:
             self._world.fault(f"taken from a living owner, silent for {silent_us / 1e6:.1f} s: {what}")
 
     def _is_of_its_workflow(self, verb: str, old: TaskRow, new: TaskRow, what: str) -> bool:
-        """Whether somebody has paused its workflow, which takes it out of every memory, or has cancelled that."""
+        """Whether somebody has paused its workflow, which takes it out of every memory, or has cancelled that; or its
+        workflow went with a file, and it is ended wherever it waits.
+        """
         if old.claimed_by_worker_id == HELD and new.status in (TaskStatus.CLAIMED, TaskStatus.RUNNING):
             self._world.fault(f"its workflow is paused: {what}")
-        if new.claimed_by_worker_id == HELD:
+        if new.claimed_by_worker_id == HELD or (self._world.loss_count and new.error_code == "WORKFLOW_STOPPED"):
             return old.status in WAITING
         return verb == "cancel_workflow" and expected_of(old) == expected_of(new)
 
