@@ -164,6 +164,13 @@ class Listeners:
         """
         self._made.update(islice(task_ids, max(0, MOST_WAITING - len(self._made))))
 
+    def sends(self, batch: Sequence[Sent]) -> None:
+        """These changes are on their way to the store. What a failure enqueues may be claimed before the answer."""
+        for sent in batch:
+            write = sent.write
+            if type(write) is TaskWrite and (then := _follower_of(write.row, write.attempts)) is not None:
+                self.made([then.task_id])
+
     def put_made(self, row: TaskRow, *, is_ours: bool) -> None:
         """What was to be made stands in the store now: by our write, if it `is_ours`, or by another one."""
         if row.task_id in self._made:
@@ -236,8 +243,8 @@ class Listeners:
             if row is None or live.is_duplicate or live.saving.committed != expected_of(row):
                 return
             state = expected_of(row)
-        if row is not None:
-            self._follow(row, write.attempts)
+        if row is not None and (then := _follower_of(row, write.attempts)) is not None:
+            self.put_made(then, is_ours=True)
         told = live.saving.told
         if is_end(told) or (told is not None and state.start_count < told.start_count):
             return  # it was told when its waiters were, or with the claim that has found it
@@ -260,7 +267,7 @@ class Listeners:
         self._follow(row, ())
 
     def _follow(self, row: TaskRow, attempts: Sequence[AttemptRow]) -> None:
-        if row.status == "FAILED" and (then := enqueued_by(row, attempts)) is not None:
+        if (then := _follower_of(row, attempts)) is not None:
             self.put(then)
 
     def _change(
@@ -394,3 +401,8 @@ class Listeners:
         """Tell nothing more."""
         self._is_over = self._is_closing = True
         self._ring.set()
+
+
+def _follower_of(row: TaskRow, attempts: Sequence[AttemptRow]) -> TaskRow | None:
+    """Return the row that this one enqueues by failing."""
+    return enqueued_by(row, attempts) if row.status == "FAILED" else None

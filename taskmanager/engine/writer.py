@@ -352,6 +352,8 @@ class Writer:
     async def _commit(self, batch: Sequence[Sent]) -> CommitReport:
         if not batch:
             return NOTHING_HAPPENED
+        if self.listeners is not None:
+            self.listeners.sends(batch)
         return await self.store.commit([sent[3] for sent in batch])
 
     # The decisions.

@@ -248,6 +248,38 @@ async def test_a_task_of_a_schedule_and_of_a_failure_is_told(heard: Heard, world
     assert words["alert"] == "enqueued started completed"
 
 
+async def test_a_task_that_a_failure_enqueues_is_told_before_its_start() -> None:
+    """Also where a claim finds it in the store before the answer to the failure has come."""
+    manager, store, began = TaskManager(), FaultyStore(MemoryStore()), asyncio.Event()
+    heard = Heard(manager)
+
+    @manager.task(name="alert", persist=True)
+    async def alert(failed: FailedTask) -> None:
+        began.set()
+
+    @manager.task(name="fails", persist=True, on_failure=alert)
+    async def fails() -> None:
+        raise ValueError("no")
+
+    async with isolated(manager, store=store.as_store()) as world:
+        earlier = manager.task(persist=True)(nothing).enqueue()
+        await earlier
+        store.plan.append(Fault.hold(store.calls.count("commit") + 2, verb="commit", after=True))
+        fails.enqueue()
+        await world.advance(60)
+        assert store.held == ["commit"]
+        await manager.retry(earlier.task_id, force=True)  # this one's commit is let through, and so it is claimed
+        await world.advance(60)
+        assert began.is_set()
+        store.let_go()
+        await world.drain()
+        await manager.flush()
+        await world.idle()
+    assert [event.kind for event in heard.events if event.task.task_name == "alert"] == [
+        "enqueued", "started", "completed",
+    ]  # fmt: skip
+
+
 async def test_plain_changes_are_told_as_the_rule_tells_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lean writes say themselves what they are, and the rule says the same."""
     hooks, noted = Hooks(), list[Noted]()
