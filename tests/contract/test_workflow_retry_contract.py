@@ -12,6 +12,7 @@ from tests.contract.graphs import (
     end,
     fail,
     retry,
+    run,
     start,
     status,
     statuses,
@@ -160,3 +161,18 @@ async def test_child_is_not_reopened_without_its_root(store: Store) -> None:
     await fail(store, "x", workflow_id=INNER)
     assert await store.reopen_workflow(INNER, NOW) is None
     assert await status(store, INNER) == "FAILED"
+
+
+async def test_retry_in_a_child_of_a_cancelled_workflow_stays_cancelled(store: Store) -> None:
+    """The workflow has not ended, because a task of it still runs; what is put back in it must not run."""
+    await start(store, N("sub", child=[N("x"), N("deep", after=["x"], allow_failed=True, child=[N("y")])]), N("b"))
+    await run(store, "b")
+    assert await store.cancel_workflow(ROOT, NOW) is not None
+    assert (await status(store), await status(store, INNER)) == ("RUNNING", "CANCELLED")
+    await retry(store, "x", workflow_id=INNER)
+    begun = await store.node_start(node_task_id(INNER, 0))
+    assert begun is not None
+    assert begun.is_cancelled
+    await end(store, "x", word="CANCELLED", workflow_id=INNER)
+    begun = await store.node_start(node_task_id(child_workflow_id(INNER, 1), 0))
+    assert begun is None or begun.is_cancelled

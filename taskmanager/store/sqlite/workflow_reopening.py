@@ -28,9 +28,11 @@ SET status = :status, is_accepted = 0, result = NULL, error = NULL, sub_workflow
     completed_at = NULL
 WHERE id {_THESE}
 """
+# What stands in one that was cancelled and has not ended stays cancelled with it.
 _OPEN_WORKFLOWS: Final = f"""
-UPDATE taskmanager_workflows
-SET status = :status, result = NULL, error = NULL, completed_at = NULL, cancelled_at = NULL, updated_at = :now
+UPDATE taskmanager_workflows AS w
+SET status = :status, result = NULL, error = NULL, completed_at = NULL, updated_at = :now,
+    cancelled_at = (SELECT o.cancelled_at FROM taskmanager_workflows AS o WHERE o.id = w.parent_workflow_id)
 WHERE id {_THESE}
 """
 _NODE_OF: Final = """
