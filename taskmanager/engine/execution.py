@@ -13,7 +13,6 @@ from typing import Any
 
 from taskmanager.engine.attempt import Attempt, StopReason, drive
 from taskmanager.engine.lanes import BrokenProcess, CannotStart, Ended, ProcessLane, ThreadLane
-from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.loops import Host, let_loop_close
 from taskmanager.engine.outcome import (
     Outcome,
@@ -72,8 +71,9 @@ class Runner:
         # After a restart there is no caller any more; the task then runs in an empty context.
         context = Context() if live.context is None else live.context.copy()
         # Not by the task factory of the loop: an eager one would run user code here, in the middle of a dispatch.
-        run = self._run_node if live.is_workflow_task else self._way_of(live)
-        attempt.task = asyncio.Task(run(attempt), loop=loop, context=context)
+        way = self._run_surrounded if self._middlewares else self._by_lane[live.definition.lane]
+        coroutine = self._run_node(attempt, way) if live.is_workflow_task else way(attempt)
+        attempt.task = asyncio.Task(coroutine, loop=loop, context=context)
         if not self._not_begun:
             loop.call_soon(self._look_at_not_begun)
         self._not_begun.append(attempt)
@@ -154,10 +154,7 @@ class Runner:
 
     # The lanes.
 
-    def _way_of(self, live: LiveTask) -> "Callable[[Attempt], Coroutine[Any, Any, None]]":
-        return self._run_surrounded if self._middlewares else self._by_lane[live.definition.lane]
-
-    async def _run_node(self, attempt: Attempt) -> None:
+    async def _run_node(self, attempt: Attempt, way: "Callable[[Attempt], Coroutine[Any, Any, None]]") -> None:
         """Read the inputs of a node of a workflow, and run its task with them. Its time limit begins then."""
         from taskmanager.engine.nodes import take_inputs
 
@@ -176,7 +173,7 @@ class Runner:
             return
         if live.timeout_s is not None:
             self._watch_timeout(attempt, live.timeout_s)
-        await self._way_of(live)(attempt)
+        await way(attempt)
 
     async def _run_async(self, attempt: Attempt) -> None:
         current.set(attempt)

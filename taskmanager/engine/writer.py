@@ -298,9 +298,9 @@ class Writer:
                     self.wake()
                 elif self._is_closing:
                     return False
-                else:
-                    # What could not be written was taken back by a claim, which is a write too. Nothing would start any
-                    # more until the next write, and nothing is written until something starts.
+                # What could not be written was taken back by a claim, which is a write too. Nothing would start any
+                # more until the next write, and nothing is written until something starts.
+                elif self.degraded_since is not None:
                     self._note_restored()
                 await self._wake
             finally:
@@ -390,7 +390,8 @@ class Writer:
 
     def answer(self, batch: Sequence[Sent], report: CommitReport) -> None:
         """The batch is in the store, except for what the report says of it. Everybody hears what became of theirs."""
-        self._note_restored()
+        if self.degraded_since is not None:
+            self._note_restored()
         self.outbox.settle()
         self._history_due.is_now |= self._answers.take_in(batch, report)
         if self.listeners is not None:
@@ -414,11 +415,10 @@ class Writer:
         self._listener.degraded(exc)
 
     def _note_restored(self) -> None:
-        if self.degraded_since is not None:
-            away_s = self._clock.elapsed_s() - self._degraded_since_s
-            self.degraded_since = self.degraded_reason = None
-            logger.warning("the store is back after %.1f s; %s to write", away_s, counted(self.unsaved_count, "record"))
-            self._listener.restored()
+        away_s = self._clock.elapsed_s() - self._degraded_since_s
+        self.degraded_since = self.degraded_reason = None
+        logger.warning("the store is back after %.1f s; %s to write", away_s, counted(self.unsaved_count, "record"))
+        self._listener.restored()
 
     def lose_everything_committed(self, lives: Iterable[LiveTask]) -> None:
         """The file is another one, empty or an older copy: every live persisted record is to be written to it again."""
