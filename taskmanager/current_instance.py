@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from taskmanager.engine.intake import HOW_TO_START as HOW
 from taskmanager.engine.intake import Intake
 from taskmanager.engine.live_task import GOES_ON, Ending, LiveTask
+from taskmanager.engine.loops import result_here
 from taskmanager.engine.outcome import extra_of
 from taskmanager.engine.waiters import refuse_inside, wait_in
 from taskmanager.model.checks import check_tags, check_timeout
@@ -253,7 +254,7 @@ class CurrentInstance:
             waiting.close()
             raise ManagerStopped("the manager has stopped") from None
         try:
-            return future.result(timeout_s)
+            return result_here(future, timeout_s)
         except CancelledError:
             raise ManagerStopped("the manager stopped before the call had ended") from None
         except TimeoutError:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
-from taskmanager.engine.loops import let_loop_close
+from taskmanager.engine.loops import let_loop_close, result_here
 from taskmanager.lifecycle import CANCEL_GRACE_S
 from taskmanager.model.errors import ConfigurationError, StoreError, StoreUnavailable, TaskManagerError, error_line
 from taskmanager.model.logger import logger
@@ -37,6 +37,8 @@ ENDED_BY: Final = 128
 """Plus the number of a signal: the exit status of a program that this signal has ended."""
 CTRL_C_EXIT: Final = ENDED_BY + signal.SIGINT
 THREAD: Final = "taskmanager"
+BEGINS_S: Final = 1.0
+"""How long to wait for the first line of a thread when it is not known whether it was started."""
 
 
 def run_hosted(
@@ -243,17 +245,19 @@ class InThread(AbstractContextManager[T]):
         self._up: Future[None] = Future()
         self._over: Future[None] = Future()
         self._leaving = asyncio.Event()
+        self._has_begun = threading.Event()
         self._thread = threading.Thread(target=self._host, name=THREAD, daemon=True)
 
     def __enter__(self) -> T:
         if _running_loop() is not None:
             raise ConfigurationError("in_thread() would block this event loop; use `async with manager:` here")
         self._pid, self._loop = os.getpid(), asyncio.new_event_loop()
-        self._thread.start()
         try:
-            self._up.result()
-        except BaseException:
-            self._leave_and_wait()  # Ctrl-C, if the start has not failed
+            self._thread.start()
+            result_here(self._up)
+        except BaseException:  # Ctrl-C, if neither has failed
+            if self._has_begun.wait(BEGINS_S):
+                self._leave_and_wait()
             raise
         return self._given
 
@@ -266,7 +270,7 @@ class InThread(AbstractContextManager[T]):
     def _leave_and_wait(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended by itself, and `_over` says why
             self._loop.call_soon_threadsafe(self._leave)
-        self._over.result()
+        result_here(self._over)
 
     def _leave(self) -> None:
         self._leaving.set()
@@ -274,6 +278,7 @@ class InThread(AbstractContextManager[T]):
             self._cut_short()
 
     def _host(self) -> None:
+        self._has_begun.set()
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._until_left())

@@ -12,15 +12,21 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from taskmanager.model.dataclass import dataclass
 from taskmanager.model.logger import logger
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 AGAIN_AFTER_S: Final = 0.1
 """Not at once: code that cancels all tasks before it closes their loop must not find new ones for ever."""
 CLOSE_PATIENCE_S: Final = 1.0
 """How long the host waits at its end for spawned tasks that have not ended."""
+
+LOOK_AROUND_S: Final = 0.5
+"""How long a thread waits for a future before it looks whether a signal has come."""
 
 Run = Callable[[], Coroutine[Any, Any, None]]
 R = TypeVar("R")
@@ -142,6 +148,24 @@ class Host:
             logger.critical("the %s was %s, and is begun again", loop.name, why, exc_info=exc)
             self._faults.pop(loop.name, None)
             self._begin(loop)
+
+
+def result_here(future: "Future[R]", timeout_s: float | None = None) -> R:
+    """Wait in this thread for the result of a future. Raises `TimeoutError` after `timeout_s`.
+
+    A signal that comes just before a thread begins to wait for a lock does not wake it: Ctrl-C would be lost. So it
+    looks around now and then.
+    """
+    left_s = timeout_s
+    while True:
+        wait_s = LOOK_AROUND_S if left_s is None else min(LOOK_AROUND_S, left_s)
+        try:
+            return future.result(wait_s)
+        except TimeoutError:
+            if future.done():
+                return future.result()
+            if left_s is not None and (left_s := left_s - wait_s) <= 0:
+                raise
 
 
 async def shielded(work: Coroutine[Any, Any, R]) -> R:

@@ -76,11 +76,14 @@ from taskmanager import TaskManager, lifecycle
 
 lifecycle.START_PATIENCE_S = 3600.0
 manager = TaskManager("tasks.db", concurrency=1, drain_timeout=600.0 if "drain" in sys.argv[1] else 0.0)
+has_all = threading.Event()
 
 @manager.task(persist=True, requeue_on_interrupt=True)
 async def work(n):
     if n:
         return
+    while not has_all.is_set():
+        await asyncio.sleep(0.01)
     await manager.flush()
     press()
     while "drain" in sys.argv[1] and manager.status().state != "draining":
@@ -99,6 +102,7 @@ def press_in_the_start():
 def hosted():
     with manager.in_thread():
         handle = [work.enqueue(n) for n in range(3)][0]
+        has_all.set()
         if "wait" in sys.argv[1]:
             handle.wait()
         else:

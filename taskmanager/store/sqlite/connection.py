@@ -266,6 +266,7 @@ class Connection:
         self._is_closed = True
         if self.has_thread:
             await self._inner.close()
+            self._inner.join()  # it has told that it is closed, and has nothing else to do
         else:
             self._close_here()
 
