@@ -230,8 +230,15 @@ def _task(attempt: Attempt, instance_id: str) -> RunningTask:
         is_persisted=live.is_persisted,
         done=number_or_none(done),
         total=number_or_none(total),
-        text=str(progress.get("text") or "")[:MAX_SHOWN_CHARS],
+        text=(str(progress.get("text") or "") or _steps_of(attempt))[:MAX_SHOWN_CHARS],
     )
+
+
+def _steps_of(attempt: Attempt) -> str:
+    """Name the steps that run, for a task that says nothing of its progress."""
+    names = () if attempt.steps is None else attempt.steps.running_names
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]}{more}" if names else ""
 
 
 def _memory(engine: Engine) -> MemoryReport | None:

@@ -68,12 +68,18 @@ class StepCalls:
         self._asked: set[Identity] = set()
         self._count = 0
         """How many numbers are given."""
-        self._running: dict[object, asyncio.Task[Any] | None] = {}
+        self._running: dict[tuple[str, object], asyncio.Task[Any] | None] = {}
+        """The calls that have not ended, by their names and what tells them apart, and who has made them."""
         self._idle: asyncio.Future[None] | None = None
         self._is_closed = False
 
     def __repr__(self) -> str:
         return f"<StepCalls of {self._attempt!r}, {len(self._asked)} called>"
+
+    @property
+    def running_names(self) -> tuple[str, ...]:
+        """The names of the calls that have not ended, each once."""
+        return tuple(dict.fromkeys(name for name, _ in tuple(self._running)))  # any thread may ask
 
     @property
     def is_away(self) -> bool:
@@ -109,7 +115,7 @@ class StepCalls:
         digest = None if options.key is not None or arguments is None else _digest(arguments, args, kwargs)
         went_on = self._records.go_on()
         call = Call(identity, context, fn, args, kwargs, options, lane, definition, digest, results, went_on)
-        return self._inside(self._run, call)
+        return self._inside(self._run, call, call.context.name)
 
     def wait(
         self, name: str, waits_for: str, kind: Any, timeout_s: float | None, key: str | None
@@ -125,7 +131,7 @@ class StepCalls:
         results.check_type()
         call = Wait(self._identify(name, key), name, waits_for, timeout_s, results)
         self._records.go_on()
-        return self._inside(self._waits.run, call)
+        return self._inside(self._waits.run, call, call.name)
 
     @property
     def threads(self) -> Collection["asyncio.Future[Any]"]:
@@ -200,12 +206,12 @@ class StepCalls:
 
     # The run.
 
-    async def _inside(self, run: Callable[[C], Awaitable[Any]], call: C) -> Any:
+    async def _inside(self, run: Callable[[C], Awaitable[Any]], call: C, name: str) -> Any:
         """Run one call. The attempt does not end before it has."""
         # What runs after a stop is clean-up, which is no part of the order. An attempt that has ended runs nothing.
         if self._attempt.stop_reason is not None or self._is_closed:
             raise asyncio.CancelledError
-        place = object()
+        place = name, object()
         self._running[place] = asyncio.current_task()
         try:
             return await run(call)

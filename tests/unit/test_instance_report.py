@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from taskmanager import ManagerStatus, QueueConfig, TaskManager, current_task
-from taskmanager.duties.reports import Reports
+from taskmanager import ManagerStatus, QueueConfig, TaskManager, current_task, step
+from taskmanager.duties.reports import Reports, report_of
 from taskmanager.integrations.answers import health_of
 from taskmanager.testing import isolated
 from tests.unit.cli.test_golden_screens import compare
@@ -89,3 +89,32 @@ async def test_status_of_a_manager_that_does_not_run_says_what_is_held() -> None
     job.enqueue()
     assert manager.status() == ManagerStatus(state=manager.status().state, held_count=1)
     assert "not running, 1 task held for the start" in shown(manager.console(), 80)
+
+
+async def test_task_that_says_nothing_of_its_progress_shows_its_steps() -> None:
+    """The one that runs, and how many run beside it."""
+    manager, paid, packed = TaskManager("never.db"), asyncio.Event(), asyncio.Event()
+
+    @manager.task(name="app:order", persist=True)
+    async def order(*, is_talkative: bool) -> None:
+        if is_talkative:
+            current_task().progress(1, 2, "paying")
+        await step.with_options(name="charge")(paid.wait)
+        calls = [step.with_options(name=name)(packed.wait) for name in ("pack", "label", "pack")]
+        await asyncio.gather(*calls)
+
+    async with isolated(manager) as world:
+        handles = [order.enqueue(is_talkative=each) for each in (False, True)]
+        await world.idle()
+        assert texts(manager) == ["paying", "charge"]
+        paid.set()
+        await world.idle()
+        assert texts(manager) == ["paying", "pack and 1 more"]
+        packed.set()
+        await asyncio.gather(*handles)
+
+
+def texts(manager: TaskManager) -> list[str]:
+    engine = manager._engine()
+    assert engine is not None
+    return [each.text for each in report_of(engine).tasks]
