@@ -394,8 +394,9 @@ class Poller:
 
     async def _count_free(self) -> None:
         """Count the free rows of queues that have a limit and are not run here."""
-        left = [each.left for each in self._counted]
-        found = await self._store.free_queues(max(each.config.max_pending or 0 for each in self._counted))
+        async with self._writer.quiet:  # else a row of ours on its way is counted here, and in memory
+            left = [each.left for each in self._counted]
+            found = await self._store.free_queues(max(each.config.max_pending or 0 for each in self._counted))
         for queue, left_before in zip(self._counted, left, strict=True):
             queue.free_count = sum(each.count for each in found if each.queue_name == queue.config.name)
             queue.left_before = left_before
