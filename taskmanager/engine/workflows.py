@@ -105,13 +105,11 @@ class Workflows:
         """End what waits, and ask what runs to end. False if it has ended. Raises `UnknownTask`."""
         if not await self._act(self._store.cancel_workflow, workflow_id):
             return False
-        self._free_rows.look()  # who waits for one of its tasks
+        self._free_rows.look()  # who waits for a task that has ended with it is told then
         async with self._claiming:  # the answer to a claim may have been made before the request
             for task_id in await self._store.fetch_cancel_requests(self._identity.instance_id):
                 if (live := self._live.get(task_id)) is not None:
                     self._life.cancel(live)
-        self._follower.needs_look = True  # who waits for a task that has ended with it is told by the next look
-        self._life.wants_claim.set()
         return True
 
     async def _act(self, verb: Callable[[str, int], Awaitable[Advance | None]], workflow_id: str) -> bool:
