@@ -37,7 +37,7 @@ LAYERS: Final = (
     # A task gives handles, the registry holds tasks.
     "handle", "calling", "task", "steps", "workflow", "workflow_graph", "workflow_handle", "registry", "hosting",
     "background", "manager",
-    "testing", "integrations", "__init__", "cli", "__main__",
+    "testing", "integrations", "web", "__init__", "cli", "__main__",
 )  # fmt: skip
 
 DEPENDENCIES: Final = re.compile(r"^dependencies = \[\n(.*?)^\]", re.DOTALL | re.MULTILINE)
@@ -56,7 +56,10 @@ THIRD_PARTY: Final[Mapping[str, tuple[str, ...]]] = {
     **places_of_dependencies(),
     "fastapi": ("integrations/",),
     "pydantic": ("integrations/",),
-    "starlette": ("integrations/",),
+    "starlette": ("integrations/", "web/"),
+    "jinja2": ("web/",),
+    "markupsafe": ("web/",),
+    "uvicorn": ("cli/web.py",),
 }
 
 # Names a signature of the contract needs, imported under `if TYPE_CHECKING` only.

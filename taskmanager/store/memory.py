@@ -136,6 +136,11 @@ class MemoryStore(Verbs):
     async def renew_log(self) -> None:
         """There is none."""
 
+    def look(self, work: Callable[[sqlite3.Connection], R]) -> R:
+        """Return what a function reads of the tasks. Any thread may call it."""
+        with _in_use, translated("memory"), snapshot(self._connection):
+            return work(self._connection)
+
     def overview(self, now: int, *, counts_all: bool) -> "StoreOverview":
         from taskmanager.store.sqlite.statistics import overview
         from taskmanager.store.statistics import FileSize

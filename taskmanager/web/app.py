@@ -1,0 +1,118 @@
+"""Builds the dashboard: which page is at which address."""
+
+from collections.abc import Awaitable, Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from taskmanager.manager import TaskManager
+from taskmanager.model.errors import ConfigurationError, StoreError, TaskManagerError
+from taskmanager.web import queues
+from taskmanager.web.guard import Guard, check_auth
+from taskmanager.web.render import View, fault_page, path_of, refuse, respond
+from taskmanager.web.site import FormatArguments, Site
+from taskmanager.web.source import Source
+
+Page = Callable[[Request], Awaitable[View | Response]]
+
+PAGES: Final[tuple[tuple[str, Page, str], ...]] = (
+    ("/queues", queues.show, "GET"),
+    ("/queues/pause", queues.pause, "POST"),
+    ("/queues/resume", queues.resume, "POST"),
+)
+"""The address, the function that answers, and the method. A name in an address is one segment, quoted."""
+ASSETS: Final = {
+    "dashboard.css": "text/css", "dashboard.js": "text/javascript", "idiomorph.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}  # fmt: skip
+ASSET_CACHE: Final = "private, max-age=3600"
+
+
+def dashboard(
+    manager: TaskManager,
+    *,
+    auth: Any,
+    title: str = "taskmanager",
+    hide_arguments: bool = False,
+    format_arguments: FormatArguments | None = None,
+    read_only: bool = False,
+) -> ASGIApp:
+    """Return an ASGI application that shows `manager`, to be mounted: `app.mount("/tasks", dashboard(...))`.
+
+    `auth` gets the request (a Starlette `Request`) and returns what its sender may do: `"read"`, `"act"`, or None for
+    nothing; it may be async. It is asked with every request. `title` stands at the top of each page. With
+    `hide_arguments` no page shows arguments and results. `format_arguments` makes the text of arguments from the name
+    of the function, its positional and its named arguments; None of it means the usual text. With `read_only` nobody
+    acts.
+
+    Raises `ConfigurationError` if one of them is something else.
+    """
+    if not isinstance(manager, TaskManager):
+        raise ConfigurationError(f"dashboard takes a TaskManager, not {manager!r}")
+    for name, value in (("hide_arguments", hide_arguments), ("read_only", read_only)):
+        if not isinstance(value, bool):  # "no" would mean yes
+            raise ConfigurationError(f"dashboard: {name} must be True or False, not {value!r}")
+    if format_arguments is not None and not callable(format_arguments):
+        raise ConfigurationError(f"dashboard: format_arguments must be a function or None, not {format_arguments!r}")
+    database = manager._settings.database  # noqa: SLF001  # a part of the package
+    site = Site(
+        source=Source(database, manager),
+        title=title,
+        hide_arguments=hide_arguments,
+        format_arguments=format_arguments,
+        read_only=read_only,
+    )
+    return Guard(pages_of(site), check_auth(auth), read_only=read_only)
+
+
+def file_site(database: Path, *, title: str, hide_arguments: bool = False, read_only: bool = False) -> Site:
+    """Return the dashboard of a file, whose application may be down."""
+    return Site(source=Source(database.absolute()), title=title, hide_arguments=hide_arguments, read_only=read_only)
+
+
+def pages_of(site: Site) -> Starlette:
+    """Return the pages, without anybody who guards them."""
+    routes = [Route(path, _answering(page), methods=[method]) for path, page, method in PAGES]
+    routes.append(Route("/static/{name}", _asset, methods=["GET"]))
+    made = Starlette(routes=routes, exception_handlers={404: _not_found, TaskManagerError: _fault})
+    made.router.redirect_slashes = False  # it would write an absolute address, which may be wrong behind a proxy
+    made.state.site = site
+    return made
+
+
+def _answering(page: Page) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        try:
+            found = await page(request)
+        except StoreError as exc:
+            return fault_page(request, exc)
+        return found if isinstance(found, Response) else respond(request, found)
+
+    return answer
+
+
+async def _asset(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in ASSETS:
+        return await _not_found(request, None)
+    content = resources.files("taskmanager.web").joinpath("static", name).read_bytes()
+    return Response(content, media_type=ASSETS[name], headers={"Cache-Control": ASSET_CACHE})
+
+
+async def _not_found(request: Request, _: Any) -> Response:
+    path = path_of(request)
+    if not request.scope["path"].endswith("/") and not path:  # mounted, and asked for without the slash at the end
+        return RedirectResponse(f"{request.scope['path'].rpartition('/')[2]}/", status_code=307)
+    if path.endswith("/"):
+        return RedirectResponse(f"../{path.rstrip('/').rpartition('/')[2]}", status_code=307)
+    return refuse(request, 404, "there is no such page", "go to the overview, and follow the links from there")
+
+
+async def _fault(request: Request, exc: Exception) -> Response:
+    return refuse(request, 400, str(exc), "go back, and change what you have asked for")

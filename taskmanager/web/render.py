@@ -1,0 +1,187 @@
+"""Makes HTML of what a page has found, and answers 304 to who has it already.
+
+The tag of a page is a hash of its HTML without the text inside `<time>` elements, which goes on by itself. So a page
+whose data has not changed is not sent again, although "5m ago" has become "6m ago" on it.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from taskmanager.console import figures
+from taskmanager.model.clock import SystemClock
+from taskmanager.model.errors import TaskManagerError
+from taskmanager.model.escaping import escaped, escaped_lines
+from taskmanager.web.site import site_of, viewer_of
+
+FORM_FIELD: Final = "form_token"
+SAID: Final = "taskmanager_said"
+"""The cookie with the sentence that the next page shows once: what became of the action."""
+SAID_S: Final = 30
+MAX_SAID: Final = 500
+_PASSING: Final = re.compile(r"(<time\b[^>]*>)[^<]*</time>")
+_TONES: Final = {
+    "COMPLETED": "good", "FAILED": "bad", "RUNNING": "busy", "PENDING": "calm", "CLAIMED": "calm", "READY": "calm",
+    "ENQUEUED": "calm", "CANCELLED": "off", "EXPIRED": "warn", "INTERRUPTED": "warn", "PAUSED": "warn",
+    "SKIPPED": "off", "open": "good", "WORKER_FAILURE": "bad", "alive": "good", "frozen": "warn", "dead": "bad",
+}  # fmt: skip
+_SIGNS: Final = {"good": "✓", "bad": "✕", "busy": "▶", "calm": "○", "off": "–", "warn": "!"}
+
+
+class View(NamedTuple):
+    """What a page shows: its template, and the values in it."""
+
+    template: str
+    values: Mapping[str, Any]
+    status_code: int = 200
+
+
+def respond(request: Request, view: View) -> Response:
+    """Return the page, or 304 if the browser has it."""
+    said = unquote(request.cookies.get(SAID, ""))[:MAX_SAID]
+    shows_said = bool(said) and "x-live" not in request.headers
+    html = _html(request, view, said if shows_said else "")
+    lasting = _PASSING.sub(r"\1", html).encode()
+    tag = f'W/"{hashlib.blake2b(lasting, digest_size=12).hexdigest()}"'
+    headers = {"ETag": tag, "Vary": "Cookie"}
+    if view.status_code == 200 and tag == request.headers.get("if-none-match"):
+        return Response(status_code=304, headers=headers)
+    response = HTMLResponse(html, view.status_code, headers)
+    if shows_said:
+        response.delete_cookie(SAID, path=cookie_path(request))
+    return response
+
+
+def _html(request: Request, view: View, said: str) -> str:
+    site, viewer = site_of(request), viewer_of(request)
+    path, up = path_of(request), up_of(request)
+    common: dict[str, Any] = {
+        "title": site.title,
+        "section": path.split("/")[0],
+        "said": said,
+        "may_act": viewer.may_act and not site.read_only,
+        "form_token": viewer.form_token,
+        "up": up,
+        "query": request.url.query,
+        "now": SystemClock().now_us(),
+        "is_live": request.method == "GET" and view.status_code == 200,
+    }
+    return _environment.get_template(view.template).render(common | dict(view.values))
+
+
+def done(request: Request, to: str, said: str) -> Response:
+    """Lead to the page at `to`, relative to the dashboard, which says once what was done."""
+    response = RedirectResponse(up_of(request) + to, status_code=303)
+    text = quote(figures.cut(escaped(said), MAX_SAID))
+    response.set_cookie(SAID, text, SAID_S, path=cookie_path(request), httponly=True, samesite="strict")
+    return response
+
+
+def refuse(request: Request, status_code: int, what: str, cure: str) -> Response:
+    """Return a page that says why the request cannot be answered, and what to do."""
+    return respond(request, View("fault.html", {"what": what, "cure": cure}, status_code))
+
+
+def fault_page(request: Request, error: TaskManagerError) -> Response:
+    """Return a page with the reason why the file cannot be read or written, and the cure that its message names."""
+    what, _, cure = str(error).partition("; ")
+    return refuse(request, 503, what, cure or "this page looks again by itself")
+
+
+# Addresses. All of them are relative, so that they hold under any root path and behind any proxy.
+
+
+def path_of(request: Request) -> str:
+    """Return the path below the dashboard, without a slash at its beginning: `tasks/ID`."""
+    root, path = request.scope.get("root_path", ""), request.scope["path"]
+    return str(path.removeprefix(root) if root else path).lstrip("/")
+
+
+def up_of(request: Request) -> str:
+    """Return the relative way from this page to the dashboard: `../` for each folder."""
+    return "../" * path_of(request).count("/") or "./"
+
+
+def cookie_path(request: Request) -> str:
+    """Return the path of the dashboard for cookies."""
+    return f"{request.scope.get('root_path', '').rstrip('/')}/"
+
+
+def segment(text: str) -> str:
+    """Return a name as one segment of a path."""
+    return quote(text, safe="")
+
+
+def query_of(given: Mapping[str, Any]) -> str:
+    """Return a query of those values that are not empty, `?` included; an empty text if there is none."""
+    pairs = [(name, each) for name, value in given.items() for each in (value if _is_many(value) else [value])]
+    found = urlencode([(name, each) for name, each in pairs if each not in (None, "")])
+    return f"?{found}" if found else ""
+
+
+def _is_many(value: Any) -> bool:
+    return isinstance(value, list | tuple | set | frozenset)
+
+
+# What templates write.
+
+
+def ago(instant_us: int | None, now_us: int) -> Markup:
+    """Return how long ago, or in how long, with the exact instant behind it."""
+    if instant_us is None:
+        return Markup('<span class="none">–</span>')
+    values = figures.iso(instant_us), f"{figures.precise(instant_us)} UTC", figures.relative(instant_us, now_us)
+    return Markup('<time datetime="{}" title="{}" data-ago>{}</time>').format(*values)
+
+
+def elapsed(since_us: int | None, now_us: int) -> Markup:
+    """Return a stopwatch that runs since then."""
+    if since_us is None:
+        return Markup('<span class="none">–</span>')
+    values = figures.iso(since_us), f"since {figures.precise(since_us)} UTC", figures.stopwatch(now_us - since_us)
+    return Markup('<time datetime="{}" title="{}" data-elapsed>{}</time>').format(*values)
+
+
+def status(name: str) -> Markup:
+    """Return a status as a badge: a sign, a word and a colour."""
+    tone = _TONES.get(name, "calm")
+    return Markup('<span class="badge {}"><span aria-hidden="true">{}</span> {}</span>').format(
+        tone, _SIGNS[tone], name.capitalize() if name.isupper() else name
+    )
+
+
+def capitalize_first(text: str) -> str:
+    """Return a sentence of one."""
+    return text[:1].upper() + text[1:]
+
+
+def tone(name: str) -> str:
+    """Return the class of colour of a status."""
+    return _TONES.get(name, "calm")
+
+
+def _environment_of_pages() -> Environment:
+    made = Environment(
+        loader=PackageLoader("taskmanager.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "ago": ago, "elapsed": elapsed, "status": status, "tone": tone, "plain": escaped, "lines": escaped_lines,
+        "compact": figures.compact, "size": figures.size, "took": figures.took, "exact": figures.exact,
+        "precise": figures.precise, "iso": figures.iso, "segment": segment, "query": query_of,
+        "cut": figures.cut, "capitalize_first": capitalize_first,
+    }  # fmt: skip
+    return made
+
+
+_environment: Final = _environment_of_pages()

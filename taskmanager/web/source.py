@@ -1,0 +1,161 @@
+"""Where the dashboard looks, and where it acts: one file, or a manager of this process.
+
+A look opens the file to read only, in a thread, as the command line does. Looks that ask the same within a second share
+one answer, so ten viewers cost what one costs. An action opens the file as an application does; every instance notices
+within its `store_poll`. A manager without a file is asked in its memory.
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable, Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+from taskmanager.console.observer import Watch
+from taskmanager.console.oneself import InstanceObserver
+from taskmanager.console.overview import Overview
+from taskmanager.engine.engine import Engine
+from taskmanager.manager import TaskManager
+from taskmanager.model.clock import Clock, SystemClock
+from taskmanager.model.errors import StoreUnavailable
+from taskmanager.store.memory import MemoryStore
+from taskmanager.store.protocol import Store
+from taskmanager.store.sqlite import SqliteStore
+from taskmanager.store.sqlite.reading import open_read_only, snapshot
+
+SHARED_S: Final = 1.0
+"""How long an answer is good for others who ask the same."""
+MAX_SHARED: Final = 256
+READERS: Final = 2
+"""Threads that read. More would only take the processor from the application."""
+READ_PATIENCE_S: Final = 0.5
+"""How long a look waits for a file that another program keeps to itself."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Source:
+    """One file, or one manager. `taskmanager web` has no `manager`, and a manager in memory has no `database`."""
+
+    def __init__(self, database: Path | None, manager: TaskManager | None = None) -> None:
+        self.database = database
+        self.manager = manager
+        self.clock: Clock = SystemClock()
+        self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="taskmanager-web")
+        self._shared: dict[Hashable, tuple[float, asyncio.Task[Any]]] = {}
+        self._watch: Watch | None = None
+        self._observer: tuple[Engine, InstanceObserver] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Source {self.database or 'in memory'}, {len(self._shared)} answers shared>"
+
+    async def read(
+        self, ask: Callable[Concatenate[sqlite3.Connection, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Return the answer of a function that reads a connection, all of it at one moment.
+
+        Raises `StoreUnavailable` or `StoreError` if the file cannot be read, and says what to do.
+        """
+        work = partial(ask, *args, **kwargs)  # type: ignore[arg-type]  # the connection, which comes first, comes later
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, work)
+
+    def _read(self, work: Callable[[sqlite3.Connection], R]) -> R:
+        if self.database is None:
+            return self._in_memory().look(work)
+        with open_read_only(self.database, patience_s=READ_PATIENCE_S) as connection, snapshot(connection):
+            return work(connection)
+
+    async def look(
+        self, ask: Callable[Concatenate[sqlite3.Connection, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Do the same as `read`, and share the answer for a second. All arguments must be hashable."""
+        key = (ask, args, tuple(sorted(kwargs.items())))
+        return await self._share(key, lambda: self.read(ask, *args, **kwargs))
+
+    async def _share(self, key: Hashable, make: Callable[[], Awaitable[R]]) -> R:
+        loop = asyncio.get_running_loop()
+        now_s = self.clock.elapsed_s()
+        until_s, task = self._shared.get(key, (0.0, None))
+        if task is None or task.get_loop() is not loop or (task.done() and now_s >= until_s):
+            self._forget(now_s)
+            task = loop.create_task(_awaited(make()), name="taskmanager-web-look")
+            self._shared[key] = now_s + SHARED_S, task
+        try:
+            return await asyncio.shield(task)  # a viewer who leaves does not take the answer of the others along
+        except Exception:
+            self._shared.pop(key, None)
+            raise
+
+    def _forget(self, now_s: float) -> None:
+        for key, (until_s, task) in list(self._shared.items()):
+            if task.done() and (now_s >= until_s or len(self._shared) >= MAX_SHARED):
+                del self._shared[key]
+
+    async def overview(self) -> Overview:
+        """Return the overview, as `status` shows it, at most a second old."""
+        return await self._share("overview", self._overview)
+
+    async def _overview(self) -> Overview:
+        engine = self.running()
+        if engine is not None:
+            if self._observer is None or self._observer[0] is not engine:
+                self._observer = engine, InstanceObserver(engine)
+            return await self._observer[1].overview_aside()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._watched)
+
+    def _watched(self) -> Overview:
+        if self.database is None:
+            raise _not_running()
+        if self._watch is None:
+            self._watch = Watch(self.database, self.clock, _opened)
+        self._watch.look()
+        if self._watch.fault is not None or self._watch.last is None:
+            raise StoreUnavailable(self._watch.fault or f"{self.database} cannot be read")
+        return self._watch.last
+
+    def running(self) -> Engine | None:
+        """Return the engine of the manager, if it runs in this event loop."""
+        if self.manager is None or self.manager._instance.is_of_another_loop():  # noqa: SLF001  # a part of the package
+            return None
+        return self.manager._engine()  # noqa: SLF001  # as above
+
+    def _in_memory(self) -> MemoryStore:
+        engine = None if self.manager is None else self.manager._engine()  # noqa: SLF001  # as above
+        if engine is None or not isinstance(engine.store, MemoryStore):
+            raise _not_running()
+        return engine.store
+
+    async def act(self, work: Callable[[Store], Awaitable[R]]) -> R:
+        """Open the file as an application does, and return what `work` on it returns. This never creates a file."""
+        if self.database is None:
+            return await work(self._in_memory())
+        await self.read(_is_there)  # it is there, is ours, and has our schema
+        store = SqliteStore(self.database)
+        try:
+            await store.open()
+            return await work(store)
+        finally:
+            self._shared.clear()
+            await store.close()
+
+
+async def _awaited(what: Awaitable[R]) -> R:
+    return await what
+
+
+def _is_there(_connection: sqlite3.Connection) -> None:
+    """Ask nothing: to open the file is the question."""
+
+
+def _not_running() -> StoreUnavailable:
+    return StoreUnavailable("the manager keeps its tasks in memory, and does not run; start it to see them")
+
+
+@contextmanager
+def _opened(database: Path) -> Iterator[sqlite3.Connection]:
+    with open_read_only(database, patience_s=READ_PATIENCE_S) as connection:
+        yield connection

@@ -1,0 +1,131 @@
+// Keeps the page up to date, and answers keys. Everything works without it, but by hand.
+"use strict";
+(() => {
+  const LOOK_MS = 1500, SLOW_MS = 5000, TICK_MS = 1000;
+  const byId = (id) => document.getElementById(id);
+  const main = byId("main"), trouble = byId("trouble"), liveSwitch = byId("live-switch");
+  const kept = (name, fallback) => { try { return localStorage.getItem(name) ?? fallback; } catch { return fallback; } };
+  const keep = (name, value) => { try { localStorage.setItem(name, value); } catch { /* not allowed here */ } };
+
+  // Time goes on by itself, from the clock of the server.
+  let aheadMs = 0;
+  const units = [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]];
+  const short = (s) => { const unit = units.find(([, size]) => s >= size) ?? units[3]; return Math.floor(s / unit[1]) + unit[0]; };
+  const ago = (s) => Math.abs(s) < 1 ? "now" : s < 0 ? "in " + short(-s) : short(s) + " ago";
+  const two = (n) => String(n).padStart(2, "0");
+  const stopwatch = (s) => {
+    s = Math.max(0, Math.floor(s));
+    if (s >= 86400) return Math.floor(s / 86400) + "d " + two(Math.floor(s % 86400 / 3600)) + "h";
+    const minutes = Math.floor(s / 60), hours = Math.floor(minutes / 60);
+    return hours ? `${hours}:${two(minutes % 60)}:${two(s % 60)}` : `${minutes}:${two(s % 60)}`;
+  };
+  const tick = () => {
+    const now = Date.now() + aheadMs;
+    for (const each of document.querySelectorAll("time[data-ago], time[data-elapsed]")) {
+      const s = (now - Date.parse(each.dateTime)) / 1000;
+      const text = "elapsed" in each.dataset ? stopwatch(s) : ago(s);
+      if (each.textContent !== text) each.textContent = text;
+    }
+  };
+
+  // What has changed is put in place of what was there. Nothing else moves, and nothing that a person is at.
+  const morphing = {
+    morphStyle: "innerHTML",
+    ignoreActiveValue: true,
+    callbacks: {
+      beforeAttributeUpdated: (name, node) =>
+        !(name === "open" && node.tagName === "DETAILS") && !(name === "class" && node.classList.contains("chosen")),
+      beforeNodeMorphed: (old) => !(old.nodeType === 1 && (old.hasAttribute("data-keep") || old.contains(document.activeElement) && old.matches("form[data-ask=''], form.filter"))),
+    },
+  };
+  let tag = null, isLooking = false, timer = 0;
+  const isWanted = () => main.hasAttribute("data-live") && liveSwitch.getAttribute("aria-pressed") === "true" && !document.hidden;
+  const say = (text) => { trouble.textContent = text; trouble.hidden = !text; };
+  const look = async () => {
+    if (isLooking || !isWanted()) return;
+    isLooking = true;
+    try {
+      const headers = { "X-Live": "1" };
+      if (tag) headers["If-None-Match"] = tag;
+      const answer = await fetch(location.href.split("#")[0], { headers, cache: "no-store", redirect: "error", signal: AbortSignal.timeout(20000) });
+      if (answer.status === 200 || answer.status === 503) {
+        const found = new DOMParser().parseFromString(await answer.text(), "text/html");
+        const fresh = found.getElementById("main");
+        if (answer.status === 503) say(fresh.textContent.trim());
+        else if (isWanted()) {
+          say("");
+          tag = answer.headers.get("ETag");
+          Idiomorph.morph(main, fresh.innerHTML, morphing);
+          document.title = found.title;
+          tick();
+        }
+      } else if (answer.status === 304) say("");
+      else say(answer.status === 403 || answer.status === 401 ? "You are not allowed to see this page any more. Sign in again." : "The server does not answer this page now (" + answer.status + ").");
+    } catch {
+      say("The server does not answer. This page tries again by itself.");
+    } finally {
+      isLooking = false;
+      next();
+    }
+  };
+  const next = () => {
+    clearTimeout(timer);
+    if (isWanted()) timer = setTimeout(look, trouble.hidden ? LOOK_MS : SLOW_MS);
+  };
+  document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
+  liveSwitch.addEventListener("click", () => {
+    const isOn = liveSwitch.getAttribute("aria-pressed") !== "true";
+    liveSwitch.setAttribute("aria-pressed", String(isOn));
+    liveSwitch.textContent = isOn ? "Live" : "Paused";
+    keep("taskmanager-live", isOn ? "on" : "off");
+    if (isOn) look();
+  });
+
+  // Questions before what cannot be undone.
+  const ask = byId("ask");
+  const asked = (text) => new Promise((resolve) => {
+    byId("ask-text").textContent = text;
+    const answer = (event) => { const button = event.target.closest("button"); if (button) ask.close(button.value); };
+    ask.addEventListener("click", answer);
+    ask.addEventListener("close", () => { ask.removeEventListener("click", answer); resolve(ask.returnValue === "yes"); }, { once: true });
+    ask.returnValue = "no";
+    ask.showModal();
+  });
+  document.addEventListener("submit", async (event) => {
+    const form = event.target, text = form.dataset.ask;
+    if (!text || form.dataset.isSure) return;
+    event.preventDefault();
+    if (await asked(text)) { form.dataset.isSure = "1"; form.requestSubmit(event.submitter); delete form.dataset.isSure; }
+  });
+
+  // Keys. Letters do something only while a list has the focus, and can be switched off.
+  const keys = byId("keys"), keysSwitch = byId("keys-switch");
+  keys.addEventListener("click", (event) => { if (event.target.closest("button")) keys.close(); });
+  keysSwitch.checked = kept("taskmanager-keys", "on") === "on";
+  keysSwitch.addEventListener("change", () => keep("taskmanager-keys", keysSwitch.checked ? "on" : "off"));
+  const rows = (list) => [...list.querySelectorAll("tbody tr")];
+  const choose = (list, step) => {
+    const all = rows(list), at = all.findIndex((row) => row.classList.contains("chosen"));
+    const row = all[Math.min(all.length - 1, Math.max(0, at + step))];
+    if (!row) return;
+    all[at]?.classList.remove("chosen");
+    row.classList.add("chosen");
+    row.scrollIntoView({ block: "nearest" });
+    (row.querySelector("a[href]") ?? row).focus({ preventScroll: true });
+  };
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, textarea, select") || document.querySelector("dialog[open]")) return;
+    if (event.key === "?" ) { keys.showModal(); return; }
+    if (!keysSwitch.checked) return;
+    const search = document.querySelector("input[type=search]"), list = event.target.closest("[data-list]");
+    if (event.key === "/" && search) { event.preventDefault(); search.focus(); search.select(); }
+    else if (list && event.key === "j") choose(list, 1);
+    else if (list && event.key === "k") choose(list, -1);
+    else if (list && event.key === "r") list.querySelector("tr.chosen form[data-retry]")?.requestSubmit();
+  });
+
+  liveSwitch.hidden = !main.hasAttribute("data-live");
+  if (kept("taskmanager-live", "on") === "off") { liveSwitch.setAttribute("aria-pressed", "false"); liveSwitch.textContent = "Paused"; }
+  setInterval(tick, TICK_MS);
+  next();
+})();
