@@ -189,6 +189,10 @@ class Watch:
         self.fault: str | None = None
         self.last: Overview | None = None
 
+    def look_again(self) -> None:
+        """Read the file at the next look, however new the last one is."""
+        self._traces, self._next_read_s, self._next_count_s = (), 0.0, 0.0
+
     def look(self) -> Overview | None:
         """Return the overview if there is something new to draw, else None. Raises no `StoreError`: see `fault`."""
         now_s = self._clock.elapsed_s()

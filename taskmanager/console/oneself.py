@@ -38,6 +38,10 @@ class InstanceObserver:
         """The report that was made when the store was looked at."""
         self._next_look_s = 0.0
 
+    def look_again(self) -> None:
+        """Read the file for the next overview, however new the last look is."""
+        self._next_look_s = 0.0
+
     def overview(self) -> Overview:
         """Return the overview, with the file read at once."""
         report = report_of(self._engine, has_memory=True)

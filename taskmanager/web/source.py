@@ -139,8 +139,16 @@ class Source:
             await store.open()
             return await work(store)
         finally:
-            self._shared.clear()
             await store.close()
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Forget what was seen, so that whoever has acted sees the outcome."""
+        self._shared.clear()
+        if self._watch is not None:
+            self._watch.look_again()
+        if self._observer is not None:
+            self._observer[1].look_again()
 
 
 async def _awaited(what: Awaitable[R]) -> R:
