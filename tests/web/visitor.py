@@ -41,7 +41,7 @@ class Visitor:
         return answer.text
 
     async def post(self, address: str, fields: Mapping[str, Any], *, page: str = "queues") -> Response:
-        """Send a form as `page` would, and return the answer to it, which mostly leads elsewhere."""
+        """Send a form as `page` would, and return the answer to it, which mostly leads to another page."""
         self._client.cookies.update((await self.get(page)).cookies)
         token = self._client.cookies.get("taskmanager_form")
         headers = {"sec-fetch-site": "same-origin"}
