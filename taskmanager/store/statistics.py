@@ -57,6 +57,36 @@ class TaskFailures(NamedTuple):
     last_error_message: str | None = None
 
 
+class Figures(NamedTuple):
+    """What has happened from `at` on: in a minute, in an hour, or in all that was asked for.
+
+    `retried` counts attempts that failed or were lost, after which the task is tried again. `waited` counts starts by
+    how long the task had been due, and `ran` counts ends by how long the last attempt took, in the buckets of
+    `rules/figures.py`. A start or an end of which that is not known is in none.
+    """
+
+    at: int
+    started: int
+    completed: int
+    failed: int
+    cancelled: int
+    expired: int
+    interrupted: int
+    retried: int
+    waited: tuple[int, ...]
+    ran: tuple[int, ...]
+
+    @property
+    def ended_count(self) -> int:
+        """Return how many tasks have ended, in whatever way."""
+        return self.completed + self.failed + self.cancelled + self.expired + self.interrupted
+
+    @property
+    def failure_count(self) -> int:
+        """Return how many attempts failed or were lost, whether the task was tried again or not."""
+        return self.failed + self.retried
+
+
 class Failure(NamedTuple):
     """One attempt that failed."""
 

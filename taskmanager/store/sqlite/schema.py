@@ -43,7 +43,7 @@ _DROPS_INDEX: Final = r"(?i)(--[^\n]*\n|\s)*DROP\s+INDEX\b"
 _OF_TASKS: Final = {"taskmanager_task_attempts", "taskmanager_steps", "taskmanager_events"}
 
 
-NEWEST: Final = "1-2-3-4-5-6-7 20878 b886a5bc"
+NEWEST: Final = "1-2-3-4-5-6-7-8 22672 99c01796"
 """The shape of a file with the newest schema, which most starts find. Every migration changes it."""
 
 

@@ -25,6 +25,7 @@ from taskmanager.model.record import DELAY_KEY, AttemptRow, HistoryWrite, NewWri
 from taskmanager.model.states import LIVE, TERMINAL
 from taskmanager.model.steps import StepRow
 from taskmanager.model.workflows import EdgeRow, NodeRow, WorkflowRow
+from taskmanager.rules.figures import BUCKET_COUNT
 from taskmanager.store import constraints
 
 Row = tuple[Any, ...]
@@ -230,6 +231,22 @@ GRAPH: Final = tuple(
         (NodeRow, "taskmanager_workflow_tasks"),
         (EdgeRow, "taskmanager_workflow_edges"),
     )
+)
+# What has happened is added to what is there.
+FIGURE_KEY: Final = ("span", "at", "task_name", "queue_name")
+FIGURE_COUNTS: Final = (
+    "started", "completed", "failed", "cancelled", "expired", "interrupted", "retried",
+    *(f"{name}_{bucket}" for name in ("waited", "ran") for bucket in range(BUCKET_COUNT)),
+)  # fmt: skip
+FIGURES: Final = Kind(
+    _insert(
+        "taskmanager_figures",
+        _same(FIGURE_KEY + FIGURE_COUNTS),
+        f"({', '.join(FIGURE_KEY)}) DO UPDATE SET "
+        + ", ".join(f"{name} = {name} + excluded.{name}" for name in FIGURE_COUNTS),
+    ),
+    FIGURE_KEY + FIGURE_COUNTS,
+    (),
 )
 # Writes nothing: these are the changes of tasks of workflows, which have consequences there.
 IN_WORKFLOW: Final = Kind("", (), ())

@@ -1,0 +1,100 @@
+"""The figures of time: what has happened in each minute of two days and each hour of thirty, by task and queue.
+
+Every look goes through the primary key, so it costs by the number of spans and names, and not by that of tasks. Where
+no name is given, it adds up one row for each name and span: an hour of 200 names are 12,000 rows, and take 10 ms.
+"""
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from taskmanager.rules.figures import Span
+from taskmanager.store.sqlite.statements import FIGURE_COUNTS, FIGURES, write
+from taskmanager.store.statistics import Figures
+
+WAITED: Final = FIGURE_COUNTS.index("waited_0")
+"""The place of the first bucket of waiting time among the counts."""
+RAN: Final = FIGURE_COUNTS.index("ran_0")
+"""The place of the first bucket of run time."""
+_SUMS: Final = ", ".join(f"coalesce(sum({name}), 0)" for name in FIGURE_COUNTS)
+_IN_SPANS: Final = "taskmanager_figures WHERE span = :span AND at >= :since AND at < :until"
+_TOTAL: Final = f"SELECT {_SUMS} FROM {_IN_SPANS}"
+_ENDED: Final = "sum(completed + failed + cancelled + expired + interrupted)"
+_ANY: Final = 1 << 62
+"""Later than every span."""
+
+
+class Place(NamedTuple):
+    """What is counted together: the tasks of one name in one queue, in the span of so many seconds that begins then."""
+
+    span: int
+    at: int
+    task_name: str
+    queue_name: str
+
+
+def add(connection: sqlite3.Connection, counted: Mapping[Place, Sequence[int]]) -> None:
+    """Add to the figures, in the transaction that is open. The counts come in the order of `FIGURE_COUNTS`."""
+    write(connection, FIGURES, [(*place, *counts) for place, counts in counted.items()])
+
+
+def series(
+    connection: sqlite3.Connection,
+    span: Span,
+    since: int,
+    until: int,
+    *,
+    task_name: str | None = None,
+    queue_name: str | None = None,
+) -> list[Figures]:
+    """Return one of each span in which anything has happened, oldest first.
+
+    The first is the span in which `since` lies, and all begin before `until`.
+    """
+    given = _given(span, since, until)
+    which = ""
+    for column, name in (("task_name", task_name), ("queue_name", queue_name)):
+        if name is not None:
+            which += f" AND {column} = CAST(:{column} AS TEXT)"
+            given[column] = name
+    query = f"SELECT at, {_SUMS} FROM {_IN_SPANS}{which} GROUP BY at ORDER BY at"
+    return [_figures(at, counts) for at, *counts in connection.execute(query, given).fetchall()]
+
+
+def total(connection: sqlite3.Connection, span: Span, since: int, until: int) -> Figures:
+    """Return what has happened in all these spans, of all tasks."""
+    given = _given(span, since, until)
+    return _figures(given["since"], connection.execute(_TOTAL, given).fetchone())
+
+
+def by_task(connection: sqlite3.Connection, span: Span, since: int, limit: int) -> list[tuple[str, Figures]]:
+    """Return what has happened since then for each task name, those first of which most tasks have ended.
+
+    An empty name stands for all tasks that were too many to be told apart.
+    """
+    return _by(connection, "task_name", span, since, limit)
+
+
+def by_queue(connection: sqlite3.Connection, span: Span, since: int, limit: int) -> list[tuple[str, Figures]]:
+    """Return what has happened since then in each queue, those first in which most tasks have ended."""
+    return _by(connection, "queue_name", span, since, limit)
+
+
+def _by(connection: sqlite3.Connection, column: str, span: Span, since: int, limit: int) -> list[tuple[str, Figures]]:
+    # All counts are added up only of those that are shown.
+    given = _given(span, since, _ANY) | {"limit": limit}
+    first = f"SELECT {column} FROM {_IN_SPANS} GROUP BY {column} ORDER BY {_ENDED} DESC, {column} LIMIT :limit"
+    query = (
+        f"SELECT {column}, {_SUMS} FROM {_IN_SPANS} AND {column} IN ({first})"
+        f" GROUP BY {column} ORDER BY {_ENDED} DESC, {column}"
+    )
+    found = connection.execute(query, given).fetchall()
+    return [(name, _figures(given["since"], counts)) for name, *counts in found]
+
+
+def _given(span: Span, since: int, until: int) -> dict[str, Any]:
+    return {"span": span.value, "since": span.begin_of(since), "until": until}
+
+
+def _figures(at: int, counts: Sequence[int]) -> Figures:
+    return Figures._make((at, *counts[:WAITED], tuple(counts[WAITED:RAN]), tuple(counts[RAN:])))

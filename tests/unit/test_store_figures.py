@@ -1,0 +1,97 @@
+"""The figures of time, as they are read: by minute or hour, over all tasks, and by task and queue."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from taskmanager.model.clock import HOUR_US, MINUTE_US
+from taskmanager.rules.figures import Span
+from taskmanager.store.sqlite.figures import Place, add, by_queue, by_task, series, total
+from taskmanager.store.sqlite.schema import migrate
+from taskmanager.store.sqlite.statements import FIGURE_COUNTS
+
+NOW = 1_796_000_400_000_000
+NOW -= NOW % HOUR_US
+
+
+@pytest.fixture
+def connection() -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as made:
+        migrate(made, "tasks.db")
+        yield made
+
+
+def counts(**of: int) -> list[int]:
+    found = [0] * len(FIGURE_COUNTS)
+    for name, count in of.items():
+        found[FIGURE_COUNTS.index(name)] = count
+    return found
+
+
+def put(connection: sqlite3.Connection, minute: int, task_name: str, queue_name: str = "default", **of: int) -> None:
+    add(connection, {Place(60, NOW + minute * MINUTE_US, task_name, queue_name): counts(**of)})
+
+
+def test_figures_added_twice_to_a_span_are_added_up(connection: sqlite3.Connection) -> None:
+    """Each column by itself, whoever adds it."""
+    for number, name in enumerate(FIGURE_COUNTS, 1):
+        put(connection, 0, "a", **{name: number})
+        put(connection, 0, "a", **{name: 100})
+    (found,) = series(connection, Span.MINUTE, NOW, NOW + 1)
+    numbers = [*found[1:8], *found.waited, *found.ran]
+    assert numbers == [100 + number for number in range(1, len(FIGURE_COUNTS) + 1)]
+    assert found.at == NOW
+
+
+def test_series_has_one_of_each_span_with_anything_oldest_first(connection: sqlite3.Connection) -> None:
+    """The first is that in which `since` lies; all begin before `until`. Hours are no minutes."""
+    for minute in (3, 0, 1, 5):
+        put(connection, minute, "a", started=minute)
+        put(connection, minute, "b", started=10)
+    add(connection, {Place(3600, NOW, "a", "default"): counts(started=99)})
+    found = series(connection, Span.MINUTE, NOW + MINUTE_US + 59_000_000, NOW + 5 * MINUTE_US)
+    assert [(each.at, each.started) for each in found] == [(NOW + MINUTE_US, 11), (NOW + 3 * MINUTE_US, 13)]
+    (hour,) = series(connection, Span.HOUR, NOW + MINUTE_US, NOW + HOUR_US)
+    assert (hour.at, hour.started) == (NOW, 99)
+
+
+def test_series_of_one_task_or_queue_leaves_out_the_others(connection: sqlite3.Connection) -> None:
+    for task_name, queue_name, count in (("a", "x", 1), ("a", "y", 2), ("b", "x", 4)):
+        put(connection, 0, task_name, queue_name, completed=count)
+
+    def completed(**which: str) -> list[int]:
+        return [each.completed for each in series(connection, Span.MINUTE, NOW, NOW + 1, **which)]
+
+    assert completed() == [7]
+    assert completed(task_name="a") == [3]
+    assert completed(queue_name="x") == [5]
+    assert completed(task_name="a", queue_name="x") == [1]
+    assert completed(task_name="c") == []
+
+
+def test_names_come_first_of_which_most_tasks_have_ended(connection: sqlite3.Connection) -> None:
+    """In whatever way; those with as many come by name. A limit leaves out the rest."""
+    put(connection, 0, "a", "x", completed=3)
+    put(connection, 1, "a", "y", failed=3, ran_4=1)
+    put(connection, 0, "b", "y", cancelled=2, expired=3, interrupted=4, waited_2=5)
+    put(connection, 1, "c", "x", completed=6)
+    put(connection, -1, "c", "x", completed=60)
+    found = by_task(connection, Span.MINUTE, NOW, 10)
+    assert [(name, each.ended_count) for name, each in found] == [("b", 9), ("a", 6), ("c", 6)]
+    assert found[1][1].ran[4] == 1
+    assert found[0][1].waited[2] == 5
+    assert [name for name, _ in by_task(connection, Span.MINUTE, NOW, 2)] == ["b", "a"]
+    queues = by_queue(connection, Span.MINUTE, NOW, 10)
+    assert [(name, each.ended_count) for name, each in queues] == [("y", 12), ("x", 9)]
+
+
+def test_total_is_the_sum_of_the_series(connection: sqlite3.Connection) -> None:
+    """Where nothing has happened, it is nothing."""
+    assert total(connection, Span.MINUTE, NOW, NOW + HOUR_US)[1:] == (*[0] * 7, (0,) * 16, (0,) * 16)
+    put(connection, 0, "a", started=2, waited_3=2, retried=1)
+    put(connection, 59, "b", started=3, waited_3=1, failed=2)
+    put(connection, 60, "b", started=4)
+    found = total(connection, Span.MINUTE, NOW, NOW + HOUR_US)
+    assert (found.started, found.waited[3], found.failure_count) == (5, 3, 3)
