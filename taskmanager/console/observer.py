@@ -39,7 +39,7 @@ TICK_S: Final = 1.0  # how often what runs is drawn anew, for its elapsed time
 SLOW_S: Final = 10.0  # how often the file is read although nobody wrote, so that ages and windows of time go on
 
 Opener = Callable[[Path], contextlib.AbstractContextManager[sqlite3.Connection]]
-_Traces = tuple[tuple[int, ...], ...]
+Traces = tuple[tuple[int, ...], ...]
 
 
 class _Sign(NamedTuple):
@@ -181,7 +181,7 @@ class Watch:
         self._clock = clock
         self._opener = opener
         self._observer = Observer(database, clock)
-        self._traces: _Traces = ()
+        self._traces: Traces = ()
         self._read_s = self._next_read_s = self._next_count_s = self._drawn_s = 0.0
         self._found: Statistics | None = None
         self._counts: Mapping[TaskStatus, int] = {}
@@ -212,8 +212,7 @@ class Watch:
         return self.last
 
     def _read_if_due(self, now_s: float) -> bool:
-        file = self._database.resolve()
-        traces = tuple(_trace(path) for path in (file, file.with_name(f"{file.name}-wal")))
+        traces = traces_of(self._database)
         is_quiet = now_s < self._next_read_s or traces == self._traces
         if self._found is not None and is_quiet and now_s - self._read_s < SLOW_S:
             return False
@@ -227,6 +226,12 @@ class Watch:
         self._traces, self._read_s = traces, now_s
         self._next_read_s = now_s + max(READ_S, (read_s - now_s) * COST_FACTOR)
         return True
+
+
+def traces_of(database: Path) -> Traces:
+    """Return what a write to the file, or to its log, changes."""
+    file = database.resolve()
+    return tuple(_trace(path) for path in (file, file.with_name(f"{file.name}-wal")))
 
 
 def _trace(path: Path) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """Builds the dashboard: which page is at which address."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -15,18 +15,23 @@ from taskmanager.manager import TaskManager
 from taskmanager.model.errors import ConfigurationError, StoreError, TaskManagerError
 from taskmanager.web import queues
 from taskmanager.web.guard import Guard, check_auth
-from taskmanager.web.render import View, fault_page, path_of, refuse, respond
-from taskmanager.web.site import FormatArguments, Site
+from taskmanager.web.render import Sheet, View, drawn, fault_page, path_of, refuse, respond, sent
+from taskmanager.web.site import FormatArguments, Site, site_of, viewer_of
 from taskmanager.web.source import Source
 
 Page = Callable[[Request], Awaitable[View | Response]]
 
-PAGES: Final[tuple[tuple[str, Page, str], ...]] = (
-    ("/queues", queues.show, "GET"),
+PAGES: Final[tuple[tuple[str, Page], ...]] = (("/queues", queues.show),)
+"""What is only looked at: the address, and the function that answers. All viewers of a second share what it draws.
+
+A name in an address is one segment, quoted.
+"""
+ANSWERS: Final[tuple[tuple[str, Page, str], ...]] = (
     ("/queues/pause", queues.pause, "POST"),
     ("/queues/resume", queues.resume, "POST"),
 )
-"""The address, the function that answers, and the method. A name in an address is one segment, quoted."""
+"""What answers one viewer: the address, the function, and the method."""
+MAX_MARKS: Final = 256
 ASSETS: Final = {
     "dashboard.css": "text/css", "dashboard.js": "text/javascript", "idiomorph.js": "text/javascript",
     "icon.svg": "image/svg+xml",
@@ -78,7 +83,8 @@ def file_site(database: Path, *, title: str, hide_arguments: bool = False, read_
 
 def pages_of(site: Site) -> Starlette:
     """Return the pages, without anybody who guards them."""
-    routes = [Route(path, _answering(page), methods=[method]) for path, page, method in PAGES]
+    routes = [Route(path, _shown(page), methods=["GET"]) for path, page in PAGES]
+    routes += [Route(path, _answered(answer), methods=[method]) for path, answer, method in ANSWERS]
     routes.append(Route("/static/{name}", _asset, methods=["GET"]))
     made = Starlette(routes=routes, exception_handlers={404: _not_found, TaskManagerError: _fault})
     made.router.redirect_slashes = False  # it would write an absolute address, which may be wrong behind a proxy
@@ -86,15 +92,44 @@ def pages_of(site: Site) -> Starlette:
     return made
 
 
-def _answering(page: Page) -> Callable[[Request], Awaitable[Response]]:
+def _shown(page: Page) -> Callable[[Request], Awaitable[Response]]:
+    """Draw the page once for all who ask for it within a second, and not at all for who has it already."""
+    marks: dict[Hashable, tuple[Hashable, str]] = {}
+
     async def answer(request: Request) -> Response:
-        try:
+        source = site_of(request).source
+
+        async def draw() -> Sheet | Response:
             found = await page(request)
+            return found if isinstance(found, Response) else drawn(request, found)
+
+        key = request.url.path, request.url.query, viewer_of(request).may_act
+        mark = source.mark()
+        if mark is not None and (mark, request.headers.get("if-none-match")) == marks.get(key):
+            return Response(status_code=304, headers={"ETag": marks[key][1], "Vary": "Cookie"})
+        try:
+            found = await source.share(key, draw)
+        except StoreError as exc:
+            return fault_page(request, exc)
+        if isinstance(found, Response):
+            return found
+        if len(marks) >= MAX_MARKS:
+            marks.clear()
+        marks[key] = mark, found.tag
+        return sent(request, found)
+
+    return answer
+
+
+def _answered(answer: Page) -> Callable[[Request], Awaitable[Response]]:
+    async def answered(request: Request) -> Response:
+        try:
+            found = await answer(request)
         except StoreError as exc:
             return fault_page(request, exc)
         return found if isinstance(found, Response) else respond(request, found)
 
-    return answer
+    return answered
 
 
 async def _asset(request: Request) -> Response:

@@ -1,17 +1,21 @@
 """Makes HTML of what a page has found, and answers 304 to who has it already.
 
-The tag of a page is a hash of its HTML without the text inside `<time>` elements, which goes on by itself. So a page
+A page is drawn once for all viewers of a second. What differs between two of them, the token of the forms and what was
+said to them, is put into the HTML that they share.
+
+The tag of a page is a hash of that HTML without the text inside `<time>` elements, which goes on by itself. So a page
 whose data has not changed is not sent again, although "5m ago" has become "6m ago" on it.
 """
 
 import hashlib
 import re
+import secrets
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
@@ -26,6 +30,9 @@ SAID: Final = "taskmanager_said"
 """The cookie with the sentence that the next page shows once: what became of the action."""
 SAID_S: Final = 30
 MAX_SAID: Final = 500
+_TOKEN_HERE: Final = secrets.token_hex(16)
+_SAID_HERE: Final = secrets.token_hex(16)
+"""Where the token and the sentence go. No text of a row can be one of these."""
 _PASSING: Final = re.compile(r"(<time\b[^>]*>)[^<]*</time>")
 _TONES: Final = {
     "COMPLETED": "good", "FAILED": "bad", "RUNNING": "busy", "PENDING": "calm", "CLAIMED": "calm", "READY": "calm",
@@ -43,31 +50,48 @@ class View(NamedTuple):
     status_code: int = 200
 
 
-def respond(request: Request, view: View) -> Response:
-    """Return the page, or 304 if the browser has it."""
-    said = unquote(request.cookies.get(SAID, ""))[:MAX_SAID]
-    shows_said = bool(said) and "x-live" not in request.headers
-    html = _html(request, view, said if shows_said else "")
-    lasting = _PASSING.sub(r"\1", html).encode()
-    tag = f'W/"{hashlib.blake2b(lasting, digest_size=12).hexdigest()}"'
-    headers = {"ETag": tag, "Vary": "Cookie"}
-    if view.status_code == 200 and tag == request.headers.get("if-none-match"):
+class Sheet(NamedTuple):
+    """A page as all viewers of a second share it, with its tag."""
+
+    html: str
+    tag: str
+    status_code: int
+
+
+def drawn(request: Request, view: View) -> Sheet:
+    """Return the page that shows this."""
+    html = _html(request, view)
+    lasting = _PASSING.sub(r"\1", html).replace(_TOKEN_HERE, "").replace(_SAID_HERE, "").encode()
+    return Sheet(html, f'W/"{hashlib.blake2b(lasting, digest_size=12).hexdigest()}"', view.status_code)
+
+
+def sent(request: Request, sheet: Sheet) -> Response:
+    """Return the answer that brings the page to one viewer: 304 if the browser has it."""
+    headers = {"ETag": sheet.tag, "Vary": "Cookie"}
+    if sheet.status_code == 200 and sheet.tag == request.headers.get("if-none-match"):
         return Response(status_code=304, headers=headers)
-    response = HTMLResponse(html, view.status_code, headers)
-    if shows_said:
+    said = "" if "x-live" in request.headers else unquote(request.cookies.get(SAID, ""))[:MAX_SAID]
+    html = sheet.html.replace(_TOKEN_HERE, str(escape(viewer_of(request).form_token)))
+    response = HTMLResponse(html.replace(_SAID_HERE, str(escape(said))), sheet.status_code, headers)
+    if said:
         response.delete_cookie(SAID, path=cookie_path(request))
     return response
 
 
-def _html(request: Request, view: View, said: str) -> str:
+def respond(request: Request, view: View) -> Response:
+    """Return the answer to one viewer, shared with nobody."""
+    return sent(request, drawn(request, view))
+
+
+def _html(request: Request, view: View) -> str:
     site, viewer = site_of(request), viewer_of(request)
     path, up = path_of(request), up_of(request)
     common: dict[str, Any] = {
         "title": site.title,
         "section": path.split("/")[0],
-        "said": said,
+        "said": _SAID_HERE,
         "may_act": viewer.may_act and not site.read_only,
-        "form_token": viewer.form_token,
+        "form_token": _TOKEN_HERE,
         "up": up,
         "query": request.url.query,
         "now": SystemClock().now_us(),

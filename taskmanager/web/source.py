@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from taskmanager.console.observer import Watch
+from taskmanager.console.observer import Traces, Watch, traces_of
 from taskmanager.console.oneself import InstanceObserver
 from taskmanager.console.overview import Overview
 from taskmanager.engine.engine import Engine
@@ -28,6 +28,8 @@ from taskmanager.store.sqlite.reading import open_read_only, snapshot
 
 SHARED_S: Final = 1.0
 """How long an answer is good for others who ask the same."""
+SAME_S: Final = 5.0
+"""How long a page may stay the same although nobody writes: ages and windows of time go on."""
 MAX_SHARED: Final = 256
 READERS: Final = 2
 """Threads that read. More would only take the processor from the application."""
@@ -47,6 +49,8 @@ class Source:
         self.clock: Clock = SystemClock()
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="taskmanager-web")
         self._shared: dict[Hashable, tuple[float, asyncio.Task[Any]]] = {}
+        self._traces: Traces = ()
+        self._same_since_s = self.clock.elapsed_s()
         self._watch: Watch | None = None
         self._observer: tuple[Engine, InstanceObserver] | None = None
 
@@ -74,15 +78,26 @@ class Source:
     ) -> R:
         """Do the same as `read`, and share the answer for a second. All arguments must be hashable."""
         key = (ask, args, tuple(sorted(kwargs.items())))
-        return await self._share(key, lambda: self.read(ask, *args, **kwargs))
+        return await self.share(key, lambda: self.read(ask, *args, **kwargs))
 
-    async def _share(self, key: Hashable, make: Callable[[], Awaitable[R]]) -> R:
+    def mark(self) -> Hashable | None:
+        """Return what changes when anybody writes, and every few seconds; None while answers may be older than that."""
+        if self.database is None:
+            return None
+        traces, now_s = traces_of(self.database), self.clock.elapsed_s()
+        if traces != self._traces:
+            self._traces, self._same_since_s = traces, now_s
+        return (traces, now_s // SAME_S) if now_s - self._same_since_s > 2 * SHARED_S else None
+
+    async def share(self, key: Hashable, make: Callable[[], Awaitable[R]]) -> R:
+        """Return what `make` makes, or what it has made for this key within a second, or is making."""
         loop = asyncio.get_running_loop()
         now_s = self.clock.elapsed_s()
         until_s, task = self._shared.get(key, (0.0, None))
         if task is None or task.get_loop() is not loop or (task.done() and now_s >= until_s):
             self._forget(now_s)
             task = loop.create_task(_awaited(make()), name="taskmanager-web-look")
+            task.add_done_callback(_note_fault)
             self._shared[key] = now_s + SHARED_S, task
         try:
             return await asyncio.shield(task)  # a viewer who leaves does not take the answer of the others along
@@ -97,7 +112,7 @@ class Source:
 
     async def overview(self) -> Overview:
         """Return the overview, as `status` shows it, at most a second old."""
-        return await self._share("overview", self._overview)
+        return await self.share("overview", self._overview)
 
     async def _overview(self) -> Overview:
         engine = self.running()
@@ -149,6 +164,12 @@ class Source:
             self._watch.look_again()
         if self._observer is not None:
             self._observer[1].look_again()
+
+
+def _note_fault(task: asyncio.Task[Any]) -> None:
+    """Take note of the fault of a look. All who waited for it may have left."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _awaited(what: Awaitable[R]) -> R:
