@@ -118,7 +118,7 @@ class Answers:
                     self._absorb_rejection(sent, report.rejected[live.task_id])
                 elif is_troubled and live.task_id in report.lost:
                     self._absorb_loss(sent, report.lost[live.task_id])
-                else:
+                elif live.is_persisted:  # nothing follows from a record of history that is in the store
                     self._absorb_win(sent)
             except Exception:
                 # A mistake of ours with one task must not keep the others, and all that come, from being saved.

@@ -368,7 +368,8 @@ class _ToLines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = " | ".join(record.getMessage().splitlines()[:1] + record.getMessage().splitlines()[-1:])
         self._world.log(None, record.levelname, text)
-        if record.levelno >= logging.CRITICAL and "cannot go from" in text:  # a mistake that the engine survives
+        # A mistake that the engine survives. That a stranger cancels its loops is none of its own.
+        if record.levelno >= logging.CRITICAL and "was cancelled by somebody else" not in text:
             self._world.fault(text)
 
 

@@ -87,3 +87,23 @@ async def test_a_flush_raises_where_such_a_cancel_could_not_be_written(caplog: p
             await manager.flush()
         assert f"the cancel request for task {handle.task_id} could not be recorded" in caplog.text
         gate.set()
+
+
+async def test_history_beside_a_lost_claim_is_taken_in_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    """The record of a memory-only task goes with the batch whose other write loses. It is written all the same."""
+    manager, gate = manager_of(concurrency=1), asyncio.Event()
+
+    @manager.task
+    async def note() -> None: ...
+
+    async with world_of(manager) as (_, store):
+        handle = await waiting(manager, gate)
+        take(store, handle.task_id)
+        noted = note.enqueue()
+        assert noted.cancel()
+        assert handle.cancel()
+        await manager.flush()
+        assert store.memory.ended.keys() == {noted.task_id}
+        assert_counters(engine_of(manager))
+        gate.set()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
