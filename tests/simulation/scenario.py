@@ -143,6 +143,7 @@ class _Scenario:
             or not world.workflows.is_over
             or not up
             or not all(each.is_up for each in world.alive)
+            or any(each.is_leaving or each.is_stopping for each in world.alive)  # it frees what others are to run
             or world.runs.now
         ):
             return False
