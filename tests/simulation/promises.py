@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TERMINAL, TaskStatus
-from tests.simulation.jobs import queue_of
+from tests.simulation.jobs import UNSAFE, queue_of
 
 if TYPE_CHECKING:
     from tests.simulation.process import Process
@@ -90,11 +90,17 @@ async def flush(process: "Process") -> None:
     for task_id in {*accepted, *ended} - checks.purged:
         row = checks.rows.get(task_id)
         is_saved = row is not None and (row.status in TERMINAL or task_id not in ended or task_id in checks.may_revive)
-        if not is_saved and not (row is not None and _is_asked_of_others(process, row, ended[task_id])):
+        if not is_saved and not (row is not None and _is_taken_over(process, row, ended[task_id])):
             process.world.fault(f"{task_id} was there before a flush of {process}, and is {row} after it")
 
 
-def _is_asked_of_others(process: "Process", row: TaskRow, told: TaskStatus) -> bool:
-    """Whether another instance has taken the task over while this one could not write: a cancel follows the row."""
-    is_taken = row.claimed_by_worker_id not in process.instance_ids
-    return process.was_degraded and is_taken and told is TaskStatus.CANCELLED and row.cancel_requested_at is not None
+def _is_taken_over(process: "Process", row: TaskRow, told: TaskStatus) -> bool:
+    """Whether another instance has taken the task over while this one could not write. A cancel follows the row. What
+    is safe to repeat may have run here without its start in the file, and runs again there: the end that was told here
+    is refused, like any write of who has lost its claim.
+    """
+    if not process.was_degraded or row.claimed_by_worker_id in process.instance_ids:
+        return False
+    if told is TaskStatus.CANCELLED:
+        return row.cancel_requested_at is not None
+    return row.claimed_by_worker_id is not None and row.task_name not in UNSAFE

@@ -1,0 +1,81 @@
+"""`tests.simulation.promises`: what a flush promises, and what it does not."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from taskmanager import TaskHandle, TaskManager, TaskStatus
+from tests.simulation.faults import Weather
+from tests.simulation.process import Process
+from tests.simulation.promises import flush
+from tests.simulation.world import World, inhabited
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """A store without faults, and one slot in each process."""
+    made = World(3, tmp_path)
+    made.timetable.entries.clear()
+    made.weather, made.kinds = Weather(), ("safe",)
+    made.options |= {"concurrency": 1, "max_in_memory": 10}
+    with inhabited(made):
+        yield made
+        made.close()
+
+
+def started(world: World) -> Process:
+    """One more process, which has come up."""
+    process = world.new_process()
+    assert world.run_until(lambda: process.is_up, 1.0)
+    return process
+
+
+def ended_without_the_file(world: World, process: Process) -> TaskHandle[int]:
+    """A task that waited for the slot, by the file too. It has run while its process could not write, and who waited
+    for it there was told that it is COMPLETED.
+    """
+    process.jobs["safe"].enqueue(world.next_label(), "sleep:0.05")
+    handle = process.jobs["safe"].enqueue(world.next_label(), "sleep:3")
+    process.handles[handle.task_id] = handle
+    assert world.run_until(lambda: handle.task_id in world.checks.rows, 1.0)
+    process.outage_until_us = world.now_us + 60_000_000
+    assert world.run_until(lambda: handle.status is TaskStatus.COMPLETED, 5.0)
+    assert world.checks.rows[handle.task_id].status == TaskStatus.PENDING
+    return handle
+
+
+def flushed(world: World, process: Process) -> None:
+    """The file can be written again, and a flush has come back."""
+    process.outage_until_us = 0
+    call = process.loop.create_task(flush(process))
+    assert world.run_until(call.done, 2.0)
+
+
+def test_flush_allows_that_others_repeat_a_run_that_was_not_recorded(world: World) -> None:
+    """By the file the task still waited, and an idle instance has started it. The end of the run here is refused then.
+    A task that is safe to repeat runs at least once.
+    """
+    first = started(world)
+    handle = ended_without_the_file(world, first)
+    second = started(world)
+    assert world.run_until(lambda: bool(world.runs.now), 2.0)
+    flushed(world, first)
+    row = world.checks.rows[handle.task_id]
+    assert (row.status, row.claimed_by_worker_id) == (TaskStatus.RUNNING, second.instance_id)
+    assert world.faults == []
+    assert world.run_until(lambda: world.checks.rows[handle.task_id].status == TaskStatus.COMPLETED, 5.0)
+
+
+def test_flush_that_does_not_write_an_end_is_a_fault(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else has the task, so the end that was told must be in the file."""
+    process = started(world)
+    handle = ended_without_the_file(world, process)
+
+    async def forget(manager: TaskManager) -> None:
+        """Come back, and nothing is written."""
+
+    monkeypatch.setattr(TaskManager, "flush", forget)
+    flushed(world, process)
+    assert len(world.faults) == 1
+    assert f"{handle.task_id} was there before a flush" in world.faults[0]
