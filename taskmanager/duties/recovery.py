@@ -154,12 +154,12 @@ class Recovery:
         writes = [self._judge(row, crash_of(row)) for row in rows]
         report = await self._store.commit(writes)
         self._advanced(report.advance)
-        # The store rejects a row whose columns contradict each other. Its task cannot run, so it ends as unreadable.
-        odd = [row for row in rows if row.task_id in report.rejected and not isinstance(row, UnreadableRow)]
-        moved = await self.recover([unreadable(row, [report.rejected[row.task_id]]) for row in odd])
         for write in writes:
             if write.row.task_id not in report.lost and write.row.task_id not in report.rejected:
                 self._tell(write)
+        # The store rejects a row whose columns contradict each other. Its task cannot run, so it ends as unreadable.
+        odd = [row for row in rows if row.task_id in report.rejected and not isinstance(row, UnreadableRow)]
+        moved = await self.recover([unreadable(row, [report.rejected[row.task_id]]) for row in odd])
         return moved + len(rows) - len(report.lost) - len(report.rejected)
 
     async def recover_workflows(self, grace_ms: int) -> int:

@@ -250,11 +250,13 @@ class Schedules:
 
     async def _run_by_hand(self, name: str) -> str:
         task_id = new_task_id()
-        row = await run_by_hand(self._store, name, task_id, self._wall_clock.now_us())
+        try:
+            row = await run_by_hand(self._store, name, task_id, self._wall_clock.now_us())
+        finally:
+            self._life.wants_claim.set()  # also when only the answer was lost: the task stands there, free
         if (listeners := self._life.listeners) is not None:
             listeners.put(row)
         await self.refresh([name])
-        self._life.wants_claim.set()
         return task_id
 
 

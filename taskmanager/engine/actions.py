@@ -37,19 +37,22 @@ PAGE: Final = 500
 """Rows that are read, and written, at once."""
 MAX_TRIES: Final = 5
 """How often an action is tried again when the row changed under it."""
-Advanced = Callable[[Advance], None]
+Written = Callable[[frozenset[str], Advance], None]
+"""Hears of each transaction at once: which tasks it has changed, and what has followed in workflows. The next one may
+fail.
+"""
 CANCELLED_BEFORE_START: Final = TaskError(BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")
 
 
 async def cancel_stored(
-    store: Store, codec: RowCodec, live: Sequence[TaskRow], now: int, advanced: Advanced | None = None
+    store: Store, codec: RowCodec, live: Sequence[TaskRow], now: int, written: Written | None = None
 ) -> frozenset[str]:
     """End free tasks; of those that somebody has, record the request, which their instance or recovery honours.
 
-    `advanced` hears what has followed in workflows.
+    `written` hears of the free tasks.
     """
     ends = [(_cancelled(codec, row, now), row) for row in live if is_free(row)]
-    done = await _write(store, ends, advanced, are_ends=True)
+    done = await _write(store, ends, written, are_ends=True)
     asked = [row.task_id for row in live if not is_free(row) and await store.request_cancel(row.task_id, now)]
     return done.union(asked)
 
@@ -87,12 +90,12 @@ async def retry_stored(
     store: Store,
     ended: Sequence[TaskRow],
     now: int,
-    advanced: Advanced | None = None,
+    written: Written | None = None,
     *,
     from_start: bool = False,
 ) -> frozenset[str]:
     """Put ended tasks back, with their stored arguments, free and due now; `from_start` without what steps came to."""
-    return await _write(store, [(_again(row, now), row) for row in ended], advanced, forgets_steps=from_start)
+    return await _write(store, [(_again(row, now), row) for row in ended], written, forgets_steps=from_start)
 
 
 def _again(row: TaskRow, now: int) -> TaskRow:
@@ -127,7 +130,7 @@ def _again(row: TaskRow, now: int) -> TaskRow:
 async def _write(
     store: Store,
     changes: Sequence[tuple[TaskRow, TaskRow]],
-    advanced: Advanced | None,
+    written: Written | None,
     *,
     are_ends: bool = False,
     forgets_steps: bool = False,
@@ -138,12 +141,12 @@ async def _write(
     """
     writes = [TaskWrite(row, expected_of(read), forgets_steps=forgets_steps) for row, read in changes]
     report = await store.commit(writes)
-    if advanced is not None:
-        advanced(report.advance)
     won = frozenset(row.task_id for row, _ in changes) - report.lost.keys() - report.rejected.keys()
+    if written is not None:
+        written(won, report.advance)
     if are_ends and report.rejected:
         odd = [(UnreadableRow._make(row), read) for row, read in changes if row.task_id in report.rejected]
-        won |= await _write(store, odd, advanced)
+        won |= await _write(store, odd, written)
     return won
 
 
@@ -214,21 +217,27 @@ class Actions:
     async def _cancel_rows(self, rows: Sequence[TaskRow]) -> frozenset[str]:
         """End these where they are free, ask whoever has them, and return the ids for which that was recorded."""
         live, now = [row for row in rows if row.status in LIVE], self._clock.now_us()
-        advanced = self._free_rows.note_advance
-        done = await self._free_rows.answer_of(cancel_stored(self._store, self._row_codec, live, now, advanced))
-        for row in live:
-            if row.task_id not in done:
+        told = partial(self._have_ended, live, now)
+        try:
+            return await self._free_rows.answer_of(cancel_stored(self._store, self._row_codec, live, now, told))
+        finally:  # also when one of the requests could not be recorded
+            for row in live:
+                if row.claimed_by_worker_id == self._identity.instance_id:
+                    await self._cancel_claimed(row.task_id)
+
+    def _have_ended(self, rows: Sequence[TaskRow], now: int, ended: Collection[str], advance: Advance) -> None:
+        """Free rows have ended by a cancel. Our own writes do not change the version by which the store tells of
+        others'.
+        """
+        self._free_rows.note_advance(advance)
+        result: TaskResult[Any] = TaskResult(err=CANCELLED_BEFORE_START)
+        for row in rows:
+            if row.task_id not in ended:
                 continue
-            if is_free(row):
-                # Our own writes do not change the version by which the store tells of others'.
-                result: TaskResult[Any] = TaskResult(err=CANCELLED_BEFORE_START)
-                self._follower.notice(row.task_id, Ending(TaskStatus.CANCELLED, result))
-                self._follower.saw(row.task_id, TaskStatus.CANCELLED)
-                if (listeners := self._life.listeners) is not None:
-                    listeners.ended(_cancelled(self._row_codec, row, now))
-            elif row.claimed_by_worker_id == self._identity.instance_id:
-                await self._cancel_claimed(row.task_id)
-        return done
+            self._follower.notice(row.task_id, Ending(TaskStatus.CANCELLED, result))
+            self._follower.saw(row.task_id, TaskStatus.CANCELLED)
+            if (listeners := self._life.listeners) is not None:
+                listeners.ended(_cancelled(self._row_codec, row, now))
 
     async def _cancel_claimed(self, task_id: str) -> None:
         """Ask a task of which a claim has not been answered yet: that answer was made before the request."""
@@ -335,17 +344,21 @@ class Actions:
         if not able:
             return frozenset()
         now = self._clock.now_us()
-        again = retry_stored(self._store, able, now, self._free_rows.note_advance, from_start=from_start)
-        done = await self._free_rows.answer_of(again)
+        told = partial(self._were_put_back, able, now)
+        return await self._free_rows.answer_of(retry_stored(self._store, able, now, told, from_start=from_start))
+
+    def _were_put_back(self, rows: Sequence[TaskRow], now: int, done: Collection[str], advance: Advance) -> None:
+        """Ended tasks wait again, free in the store."""
+        self._free_rows.note_advance(advance)
         self._life.wants_claim.set()
-        for row in able:
-            if row.task_id in done:
-                if (listeners := self._life.listeners) is not None:
-                    listeners.put(_again(row, now))
-                self._follower.saw(row.task_id, TaskStatus.PENDING)
-                self._keys.put_back(row.task_id, row.start_count)
-                self._dispatcher.queue(row.queue_name).leave(row.priority)
-        return done
+        for row in rows:
+            if row.task_id not in done:
+                continue
+            if (listeners := self._life.listeners) is not None:
+                listeners.put(_again(row, now))
+            self._follower.saw(row.task_id, TaskStatus.PENDING)
+            self._keys.put_back(row.task_id, row.start_count)
+            self._dispatcher.queue(row.queue_name).leave(row.priority)
 
     async def purge(self, older_than: timedelta | None, **given: Any) -> int:
         """Delete ended records, in pages; live ones are never touched."""

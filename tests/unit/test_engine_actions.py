@@ -1,11 +1,13 @@
 """Acting on stored tasks: each write repeats what was read, so who comes too late changes nothing."""
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from taskmanager import StoreUnavailable, TaskEvent, TaskHandle
 from taskmanager.engine.actions import cancel_stored, retry_stored, why_not_again
 from taskmanager.engine.definition import RowCodec
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
@@ -14,6 +16,7 @@ from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Store
 from taskmanager.store.sqlite import SqliteStore
 from tests.unit.engine_lives import new_live
+from tests.unit.engine_worlds import manager_of, world_of
 
 pytestmark = pytest.mark.anyio
 UNTYPED: Final = RowCodec({})
@@ -96,3 +99,30 @@ def test_what_cannot_be_run_again_says_why() -> None:
     assert "arguments" in (why_not_again(failed("t")._replace(args=None), force=False) or "")
     for status in (TaskStatus.PENDING, TaskStatus.CLAIMED, TaskStatus.RUNNING):
         assert "has not ended" in (why_not_again(waiting("t")._replace(status=status), force=True) or "")
+
+
+async def test_free_tasks_that_a_cancel_has_ended_are_told_though_a_request_fails() -> None:
+    """They are one transaction, and each request to somebody who has a task is another one. Its own writes are no news
+    to an instance: what it does not draw from them at once, nobody draws.
+    """
+    manager, heard = manager_of(), list[tuple[str, str]]()
+
+    @manager.on("cancelled")
+    async def hear(event: TaskEvent) -> None:
+        heard.append((event.kind, event.task.task_id))
+
+    async with world_of(manager) as (world, faulty):
+        free = waiting("00000000-0000-7000-8000-000000000001", task_name="unknown")
+        owned = free._replace(task_id="00000000-0000-7000-8000-000000000002", claimed_by_worker_id="other")
+        await faulty.memory.commit([TaskWrite(row, None) for row in (free, owned)])
+        handle: TaskHandle[None] = manager.handle(free.task_id)
+        result = asyncio.ensure_future(handle.result())
+        await world.idle()
+        faulty.fail("request_cancel")
+        with pytest.raises(StoreUnavailable):
+            await manager.cancel_all(task_name="unknown")
+        assert faulty.memory.ended.keys() == {free.task_id}
+        assert handle.status is TaskStatus.CANCELLED
+        assert (await result).err_value.error_code == "TASK_CANCELLED"
+        await world.idle()
+        assert heard == [("cancelled", free.task_id)]

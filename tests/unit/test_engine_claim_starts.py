@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from taskmanager import QueueConfig, TaskManager, TaskStatus
+from taskmanager import QueueConfig, StoreUnavailable, TaskManager, TaskStatus
 from taskmanager.model.record import TaskRow, TaskWrite
 from taskmanager.store.protocol import ClaimRequest
 from tests.unit.engine_worlds import Store, assert_counters, engine_of, manager_of, persisted, turns_until, world_of
@@ -204,6 +204,27 @@ async def test_a_row_whose_claim_is_on_its_way_can_be_cancelled() -> None:
         await manager.join()
         assert store.memory.ended[task_id].status == "CANCELLED"
         assert_counters(engine_of(manager))
+
+
+async def test_a_row_whose_claim_is_on_its_way_is_asked_though_the_request_fails() -> None:
+    """Its task is in memory a moment later, and nobody else would tell it."""
+    manager = manager_of()
+
+    @manager.task(persist=True, name="endless")
+    async def endless(label: str) -> None:
+        await asyncio.Event().wait()
+
+    async with world_of(manager) as (world, store):
+        task_id = await between(manager, store, endless)
+        store.fail("request_cancel", after=True)
+        cancelling = asyncio.create_task(manager.cancel(task_id))
+        await turns_until(lambda: store.memory.live[task_id].cancel_requested_at is not None)
+        store.let_go()
+        with pytest.raises(StoreUnavailable):
+            await cancelling
+        await world.advance(2)
+        await manager.join()
+        assert store.memory.ended[task_id].status == "CANCELLED"
 
 
 @pytest.mark.parametrize("kind", [{"crash_count": 1}, {"good_until": 2**52}], ids=["suspect", "may expire"])
