@@ -201,14 +201,19 @@ class Actions:
     async def _cancel_fitting(self, wanted: TaskFilter, done: set[str]) -> bool:
         """Cancel those that are not `done`, and add them. Return False if a row has changed before it was cancelled."""
         await self._inbox.caught_up()
+        unsure: list[LiveTask] = []
         for number, live in enumerate(list(self._live.values()), 1):
             # One that was asked already may be cleaning up, which a second cancellation would cut short.
             is_meant = live.task_id not in done and live.status in LIVE and not live.is_freeing and fits(live, wanted)
-            if is_meant and self._life.cancel(live):
+            if is_meant and self._life.cancel(live, of_call=True):
                 done.add(live.task_id)
+                if live.is_unconfirmed:
+                    unsure.append(live)
             if number % PAGE == 0:
                 await asyncio.sleep(0)
         await self._writer.flush()
+        # The key of such a call has another task, with tags of its own: whether that fits, its row says.
+        done.difference_update(live.task_id for live in unsure if live.is_duplicate)
         found = [each for each in await self._store.find_ids(wanted, LIVE) if each not in done]
         for task_ids in _pages(found):
             done |= await shielded(self._cancel_rows(await self._fetch_fitting(task_ids, wanted)))

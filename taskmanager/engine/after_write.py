@@ -176,7 +176,7 @@ class AfterWrite:
             return
         live.is_unconfirmed, status = False, TaskStatus(row.status)
         tell_other_arguments(live, row.enqueue_sha, f"a {status} task")
-        if live.cancel_requested_at is not None and not status.is_terminal:
+        if live.cancel_requested_at is not None and not live.is_cancel_of_call and not status.is_terminal:
             self._pass_on_cancel(live.task_id)
         self._dispatcher.move(live, LEFT)
         live.adopt(row)

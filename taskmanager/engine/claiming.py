@@ -341,7 +341,7 @@ class Claimer:
             live = LiveTask.from_row(row, definition, timeout_of(row.task_options))
             live.context = Context()
         else:
-            asked_at = live.cancel_requested_at
+            asked_at = None if live.is_unconfirmed and live.is_cancel_of_call else live.cancel_requested_at
             if live.is_unconfirmed:  # the key was enqueued again here a moment before its row was claimed
                 live.is_duplicate, live.is_unconfirmed = True, False
             if here is not None:  # it is counted in its queue, and its row may be in another one

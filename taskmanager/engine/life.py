@@ -375,11 +375,15 @@ class Life:
         self._settlement.end_with_error(live, TaskStatus.CANCELLED, TaskError(code, message), None)
         self.finish(live)
 
-    def cancel(self, live: LiveTask) -> bool:
-        """Ask for a task to be cancelled. Return False if it has ended, and no other call of its key follows it."""
+    def cancel(self, live: LiveTask, *, of_call: bool = False) -> bool:
+        """Ask for a task to be cancelled. Return False if it has ended, and no other call of its key follows it.
+
+        `of_call` says that a task of another call is not meant, if the key has one by the word of the store.
+        """
         live = live.successor or live
         if live.status.is_terminal or live.phase in (phases.FREEING, phases.ENDED, phases.DONE, phases.LEFT):
             return False
+        live.is_cancel_of_call = of_call and (live.cancel_requested_at is None or live.is_cancel_of_call)
         live.cancel_requested_at = live.cancel_requested_at or self._clock.now_us()
         if live.is_waiting and not live.is_unconfirmed:
             self.cancel_waiting(live, BuiltInTaskCode.TASK_CANCELLED, "cancelled before it started")

@@ -165,10 +165,8 @@ class LiveTask:
     worker: Worker
     _attempts_due: tuple[AttemptRow, ...] | None
     steps_due: "StepsDue | None" = None
-
     is_workflow_task: int = 0
     """Whether it belongs to a node of a workflow."""
-
     never: None = None
     """Of columns that no version of the library uses."""
 
@@ -191,6 +189,8 @@ class LiveTask:
     """The `good_until` under which it stands among those that may expire."""
     is_unconfirmed = False
     """Whether it is not known yet if its key stands for this task, or for an earlier one."""
+    is_cancel_of_call = False
+    """Whether the request to cancel it means the task of this call, and none that its key has already."""
     is_duplicate: bool | None = None
     """Whether its key had a task already; None until that is known."""
     attempt: "Attempt | None"

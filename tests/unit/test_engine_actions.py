@@ -7,16 +7,17 @@ from typing import Any, Final
 
 import pytest
 
-from taskmanager import StoreUnavailable, TaskEvent, TaskHandle
+from taskmanager import StoreUnavailable, TaskCancelled, TaskEvent, TaskHandle
 from taskmanager.engine.actions import cancel_stored, retry_stored, why_not_again
 from taskmanager.engine.definition import RowCodec
+from taskmanager.model.ids import keyed_task_id
 from taskmanager.model.record import TaskRow, TaskWrite, expected_of
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Store
 from taskmanager.store.sqlite import SqliteStore
 from tests.unit.engine_lives import new_live
-from tests.unit.engine_worlds import manager_of, world_of
+from tests.unit.engine_worlds import manager_of, persisted, world_of
 
 pytestmark = pytest.mark.anyio
 UNTYPED: Final = RowCodec({})
@@ -126,3 +127,41 @@ async def test_free_tasks_that_a_cancel_has_ended_are_told_though_a_request_fail
         assert (await result).err_value.error_code == "TASK_CANCELLED"
         await world.idle()
         assert heard == [("cancelled", free.task_id)]
+
+
+@pytest.mark.parametrize("group", ["of the task", "of the call"])
+async def test_cancel_all_means_the_task_that_a_key_has_by_its_own_tags(group: str) -> None:
+    """Another instance has a task of the key. A call of the key follows it, and its own tags are ignored; they choose
+    nothing either, though it is not known yet that the key has a task.
+    """
+    manager = manager_of()
+    work = persisted(manager)
+    async with world_of(manager) as (_, faulty):
+        call = work.with_options(idempotency_key="k", tags={"group": "of the call"})
+        row = waiting(keyed_task_id("work", "k"), task_name="work", idempotency_key="k", tags='{"group":"of the task"}')
+        await faulty.memory.commit([TaskWrite(row._replace(claimed_by_worker_id="other"), None)])
+        faulty.hold("commit")
+        handle = call.enqueue("a")
+        assert handle.task_id == row.task_id
+        cancelling = asyncio.ensure_future(manager.cancel_all(tags={"group": group}))
+        await faulty.until_held("commit")
+        faulty.let_go()
+        is_meant = group == "of the task"
+        assert await cancelling == is_meant
+        assert (faulty.memory.live[row.task_id].cancel_requested_at is not None) is is_meant
+
+
+async def test_cancel_all_ends_a_call_whose_key_has_no_task_before_it_starts() -> None:
+    """It was asked for before the store could say so."""
+    manager, log = manager_of(), list[str]()
+    work = persisted(manager, log)
+    async with world_of(manager) as (_, faulty):
+        faulty.hold("commit")
+        handle = work.with_options(idempotency_key="k", tags={"group": "1"}).enqueue("a")
+        cancelling = asyncio.ensure_future(manager.cancel_all(tags={"group": "1"}))
+        await faulty.until_held("commit")
+        faulty.let_go()
+        assert await cancelling == 1
+        with pytest.raises(TaskCancelled):
+            await handle
+        assert log == []
