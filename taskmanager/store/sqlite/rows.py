@@ -45,6 +45,15 @@ class Undecodable(str):
 sqlite3.register_adapter(Undecodable, lambda text: text.raw)
 
 
+def bindable(text: str) -> str | bytes:
+    """Return a text of somebody as a parameter that is cast. SQLite takes no lone surrogate, and the file has none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+    return text
+
+
 def is_odd_id(task_id: str) -> bool:
     """Whether JSON that SQLite reads cannot name this id. SQLite ends a text of JSON at a NUL."""
     return "\0" in task_id or isinstance(task_id, Undecodable)

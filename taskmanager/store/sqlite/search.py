@@ -1,6 +1,7 @@
 """What a person at a terminal asks: which tasks look like this, and which one is meant by part of its id."""
 
 import json
+import re
 import sqlite3
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -9,6 +10,7 @@ from taskmanager.model.record import TaskRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.store.protocol import TaskFilter
 from taskmanager.store.sqlite.queries import fetch_ids, fitting, ids_of, instances, newest, whole_id
+from taskmanager.store.sqlite.rows import bindable
 from taskmanager.store.sqlite.statements import quoted
 from taskmanager.store.statistics import said_by
 
@@ -19,7 +21,8 @@ class Search(NamedTuple):
     """Which tasks; what is empty or None is any.
 
     `task_name` may hold the wildcards `*` and `?`. `changed_since`: microseconds UTC; the last change of an ended task
-    is its end. `before` is a task id: only older records than that one.
+    is its end. `before` is a task id: only older records than that one. The functions of `scanning` look for a `text`
+    in the id, the name, the tags, the error and the arguments. Where these are hidden from people, they are left out.
     """
 
     statuses: tuple[TaskStatus, ...] = ()
@@ -29,16 +32,18 @@ class Search(NamedTuple):
     tags: tuple[tuple[str, str], ...] = ()
     changed_since: int | None = None
     before: str | None = None
+    text: str | None = None
+    looks_in_arguments: bool = True
 
     @property
     def is_everything(self) -> bool:
         """Whether nothing narrows it down."""
-        return self == Search()
+        return self._replace(looks_in_arguments=True) == Search()
 
 
 def find(connection: sqlite3.Connection, search: Search, limit: int) -> list[TaskRow]:
     """At most `limit` rows, newest first by (sent_at, id), without their `PAYLOAD`."""
-    return newest(connection, *_fitting(search), limit)
+    return newest(connection, *conditions_of(search), limit)
 
 
 def error_messages(connection: sqlite3.Connection, task_ids: Sequence[str], max_chars: int) -> dict[str, str]:
@@ -54,7 +59,7 @@ def error_messages(connection: sqlite3.Connection, task_ids: Sequence[str], max_
 
 def find_ids(connection: sqlite3.Connection, search: Search) -> list[str]:
     """The ids of all of them, oldest first: the order in which a batch works through them."""
-    return ids_of(connection, *_fitting(search))
+    return ids_of(connection, *conditions_of(search))
 
 
 def ids_like(connection: sqlite3.Connection, part: str, limit: int) -> list[str]:
@@ -113,8 +118,11 @@ def is_pattern(task_name: str) -> bool:
     return any(sign in task_name for sign in "*?")
 
 
-def _fitting(search: Search) -> tuple[list[str], dict[str, Any]]:
-    """The conditions of a filter, with those that only a person at a terminal asks for, and their parameters."""
+def conditions_of(search: Search) -> tuple[list[str], dict[str, Any]]:
+    """Return the conditions of a search on a task `t`, and their parameters. The text is not among them.
+
+    What stands behind the result in a row comes last, because SQLite goes through a large result to get there.
+    """
     name, pattern = search.task_name, None
     if name is not None and is_pattern(name):
         name, pattern = None, name
@@ -123,14 +131,19 @@ def _fitting(search: Search) -> tuple[list[str], dict[str, Any]]:
     )
     conditions, given = fitting(wanted)
     if search.statuses:
-        conditions.append(f"t.status IN ({quoted(search.statuses)})")
+        conditions.insert(0, f"t.status IN ({quoted(search.statuses)})")
     if pattern is not None:
-        given["pattern"] = pattern
-        conditions.append("t.task_name GLOB :pattern")
+        given["pattern"] = _glob(pattern)
+        conditions.insert(0, "t.task_name GLOB CAST(:pattern AS TEXT)")
     if search.before is not None:
         given["before"] = search.before
         conditions.append(
             "(t.sent_at, t.id) < (SELECT b.sent_at, b.id FROM taskmanager_tasks AS b"
             " WHERE b.id = CAST(:before AS TEXT))"
         )
-    return conditions, given
+    return conditions, {name: bindable(value) if isinstance(value, str) else value for name, value in given.items()}
+
+
+def _glob(pattern: str) -> str:
+    """Return a pattern in which only `*` and `?` are wildcards. Many `*` in a row are one, and cost no more."""
+    return re.sub(r"\*+", "*", pattern.replace("[", "[[]"))

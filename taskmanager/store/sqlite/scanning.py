@@ -1,0 +1,248 @@
+"""Finds the tasks that fit a search within a budget of time, whatever the search asks for, and says how far it got.
+
+For pages: a list, a count before an action on many, the ids of those in pages, and all of them for an export. No column
+that may be large is read for any of it, but the beginnings of the arguments if a text is looked for in them.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from taskmanager.model.record import TaskRow
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.sqlite.queries import SUMMARY, task_rows
+from taskmanager.store.sqlite.reading import snapshot
+from taskmanager.store.sqlite.rows import unpacked
+from taskmanager.store.sqlite.search import Search, conditions_of
+from taskmanager.store.sqlite.search_text import TextSearch
+from taskmanager.store.sqlite.windows import (
+    NEWEST,
+    NEWEST_FIRST,
+    OLDEST,
+    OLDEST_FIRST,
+    Cursor,
+    Order,
+    Pace,
+    Source,
+    Window,
+    by_error,
+    by_status,
+    by_time,
+    windows,
+)
+
+BUDGET_S: Final = 0.08
+TEXT_ROWS: Final = 20_000
+"""Tasks in which one look searches for a text."""
+COUNT_CAP: Final = 10_000
+FEW: Final = 2_000
+"""Tasks with the same error code that are read and sorted at once."""
+_WITH_ERROR: Final = (TaskStatus.FAILED, TaskStatus.CANCELLED, TaskStatus.EXPIRED, TaskStatus.INTERRUPTED)
+"""The statuses of tasks that may have an error code."""
+
+_PLACE: Final = "t.rowid AS r, t.sent_at AS s, t.id AS i"
+
+
+class Scanned(NamedTuple):
+    """What a look has found. Go on from `reached`, where it stopped; it is None if there is nothing more."""
+
+    rows: list[TaskRow]
+    reached: Cursor | None
+    is_complete: bool
+
+
+class Counted(NamedTuple):
+    """How many tasks fit. If there may be more, the count `is_capped`.
+
+    `reached` is how far it got if time or the text has ended it: all of the counted are newer. It is None if the cap
+    has ended it, or nothing.
+    """
+
+    count: int  # type: ignore[assignment]  # the method of tuple is not missed
+    is_capped: bool
+    reached: Cursor | None = None
+
+
+class Ids(NamedTuple):
+    """Places of tasks, oldest first. Go on from `reached`; it is None if there is nothing more."""
+
+    places: list[Cursor]
+    reached: Cursor | None
+
+    @property
+    def task_ids(self) -> list[str]:
+        """The ids alone."""
+        return [task_id for _, task_id in self.places]
+
+
+class _Hit(NamedTuple):
+    rowid: int
+    sent_at: int
+    task_id: str
+
+    @property
+    def place(self) -> Cursor:
+        return self.sent_at, self.task_id
+
+
+def scan(
+    connection: sqlite3.Connection,
+    search: Search,
+    limit: int,
+    *,
+    budget_s: float = BUDGET_S,
+    after: Cursor | None = None,
+) -> Scanned:
+    """Return at most `limit` tasks, newest first by (sent_at, id), behind the place `after`, without their `PAYLOAD`.
+
+    It ends with the time, and with a text after `TEXT_ROWS` tasks that fit the rest of the search. However little time
+    there is, it gets further than `after`.
+    """
+    with snapshot(connection):
+        hits, reached = _look(connection, search, limit + 1, NEWEST_FIRST, after or NEWEST, budget_s)
+        if len(hits) > limit:
+            hits = hits[:limit]
+            reached = hits[-1].place
+        return Scanned(_summaries(connection, hits), reached, reached is None)
+
+
+def every_page(connection: sqlite3.Connection, search: Search, size: int = 1_000) -> Iterator[list[TaskRow]]:
+    """Yield all tasks that fit, newest first, in pages of at most `size`: for an export. Each page is a moment's."""
+    after: Cursor | None = None
+    while True:
+        found = scan(connection, search, size, after=after)
+        if found.rows:
+            yield found.rows
+        if found.reached is None:
+            return
+        after = found.reached
+
+
+def newest_matching(connection: sqlite3.Connection, search: Search, *, budget_s: float = BUDGET_S) -> Cursor | None:
+    """Return a place such that no newer task fits, but those that are sent from now on. None if there is none at all.
+
+    It is the place of the newest task that fits, or how far the time has sufficed.
+    """
+    found = scan(connection, search, 1, budget_s=budget_s)
+    return (found.rows[0].sent_at, found.rows[0].task_id) if found.rows else found.reached
+
+
+def page_ids(
+    connection: sqlite3.Connection,
+    search: Search,
+    until: Cursor,
+    after: Cursor | None,
+    limit: int,
+    *,
+    budget_s: float = BUDGET_S,
+) -> Ids:
+    """Return the places of at most `limit` tasks that fit, oldest first, behind `after` and up to `until`.
+
+    It may return fewer, even none, and not be at the end: then the time was up. A text is looked for in all of them.
+    """
+    with snapshot(connection):
+        hits, reached = _look(connection, search, limit, OLDEST_FIRST, after or OLDEST, budget_s, until)
+    return Ids([hit.place for hit in hits], reached)
+
+
+def count_up_to(
+    connection: sqlite3.Connection, search: Search, cap: int = COUNT_CAP, budget_s: float = BUDGET_S
+) -> Counted:
+    """Count the tasks that fit, newest first, until there are `cap` of them, or the time is up."""
+    with snapshot(connection):
+        if search.text is not None:
+            hits, reached = _look(connection, search, cap + 1, NEWEST_FIRST, NEWEST, budget_s)
+            if len(hits) > cap:
+                return Counted(cap, True)
+            return Counted(len(hits), reached is not None, reached)
+        conditions, given = conditions_of(search)
+        count, reached = 0, None
+        for window in windows(connection, _source(connection, search), NEWEST_FIRST, NEWEST, Pace(budget_s)):
+            where = " AND ".join((window.condition, *conditions))
+            some = f"SELECT 1 FROM {window.table} WHERE {where} LIMIT :left"
+            (found,) = connection.execute(
+                f"SELECT count(*) FROM ({some})", {**window.given, **given, "left": cap + 1 - count}
+            ).fetchone()
+            count, reached = count + found, window.reached
+            if count > cap:
+                return Counted(cap, True)
+    return Counted(count, reached is not None, reached)
+
+
+def _source(connection: sqlite3.Connection, search: Search) -> Source:
+    """Return the index with the fewest rows among which the search finds all that fit."""
+    if search.error_code is not None:
+        some = (
+            "SELECT 1 FROM taskmanager_tasks INDEXED BY taskmanager_tasks_error_code"
+            f" WHERE error_code = CAST(:error_code AS TEXT) LIMIT {FEW + 1}"
+        )
+        _, given = conditions_of(Search(error_code=search.error_code))
+        (count,) = connection.execute(f"SELECT count(*) FROM ({some})", given).fetchone()
+        if count <= FEW:
+            return by_error()
+    if search.statuses and TaskStatus.COMPLETED not in search.statuses:
+        return by_status(sorted(set(search.statuses)))
+    return by_time() if search.error_code is None else by_status(_WITH_ERROR)
+
+
+def _look(
+    connection: sqlite3.Connection,
+    search: Search,
+    limit: int,
+    order: Order,
+    start: Cursor,
+    budget_s: float,
+    until: Cursor | None = None,
+) -> tuple[list[_Hit], Cursor | None]:
+    """Return at most `limit` places in that order, and how far was looked: None if that is everything."""
+    text = None if search.text is None else TextSearch(search.text, in_arguments=search.looks_in_arguments)
+    is_bounded = text is not None and order is NEWEST_FIRST
+    pace, hits, reached = Pace(budget_s), list[_Hit](), start
+    if is_bounded:
+        pace.most = TEXT_ROWS
+    for window in windows(connection, _source(connection, search), order, start, pace, until):
+        left = limit - len(hits)
+        fitting_count, found = _in_window(connection, search, text, window, order, left)
+        hits += found[:left]
+        if len(found) >= left:
+            return hits, hits[-1].place
+        if window.reached is None:
+            return hits, None
+        reached = window.reached
+        if is_bounded:
+            pace.most -= fitting_count
+    return hits, reached
+
+
+def _in_window(
+    connection: sqlite3.Connection, search: Search, text: TextSearch | None, window: Window, order: Order, left: int
+) -> tuple[int, list[_Hit]]:
+    """Return how many fit but for the text, and those that fit."""
+    conditions, given = conditions_of(search)
+    rows = (
+        f"FROM {window.table} WHERE {' AND '.join((window.condition, *conditions))}"
+        f" ORDER BY t.sent_at {order.direction}, t.id {order.direction}"
+    )
+    given = {**window.given, **given, "left": left}
+    if text is None:
+        packed = f"SELECT json_group_array(json_array(r, s, i)) FROM (SELECT {_PLACE} {rows} LIMIT :left)"
+        (found,) = connection.execute(packed, given).fetchone()
+        hits = [_Hit._make(each) for each in unpacked(found)]
+        return len(hits), hits
+    packed = (
+        "SELECT count(*), json_group_array(json_array(r, s, i)) FILTER (WHERE has_text)"
+        f" FROM (SELECT {_PLACE}, {text.condition()} AS has_text {rows})"
+    )
+    count, found = connection.execute(packed, given | text.given()).fetchone()
+    hits = [_Hit._make(each) for each in unpacked(found)]
+    confirmed = text.confirmed(connection, [hit.rowid for hit in hits])
+    return count, [hit for hit in hits if hit.rowid in confirmed]
+
+
+def _summaries(connection: sqlite3.Connection, hits: list[_Hit]) -> list[TaskRow]:
+    """Return their rows, in this order. Only in the same snapshot a rowid still means the same row."""
+    source = (
+        "json_each(:rowids) AS wanted CROSS JOIN taskmanager_tasks AS t ON t.rowid = wanted.value ORDER BY wanted.key"
+    )
+    return task_rows(connection, source, {"rowids": json.dumps([hit.rowid for hit in hits])}, SUMMARY)

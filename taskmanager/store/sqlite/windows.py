@@ -1,0 +1,224 @@
+"""Walks along the tasks in the order of (sent_at, id), in windows, until a budget of time is used up.
+
+No index serves every filter, and one per filter would cost each insert. So a filter without an index of its own is
+looked for in windows: each is one statement, and the next one is as large as the time left allows. A walk tells how far
+it got. The place of a task in the order never changes, so whoever goes on from there neither skips nor repeats one.
+
+Thousands of tasks may have the same `sent_at`, because one statement has inserted them. SQLite would sort them by id
+again for each page, so a walk goes along the ids there.
+"""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from taskmanager.model.clock import Clock, SystemClock
+from taskmanager.store.sqlite.rows import bindable
+
+Cursor = tuple[int, str]
+"""A place in the order: `sent_at` and id."""
+
+TOP_ID: Final = "\U0010ffff"
+"""An id that is greater than all others."""
+NEWEST: Final[Cursor] = (2**63 - 1, "")
+OLDEST: Final[Cursor] = (-(2**63), TOP_ID)
+FIRST_SIZE: Final = 256
+MOST_SIZE: Final = 100_000
+GROWTH: Final = 8
+TIES: Final = 5_000
+"""Tasks of one instant that are sorted by id at once."""
+_ENOUGH: Final = 0.1
+"""The share of the budget that is not worth another window."""
+_BY_SENT_AT: Final = "taskmanager_tasks_sent_at"
+_BY_STATUS: Final = "taskmanager_tasks_status"
+_BY_ERROR: Final = "taskmanager_tasks_error_code"
+_BY_ID: Final = "sqlite_autoindex_taskmanager_tasks_1"
+
+
+class Source(NamedTuple):
+    """The index that a walk goes along: by time alone, or by time within these statuses, which are not COMPLETED.
+
+    One that `is_small` has an index of its own, and few rows in it, which are read in one window.
+    """
+
+    index_name: str = _BY_SENT_AT
+    statuses: tuple[str, ...] = ()
+    is_small: bool = False
+
+    @property
+    def condition(self) -> str:
+        """What holds for all its rows. The partial index is found by the second half."""
+        if not self.statuses:
+            return "TRUE"
+        return f"t.status IN ({', '.join(map(repr, self.statuses))}) AND t.status <> 'COMPLETED'"
+
+    def parts(self) -> list[str]:
+        """The conditions of the parts of the index that are in the order of time, each by itself."""
+        if not self.statuses:
+            return ["TRUE"]
+        return [f"t.status = '{status}' AND t.status <> 'COMPLETED'" for status in self.statuses]
+
+
+def by_time() -> Source:
+    """Return the source that has every task."""
+    return Source()
+
+
+def by_status(statuses: Sequence[str]) -> Source:
+    """Return the source of the tasks of these statuses. COMPLETED is not among them."""
+    return Source(_BY_STATUS, tuple(str(status) for status in statuses))
+
+
+def by_error() -> Source:
+    """Return the source of few tasks with the same error code, which a filter names."""
+    return Source(_BY_ERROR, is_small=True)
+
+
+class Order(NamedTuple):
+    """The direction of a walk."""
+
+    sign: str
+    direction: str
+    nearest: str
+    done_id: str
+    """In a place, this id says that all tasks of the instant have been looked at."""
+    begin_id: str
+    """And this one that none of them has been."""
+
+
+NEWEST_FIRST: Final = Order("<", "DESC", "max", "", TOP_ID)
+OLDEST_FIRST: Final = Order(">", "ASC", "min", TOP_ID, "")
+
+
+class Window(NamedTuple):
+    """A part of a walk: the rows `t` of `table` for which `condition` holds. `reached` is None at the end."""
+
+    table: str
+    condition: str
+    given: dict[str, Any]
+    reached: Cursor | None
+
+
+class Pace:
+    """How large the next window may be. The first one is small, and each takes at most half of the time left."""
+
+    def __init__(self, budget_s: float, clock: Clock | None = None, most: int = MOST_SIZE) -> None:
+        self._clock: Clock = clock or SystemClock()
+        self._budget_s, self._began_s = budget_s, self._clock.elapsed_s()
+        self._last_s = self._began_s
+        self.most = most
+        self.size = min(FIRST_SIZE, most)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no window is worth while any more."""
+        left_s = self._began_s + self._budget_s - self._clock.elapsed_s()
+        return self.most <= 0 or left_s <= self._budget_s * _ENOUGH
+
+    def note(self) -> None:
+        """A window of the current size has been looked at."""
+        now_s = self._clock.elapsed_s()
+        took_s, left_s = max(now_s - self._last_s, 1e-6), self._began_s + self._budget_s - now_s
+        self._last_s = now_s
+        wanted = int(self.size * max(0.0, left_s) / 2 / took_s)
+        self.size = max(1, min(wanted, self.size * GROWTH, self.most))
+
+
+def windows(
+    connection: sqlite3.Connection,
+    source: Source,
+    order: Order,
+    start: Cursor,
+    pace: Pace,
+    until: Cursor | None = None,
+) -> Iterator[Window]:
+    """Yield the windows behind `start`, to `until` at most, until the time is over. There is at least one."""
+    place: Cursor | None = start
+    while place is not None:
+        window = _next(connection, source, order, place, pace.size, until)
+        yield window
+        place = window.reached
+        pace.note()
+        if pace.is_over:
+            return
+
+
+def _next(
+    connection: sqlite3.Connection, source: Source, order: Order, place: Cursor, size: int, until: Cursor | None
+) -> Window:
+    at, task_id = place
+    limits, given = _limits(order, until)
+    given |= {"at": at, "id": bindable(task_id)}
+    table = f"taskmanager_tasks AS t INDEXED BY {source.index_name}"
+    if source.is_small:
+        behind = f"(t.sent_at, t.id) {order.sign} (:at, CAST(:id AS TEXT))"
+        return Window(table, f"{behind} AND {limits}", given, None)
+    if task_id != order.done_id:
+        return _instant(connection, source, order, place, size, limits, given)
+    edge, far = _edges(connection, source, order, at, size, until)
+    base = f"{source.condition} AND t.sent_at {order.sign} :at AND {limits}"
+    if edge is None:
+        return Window(table, base, given, None)
+    # Far behind it, it is the same instant still: that is a walk of its own, along the ids.
+    is_crowded = far == edge
+    back = "<" if order.sign == ">" else ">"
+    within = f"t.sent_at {back}{'' if is_crowded else '='} :edge"
+    reached = (edge, order.begin_id if is_crowded else order.done_id)
+    return Window(table, f"{within} AND {base}", given | {"edge": edge}, reached)
+
+
+def _limits(order: Order, until: Cursor | None) -> tuple[str, dict[str, Any]]:
+    if until is None:
+        return "TRUE", {}
+    given = {"until_at": until[0], "until_id": bindable(until[1])}
+    back = "<=" if order.sign == ">" else ">="
+    return f"(t.sent_at, t.id) {back} (:until_at, CAST(:until_id AS TEXT))", given
+
+
+def _edges(
+    connection: sqlite3.Connection, source: Source, order: Order, at: int, size: int, until: Cursor | None
+) -> tuple[int | None, int | None]:
+    """Return the instant that is so many tasks away, and the one that is `TIES` further."""
+    limit = "TRUE" if until is None else f"t.sent_at {'<=' if order.sign == '>' else '>='} :until_at"
+    parts = []
+    for part in source.parts():
+        one = (
+            f"SELECT t.sent_at FROM taskmanager_tasks AS t INDEXED BY {source.index_name}"
+            f" WHERE {part} AND t.sent_at {order.sign} :at AND {limit} ORDER BY t.sent_at {order.direction}"
+        )
+        parts.append(
+            f"SELECT ({one} LIMIT 1 OFFSET :size - 1) AS edge, ({one} LIMIT 1 OFFSET :size - 1 + {TIES}) AS far"
+        )
+    query = f"SELECT {order.nearest}(edge), {order.nearest}(far) FROM ({' UNION ALL '.join(parts)})"
+    given = {"at": at, "size": size, "until_at": None if until is None else until[0]}
+    edge, far = connection.execute(query, given).fetchone()
+    return edge, far
+
+
+def _instant(
+    connection: sqlite3.Connection,
+    source: Source,
+    order: Order,
+    place: Cursor,
+    size: int,
+    limits: str,
+    given: dict[str, Any],
+) -> Window:
+    """Return a window of the tasks of one instant."""
+    table = f"taskmanager_tasks AS t INDEXED BY {source.index_name}"
+    condition = f"{source.condition} AND t.sent_at = :at AND t.id {order.sign} CAST(:id AS TEXT) AND {limits}"
+    some = f"SELECT 1 FROM {table} WHERE {source.condition} AND t.sent_at = :at LIMIT {TIES + 1}"
+    (count,) = connection.execute(f"SELECT count(*) FROM ({some})", {"at": place[0]}).fetchone()
+    if count <= TIES:
+        return Window(table, condition, given, (place[0], order.done_id))
+    query = (
+        f"SELECT t.id FROM taskmanager_tasks AS t WHERE t.id {order.sign} CAST(:id AS TEXT)"
+        f" ORDER BY t.id {order.direction} LIMIT 1 OFFSET :size - 1"
+    )
+    found = connection.execute(query, {"id": given["id"], "size": size}).fetchone()
+    table = f"taskmanager_tasks AS t INDEXED BY {_BY_ID}"
+    if found is None:
+        return Window(table, condition, given, (place[0], order.done_id))
+    back = "<=" if order.sign == ">" else ">="
+    within = f"t.id {back} CAST(:edge_id AS TEXT) AND {condition}"
+    return Window(table, within, given | {"edge_id": bindable(found[0])}, (place[0], found[0]))
