@@ -1,0 +1,71 @@
+"""The applications that are served to a browser: the shop with its dashboard, and the dashboard of a file alone.
+
+What the shop does next is told by `POST /shop/...`, so that a test decides when a page has something new to show.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
+
+from taskmanager.web import dashboard
+from tests.browser import shop
+from tests.browser.shop import manager
+
+VERBS: Final = {
+    "charge": shop.charge,
+    "resize": shop.resize,
+    "build-report": shop.build_report,
+    "load": shop.load,
+    "hostile": shop.hostile,
+}
+
+
+async def enqueue(request: Request) -> JSONResponse:
+    """Enqueue what the address names with what the body says, and answer the id when it is in the file."""
+    said: dict[str, Any] = await request.json()
+    handle = VERBS[request.path_params["verb"]].enqueue(*said.get("args", ()), **said.get("kwargs", {}))
+    await handle.saved()
+    return JSONResponse(handle.task_id)
+
+
+async def progress(request: Request) -> JSONResponse:
+    """Say how far all reports are."""
+    shop.tell_progress(await request.json())
+    return JSONResponse(None)
+
+
+async def open_gate(request: Request) -> JSONResponse:
+    """Let everything end that waits."""
+    shop.gate.set()
+    return JSONResponse(None)
+
+
+def allowed(request: Request) -> str | None:
+    """Who says nothing may act; a header makes somebody less."""
+    return request.headers.get("x-may", "act")
+
+
+def living() -> ASGIApp:
+    """The shop at work, with its dashboard at `/tasks`."""
+    routes = [
+        Route("/shop/progress", progress, methods=["POST"]),
+        Route("/shop/gate", open_gate, methods=["POST"]),
+        Route("/shop/{verb}", enqueue, methods=["POST"]),
+        Mount("/tasks", dashboard(manager, auth=allowed, title="shop")),
+    ]
+    return Starlette(routes=routes, lifespan=manager.lifespan)
+
+
+def of_file() -> ASGIApp:
+    """The dashboard of a file whose application is down."""
+    from taskmanager.web.app import file_site, pages_of
+    from taskmanager.web.guard import Guard
+
+    database = Path(os.environ["SERVED_DB"])
+    return Guard(pages_of(file_site(database, title="shop")), allowed, read_only=False)

@@ -1,0 +1,95 @@
+"""A real browser, and what it visits. Without a browser these tests are left out."""
+
+import os
+import shutil
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+from tests.browser import content
+from tests.browser.serving import Served, serving
+from tests.browser.visiting import Visitor, visiting
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+NO_BROWSER = "tests of the dashboard in a browser: none is installed (on Debian: apt-get install chromium)"
+
+
+def browser_path() -> str | None:
+    """The browser that is used: that of $TASKMANAGER_BROWSER, or the first that is installed."""
+    asked = os.environ.get("TASKMANAGER_BROWSER")
+    return next(filter(None, map(shutil.which, [asked] if asked else NAMES)), None)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for each file of tests: while it is open, nothing else can run an event loop in this thread."""
+    path = browser_path()
+    if path is None:
+        pytest.skip(NO_BROWSER)
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=path)
+        yield found
+        found.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let all tests that lack a browser say so in one line of the summary, and not each in a line of its own."""
+    report = yield
+    if report.skipped and NO_BROWSER in str(report.longrepr):
+        report.longrepr = (__file__, 0, NO_BROWSER)
+    return report
+
+
+class Visit(Protocol):
+    """Opens a window of a browser."""
+
+    def __call__(self, url: str, **wishes: object) -> AbstractContextManager[Visitor]:
+        """Return somebody who visits; see `visiting`."""
+        ...
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Visit:
+    """Windows of the browser, each with the wishes of its own."""
+    return partial(visiting, browser)
+
+
+@pytest.fixture(scope="session")
+def made_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of `content`, made once. Tests that change it take a copy."""
+    database = tmp_path_factory.mktemp("content") / "tasks.db"
+    content.make(database)
+    return database
+
+
+def uvicorn(factory: str) -> tuple[str, ...]:
+    """The command that serves an application of `application`."""
+    return ("uvicorn", "--factory", f"tests.browser.application:{factory}", "--port", "0", "--no-access-log")
+
+
+@pytest.fixture(scope="module")
+def of_file(made_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The dashboard of the file, for tests that only look."""
+    database = content.copy(made_database, tmp_path_factory.mktemp("served"))
+    with serving(database, *uvicorn("of_file")) as server:
+        yield Served(server, "")
+
+
+@pytest.fixture
+def of_own_file(made_database: Path, tmp_path: Path) -> Iterator[Served]:
+    """The dashboard of a file that belongs to this test, which may change it."""
+    with serving(content.copy(made_database, tmp_path), *uvicorn("of_file")) as server:
+        yield Served(server, "")
+
+
+@pytest.fixture
+def of_shop(made_database: Path, tmp_path: Path) -> Iterator[Served]:
+    """The dashboard of a shop at work, below a path, on a file that belongs to this test."""
+    with serving(content.copy(made_database, tmp_path), *uvicorn("living")) as server:
+        yield Served(server, "/tasks")
