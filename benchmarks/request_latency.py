@@ -6,6 +6,8 @@ does not slow the measurement down with it.
 
 Two controls: an application without a manager, and one whose only background is a thread that syncs a file to the disk
 about as often as the manager commits. What the second one costs is the machine's price for durability, whoever asks.
+
+One kind has the dashboard mounted, and ten viewers of its pages beside the load, who ask as often as a browser does.
 """
 
 import asyncio
@@ -24,6 +26,7 @@ from _harness import Figures, Line, Options, database, finish_part, percentile, 
 from fastapi import FastAPI
 
 from taskmanager import TaskManager
+from taskmanager.web import dashboard
 
 TASKS_PER_S = 500
 REQUESTS_PER_S = 200
@@ -37,8 +40,11 @@ IDLE = "an idle manager"
 MEMORY = "500 memory-only tasks/s"
 PERSISTED = "500 persisted tasks/s"
 NORMAL = '500 persisted tasks/s, "normal"'
-KINDS = (NOTHING, SYNCING, IDLE, MEMORY, PERSISTED, NORMAL)
-LOADED = (MEMORY, PERSISTED, NORMAL)
+VIEWED = "500 persisted tasks/s, ten viewers of the dashboard"
+KINDS = (NOTHING, SYNCING, IDLE, MEMORY, PERSISTED, NORMAL, VIEWED)
+LOADED = (MEMORY, PERSISTED, NORMAL, VIEWED)
+VIEWED_PAGES = ("", "tasks", "", "failures", "queues", "", "tasks?status=FAILED", "instances", "", "tasks")
+VIEW_S = 1.5
 SYNCS_PER_S = 500
 MUST = {PERSISTED: "<= 0.7"}
 
@@ -77,7 +83,7 @@ def make_app(kind: str, path: str) -> FastAPI:
         nonlocal ended
         ended += 1
 
-    task = manager.task(name="count", persist=kind in (PERSISTED, NORMAL))(count)
+    task = manager.task(name="count", persist=kind in (PERSISTED, NORMAL, VIEWED))(count)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -104,6 +110,8 @@ def make_app(kind: str, path: str) -> FastAPI:
     async def how_many() -> int:
         return ended
 
+    if kind == VIEWED:
+        app.mount("/jobs", dashboard(manager, auth=lambda request: "read"))
     return app
 
 
@@ -135,14 +143,32 @@ class Connection:
         length = next(line for line in head.lower().splitlines() if line.startswith(b"content-length"))
         return await self._reader.readexactly(int(length.partition(b":")[2]))
 
+    async def look(self, path: str, tag: str) -> str:
+        """The tag of a page, which is sent only if it is not the one that is given."""
+        self._writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nIf-None-Match: {tag}\r\n\r\n".encode())
+        lines = (await self._reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
+        assert lines[0].split()[1] in ("200", "304"), lines
+        await self._reader.readexactly(int(headers.get("content-length", "0")))
+        return next(line.partition(": ")[2] for line in lines if line.lower().startswith("etag"))
+
 
 async def ended_tasks(port: int) -> int:
     """How many tasks have ended so far; on a connection of its own, since a server closes one that is idle."""
     return int(await (await Connection.open(port)).get("/ended"))
 
 
-async def load(port: int, duration_s: float) -> dict[str, Any]:
+async def view(port: int, page: str) -> None:
+    """Ask for a page as an open browser does, for ever."""
+    connection, tag = await Connection.open(port), "none"
+    while True:
+        tag = await connection.look(f"/jobs/{page}", tag)
+        await asyncio.sleep(VIEW_S)
+
+
+async def load(port: int, duration_s: float, viewed: bool) -> dict[str, Any]:
     """Requests at the fixed rate, each on the next connection that is free; latencies in ms, and tasks per second."""
+    viewers = [asyncio.create_task(view(port, page)) for page in VIEWED_PAGES if viewed]
     free: asyncio.Queue[Connection] = asyncio.Queue()
     for _ in range(CONNECTIONS):
         free.put_nowait(await Connection.open(port))
@@ -166,6 +192,9 @@ async def load(port: int, duration_s: float) -> dict[str, Any]:
                 ended_before, counted_from = await ended_tasks(port), time.perf_counter()
             group.create_task(one(due, is_counted))
     ended = await ended_tasks(port) - ended_before
+    assert not any(viewer.done() for viewer in viewers), viewers
+    for viewer in viewers:
+        viewer.cancel()
     return {"latencies_ms": latencies_ms, "tasks_per_s": ended / (time.perf_counter() - counted_from)}
 
 
@@ -193,7 +222,7 @@ def measure(options: Options, kind: str) -> Figures:
         server = start_part(__file__, options, "server", json.dumps([kind, port, str(path)]))
         try:
             wait_until_it_listens(port)
-            seen = finish_part(start_part(__file__, options, "load", port))
+            seen = finish_part(start_part(__file__, options, "load", json.dumps([port, kind == VIEWED])))
         finally:
             server.terminate()
             server.wait()
@@ -213,7 +242,8 @@ def server_part(options: Options) -> Figures:
 
 def load_part(options: Options) -> Any:
     """The process of those who ask."""
-    return asyncio.run(load(int(options.given), duration_s=options.size(8, 2)))
+    port, viewed = json.loads(options.given)
+    return asyncio.run(load(port, options.size(8, 2), viewed))
 
 
 PARTS = {
@@ -226,6 +256,7 @@ LINES = [
         Line(f"p99, {kind} – {NOTHING}", kind, "p99", "ms", NOTHING, quote="difference", must=MUST.get(kind, ""))
         for kind in (SYNCING, IDLE, *LOADED)
     ),
+    Line(f"p99, {VIEWED} – without viewers", VIEWED, "p99", "ms", PERSISTED, quote="difference", must="<= 1"),
     *(Line(f"p50, {kind} – {NOTHING}", kind, "p50", "ms", NOTHING, quote="difference") for kind in LOADED),
     *(Line(f"tasks ended, {kind}", kind, "tasks_per_s", "/s") for kind in LOADED),
 ]
