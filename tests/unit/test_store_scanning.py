@@ -5,7 +5,6 @@ import random
 import re
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -14,8 +13,7 @@ from hypothesis import strategies as st
 
 from taskmanager.model.record import PAYLOAD, TaskRow
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.sqlite import schema, windows
-from taskmanager.store.sqlite.rows import text_of
+from taskmanager.store.sqlite import windows
 from taskmanager.store.sqlite.scanning import (
     TEXT_ROWS,
     Counted,
@@ -27,10 +25,10 @@ from taskmanager.store.sqlite.scanning import (
 )
 from taskmanager.store.sqlite.search import Search
 from tests.contract.rows import task
+from tests.unit.stored_rows import COLUMNS, database, put
 
 Place = tuple[int, str]
 LATER: Place = (10_000, "")
-COLUMNS = ("id", *TaskRow._fields[1:])
 WORDS = (
     "50%",
     "a_b",
@@ -47,28 +45,10 @@ WORDS = (
 )
 
 
-def database() -> "closing[sqlite3.Connection]":
-    """Our tables, in memory."""
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    connection.text_factory = text_of
-    schema.create(connection, schema.migrations())
-    return closing(connection)
-
-
 @pytest.fixture
 def connection() -> Iterator[sqlite3.Connection]:
     with database() as made:
         yield made
-
-
-def put(connection: sqlite3.Connection, *rows: TaskRow | dict[str, Any]) -> None:
-    for row in rows:
-        values = row if isinstance(row, dict) else dict(zip(COLUMNS, row, strict=True))
-        names, marks = (
-            ", ".join(values),
-            ", ".join("CAST(? AS TEXT)" if type(v) is bytes else "?" for v in values.values()),
-        )
-        connection.execute(f"INSERT INTO taskmanager_tasks ({names}) VALUES ({marks})", tuple(values.values()))
 
 
 def made(number: int, chance: random.Random) -> TaskRow:
