@@ -3,6 +3,7 @@
 What the shop does next is told by `POST /shop/...`, so that a test decides when a page has something new to show.
 """
 
+import logging
 import os
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,8 @@ from starlette.types import ASGIApp
 from taskmanager.web import dashboard
 from tests.browser import shop
 from tests.browser.shop import manager
+
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message)s")
 
 VERBS: Final = {
     "charge": shop.charge,

@@ -5,11 +5,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, expect
 
 Theme = Literal["light", "dark"]
 
 PATIENCE_MS: Final = 30_000
+expect.set_options(timeout=PATIENCE_MS)
 # Chromium asks for it by itself, and only if a page names none.
 REPORT_VIOLATIONS: Final = """
 document.addEventListener('securitypolicyviolation', (event) => console.error(
