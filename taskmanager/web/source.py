@@ -10,7 +10,6 @@ import sqlite3
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -64,7 +63,10 @@ class Source:
 
         Raises `StoreUnavailable` or `StoreError` if the file cannot be read, and says what to do.
         """
-        work = partial(ask, *args, **kwargs)  # type: ignore[arg-type]  # the connection, which comes first, comes later
+
+        def work(connection: sqlite3.Connection) -> R:
+            return ask(connection, *args, **kwargs)
+
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, work)
 
     def _read(self, work: Callable[[sqlite3.Connection], R]) -> R:
