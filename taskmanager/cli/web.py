@@ -7,8 +7,9 @@ import secrets
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import click
@@ -16,9 +17,8 @@ import click
 from taskmanager.cli.options import db_option
 from taskmanager.cli.run import load
 
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-
+Application = Callable[..., Any]
+"""An ASGI application. Its type is in a library that may not be installed."""
 DEFAULT_HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 8421
 TOKEN_VARIABLE: Final = "TASKMANAGER_WEB_TOKEN"  # noqa: S105  # the name of it
@@ -88,7 +88,7 @@ def web(
 
 def _app(
     db: Path, token: str | None, auth: str | None, allowed: tuple[str, ...] | None, port: int, read_only: bool
-) -> "ASGIApp":
+) -> Application:
     try:
         import uvicorn
 
@@ -169,7 +169,7 @@ def _address(host: str, port: int, token: str | None) -> str:
     return f"http://{shown}:{port}/" + ("" if token is None else f"?token={quote(token, safe='')}")
 
 
-def serve(app: "ASGIApp", sockets: list[socket.socket]) -> int:
+def serve(app: Application, sockets: list[socket.socket]) -> int:
     """Serve until a signal asks to stop. Return 0 after SIGTERM; Ctrl-C raises `KeyboardInterrupt`."""
     import uvicorn
 

@@ -96,7 +96,7 @@ def _html(request: Request, view: View) -> str:
         "up": up,
         "query": request.url.query,
         "now": SystemClock().now_us(),
-        "is_live": request.method == "GET" and view.status_code == 200,
+        "is_live": request.method in ("GET", "HEAD") and view.status_code == 200,
     }
     return _environment.get_template(view.template).render(common | dict(view.values))
 
