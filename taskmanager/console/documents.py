@@ -38,6 +38,8 @@ def overview_document(overview: Overview) -> dict[str, Any]:
     del found["capped"], found["workflow_of"]
     found["running"] = [each | _own(overview.workflow_of.get(each["task_id"])) for each in found["running"]]
     found["instances"] = [_plain("", _instance(each)) for each in overview.instances]
+    for each in found["problems"]:
+        del each["mends"]  # addresses in a dashboard, which whoever reads this may not have
     return found
 
 

@@ -73,12 +73,24 @@ class StorageView(NamedTuple):
     schema_version: int = 0
 
 
+class Mend(NamedTuple):
+    """Where the dashboard mends a problem. With `fields`, one press sends them there; without, it is a page to open.
+
+    `address` is below the dashboard.
+    """
+
+    label: str
+    address: str
+    fields: Mapping[str, str] | None = None
+
+
 class Problem(NamedTuple):
-    """Something a person should know first, and what to do about it."""
+    """Something a person should know first, and what to do about it: in a shell, and in the dashboard."""
 
     severity: Literal["error", "warning"]
     text: str
     advice: str
+    mends: tuple[Mend, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping
 from shlex import quote as shell_word
 from typing import Final
+from urllib.parse import quote, urlencode
 
 from taskmanager.console.figures import kind, short, size, workflow_label
-from taskmanager.console.overview import Health, InstanceView, Overview, Problem
+from taskmanager.console.overview import Health, InstanceView, Mend, Overview, Problem
 from taskmanager.model.clock import SECOND_US
 from taskmanager.model.wording import counted
 from taskmanager.store.statistics import OWNED_CAP
@@ -31,12 +32,21 @@ def problems_of(
     return (*_at_risk(overview, owned), *_standing_still(overview, unknown, unrun), *_to_come(overview))
 
 
-def _error(text: str, advice: str) -> Problem:
-    return Problem(severity="error", text=text, advice=advice)
+def _error(text: str, advice: str, *mends: Mend) -> Problem:
+    return Problem(severity="error", text=text, advice=advice, mends=mends)
 
 
-def _warning(text: str, advice: str) -> Problem:
-    return Problem(severity="warning", text=text, advice=advice)
+def _warning(text: str, advice: str, *mends: Mend) -> Problem:
+    return Problem(severity="warning", text=text, advice=advice, mends=mends)
+
+
+_RECOVER: Final = Mend("Recover now", "instances/recover", {})
+_INSTANCES: Final = Mend("Instances", "instances")
+
+
+def _tasks_like(label: str, **filters: str) -> Mend:
+    """Lead to the tasks with these properties."""
+    return Mend(label, f"tasks?{urlencode(filters)}")
 
 
 def _named(view: InstanceView) -> str:
@@ -58,23 +68,23 @@ def _at_risk(overview: Overview, owned: Mapping[str, int]) -> Iterator[Problem]:
         if since is not None:
             unsaved = f", {counted(count, 'record')} unsaved" if count else ""
             text = f"{_named(each)} has been unable to write the file for {short(overview.taken_at - since)}{unsaved}"
-            yield _error(text, "why: taskmanager doctor")
+            yield _error(text, "why: taskmanager doctor", _INSTANCES)
     for each in overview.with_health(Health.DEAD):
         if each.held_count:
             held = counted(each.held_count, "unfinished task", is_capped=each.held_count >= OWNED_CAP)
-            yield _error(f"{_named(each)} died {_silent(each)} ago and holds {held}", take_over)
+            yield _error(f"{_named(each)} died {_silent(each)} ago and holds {held}", take_over, _RECOVER)
     known = {each.row.instance_id for each in overview.instances}
     count = sum(number for owner, number in owned.items() if owner not in known)
     if count:
         held = _tasks(count, "belong", "unfinished task", is_capped=count >= OWNED_CAP)
-        yield _error(f"{held} to instances that are gone", take_over)
+        yield _error(f"{held} to instances that are gone", take_over, _RECOVER)
     for each in overview.with_health(Health.FROZEN):
         text = f"{_named(each)} is frozen: its process exists, but has been silent for {_silent(each)}"
-        yield _error(text, "stopped, swapping, or unable to write the file? see taskmanager doctor")
+        yield _error(text, "stopped, swapping, or unable to write the file? see taskmanager doctor", _INSTANCES)
     for each in overview.instances:
         for name in each.report.failing_duties:
             text = f"the {name} of {_named(each)} keeps failing"
-            yield _error(text, "why: its log, or taskmanager status --json")
+            yield _error(text, "why: its log, or taskmanager status --json", _INSTANCES)
 
 
 def _silent(view: InstanceView) -> str:
@@ -87,12 +97,13 @@ def _standing_still(overview: Overview, unknown: Mapping[str, int], unrun: Mappi
         if since is not None and each.report.degraded_since is None:
             age = short(overview.taken_at - since)
             text = f"the oldest unsaved change of {_named(each)} has waited for {age}"
-            yield _warning(text, "its event loop is blocked, or the disk is slow: taskmanager doctor")
+            yield _warning(text, "its event loop is blocked, or the disk is slow: taskmanager doctor", _INSTANCES)
     for each in overview.instances:
         if count := each.report.abandoned_count:
             what = "executes after its" if count == 1 else "execute after their"
             text = f"{counted(count, 'task')} of {_named(each)} still {what} time limit"
-            yield _warning(text, "which: taskmanager list --code TASK_TIMEOUT; a thread ends only by itself")
+            advice = "which: taskmanager list --code TASK_TIMEOUT; a thread ends only by itself"
+            yield _warning(text, advice, _tasks_like("Timed out tasks", error="TASK_TIMEOUT"))
     if overview.waiting_count and not overview.with_health(Health.ALIVE, Health.FROZEN):
         text = f"{_tasks(overview.waiting_count, 'wait')}, and no instance is running"
         yield _warning(text, "start your application, or: taskmanager run MODULE:MANAGER")
@@ -100,13 +111,14 @@ def _standing_still(overview: Overview, unknown: Mapping[str, int], unrun: Mappi
         queues = sorted(unrun, key=lambda name: (-unrun[name], name))
         more = f" and {counted(len(queues) - 1, 'other queue')}" if len(queues) > 1 else ""
         text = f"{_tasks(sum(unrun.values()), 'wait')} in queue {queues[0]}{more}, which no running instance runs"
-        yield _warning(text, f"start a worker: taskmanager run MODULE:MANAGER --queue {shell_word(queues[0])}")
+        advice = f"start a worker: taskmanager run MODULE:MANAGER --queue {shell_word(queues[0])}"
+        yield _warning(text, advice, _tasks_like("Waiting tasks", status="PENDING", queue=queues[0]))
     if unknown:
         names = sorted(unknown, key=lambda name: (-unknown[name], name))
         more = f" and {counted(len(names) - 1, 'other function')}" if len(names) > 1 else ""
         text = f"{_tasks(sum(unknown.values()), 'wait')} for {names[0]}{more}, which no running instance knows"
         advice = f"import the module that defines it; which: taskmanager list --task {shell_word(names[0])}"
-        yield _warning(text, advice)
+        yield _warning(text, advice, _tasks_like("Waiting tasks", status="PENDING", task=names[0]))
 
 
 def _to_come(overview: Overview) -> Iterator[Problem]:
@@ -116,19 +128,24 @@ def _to_come(overview: Overview) -> Iterator[Problem]:
         for worst in overview.most_failing[:1]:
             why = kind(worst.last_error_code, worst.last_error_message)
             advice = f"mostly {why}: taskmanager list --task {shell_word(worst.task_name)}"
-        yield _warning(f"{failed:,} of {counted(ended, 'attempt')} of the last hour failed", advice)
+        text = f"{failed:,} of {counted(ended, 'attempt')} of the last hour failed"
+        yield _warning(text, advice, Mend("Failures", "failures"))
     for each in overview.queues:
         if each.is_paused and each.waiting_count:
             waiting = _tasks(each.waiting_count, "wait", is_capped=each.is_waiting_capped)
             text = f"queue {each.queue_name} is paused, and {waiting} in it"
-            yield _warning(text, f"to go on: taskmanager resume {shell_word(each.queue_name)}")
+            resume = Mend("Resume", "queues/resume", {"queue": each.queue_name})
+            yield _warning(text, f"to go on: taskmanager resume {shell_word(each.queue_name)}", resume)
     paused = [each for each in overview.workflows if each.status == "PAUSED"]
     if paused:
         more = (
             f", and so {'is' if len(paused) == 2 else 'are'} {counted(len(paused) - 1, 'other')}" if paused[1:] else ""
         )
         advice = f"to go on: taskmanager workflow resume {shell_word(paused[0].workflow_id)}"
-        yield _warning(f"workflow {workflow_label(paused[0])}{more} {'are' if more else 'is'} paused", advice)
+        mend = Mend("Open the workflow", f"workflows/{quote(paused[0].workflow_id, safe='')}")
+        if more:
+            mend = Mend("Paused workflows", "workflows?status=PAUSED")
+        yield _warning(f"workflow {workflow_label(paused[0])}{more} {'are' if more else 'is'} paused", advice, mend)
     log, free = overview.storage.log_bytes, overview.storage.disk_free_bytes
     if log >= LOG_WARNING_BYTES:
         text = f"the log beside the database (-wal) has grown to {size(log)}"

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from taskmanager.console.overview import Health, Overview, StorageView
+from taskmanager.console.overview import Health, Mend, Overview, StorageView
 from taskmanager.console.problems import problems_of
 from taskmanager.model.clock import HOUR_US
 from taskmanager.model.states import TaskStatus
@@ -101,3 +101,16 @@ def test_the_worst_comes_first() -> None:
         storage=StorageView(path="tasks.db", log_bytes=10**9),
     )
     assert [each.severity for each in problems_of(overview, {"web-812": 1})] == ["error", "warning", "warning"]
+
+
+def test_paused_queue_is_resumed_where_the_dashboard_shows_it() -> None:
+    """What one press mends has a press; any other problem leads to the page that shows it."""
+    paused = replace(EMPTY, queues=(queue("mail", 0, 600, is_paused=True),))
+    (problem,) = problems_of(paused, {})
+    assert problem.mends == (Mend("Resume", "queues/resume", {"queue": "mail"}),)
+
+
+def test_tasks_that_nobody_knows_are_shown_by_the_filter_of_their_name() -> None:
+    """A name is text of somebody else, and must not end the address."""
+    (problem,) = problems_of(EMPTY, {}, {"shop&co:send": 3})
+    assert problem.mends == (Mend("Waiting tasks", "tasks?status=PENDING&task=shop%26co%3Asend"),)
