@@ -23,6 +23,7 @@ from taskmanager.console import figures
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import TaskManagerError
 from taskmanager.model.escaping import escaped, escaped_lines
+from taskmanager.model.report import RunningTask
 from taskmanager.web.site import site_of, viewer_of
 
 FORM_FIELD: Final = "form_token"
@@ -30,7 +31,6 @@ SAID: Final = "taskmanager_said"
 """The cookie with the sentence that the next page shows once: what became of the action."""
 SAID_S: Final = 30
 MAX_SAID: Final = 500
-COOKIE_PATH: Final = "/"
 _TOKEN_HERE: Final = secrets.token_hex(16)
 _SAID_HERE: Final = secrets.token_hex(16)
 """Where the token and the sentence go. No text of a row can be one of these."""
@@ -39,6 +39,7 @@ _TONES: Final = {
     "COMPLETED": "good", "FAILED": "bad", "RUNNING": "busy", "PENDING": "calm", "CLAIMED": "calm", "READY": "calm",
     "ENQUEUED": "calm", "CANCELLED": "off", "EXPIRED": "warn", "INTERRUPTED": "warn", "PAUSED": "warn",
     "SKIPPED": "off", "open": "good", "WORKER_FAILURE": "bad", "alive": "good", "frozen": "warn", "dead": "bad",
+    "stopping": "warn", "storage degraded": "bad",
 }  # fmt: skip
 _SIGNS: Final = {"good": "✓", "bad": "✕", "busy": "▶", "calm": "○", "off": "–", "warn": "!"}
 
@@ -75,7 +76,7 @@ def sent(request: Request, sheet: Sheet) -> Response:
     html = sheet.html.replace(_TOKEN_HERE, str(escape(viewer_of(request).form_token)))
     response = HTMLResponse(html.replace(_SAID_HERE, str(escape(said))), sheet.status_code, headers)
     if said:
-        response.delete_cookie(SAID, path=COOKIE_PATH)
+        response.delete_cookie(SAID, path=cookie_path(request))
     return response
 
 
@@ -96,7 +97,7 @@ def _html(request: Request, view: View) -> str:
         "up": up,
         "query": request.url.query,
         "now": SystemClock().now_us(),
-        "is_live": request.method in ("GET", "HEAD") and view.status_code == 200,
+        "is_live": request.method == "GET" and view.status_code == 200,
     }
     return _environment.get_template(view.template).render(common | dict(view.values))
 
@@ -105,19 +106,13 @@ def done(request: Request, to: str, said: str) -> Response:
     """Lead to the page at `to`, relative to the dashboard, which says once what was done."""
     response = RedirectResponse(up_of(request) + to, status_code=303)
     text = quote(figures.cut(escaped(said), MAX_SAID))
-    response.set_cookie(SAID, text, SAID_S, path=COOKIE_PATH, httponly=True, samesite="strict")
+    response.set_cookie(SAID, text, SAID_S, path=cookie_path(request), httponly=True, samesite="strict")
     return response
 
 
 def refuse(request: Request, status_code: int, what: str, cure: str) -> Response:
     """Return a page that says why the request cannot be answered, and what to do."""
     return respond(request, View("fault.html", {"what": what, "cure": cure}, status_code))
-
-
-def refusal_page(title: str, path: str, status_code: int, what: str, cure: str) -> Response:
-    """Return a page for somebody who may not see the dashboard. It holds nothing of it but the title."""
-    values = {"title": title, "up": "../" * path.count("/"), "status_code": status_code, "what": what, "cure": cure}
-    return HTMLResponse(_environment.get_template("refusal.html").render(values), status_code)
 
 
 def fault_page(request: Request, error: TaskManagerError) -> Response:
@@ -130,19 +125,19 @@ def fault_page(request: Request, error: TaskManagerError) -> Response:
 
 
 def path_of(request: Request) -> str:
-    """Return the path below the dashboard, without a slash at its beginning: `tasks/ID`.
-
-    Some frameworks leave the root path in the path and others take it out. So `/tasks` below the root path `/tasks` may
-    be the page of tasks, and only a path that goes on behind the root path has it in it.
-    """
-    root, path = request.scope.get("root_path", "").rstrip("/"), request.scope["path"]
-    is_inside = bool(root) and f"{path}/".startswith(f"{root}/")
-    return str(path.removeprefix(root) if is_inside else path).lstrip("/")
+    """Return the path below the dashboard, without a slash at its beginning: `tasks/ID`."""
+    root, path = request.scope.get("root_path", ""), request.scope["path"]
+    return str(path.removeprefix(root) if root else path).lstrip("/")
 
 
 def up_of(request: Request) -> str:
     """Return the relative way from this page to the dashboard: `../` for each folder."""
     return "../" * path_of(request).count("/") or "./"
+
+
+def cookie_path(request: Request) -> str:
+    """Return the path of the dashboard for cookies."""
+    return f"{request.scope.get('root_path', '').rstrip('/')}/"
 
 
 def segment(text: str) -> str:
@@ -180,6 +175,15 @@ def elapsed(since_us: int | None, now_us: int) -> Markup:
     return Markup('<time datetime="{}" title="{}" data-elapsed>{}</time>').format(*values)
 
 
+def left(task: RunningTask, now_us: int) -> Markup:
+    """Return how long a task will go on at the speed that it had so far. The browser counts on by itself."""
+    left_us = task.left_us(now_us)
+    if left_us is None or task.fraction is None:
+        return Markup('<span class="none">–</span>')
+    values = figures.iso(task.started_at), f"{task.fraction:.6f}", figures.stopwatch(left_us)
+    return Markup('<time datetime="{}" data-left="{}" title="at the speed so far">{}</time>').format(*values)
+
+
 def status(name: str) -> Markup:
     """Return a status as a badge: a sign, a word and a colour."""
     tone = _TONES.get(name, "calm")
@@ -207,10 +211,12 @@ def _environment_of_pages() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "ago": ago, "elapsed": elapsed, "status": status, "tone": tone, "plain": escaped, "lines": escaped_lines,
+        "ago": ago, "elapsed": elapsed, "left": left, "status": status, "tone": tone, "plain": escaped,
+        "lines": escaped_lines,
         "compact": figures.compact, "size": figures.size, "took": figures.took, "exact": figures.exact,
         "precise": figures.precise, "iso": figures.iso, "segment": segment, "query": query_of,
-        "cut": figures.cut, "capitalize_first": capitalize_first,
+        "cut": figures.cut, "cause": figures.cause, "done_of": figures.done_of,
+        "workflow_label": figures.workflow_label, "capitalize_first": capitalize_first,
     }  # fmt: skip
     return made
 

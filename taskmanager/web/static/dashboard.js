@@ -7,8 +7,13 @@
   const kept = (name, fallback) => { try { return localStorage.getItem(name) ?? fallback; } catch { return fallback; } };
   const keep = (name, value) => { try { localStorage.setItem(name, value); } catch { /* not allowed here */ } };
 
-  // Time goes on by itself, from the clock of the server.
-  let aheadMs = 0;
+  // Time goes on by itself, from the clock of the server: that of the browser may be wrong by hours.
+  const answeredMs = performance.timeOrigin + (performance.getEntriesByType("navigation")[0]?.responseStart ?? 0);
+  let aheadMs = Date.parse(byId("server-now").textContent) - answeredMs;
+  const setClock = (date) => {
+    const ahead = Date.parse(date ?? "") - Date.now();
+    if (Math.abs(ahead - aheadMs) > 2000) aheadMs = ahead;  // the header tells whole seconds
+  };
   const units = [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]];
   const short = (s) => { const unit = units.find(([, size]) => s >= size) ?? units[3]; return Math.floor(s / unit[1]) + unit[0]; };
   const ago = (s) => Math.abs(s) < 1 ? "now" : s < 0 ? "in " + short(-s) : short(s) + " ago";
@@ -21,41 +26,60 @@
   };
   const tick = () => {
     const now = Date.now() + aheadMs;
-    for (const each of document.querySelectorAll("time[data-ago], time[data-elapsed]")) {
-      const s = (now - Date.parse(each.dateTime)) / 1000;
-      const text = "elapsed" in each.dataset ? stopwatch(s) : ago(s);
+    for (const each of document.querySelectorAll("time[data-ago], time[data-elapsed], time[data-left]")) {
+      const s = (now - Date.parse(each.dateTime)) / 1000, done = Number(each.dataset.left);
+      const text = done ? stopwatch(s * (1 - done) / done) : "elapsed" in each.dataset ? stopwatch(s) : ago(s);
       if (each.textContent !== text) each.textContent = text;
     }
   };
 
   // What has changed is put in place of what was there. Nothing else moves, and nothing that a person is at.
+  const fields = (form) => [...form.elements].filter((each) => each.matches("input:not([type=hidden]), textarea, select"));
+  const isChanged = (field) => field.matches("select") ? [...field.options].some((each) => each.selected !== each.defaultSelected)
+    : field.matches("[type=checkbox], [type=radio]") ? field.checked !== field.defaultChecked : field.value !== field.defaultValue;
+  const isBeingFilled = (form) => fields(form).some((each) => each === document.activeElement || isChanged(each));
   const morphing = {
     morphStyle: "innerHTML",
     ignoreActiveValue: true,
     callbacks: {
       beforeAttributeUpdated: (name, node) =>
         !(name === "open" && node.tagName === "DETAILS") && !(name === "class" && node.classList.contains("chosen")),
-      beforeNodeMorphed: (old) => !(old.nodeType === 1 && (old.hasAttribute("data-keep") || old.contains(document.activeElement) && old.matches("form[data-ask=''], form.filter"))),
+      beforeNodeMorphed: (old) => !(old.nodeType === 1 && (old.hasAttribute("data-keep") || old.matches("form") && isBeingFilled(old))),
     },
   };
   let tag = null, isLooking = false, timer = 0;
   const isWanted = () => main.hasAttribute("data-live") && liveSwitch.getAttribute("aria-pressed") === "true" && !document.hidden;
-  const say = (text) => { trouble.textContent = text; trouble.hidden = !text; };
+  const say = (text) => { if (trouble.textContent !== text) trouble.textContent = text; trouble.hidden = !text; };
+  // A press must hit what was under the pointer, and a question must still have what it asks about.
+  let isPressed = false;
+  document.addEventListener("pointerdown", () => { isPressed = true; });
+  for (const end of ["pointerup", "pointercancel", "dragend"]) document.addEventListener(end, () => { isPressed = false; });
+  const isHeld = () => isPressed || document.querySelector("dialog[open]") !== null;
+  // A new problem is read aloud, once. Its numbers go on without a word.
+  const news = () => [...main.querySelectorAll("[data-news]")].map((each) => [each.dataset.news.replace(/\d[\d,]*\+?[smhd]?/g, "#"), each.dataset.news]);
+  const putIn = (fresh) => {
+    const known = new Set(news().map(([key]) => key));
+    Idiomorph.morph(main, fresh.innerHTML, morphing);
+    const told = news().filter(([key]) => !known.has(key)).map(([, text]) => text);
+    if (told.length) byId("news").textContent = told.join(". ");
+  };
   const look = async () => {
     if (isLooking || !isWanted()) return;
+    if (isHeld()) return next();
     isLooking = true;
     try {
       const headers = { "X-Live": "1" };
       if (tag) headers["If-None-Match"] = tag;
       const answer = await fetch(location.href.split("#")[0], { headers, cache: "no-store", redirect: "error", signal: AbortSignal.timeout(20000) });
+      setClock(answer.headers.get("Date"));
       if (answer.status === 200 || answer.status === 503) {
         const found = new DOMParser().parseFromString(await answer.text(), "text/html");
         const fresh = found.getElementById("main");
         if (answer.status === 503) say(fresh.textContent.trim());
-        else if (isWanted()) {
+        else if (isWanted() && !isHeld()) {
           say("");
           tag = answer.headers.get("ETag");
-          Idiomorph.morph(main, fresh.innerHTML, morphing);
+          putIn(fresh);
           document.title = found.title;
           tick();
         }
@@ -101,6 +125,9 @@
   // Keys. Letters do something only while a list has the focus, and can be switched off.
   const keys = byId("keys"), keysSwitch = byId("keys-switch");
   keys.addEventListener("click", (event) => { if (event.target.closest("button")) keys.close(); });
+  const keysOpen = byId("keys-open");
+  keysOpen.hidden = false;
+  keysOpen.addEventListener("click", () => keys.showModal());
   keysSwitch.checked = kept("taskmanager-keys", "on") === "on";
   keysSwitch.addEventListener("change", () => keep("taskmanager-keys", keysSwitch.checked ? "on" : "off"));
   const rows = (list) => [...list.querySelectorAll("tbody tr")];
@@ -115,8 +142,8 @@
   };
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, textarea, select") || document.querySelector("dialog[open]")) return;
-    if (event.key === "?" ) { keys.showModal(); return; }
     if (!keysSwitch.checked) return;
+    if (event.key === "?") { event.preventDefault(); keys.showModal(); return; }
     const search = document.querySelector("input[type=search]"), list = event.target.closest("[data-list]");
     if (event.key === "/" && search) { event.preventDefault(); search.focus(); search.select(); }
     else if (list && event.key === "j") choose(list, 1);

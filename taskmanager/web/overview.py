@@ -1,0 +1,66 @@
+"""The first page: what needs somebody, what runs and waits, and how the last hour and the last day went."""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from starlette.requests import Request
+
+from taskmanager.console.overview import Overview
+from taskmanager.model.states import TaskStatus
+from taskmanager.store.statistics import TaskFailures, TaskPace
+from taskmanager.web.render import View
+from taskmanager.web.site import site_of
+
+MAX_COUNTED: Final = 10_000
+"""More than so many tasks of a status are only said to be more, as on the page of tasks."""
+MAX_RUNNING: Final = 12
+MAX_ROWS: Final = 8
+"""Rows of every other list. The pages behind them have the rest."""
+
+
+class Tile(NamedTuple):
+    """How many tasks have a status. There are more than `count` where `is_capped`."""
+
+    status: TaskStatus
+    number: int
+    is_capped: bool
+
+
+class Trouble(NamedTuple):
+    """One task of the last hour that failed often or took long."""
+
+    task_name: str
+    failures: TaskFailures | None
+    pace: TaskPace | None
+
+
+async def show(request: Request) -> View:
+    """Show everything on one page, what needs somebody first."""
+    overview = await site_of(request).source.overview()
+    return View("overview.html", values_of(overview))
+
+
+def values_of(overview: Overview) -> Mapping[str, object]:
+    """Return what the template writes."""
+    return {
+        "overview": overview,
+        "tiles": tiles_of(overview),
+        "running": overview.running[:MAX_RUNNING],
+        "max_rows": MAX_ROWS,
+        "troubles": troubles_of(overview)[:MAX_ROWS],
+    }
+
+
+def tiles_of(overview: Overview) -> tuple[Tile, ...]:
+    """Return the counts by status, cut where the page of tasks stops counting too."""
+    return tuple(
+        Tile(each, min(count, MAX_COUNTED), count > MAX_COUNTED or each in overview.capped)
+        for each, count in ((status, overview.counts[status]) for status in TaskStatus)
+    )
+
+
+def troubles_of(overview: Overview) -> list[Trouble]:
+    """Return the tasks that failed most, then those that took longest, each name once."""
+    failures = {each.task_name: each for each in overview.most_failing}
+    paces = {each.task_name: each for each in overview.slowest}
+    return [Trouble(name, failures.get(name), paces.get(name)) for name in dict.fromkeys([*failures, *paces])]
