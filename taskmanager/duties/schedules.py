@@ -249,13 +249,15 @@ class Schedules:
         return await shielded(self._run_by_hand(name))
 
     async def _run_by_hand(self, name: str) -> str:
-        task_id = new_task_id()
+        task_id, listeners = new_task_id(), self._life.listeners
+        if listeners is not None:  # it may be claimed here before the answer comes
+            listeners.made([task_id])
         try:
             row = await run_by_hand(self._store, name, task_id, self._wall_clock.now_us())
         finally:
             self._life.wants_claim.set()  # also when only the answer was lost: the task stands there, free
-        if (listeners := self._life.listeners) is not None:
-            listeners.put(row)
+        if listeners is not None:
+            listeners.put_made(row, is_ours=True)
         await self.refresh([name])
         return task_id
 

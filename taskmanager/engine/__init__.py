@@ -10,7 +10,7 @@ The modules by what they are about. Each knows only modules that stand before it
     Children:               child child_program child_link
     What runs:              lanes child_call middleware nodes settle execution
     What is written:        writes history outbox answers late_ends
-    Who hears:              events listeners
+    Who hears:              events untold listeners
     What writes it:         writer
     What a task records:    step_lanes step_records step_waits steps
     The way in:             keys inbox intake

@@ -349,6 +349,8 @@ class Actions:
         if not able:
             return frozenset()
         now = self._clock.now_us()
+        if (listeners := self._life.listeners) is not None:  # one may be claimed here before the answer comes
+            listeners.made(row.task_id for row in able)
         told = partial(self._were_put_back, able, now)
         return await self._free_rows.answer_of(retry_stored(self._store, able, now, told, from_start=from_start))
 
@@ -357,10 +359,11 @@ class Actions:
         self._free_rows.note_advance(advance)
         self._life.wants_claim.set()
         for row in rows:
-            if row.task_id not in done:
-                continue
+            is_ours = row.task_id in done
             if (listeners := self._life.listeners) is not None:
-                listeners.put(_again(row, now))
+                listeners.put_made(_again(row, now), is_ours=is_ours)
+            if not is_ours:
+                continue
             self._follower.saw(row.task_id, TaskStatus.PENDING)
             self._keys.put_back(row.task_id, row.start_count)
             self._dispatcher.queue(row.queue_name).leave(row.priority)

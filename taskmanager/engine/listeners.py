@@ -15,7 +15,6 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextvars import Context
-from itertools import islice
 from typing import Final
 
 from taskmanager.codec.annotations import is_async, named_function
@@ -23,6 +22,7 @@ from taskmanager.engine.events import EventReader, Noted, has_snoozed
 from taskmanager.engine.live_task import LiveTask
 from taskmanager.engine.outbox import Sent
 from taskmanager.engine.outcome import comes_from_signal, name_of
+from taskmanager.engine.untold import Untold
 from taskmanager.model.hooks import EventKind, Hooks, Listener, TaskEvent
 from taskmanager.model.logger import logger
 from taskmanager.model.record import (
@@ -103,10 +103,7 @@ class Listeners:
         self._ears: dict[Listener, Ear] = {}
         self._kinds: frozenset[EventKind] = frozenset()
         self._noted: list[Noted] = []
-        self._snoozed: dict[str, int] = {}
-        """When the runs began of persisted tasks whose snooze is on its way to the store."""
-        self._made: set[str] = set()
-        """Tasks of nodes and of schedules that were made here, and that nobody was told of yet."""
+        self._untold = Untold()
         self._ring = threading.Event()
         self._thread: threading.Thread | None = None
         self._thread_over: asyncio.Future[None] = self._loop.create_future()
@@ -147,25 +144,27 @@ class Listeners:
         The claim may come before the answer to a write of ours, which it has found in the store. If others have had the
         row meanwhile, only the start of the claim is told.
         """
-        state, before = live.expectation(), live.saving.told or known
+        state = live.expectation()
         count = state.start_count - (state.status == "RUNNING")
+        self._catch_up(live.task_id, count)
+        before = live.saving.told or known
         is_ours = not live.is_duplicate and (count == 0 if before is None else before.start_count == count)
         if not is_ours or is_end(before) or before == state:
             before = Expected("PENDING", None, count)
         live.saving.told = state
-        if live.task_id in self._made:
-            self._made.discard(live.task_id)
-            self._tell(("enqueued", live.sent_at, 0, None, live.row(), None, None))
+        if self._untold.has_made(live.task_id):
+            self._tell(("enqueued", live.enqueued_at if count else live.sent_at, count, None, live.row(), None, None))
         self._change(before, state, (), live, live.row())
 
     def made(self, task_ids: Iterable[str]) -> None:
         """These are made by a write of ours, or will be. They are told of when they are claimed here: of tasks of nodes
         only the store knows until then what they are. Those that others take are not told.
         """
-        self._made.update(islice(task_ids, max(0, MOST_WAITING - len(self._made))))
+        self._untold.makes(task_ids)
 
     def sends(self, batch: Sequence[Sent]) -> None:
         """These changes are on their way to the store. What a failure enqueues may be claimed before the answer."""
+        self._untold.sends(batch)
         for sent in batch:
             write = sent.write
             if type(write) is TaskWrite and (then := _follower_of(write.row, write.attempts)) is not None:
@@ -173,20 +172,16 @@ class Listeners:
 
     def put_made(self, row: TaskRow, *, is_ours: bool) -> None:
         """What was to be made stands in the store now: by our write, if it `is_ours`, or by another one."""
-        if row.task_id in self._made:
-            self._made.discard(row.task_id)
-            if is_ours:
-                self.put(row)
+        if self._untold.has_made(row.task_id) and is_ours:
+            self.put(row)
 
     def waits_again(self, live: LiveTask, began_at: int) -> None:
         """A run that began then has ended, and its task goes on."""
-        if live.is_persisted:
-            if has_snoozed(live) and len(self._snoozed) < MOST_WAITING:  # some are lost to others, and stay here
-                self._snoozed[live.task_id] = began_at
-            return
-        after = live.expectation()
-        before = after._replace(status="RUNNING")
-        self._change(before, after, live.attempts_due[-1:], live, live.row(), began_at)
+        if has_snoozed(live):
+            self._untold.snoozes(live.task_id, live.start_count, began_at)
+        if not live.is_persisted:
+            after = live.expectation()
+            self._change(after._replace(status="RUNNING"), after, live.attempts_due[-1:], live, live.row())
 
     def ends(self, live: LiveTask) -> None:
         """The waiters are told the end. Tell one here that is not in the store yet."""
@@ -215,6 +210,7 @@ class Listeners:
                     self._is_written(live, sent, report)
                 except Exception:  # a mistake of ours with an event must not keep anything from being saved
                     logger.critical("what happened to task %s could not be told", live.task_id, exc_info=True)
+        self._untold.answered()
 
     def _is_plain(self, live: LiveTask, state: Expected, write: Write) -> bool:
         """Tell one of the lean changes, which nearly all are. Return False for any other, and where one does not follow
@@ -243,17 +239,30 @@ class Listeners:
             if row is None or live.is_duplicate or live.saving.committed != expected_of(row):
                 return
             state = expected_of(row)
-        if row is not None and (then := _follower_of(row, write.attempts)) is not None:
+        self._has_arrived(sent, state, row)
+
+    def _has_arrived(self, sent: Sent, state: Expected, row: TaskRow | None) -> None:
+        live, attempts = sent.live, sent.write.attempts
+        if row is not None and (then := _follower_of(row, attempts)) is not None:
             self.put_made(then, is_ours=True)
         told = live.saving.told
         if is_end(told) or (told is not None and state.start_count < told.start_count):
             return  # it was told when its waiters were, or with the claim that has found it
-        live.saving.told, began_at = state, self._snoozed.pop(live.task_id, None)
-        self._change(sent.base if told is None else told, state, write.attempts, live, row, began_at)
+        live.saving.told = state
+        self._change(sent.base if told is None else told, state, attempts, live, row)
+
+    def _catch_up(self, task_id: str, start_count: int) -> None:
+        """A free row goes on that was found in the store. Tell what has made it so, if that was a write without an
+        answer yet.
+        """
+        sent = self._untold.write_to(task_id, Expected("PENDING", None, start_count))
+        if sent is not None and sent.live.saving.told != sent.state:
+            self._has_arrived(sent, sent.state, sent.write.row if type(sent.write) is TaskWrite else None)
 
     def moved(self, write: TaskWrite) -> None:
         """A duty of this instance has changed a row that no task here stands for."""
         row = write.row
+        self._catch_up(write.task_id, write.expected.start_count if write.expected is not None else 0)
         self._change(write.expected, expected_of(row), write.attempts, None, row)
         self._follow(row, write.attempts)
 
@@ -263,6 +272,7 @@ class Listeners:
 
     def ended(self, row: TaskRow) -> None:
         """A row that no task here stands for has ended: by a person, or as it cannot be read."""
+        self._catch_up(row.task_id, row.start_count)
         self._tell((END_KINDS[row.status], row.updated_at, row.start_count, None, row, None, None))
         self._follow(row, ())
 
@@ -277,12 +287,12 @@ class Listeners:
         attempts: Sequence[AttemptRow],
         live: LiveTask | None,
         row: TaskRow | None,
-        began_at: int | None = None,
     ) -> None:
         """Note what lies between two states. Without a row it is read from the task, which has run once at most."""
         now = row or live
         assert now is not None
-        for kind, count, attempt in steps_between(before, after, attempts, has_snoozed=has_snoozed(now)):
+        snoozed = self._untold.snoozed_runs(now.task_id, before, after)
+        for kind, count, attempt in steps_between(before, after, attempts, snoozed):
             at = now.updated_at
             if kind == "enqueued":
                 at = at if count else now.sent_at
@@ -291,7 +301,7 @@ class Listeners:
                 at = now.started_at or at if run is None else run.started_at
             elif attempt is not None:
                 at = attempt.finished_at
-            self._tell((kind, at, count, live, row, attempt, began_at if kind == "snoozed" else None))
+            self._tell((kind, at, count, live, row, attempt, snoozed.get(count) if kind == "snoozed" else None))
 
     def _tell(self, told: Noted) -> None:
         if told[0] in self._kinds:

@@ -1,6 +1,6 @@
 """Which events a change of a task is: from what its row said before, what it says then, and the attempts in between."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final, NamedTuple, cast
 
 from taskmanager.model.hooks import EventKind
@@ -20,12 +20,13 @@ class Step(NamedTuple):
 
 
 def steps_between(
-    before: Expected | None, after: Expected, attempts: Sequence[AttemptRow], *, has_snoozed: bool
+    before: Expected | None, after: Expected, attempts: Sequence[AttemptRow], snoozed: Container[int] = ()
 ) -> list[Step]:
     """Return the events that lie between two states of a row, in their order. `before` is None without a row.
 
     A change may hold several runs, which were written together. Each start after `before` is one. The row of an
-    attempt says how its run ended. A run without one was snoozed, if `has_snoozed`, or has not begun after all.
+    attempt says how its run ended. A run without one was snoozed, if its number is in `snoozed`, or has not begun after
+    all. A task may also have ended while it waited for its next run: no run expires.
     """
     steps = list[Step]()
     count = 0 if before is None else before.start_count
@@ -35,15 +36,17 @@ def steps_between(
         steps.append(Step("enqueued", count))
     while count < after.start_count:
         if runs:
-            steps.append(_again(count, ended.get(count), has_snoozed))
+            steps.append(_again(count, ended.get(count), snoozed))
         count += 1
         runs = True
         steps.append(Step("started", count))
+    last = ended.get(count)
+    goes_on = after.status in ("PENDING", "CLAIMED", "EXPIRED") or count in snoozed
+    if runs and (goes_on or (last is not None and last.will_retry)):
+        steps.append(_again(count, last, snoozed))
+        last = None
     if after.status in END_KINDS:
-        last = ended.get(count)
         steps.append(Step(END_KINDS[after.status], count, None if last is None or last.will_retry else last))
-    elif runs and after.status != "RUNNING":
-        steps.append(_again(count, ended.get(count), has_snoozed))
     return steps
 
 
@@ -52,6 +55,6 @@ def is_end(state: Expected | None) -> bool:
     return state is not None and state.status in END_KINDS
 
 
-def _again(count: int, attempt: AttemptRow | None, has_snoozed: bool) -> Step:
-    kind: EventKind = "snoozed" if attempt is None and has_snoozed else "requeued"
+def _again(count: int, attempt: AttemptRow | None, snoozed: Container[int]) -> Step:
+    kind: EventKind = "snoozed" if attempt is None and count in snoozed else "requeued"
     return Step("retrying" if attempt is not None and attempt.will_retry else kind, count, attempt)

@@ -95,6 +95,7 @@ async def test_each_way_of_a_task_is_told_in_order(heard: Heard, world: World, p
         "exhaust": retried.enqueue("fail"),
         "cancel": job.enqueue("cancel"),
         "early": job.with_options(delay=50).enqueue("good"),
+        "over": job.with_options(good_until=world.now + timedelta(seconds=2)).enqueue("snooze"),
         "late": job.with_options(delay=50, good_until=world.now + timedelta(seconds=20)).enqueue("good"),
     }
     await world.advance(10)
@@ -107,6 +108,7 @@ async def test_each_way_of_a_task_is_told_in_order(heard: Heard, world: World, p
     assert {how: words[handle.task_id] for how, handle in calls.items()} == {
         "good": "enqueued started completed",
         "snooze": "enqueued started snoozed started completed",
+        "over": "enqueued started snoozed expired",
         "fail": "enqueued started failed",
         "retry": "enqueued started retrying started completed",
         "exhaust": "enqueued started retrying started failed",
@@ -299,7 +301,7 @@ async def test_plain_changes_are_told_as_the_rule_tells_them(monkeypatch: pytest
             write = write_of(live, base)
             live.saving.committed = state
             made.committed([Sent(live, state, base, write)], CommitReport({}, {}))
-            expected += [step[:2] for step in steps_between(base, state, write.attempts, has_snoozed=False)]
+            expected += [step[:2] for step in steps_between(base, state, write.attempts)]
         assert [(told[0], told[2]) for told in noted] == expected, stages
         noted.clear()
 

@@ -52,6 +52,11 @@ def again(start_count: int = 1, owner: str | None = ME) -> Expected:
         (FIRST, SECOND, [RETRIED], "retrying 1, started 2"),
         (again(), SECOND, [], "started 2"),
         (FIRST, end("FAILED", 3), [RETRIED, LAST], "retrying 1, started 2, requeued 2, started 3, failed 3"),
+        # What has ended while it waited for the next run, written in one commit with the run before.
+        (FIRST, end("EXPIRED"), [], "requeued 1, expired 1"),
+        (FIRST, end("EXPIRED"), [RETRIED], "retrying 1, expired 1"),
+        (FIRST, end("CANCELLED"), [RETRIED], "retrying 1, cancelled 1"),
+        (OWNED, end("EXPIRED"), [RETRIED], "started 1, retrying 1, expired 1"),
         # What has ended, and was put back by a key or by a person.
         (end("FAILED"), again(), [], "enqueued 1"),
         (end("CANCELLED", 0), OWNED, [], "enqueued 0"),
@@ -69,19 +74,22 @@ def test_each_change_of_a_row_is_told_as(
     before: Expected | None, after: Expected, attempts: list[AttemptRow], told: str
 ) -> None:
     """Also where the runs of several changes were written together."""
-    steps = steps_between(before, after, attempts, has_snoozed=False)
+    steps = steps_between(before, after, attempts)
     assert ", ".join(f"{step.kind} {step.start_count}" for step in steps) == told
 
 
-def test_a_run_without_an_attempt_was_snoozed_if_the_row_says_so() -> None:
-    """A snooze leaves no attempt, and its row says that it waits for one."""
-    assert [step.kind for step in steps_between(FIRST, again(), [], has_snoozed=True)] == ["snoozed"]
-    assert [step.kind for step in steps_between(FIRST, again(), [RETRIED], has_snoozed=True)] == ["retrying"]
+def test_a_run_without_an_attempt_was_snoozed_if_that_is_known_of_it() -> None:
+    """A snooze leaves no attempt."""
+    assert [step.kind for step in steps_between(FIRST, again(), [], {1})] == ["snoozed"]
+    assert [step.kind for step in steps_between(FIRST, again(), [RETRIED], {1})] == ["retrying"]
+    assert [step.kind for step in steps_between(FIRST, SECOND, [], {1})] == ["snoozed", "started"]
+    assert [step.kind for step in steps_between(FIRST, end("EXPIRED"), [], {1})] == ["snoozed", "expired"]
+    assert [step.kind for step in steps_between(FIRST, end("CANCELLED"), [], {1})] == ["snoozed", "cancelled"]
 
 
 def test_each_step_has_the_attempt_that_has_ended_with_it() -> None:
     """So that its duration and its error can be told. A retry that is cancelled while it waits has none."""
-    steps = steps_between(OWNED, end("FAILED", 3), [RETRIED, LAST], has_snoozed=False)
+    steps = steps_between(OWNED, end("FAILED", 3), [RETRIED, LAST])
     assert [step.attempt for step in steps] == [None, RETRIED, None, None, None, LAST]
-    (cancelled,) = steps_between(again(), end("CANCELLED"), [RETRIED], has_snoozed=False)
+    (cancelled,) = steps_between(again(), end("CANCELLED"), [RETRIED])
     assert cancelled.attempt is None
