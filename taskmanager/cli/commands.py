@@ -51,6 +51,7 @@ SECTIONS: Final[dict[str, tuple[Entry, ...]]] = {
     "Look": (
         Entry("status", "status:status", "Instances, queues, throughput, failures and storage on one screen."),
         Entry("watch", "status:watch", "The same, live, with the progress of running tasks. q quits."),
+        Entry("web", "web:web", "All of it in the browser, also while the application is down."),
         Entry("list", "tasks:list_tasks", "List tasks, newest first."),
         Entry("show", "tasks:show", "One task: its record, every attempt, its log, what happens next."),
         Entry("workflows", "workflows:workflows", "List workflows, newest first."),

@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -18,8 +18,6 @@ from taskmanager.store.sqlite.queries import instances
 from taskmanager.store.sqlite.reading import READ_PATIENCE_S, open_read_only
 from taskmanager.store.sqlite.search import ids_like, memory_only
 
-WRITE_PATIENCE_S: Final = 10.0  # how long an action tries to get at a file that another program holds locked
-WRITE_PAUSE_S: Final = 0.1
 LOCK_PATIENCE_S: Final = 1.0
 """How long the lock file of an instance may be missing: a living one looks for its own every half second."""
 LOCK_PAUSE_S: Final = 0.02
@@ -73,19 +71,6 @@ def write(db: Path, work: Callable[[SqliteStore], Coroutine[Any, Any, R]]) -> R:
             await store.close()
 
     return asyncio.run(run())
-
-
-async def patiently(step: Callable[[], Awaitable[R]]) -> R:
-    """Run one transaction. While another program has the file locked, try it again for `WRITE_PATIENCE_S`."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + WRITE_PATIENCE_S
-    while True:
-        try:
-            return await step()
-        except StoreUnavailable:
-            if loop.time() >= deadline:
-                raise
-        await asyncio.sleep(WRITE_PAUSE_S)
 
 
 def the_task(connection: sqlite3.Connection, part: str) -> str:

@@ -5,10 +5,11 @@ from typing import Final
 
 import click
 
-from taskmanager.cli.database import patiently, read, the_task, write
+from taskmanager.cli.database import read, the_task, write
 from taskmanager.cli.options import answer, file_options
 from taskmanager.codec.results import encode_event
 from taskmanager.codec.values import loads
+from taskmanager.console.acts import patiently
 from taskmanager.model.checks import check_event
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import ArgumentError, QueueFull, StoreError

@@ -30,7 +30,7 @@ _NOT_ASCII: Final = re.compile(r"[^\n -~]")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_db_option: Final = click.option(
+db_option: Final = click.option(
     "--db",
     type=click.Path(path_type=Path, readable=False),  # whether it can be read is said in our own words
     default=DEFAULT_DB,
@@ -46,7 +46,7 @@ yes_option: Final = click.option("--yes", "-y", is_flag=True, help="Do not ask."
 
 def file_options(command: F) -> F:
     """Add `--db` and `--json`, as the parameters `db: Path` and `as_json: bool`."""
-    return _db_option(json_option(command))
+    return db_option(json_option(command))
 
 
 def confirm(question: str) -> None:

@@ -6,8 +6,9 @@ from typing import Final
 
 import click
 
-from taskmanager.cli.database import patiently, read, write
+from taskmanager.cli.database import read, write
 from taskmanager.cli.options import answer, answer_json, draw, file_options, screen
+from taskmanager.console.acts import patiently
 from taskmanager.console.documents import schedule_document
 from taskmanager.duties.schedule import run_by_hand, set_paused
 from taskmanager.engine.instance import is_dead

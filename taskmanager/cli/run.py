@@ -117,17 +117,24 @@ def _account(ended: Ended, report: InstanceReport, waiting: int | None) -> dict[
 
 def load_manager(target: str) -> TaskManager:
     """Return the manager of that name. Raise `click.ClickException`, which says which part of the name is wrong."""
+    found = load(target, "manager", "MODULE:MANAGER, as in app.jobs:manager")
+    if not isinstance(found, TaskManager):
+        kind, module_name = type(found).__name__, target.partition(":")[0]
+        raise click.ClickException(f"{target} is no TaskManager but of type {kind}{_suggestion(module_name)}")
+    return found
+
+
+def load(target: str, kind: str, example: str) -> object:
+    """Return what has that name in a module, which is imported. `kind` and `example` say what is wanted."""
     module_name, colon, path = target.partition(":")
     if not (module_name and colon and path):
-        raise click.UsageError(f"{target!r} names no manager; write MODULE:MANAGER, as in app.jobs:manager")
+        raise click.UsageError(f"{target!r} names no {kind}; write {example}")
     found: object = _import(module_name)
     for part in path.split("."):
         if not hasattr(found, part):
-            raise click.ClickException(f"module {module_name!r} has no {path!r}{_suggestion(module_name)}")
+            suggestion = _suggestion(module_name) if kind == "manager" else ""
+            raise click.ClickException(f"module {module_name!r} has no {path!r}{suggestion}")
         found = getattr(found, part)
-    if not isinstance(found, TaskManager):
-        kind = type(found).__name__
-        raise click.ClickException(f"{target} is no TaskManager but of type {kind}{_suggestion(module_name)}")
     return found
 
 

@@ -5,16 +5,14 @@ notices within its `store_poll`, a quarter of a second. The tasks are given by t
 a filter are a batch: it is shown, has to be confirmed, and is done in pages.
 """
 
-import asyncio
 import sqlite3
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import click
 
-from taskmanager.cli.database import patiently, read, the_task, the_tasks, write
+from taskmanager.cli.database import read, the_task, the_tasks, write
 from taskmanager.cli.options import (
     answer_json,
     confirm,
@@ -26,11 +24,11 @@ from taskmanager.cli.options import (
     tell_what_was_meant,
     yes_option,
 )
+from taskmanager.console import acts
+from taskmanager.console.acts import Act, Answer
 from taskmanager.console.documents import attempt_document, record_document, step_document
-from taskmanager.console.figures import MAX_CHARS, iso, relative
+from taskmanager.console.figures import MAX_CHARS, iso
 from taskmanager.console.outlook import outlook, surroundings
-from taskmanager.engine.actions import cancel_stored, retry_stored, why_not_again
-from taskmanager.engine.definition import RowCodec
 from taskmanager.engine.instance import is_dead
 from taskmanager.engine.records import is_free
 from taskmanager.model.clock import SystemClock
@@ -55,15 +53,8 @@ from taskmanager.store.sqlite.search import Search, error_messages, find, find_i
 from taskmanager.store.sqlite.workflow_views import workflows_of
 from taskmanager.store.statistics import OwnWorkflow
 
-PAGE: Final = 500
 SHOWN_BEFORE: Final = 10  # tasks of a batch that are shown before the question
 TOLD_ONE_BY_ONE: Final = 20  # of more tasks than that, a person gets the sums
-OUTCOME_PATIENCE_S: Final = 1.0  # how long a cancel waits for the instances that it has asked
-OUTCOME_PAUSE_S: Final = 0.05
-CHANGED: Final = "it has changed meanwhile; look at it again"
-
-# The functions are unknown here, and their codecs: what is written is what recovery writes of unknown functions.
-_UNTYPED: Final = RowCodec({})
 
 LIST_EPILOG: Final = """\b
 Examples:
@@ -174,15 +165,6 @@ def show(task_id: str, db: Path, as_json: bool) -> None:
     draw(record_view(Record(row, attempts, next_step, around.owner, around.now_us, steps, workflow)))
 
 
-class Answer(NamedTuple):
-    """What became of one task. `outcome` is one word; `remark` says the rest."""
-
-    task_id: str
-    done: bool
-    outcome: str
-    remark: str | None = None
-
-
 class Action(NamedTuple):
     """Something that a command does to tasks.
 
@@ -193,7 +175,7 @@ class Action(NamedTuple):
     participle: str
     default_statuses: tuple[TaskStatus, ...]
     possible: frozenset[TaskStatus]
-    act: Callable[[Store, Sequence[TaskRow]], Awaitable[list[Answer]]]
+    act: Callable[[Store], Act]
 
 
 @click.command(epilog=RETRY_EPILOG)
@@ -210,25 +192,22 @@ def retry(task_ids: tuple[str, ...], force: bool, from_start: bool, **options: A
     Their retry and crash counts start from zero; id, attempts, log and finished steps are kept.
     """
 
-    async def act(store: Store, rows: Sequence[TaskRow]) -> list[Answer]:
-        reasons = {row.task_id: why_not_again(row, force=force) for row in rows}
-        able = [row for row in rows if reasons[row.task_id] is None]
-        now_us = SystemClock().now_us()
-        won = await patiently(lambda: retry_stored(store, able, now_us, from_start=from_start))
-        return [_retried(row, reasons[row.task_id], row.task_id in won, now_us) for row in rows]
+    def act(store: Store) -> Act:
+        async def on(rows: Sequence[TaskRow]) -> list[Answer]:
+            answers = await acts.retry(store, rows, SystemClock(), force=force, from_start=from_start)
+            return [_with_command(row, answer) for row, answer in zip(rows, answers, strict=True)]
+
+        return on
 
     possible = TERMINAL if force else TERMINAL - {TaskStatus.COMPLETED}
     return _act_on(Action("retry", "waiting", (TaskStatus.FAILED,), possible, act), task_ids, **options)
 
 
-def _retried(row: TaskRow, reason: str | None, has_won: bool, now_us: int) -> Answer:
-    if reason is None and has_won:
-        return Answer(row.task_id, True, "waiting", "it runs as soon as an instance has room")
-    reason = reason or CHANGED
-    if row.status == TaskStatus.PENDING and row.enqueued_at > now_us:
-        end = row.task_id[-8:]
-        reason += f"; it runs {relative(row.enqueued_at, now_us)}; to run it now: taskmanager cancel {end}, then retry"
-    return Answer(row.task_id, False, "refused", reason)
+def _with_command(row: TaskRow, answer: Answer) -> Answer:
+    """Say how to run a task now that waits for its time."""
+    if answer.done or row.status != TaskStatus.PENDING or row.enqueued_at <= SystemClock().now_us():
+        return answer
+    return answer._replace(remark=f"{answer.remark}; to run it now: taskmanager cancel {row.task_id[-8:]}, then retry")
 
 
 @click.command(epilog=CANCEL_EPILOG)
@@ -241,51 +220,11 @@ def cancel(task_ids: tuple[str, ...], **options: Any) -> int:
     """Cancel tasks that have not ended."""
     database: Path = options["db"].absolute()
 
-    async def act(store: Store, rows: Sequence[TaskRow]) -> list[Answer]:
-        done = await _cancel(store, [row for row in rows if row.status in LIVE])
-        asked = [row for row in rows if row.task_id in done and not is_free(row)]
-        orphans = {row.task_id for row in asked if is_dead(database, row.claimed_by_worker_id or "")}
-        ended = await _wait_for_end(store, [row.task_id for row in asked if row.task_id not in orphans])
-        return [_cancelled(row, row.task_id in done, row.task_id in orphans, ended.get(row.task_id)) for row in rows]
+    def act(store: Store) -> Act:
+        return lambda rows: acts.cancel(store, rows, SystemClock(), database)
 
     waiting_and_running = tuple(status for status in TaskStatus if status in LIVE)
     return _act_on(Action("cancel", "cancelled", waiting_and_running, LIVE, act), task_ids, **options)
-
-
-async def _cancel(store: Store, live: Sequence[TaskRow]) -> frozenset[str]:
-    """Cancel in separate transactions. A retry of a larger step would take its own first half for another's work."""
-    free = [row for row in live if is_free(row)]
-    done = await patiently(lambda: cancel_stored(store, _UNTYPED, free, SystemClock().now_us()))
-    for row in live:
-        if not is_free(row):
-            done |= await patiently(partial(cancel_stored, store, _UNTYPED, [row], SystemClock().now_us()))
-    return done
-
-
-async def _wait_for_end(store: Store, asked: Sequence[str]) -> dict[str, TaskStatus]:
-    """Wait for `OUTCOME_PATIENCE_S` at most, and return the statuses of those that have ended."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + OUTCOME_PATIENCE_S
-    while asked:
-        found = {task_id: TaskStatus(row.status) for task_id, row in (await store.fetch_ids(asked)).items()}
-        ended = {task_id: status for task_id, status in found.items() if status.is_terminal}
-        if len(ended) == len(found) or loop.time() >= deadline:
-            return ended
-        await asyncio.sleep(OUTCOME_PAUSE_S)
-    return {}
-
-
-def _cancelled(row: TaskRow, is_done: bool, is_orphan: bool, ended: TaskStatus | None) -> Answer:
-    if not is_done:
-        return Answer(row.task_id, False, "refused", CHANGED if row.status in LIVE else f"it is {row.status} already")
-    if is_free(row) or ended is TaskStatus.CANCELLED:
-        return Answer(row.task_id, True, "cancelled")
-    remark = "it was asked to stop, and has not ended yet"
-    if is_orphan:
-        remark = "its instance is dead; a start, or `taskmanager recover`, ends it"
-    elif ended is not None:
-        remark = f"it was asked to stop, and is {ended}"
-    return Answer(row.task_id, True, "asked", remark)
 
 
 def _act_on(
@@ -303,7 +242,7 @@ def _act_on(
         return 0
     if chosen and not (task_ids or yes):
         confirm(f"{action.name} {counted(len(chosen), 'task')}?")
-    answers = write(db, lambda store: _act_in_pages(store, action, chosen)) if chosen else []
+    answers = write(db, lambda store: acts.in_pages(store, action.act(store), chosen)) if chosen else []
     _tell(action, answers, as_json)
     return 0 if all(answer.done for answer in answers) else 1
 
@@ -333,17 +272,6 @@ def _preview(connection: sqlite3.Connection, chosen: Sequence[str], *, as_json: 
         click.echo(f"... and {len(chosen) - SHOWN_BEFORE:,} more")
     if is_dry:
         click.echo(f"{counted(len(chosen), 'task')}; nothing was changed")
-
-
-async def _act_in_pages(store: Store, action: Action, chosen: Sequence[str]) -> list[Answer]:
-    answers: list[Answer] = []
-    for start in range(0, len(chosen), PAGE):
-        page = chosen[start : start + PAGE]
-        rows = await store.fetch_ids(page)
-        answers += await action.act(store, [rows[task_id] for task_id in page if task_id in rows])
-        gone = (task_id for task_id in page if task_id not in rows)
-        answers += [Answer(task_id, False, "gone", "its record was deleted meanwhile") for task_id in gone]
-    return answers
 
 
 def _tell(action: Action, answers: Sequence[Answer], as_json: bool) -> None:

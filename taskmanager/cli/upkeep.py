@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from taskmanager.cli.database import check_is_there, patiently, read, write
+from taskmanager.cli.database import check_is_there, read, write
 from taskmanager.cli.options import (
     Duration,
     Status,
@@ -20,6 +20,7 @@ from taskmanager.cli.options import (
     tag_option,
     yes_option,
 )
+from taskmanager.console.acts import patiently
 from taskmanager.duties.recovery import PAGE, Recovery
 from taskmanager.engine.actions import PURGE_PAGE, repeated
 from taskmanager.engine.instance import is_dead, new_identity

@@ -1,30 +1,26 @@
 """`taskmanager workflows` and `workflow`: look at graphs of tasks, and act on a whole one."""
 
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Final, get_args
 
 import click
 
-from taskmanager.cli.database import SHOWN_IDS, patiently, read, write
+from taskmanager.cli.database import SHOWN_IDS, read, write
 from taskmanager.cli.options import answer, answer_json, draw, file_options, screen
+from taskmanager.console.acts import act_on_workflow, failed_tasks, retry_workflow
 from taskmanager.console.documents import view_document, workflow_document
 from taskmanager.console.outlook import workflow_outlook
-from taskmanager.engine.actions import retry_stored, why_not_again
 from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import SystemClock
 from taskmanager.model.errors import StoreError, UnknownTask
 from taskmanager.model.escaping import escaped
 from taskmanager.model.wording import counted
 from taskmanager.model.workflows import WorkflowStatus
-from taskmanager.store.protocol import Store
 from taskmanager.store.sqlite.queries import instances
 from taskmanager.store.sqlite.reading import snapshot
 from taskmanager.store.sqlite.workflow_views import WorkflowView, find_workflows, view_of, workflow_ids_like
 
-PAGE: Final = 500
 LIST_EPILOG: Final = """\b
 Examples:
   taskmanager workflows
@@ -115,17 +111,7 @@ def _show(view: WorkflowView, *, as_json: bool, is_running: bool) -> None:
 
 
 def _act(action: str, workflow_id: str, db: Path, *, as_json: bool) -> None:
-    async def act(store: Store) -> tuple[bool, str]:
-        verbs: dict[str, Callable[[str, int], Awaitable[object]]] = {
-            "pause": store.pause_workflow,
-            "resume": store.resume_workflow,
-            "cancel": store.cancel_workflow,
-        }
-        advance = await patiently(partial(verbs[action], workflow_id, SystemClock().now_us()))
-        row = await store.fetch_workflow(workflow_id)
-        return advance is not None, "gone" if row is None else row.status
-
-    is_done, status = write(db, act)
+    is_done, status = write(db, lambda store: act_on_workflow(store, action, workflow_id, SystemClock()))
     if not is_done:
         raise StoreError(f"workflow {workflow_id} is {status}; there is nothing to {action}, and nothing was changed")
     said = _DONE[action]
@@ -136,23 +122,14 @@ def _act(action: str, workflow_id: str, db: Path, *, as_json: bool) -> None:
 
 
 def _retry(view: WorkflowView, db: Path, *, as_json: bool) -> None:
-    failed = dict(_failed(view))
+    failed = failed_tasks(view)
     if not failed:
         advice = (
             "" if view.row.status not in ("FAILED", "CANCELLED") else "; start it again under its id, which goes on"
         )
         raise StoreError(f"workflow {view.row.id} is {view.row.status}, and no task of it has failed{advice}")
 
-    async def act(store: Store) -> list[str]:
-        done: list[str] = []
-        for start in range(0, len(failed), PAGE):
-            rows = await store.fetch_ids(list(failed)[start : start + PAGE])
-            # The node has failed where the task is COMPLETED and nobody has its value.
-            able = [row for key, row in rows.items() if not why_not_again(row, force=row.start_count == failed[key])]
-            done += sorted(await patiently(partial(retry_stored, store, able, SystemClock().now_us())))
-        return done
-
-    done = write(db, act)
+    done = write(db, lambda store: retry_workflow(store, failed, SystemClock()))
     if as_json:
         answer_json({"workflow_id": view.row.id, "retried": done, "refused": sorted(set(failed) - set(done))})
     else:
@@ -160,13 +137,3 @@ def _retry(view: WorkflowView, db: Path, *, as_json: bool) -> None:
         click.echo(escaped(f"workflow {view.row.id}: {counted(len(done), 'failed task')} put back to wait{then}"))
     if len(done) < len(failed):
         raise click.exceptions.Exit(1)
-
-
-def _failed(view: WorkflowView) -> Iterator[tuple[str, int]]:
-    """Yield the tasks of the failed nodes with the counts of their starts, those in child workflows too."""
-    for node in view.nodes:
-        task = None if node.task_id is None else view.tasks.get(node.task_id)
-        if node.status == "FAILED" and node.task_id is not None and task is not None:
-            yield node.task_id, task.start_count
-    for child in view.children.values():
-        yield from _failed(child)

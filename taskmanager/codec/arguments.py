@@ -26,6 +26,7 @@ from taskmanager.codec.values import (
     Refusal,
     StoredType,
     json_encoder,
+    loads,
     plain_decoder,
     seal,
     split_array,
@@ -44,6 +45,7 @@ _UNTYPED: Final = StoredType(Any)
 _SHORT_CHARS: Final = 2_000
 """Longer texts are not tried as scalars first: most of them are not, and would be decoded twice."""
 
+_SHOWN_CHARS: Final = 100
 _KEPT: Final = "the task keeps its arguments, and can then be retried"
 _Parameter: Final = inspect.Parameter
 
@@ -306,6 +308,29 @@ class ArgumentCodec:
             return None
         text = canonical(args, kwargs) or "".join(self.encode_open(args, dict(sorted(kwargs.items())))[:2])
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def arguments_of_text(args_text: str, kwargs_text: str) -> tuple[str, str]:
+    """Return arguments that a person has written in JSON as they are stored. Whether they fit a function is seen later.
+
+    Raises `ArgumentError` unless they are an array and an object that can be stored.
+    """
+    stored = []
+    for text, kind, name in (
+        (args_text, list, "args must be an array"),
+        (kwargs_text, dict, "kwargs must be an object"),
+    ):
+        try:
+            value = loads(text.strip().encode())
+        except (ArgumentError, UnicodeEncodeError) as error:
+            raise ArgumentError(f"{name} in JSON: {error}") from error
+        if not isinstance(value, kind):
+            raise ArgumentError(f"{name} in JSON, not {type_name(value)}: {text.strip()[:_SHOWN_CHARS]}")
+        stored.append(json_encoder.encode(split_array(text) if kind is list else split_object(text)).decode())
+    size = sum(len(text.encode()) for text in stored)
+    if size > MAX_ENCODED_BYTES:
+        raise ArgumentError(f"the arguments take {size:,} bytes as JSON; {MAX_ENCODED_BYTES:,} are allowed")
+    return stored[0], stored[1]
 
 
 def _make_check(

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, TypeAdapter, field_validator
 
 from taskmanager.codec.safe import loads_flat, safe_value
+from taskmanager.console import health
 from taskmanager.model.errors import ArgumentError
 from taskmanager.model.record import AttemptInfo, TaskInfo
 from taskmanager.model.report import ManagerStatus
@@ -194,21 +195,7 @@ class TaskmanagerRefusal(BaseModel):
 
 def health_of(status: ManagerStatus) -> TaskmanagerHealth:
     """Return the health that a manager with this status has."""
-    word: Literal["ok", "degraded", "stopping", "not running"] = "not running"
-    if status.state == "draining":
-        word = "stopping"
-    elif status.state == "open":
-        word = "ok" if status.storage_degraded_since is None else "degraded"
-    return TaskmanagerHealth(
-        status=word,
-        storage_degraded_since=status.storage_degraded_since,
-        oldest_waiting_s=status.oldest_waiting_s,
-        oldest_unsaved_s=status.oldest_unsaved_s,
-        waiting_count=status.waiting_count,
-        running_count=status.running_count,
-        abandoned_count=status.abandoned_count,
-        failing_duties=sorted(status.failing_duties),
-    )
+    return TaskmanagerHealth.model_validate(health.health_of(status))
 
 
 def detail_of(info: TaskInfo, tracebacks: bool) -> TaskmanagerTaskDetail:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from taskmanager.manager import TaskManager
 from taskmanager.model.errors import ConfigurationError, StoreError, TaskManagerError
-from taskmanager.web import instances, overview, queues
+from taskmanager.web import health, instances, overview, queues
 from taskmanager.web.guard import Guard, check_auth
 from taskmanager.web.render import Sheet, View, drawn, fault_page, path_of, refuse, respond, sent
 from taskmanager.web.site import FormatArguments, Site, site_of, viewer_of
@@ -31,6 +31,7 @@ PAGES: Final[tuple[tuple[str, Page], ...]] = (
 A name in an address is one segment, quoted.
 """
 ANSWERS: Final[tuple[tuple[str, Page, str], ...]] = (
+    ("/healthz", health.show, "GET"),
     ("/queues/pause", queues.pause, "POST"),
     ("/queues/resume", queues.resume, "POST"),
     ("/instances/recover", instances.recover, "POST"),
@@ -78,7 +79,7 @@ def dashboard(
         format_arguments=format_arguments,
         read_only=read_only,
     )
-    return Guard(pages_of(site), check_auth(auth), read_only=read_only)
+    return Guard(pages_of(site), check_auth(auth), title=title, read_only=read_only)
 
 
 def file_site(database: Path, *, title: str, hide_arguments: bool = False, read_only: bool = False) -> Site:

@@ -1,49 +1,76 @@
 """Decides who may see a page and who may act, before any page is asked; and says so to the browser in headers.
 
-Every request is judged by itself, so there is no session to steal, to forget or to share between workers.
+Every request is judged by itself, so there is no session to steal, to forget or to share between workers. Whatever goes
+wrong here is a refusal.
 """
 
 import inspect
 import secrets
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from http.cookies import SimpleCookie
-from typing import Any, Final
-from urllib.parse import parse_qsl, urlsplit
+from typing import Any, Final, cast
+from urllib.parse import parse_qsl
 
 from starlette.datastructures import MutableHeaders
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from taskmanager.model.errors import ConfigurationError
-from taskmanager.web.render import FORM_FIELD, cookie_path
+from taskmanager.model.logger import logger
+from taskmanager.web.render import COOKIE_PATH, FORM_FIELD, path_of, refusal_page
 from taskmanager.web.site import Level, Viewer
 
 Auth = Callable[[Request], "Level | Awaitable[Level | None] | None"]
 """Gets the request, and answers what may be done: "read", "act", or None for nothing."""
 
 FORM_COOKIE: Final = "taskmanager_form"
+SECURE_FORM_COOKIE: Final = f"__Host-{FORM_COOKIE}"
+"""The name over https: a browser takes it only from this very host, and not from a neighbour in the same domain."""
 MAX_FORM_BYTES: Final = 1_000_000
+MIN_TOKEN_LENGTH: Final = 32
+OPEN_ASSETS: Final = ("static/dashboard.css", "static/icon.svg")
+"""What a page that refuses needs itself. It is the same for everybody, and holds nothing of anybody."""
 SECURITY_HEADERS: Final = {
+    "Cache-Control": "no-store",
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
+    # Other sites get none. With "no-referrer" a form would say "Origin: null", which nobody can tell from another site.
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _READS: Final = ("GET", "HEAD")
+_DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
+"""A browser leaves them out, and a proxy may put them in."""
+_LEVELS: Final = ("read", "act")
+_GUARD: Final = "taskmanager.guard"
+_VIEWER: Final = "taskmanager.viewer"
+
+
+class Refusal(Exception):
+    """The answer to a request that is not let through. An `auth` of ours may raise it, with a page of its own."""
+
+    def __init__(self, status_code: int, what: str, cure: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(status_code, what)
+        self.status_code = status_code
+        self.what = what
+        self.cure = cure
+        self.headers = headers or {}
 
 
 class Guard:
     """Stands before the pages of one dashboard."""
 
-    def __init__(self, app: ASGIApp, auth: Auth, *, read_only: bool) -> None:
+    def __init__(self, app: ASGIApp, auth: Auth, *, title: str, read_only: bool) -> None:
         self._app = app
         self._auth = auth
+        self._title = title
         self._read_only = read_only
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,42 +79,86 @@ class Guard:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
-        token = request.cookies.get(FORM_COOKIE, "")
-        is_new = len(token) < 32
-        if is_new:
-            token = secrets.token_urlsafe(24)
-        send = _with_headers(send, _form_cookie(request, token) if is_new else None)
-        refusal = await self._judge(request, token)
-        if refusal is not None:
-            await refusal(scope, receive, send)
+        token, cookie = _form_token(request)
+        send = _with_headers(send, cookie)
+        try:
+            body = await self._judge(request, token)
+        except Refusal as refused:
+            page = refusal_page(self._title, path_of(request), refused.status_code, refused.what, refused.cure)
+            page.headers.update(refused.headers)
+            await page(scope, receive, send)
+        except ClientDisconnect:
             return
-        await self._app(scope, request.receive if request.method in _READS else _again(await _body(request)), send)
+        else:
+            await self._app(scope, receive if body is None else _again(body, receive), send)
 
-    async def _judge(self, request: Request, token: str) -> Response | None:
-        """Note the viewer in the scope, and return None; or return why the request is refused."""
-        level = self._auth(request)
-        if inspect.isawaitable(level):
-            level = await level
-        if level not in ("read", "act"):
-            return PlainTextResponse("You are not allowed to see this page.\n", 403)
-        request.scope["taskmanager.viewer"] = Viewer(level, name_of(request), token)
-        if request.method in _READS:
+    async def _judge(self, request: Request, token: str) -> bytes | None:
+        """Note the viewer in the scope, and return the body of a form. Raise `Refusal`."""
+        is_reading = request.method in _READS
+        if is_reading and path_of(request) in OPEN_ASSETS:
+            return None
+        level = await self._level_of(request)
+        if level is None:
+            raise Refusal(403, "you are not allowed to see this page", "sign in with the application, and come again")
+        request.scope[_VIEWER] = Viewer(level, name_of(request), token)
+        request.scope[_GUARD] = self
+        if is_reading:
             return None
         if request.method != "POST":
-            return PlainTextResponse("Only GET and POST.\n", 405)
+            raise Refusal(405, "this page knows GET and POST", "open it in a browser", {"Allow": "GET, HEAD, POST"})
         if level != "act" or self._read_only:
-            return PlainTextResponse("You may look at this page, but not act on it.\n", 403)
-        if not _is_same_site(request):
-            return PlainTextResponse("This form was sent by another site, so nothing was done.\n", 403)
-        sent = dict(parse_qsl((await _body(request)).decode("utf-8", "replace"))).get(FORM_FIELD, "")
+            raise Refusal(403, "you may look at this page, but not act on it", "ask somebody who may act")
+        if not is_same_site(request):
+            raise Refusal(
+                403, "this form was sent by another site, so nothing was done",
+                "send it from the dashboard itself; behind a reverse proxy, have it pass the Host header on",
+            )  # fmt: skip
+        body = await _body(request)
+        sent = dict(parse_qsl(body.decode("utf-8", "replace"))).get(FORM_FIELD, "")
         if not secrets.compare_digest(sent.encode(), token.encode()):
-            return PlainTextResponse("This form is too old. Go back, reload the page and try again.\n", 403)
-        return None
+            raise Refusal(403, "this form is too old, so nothing was done", "go back, reload the page and try again")
+        return body
+
+    async def _level_of(self, request: Request) -> Level | None:
+        """Return what `auth` says. Raise `Refusal` if it fails, or refuses by an exception of its own."""
+        try:
+            level: Any = self._auth(request)
+            if inspect.isawaitable(level):
+                level = await level
+        except Refusal:
+            raise
+        except HTTPException as exc:  # the word of Starlette and FastAPI for "sign in first"
+            if not 300 <= exc.status_code < 500:
+                raise _broken(exc) from exc
+            what = "sign in to see this page" if exc.status_code < 402 else "you are not allowed to see this page"
+            headers = dict(exc.headers or {})
+            raise Refusal(exc.status_code, what, "sign in with the application, and come again", headers) from exc
+        except Exception as exc:
+            raise _broken(exc) from exc
+        if level is None or (isinstance(level, str) and level in _LEVELS):
+            return cast("Level | None", level)
+        logger.error(
+            "dashboard: auth has returned %r, and nobody was let in; it must return 'read', 'act' or None", level
+        )
+        raise Refusal(500, "whether you may see this page is not known", "the log of the application says why")
+
+    async def still_allows(self, request: Request) -> bool:
+        """Return whether the sender of a request that is still being answered may see the rest, too."""
+        try:
+            return await self._level_of(request) is not None
+        except Refusal:
+            return False
+
+
+async def still_allowed(request: Request) -> bool:
+    """Return whether the viewer may go on. Whatever is sent for longer than a minute asks that each minute."""
+    guard: Guard = request.scope[_GUARD]
+    return await guard.still_allows(request)
 
 
 def check_auth(auth: Any) -> Auth:
     """Return what was given as `auth=`. Raise `ConfigurationError` if it cannot be called."""
-    if not callable(auth):
+    if not callable(auth) or isinstance(auth, type):
         raise ConfigurationError(
             f"dashboard: auth must be a function of the request that returns 'read', 'act' or None, not {auth!r}"
         )
@@ -102,43 +173,75 @@ def name_of(request: Request) -> str:
     return str(name) if name else (request.client.host if request.client else "unknown")
 
 
-def _is_same_site(request: Request) -> bool:
-    """Return whether the browser says that a page of this dashboard has sent the form."""
-    site = request.headers.get("sec-fetch-site")
-    if site is not None:
-        return site == "same-origin"
-    return urlsplit(request.headers.get("origin", "")).netloc == request.headers.get("host", "-")
+def is_same_site(request: Request) -> bool:
+    """Return whether the browser says that a page of this dashboard has sent the form.
+
+    Browsers leave `Sec-Fetch-Site` out where there is no https. `Origin` must then name the host that was asked.
+    """
+    sites = request.headers.getlist("sec-fetch-site")
+    if sites:
+        return sites == ["same-origin"]
+    origins, hosts = request.headers.getlist("origin"), request.headers.getlist("host")
+    if len(origins) != 1 or len(hosts) != 1:
+        return False
+    scheme, _, named = origins[0].lower().partition("://")
+    port = _DEFAULT_PORTS.get(scheme)
+    return bool(named) and port is not None and named.removesuffix(port) == hosts[0].lower().removesuffix(port)
+
+
+def _broken(exc: Exception) -> Refusal:
+    logger.error("dashboard: auth has failed, and nobody was let in", exc_info=exc)
+    return Refusal(500, "whether you may see this page is not known", "the log of the application says why")
 
 
 async def _body(request: Request) -> bytes:
-    body = getattr(request, "_taskmanager_body", None)
-    if body is None:
-        parts, size = [], 0
-        async for part in request.stream():
-            size += len(part)
-            if size > MAX_FORM_BYTES:
-                break
-            parts.append(part)
-        body = b"".join(parts)
-        request._taskmanager_body = body  # type: ignore[attr-defined]  # noqa: SLF001  # read once, used twice
-    return bytes(body)
+    too_large = Refusal(413, "this form is too large, so nothing was done", "choose fewer at once")
+    said = request.headers.get("content-length", "0")
+    if said.isdigit() and int(said) > MAX_FORM_BYTES:
+        raise too_large
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_FORM_BYTES:
+            raise too_large
+        parts.append(part)
+    return b"".join(parts)
 
 
-def _again(body: bytes) -> Receive:
-    async def receive() -> Message:
-        return {"type": "http.request", "body": body, "more_body": False}
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Return what gives the body that was read here once more. Afterwards it waits for the client to leave."""
+    left = [body]
 
-    return receive
+    async def receiving() -> Message:
+        if left:
+            return {"type": "http.request", "body": left.pop(), "more_body": False}
+        return await receive()
+
+    return receiving
 
 
-def _form_cookie(request: Request, token: str) -> str:
+def _form_token(request: Request) -> tuple[str, str | None]:
+    """Return the token that the forms of this browser carry, and the cookie that brings it there if it has none.
+
+    The cookie is for the whole host: a proxy that strips a prefix leaves nobody here who knows the path in the browser.
+    A link from another site must find it (`Lax`), or it would get another one, and open pages could not act any more.
+    """
+    is_secure = request.url.scheme == "https"
+    name = SECURE_FORM_COOKIE if is_secure else FORM_COOKIE
+    token = request.cookies.get(name, "")
+    if len(token) >= MIN_TOKEN_LENGTH and token.isascii():
+        return token, None
+    token = secrets.token_urlsafe(MIN_TOKEN_LENGTH)
+    return token, cookie_line(name, token, is_secure=is_secure, same_site="Lax")
+
+
+def cookie_line(name: str, value: str, *, is_secure: bool, same_site: str) -> str:
+    """Return a `Set-Cookie` header of a cookie that no script can read, until the browser is closed."""
     cookie: SimpleCookie = SimpleCookie()
-    cookie[FORM_COOKIE] = token
-    for name, value in {"path": cookie_path(request), "httponly": True, "samesite": "Strict"}.items():
-        cookie[FORM_COOKIE][name] = value
-    if request.url.scheme == "https":
-        cookie[FORM_COOKIE]["secure"] = True
-    return cookie.output(header="").strip()
+    cookie[name] = value
+    for key, each in {"path": COOKIE_PATH, "httponly": True, "samesite": same_site, "secure": is_secure}.items():
+        cookie[name][key] = each
+    return cookie[name].OutputString()
 
 
 def _with_headers(send: Send, cookie: str | None) -> Send:
@@ -146,9 +249,8 @@ def _with_headers(send: Send, cookie: str | None) -> Send:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             for name, value in SECURITY_HEADERS.items():
-                headers[name] = value
-            headers.setdefault("Cache-Control", "no-store")
-            if cookie is not None:
+                headers.setdefault(name, value)
+            if cookie is not None and message["status"] < HTTPStatus.BAD_REQUEST:
                 headers.append("Set-Cookie", cookie)
         await send(message)
 

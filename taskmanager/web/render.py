@@ -31,6 +31,7 @@ SAID: Final = "taskmanager_said"
 """The cookie with the sentence that the next page shows once: what became of the action."""
 SAID_S: Final = 30
 MAX_SAID: Final = 500
+COOKIE_PATH: Final = "/"
 _TOKEN_HERE: Final = secrets.token_hex(16)
 _SAID_HERE: Final = secrets.token_hex(16)
 """Where the token and the sentence go. No text of a row can be one of these."""
@@ -76,7 +77,7 @@ def sent(request: Request, sheet: Sheet) -> Response:
     html = sheet.html.replace(_TOKEN_HERE, str(escape(viewer_of(request).form_token)))
     response = HTMLResponse(html.replace(_SAID_HERE, str(escape(said))), sheet.status_code, headers)
     if said:
-        response.delete_cookie(SAID, path=cookie_path(request))
+        response.delete_cookie(SAID, path=COOKIE_PATH)
     return response
 
 
@@ -97,7 +98,7 @@ def _html(request: Request, view: View) -> str:
         "up": up,
         "query": request.url.query,
         "now": SystemClock().now_us(),
-        "is_live": request.method == "GET" and view.status_code == 200,
+        "is_live": request.method in ("GET", "HEAD") and view.status_code == 200,
     }
     return _environment.get_template(view.template).render(common | dict(view.values))
 
@@ -106,13 +107,19 @@ def done(request: Request, to: str, said: str) -> Response:
     """Lead to the page at `to`, relative to the dashboard, which says once what was done."""
     response = RedirectResponse(up_of(request) + to, status_code=303)
     text = quote(figures.cut(escaped(said), MAX_SAID))
-    response.set_cookie(SAID, text, SAID_S, path=cookie_path(request), httponly=True, samesite="strict")
+    response.set_cookie(SAID, text, SAID_S, path=COOKIE_PATH, httponly=True, samesite="strict")
     return response
 
 
 def refuse(request: Request, status_code: int, what: str, cure: str) -> Response:
     """Return a page that says why the request cannot be answered, and what to do."""
     return respond(request, View("fault.html", {"what": what, "cure": cure}, status_code))
+
+
+def refusal_page(title: str, path: str, status_code: int, what: str, cure: str) -> Response:
+    """Return a page for somebody who may not see the dashboard. It holds nothing of it but the title."""
+    values = {"title": title, "up": "../" * path.count("/"), "status_code": status_code, "what": what, "cure": cure}
+    return HTMLResponse(_environment.get_template("refusal.html").render(values), status_code)
 
 
 def fault_page(request: Request, error: TaskManagerError) -> Response:
@@ -125,19 +132,19 @@ def fault_page(request: Request, error: TaskManagerError) -> Response:
 
 
 def path_of(request: Request) -> str:
-    """Return the path below the dashboard, without a slash at its beginning: `tasks/ID`."""
-    root, path = request.scope.get("root_path", ""), request.scope["path"]
-    return str(path.removeprefix(root) if root else path).lstrip("/")
+    """Return the path below the dashboard, without a slash at its beginning: `tasks/ID`.
+
+    Some frameworks leave the root path in the path and others take it out. So `/tasks` below the root path `/tasks` may
+    be the page of tasks, and only a path that goes on behind the root path has it in it.
+    """
+    root, path = request.scope.get("root_path", "").rstrip("/"), request.scope["path"]
+    is_inside = bool(root) and f"{path}/".startswith(f"{root}/")
+    return str(path.removeprefix(root) if is_inside else path).lstrip("/")
 
 
 def up_of(request: Request) -> str:
     """Return the relative way from this page to the dashboard: `../` for each folder."""
     return "../" * path_of(request).count("/") or "./"
-
-
-def cookie_path(request: Request) -> str:
-    """Return the path of the dashboard for cookies."""
-    return f"{request.scope.get('root_path', '').rstrip('/')}/"
 
 
 def segment(text: str) -> str:

@@ -8,9 +8,8 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Visit
 from tests.browser.serving import Served
-from tests.browser.visiting import Visitor
+from tests.browser.visiting import Visitor, is_look
 
-LOOK_MS = 1_500
 MINUTE_MS = 60_000
 HIDDEN = """
 Object.defineProperty(document, 'hidden', {get: () => !!window.isHidden});
@@ -26,7 +25,7 @@ class Looks:
         page.on("response", self._on_response)
 
     def _on_response(self, response: Any) -> None:
-        if response.request.headers.get("x-live"):
+        if is_look(response):
             self.statuses.append(response.status)
 
 
@@ -65,16 +64,6 @@ def test_page_shows_what_happens_without_being_loaded_again(visitor: Visitor, of
     assert page.evaluate("window.isTheSame")
 
 
-def test_page_without_news_is_answered_in_a_word(visit: Visit, of_file: Served) -> None:
-    """304 and no page, for as long as nothing changes but the time that has passed."""
-    with visit(of_file.url) as visitor:
-        looks = Looks(visitor.page)
-        page = visitor.go("queues")
-        for _ in range(3):
-            page.wait_for_event("response", lambda response: response.request.headers.get("x-live") == "1")
-        assert looks.statuses[1:] == [304, 304]
-
-
 def test_switch_ends_the_looks_and_begins_them_again(visitor: Visitor) -> None:
     """Also on the page that is opened next: who has paused wants to read."""
     page = visitor.page
@@ -87,7 +76,7 @@ def test_switch_ends_the_looks_and_begins_them_again(visitor: Visitor) -> None:
     expect(page.get_by_role("button", name="Paused")).to_be_visible()
     page.clock.run_for(MINUTE_MS)
     assert looks.statuses == []
-    with page.expect_response(lambda response: response.request.headers.get("x-live") == "1"):
+    with page.expect_response(is_look):
         page.get_by_role("button", name="Paused").click()
 
 
@@ -101,7 +90,7 @@ def test_hidden_page_asks_nothing_until_it_is_seen_again(visitor: Visitor) -> No
     page.evaluate("hide(true)")
     page.clock.run_for(10 * MINUTE_MS)
     assert looks.statuses == []
-    with page.expect_response(lambda response: response.request.headers.get("x-live") == "1"):
+    with page.expect_response(is_look):
         page.evaluate("hide(false)")
 
 

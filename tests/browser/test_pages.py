@@ -10,17 +10,22 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Visit
 from tests.browser.pages import PAGES
 from tests.browser.serving import Served
-from tests.browser.visiting import Theme
+from tests.browser.visiting import Theme, is_look
 
 AXE: Final = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
 HARMFUL: Final = ("serious", "critical")
 THEMES: Final[tuple[Theme, ...]] = ("light", "dark")
 NARROW, WIDE = 320, 2_560
+MAX_BYTES: Final = 150_000
+OWNED: Final = "owned"  # what the hostile texts make of the title, if they can
+INJECTED: Final = (
+    "main script, main img, main b, main em, main [onerror], main [onfocus], main [autofocus], main a[href^='java' i]"
+)
 
 each_page = pytest.mark.parametrize("name", PAGES)
 each_theme = pytest.mark.parametrize("theme", THEMES)
@@ -86,6 +91,43 @@ def test_page_can_be_read_without_scripts(visit: Visit, of_file: Served, name: s
     with visit(of_file.url, has_script=False) as visitor:
         found = visitor.go(PAGES[name](of_file)).locator("main").inner_text()
     assert without_digits(found) == without_digits(wanted)
+
+
+@each_page
+def test_page_takes_hostile_texts_for_texts(visit: Visit, of_file: Served, name: str) -> None:
+    """What rows hold makes no element, no handler and no link; a policy against scripts is only the second line."""
+    with visit(of_file.url) as visitor:
+        page = visitor.go(PAGES[name](of_file))
+        assert page.title() != OWNED
+        assert page.locator(INJECTED).count() == 0
+
+
+@each_page
+def test_page_says_where_one_is(visit: Visit, of_file: Served, name: str) -> None:
+    """By its title, which the tab shows, and by one heading."""
+    with visit(of_file.url) as visitor:
+        page = visitor.go(PAGES[name](of_file))
+        heading = page.get_by_role("heading", level=1)
+        expect(heading).to_have_count(1)
+        assert page.title().endswith(" · shop")
+
+
+@each_page
+def test_page_is_small(visit: Visit, of_file: Served, name: str) -> None:
+    """Somebody with a phone, and nothing in the cache, waits for at most 150 kB, styles and scripts included."""
+    sizes: list[int] = []
+    with visit(of_file.url) as visitor:
+        visitor.page.on("requestfinished", lambda request: sizes.append(request.sizes()["responseBodySize"]))
+        visitor.go(PAGES[name](of_file)).wait_for_load_state("networkidle")
+    assert sum(sizes) <= MAX_BYTES, sizes
+
+
+@each_page
+def test_page_without_news_is_answered_in_a_word(visit: Visit, of_file: Served, name: str) -> None:
+    """304 and no page, as long as nothing changes but the time that has passed."""
+    with visit(of_file.url) as visitor:
+        page = visitor.go(PAGES[name](of_file))
+        page.wait_for_event("response", lambda response: is_look(response) and response.status == 304)
 
 
 def without_digits(text: str) -> str:

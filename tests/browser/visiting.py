@@ -89,6 +89,11 @@ class Visitor:
         self._context.close()
 
 
+def is_look(response: Response) -> bool:
+    """Whether a page that is open has asked for this, to keep itself up to date."""
+    return "x-live" in response.request.headers
+
+
 @contextmanager
 def visiting(
     browser: Browser,
