@@ -38,20 +38,27 @@ class Surroundings(NamedTuple):
 def surroundings(
     row: TaskRow,
     known: Sequence[InstanceRow],
-    database: Path,
+    database: Path | None,
     now_us: int,
     workflow: OwnWorkflow | None = None,
     *,
     is_paused: bool,
 ) -> Surroundings:
-    """Return the surroundings of a task, from the rows of the instances and their lock files."""
+    """Return the surroundings of a task, from the rows of the instances and their lock files.
+
+    `database` is None for a manager in memory, which is the only instance there.
+    """
+
+    def is_gone(instance_id: str) -> bool:
+        return database is not None and is_dead(database, instance_id)
+
     owner_id = row.claimed_by_worker_id
-    alive = [said_by(each) for each in known if not is_dead(database, each.instance_id)]
+    alive = [said_by(each) for each in known if not is_gone(each.instance_id)]
     runners = [each.task_names for each in alive if each.runs(row.queue_name)]
     return Surroundings(
         now_us=now_us,
         owner=next((each for each in known if each.instance_id == owner_id), None),
-        is_owner_dead=owner_id is not None and is_dead(database, owner_id),
+        is_owner_dead=owner_id is not None and is_gone(owner_id),
         living_count=len(alive),
         is_queue_run=bool(runners),
         is_function_known=any(names is None or row.task_name in names for names in runners),

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from taskmanager.manager import TaskManager
 from taskmanager.model.errors import ConfigurationError, StoreError, TaskManagerError
-from taskmanager.web import health, instances, overview, queues
+from taskmanager.web import health, instances, overview, queues, task
 from taskmanager.web.guard import Guard, check_auth
 from taskmanager.web.render import Sheet, View, drawn, fault_page, path_of, refuse, respond, sent
 from taskmanager.web.site import FormatArguments, Site, site_of, viewer_of
@@ -23,6 +23,7 @@ Page = Callable[[Request], Awaitable[View | Response]]
 
 PAGES: Final[tuple[tuple[str, Page], ...]] = (
     ("/", overview.show),
+    ("/tasks/{task_id}", task.show),
     ("/queues", queues.show),
     ("/instances", instances.show),
 )

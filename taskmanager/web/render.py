@@ -199,6 +199,16 @@ def status(name: str) -> Markup:
     )
 
 
+def commands(text: str) -> Markup:
+    """Return a sentence whose commands, which stand between backticks, are set as code."""
+    parts = escaped(text).split("`")
+    if len(parts) % 2 == 0:
+        return escape("`".join(parts))
+    return Markup().join(
+        Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts)
+    )
+
+
 def capitalize_first(text: str) -> str:
     """Return a sentence of one."""
     return text[:1].upper() + text[1:]
@@ -222,7 +232,7 @@ def _environment_of_pages() -> Environment:
         "lines": escaped_lines,
         "compact": figures.compact, "size": figures.size, "took": figures.took, "exact": figures.exact,
         "precise": figures.precise, "iso": figures.iso, "segment": segment, "query": query_of,
-        "cut": figures.cut, "cause": figures.cause, "done_of": figures.done_of,
+        "cut": figures.cut, "commands": commands, "cause": figures.cause, "done_of": figures.done_of,
         "workflow_label": figures.workflow_label, "capitalize_first": capitalize_first,
     }  # fmt: skip
     return made

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -24,6 +25,7 @@ from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import Store
 from taskmanager.store.sqlite import SqliteStore
 from taskmanager.store.sqlite.reading import open_read_only, snapshot
+from taskmanager.store.sqlite.task_views import TaskView, of_memory
 
 SHARED_S: Final = 1.0
 """How long an answer is good for others who ask the same."""
@@ -139,6 +141,21 @@ class Source:
         if self.manager is None or self.manager._instance.is_of_another_loop():  # noqa: SLF001  # a part of the package
             return None
         return self.manager._engine()  # noqa: SLF001  # as above
+
+    def in_memory(self, task_id: str) -> TaskView | None:
+        """Return a task that the manager has in its memory, such as a memory-only one that runs."""
+        if self.manager is None or self.running() is None:
+            return None
+        live = self.manager._instance.find_live(task_id)  # noqa: SLF001  # as above
+        return None if live is None else of_memory(live.row(), live.attempts_due)
+
+    def ids_in_memory_like(self, part: str, limit: int) -> list[str]:
+        """Return ids of tasks in the memory of the manager that begin or end with `part`, at most `limit`."""
+        engine = self.running()
+        if engine is None or not part:
+            return []
+        found = (each for each in list(engine.live) if each.startswith(part) or each.endswith(part))
+        return list(islice(found, limit))
 
     def _in_memory(self) -> MemoryStore:
         engine = None if self.manager is None else self.manager._engine()  # noqa: SLF001  # as above

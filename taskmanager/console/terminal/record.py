@@ -9,13 +9,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from taskmanager.codec.report import number_or_none
 from taskmanager.console.documents import parsed
 from taskmanager.console.figures import (
     MAX_CHARS,
     clock,
     cut,
-    done_of,
     exact,
     message_of,
     precise,
@@ -24,14 +22,13 @@ from taskmanager.console.figures import (
     workflow_label,
 )
 from taskmanager.console.outlook import Outlook
+from taskmanager.console.record import place_of, policy, progress_of, so_far, step_until
 from taskmanager.console.terminal.tables import STATUS_STYLES
-from taskmanager.engine.definition import options_of, timeout_of
 from taskmanager.model.escaping import escaped, escaped_lines
 from taskmanager.model.record import AttemptRow, TaskRow, UnreadableRow
 from taskmanager.model.states import TaskStatus
 from taskmanager.model.steps import StepRow
 from taskmanager.model.wording import why
-from taskmanager.model.workflows import HELD
 from taskmanager.store.on_failure import enqueued_by
 from taskmanager.store.protocol import InstanceRow
 from taskmanager.store.statistics import OwnWorkflow
@@ -41,7 +38,6 @@ MAX_VALUE_CHARS: Final = 1_000
 MAX_LOG_LINES: Final = 200
 MAX_STEPS: Final = 200
 _OUTCOME_STYLES: Final = {"COMPLETED": "green", "FAILED": "red", "WORKER_FAILURE": "red", "INTERRUPTED": "magenta"}
-_COUNTS: Final = (("start", "starts"), ("retry", "retries"), ("crash", "crashes"), ("snooze", "snoozes"))
 
 
 class Record(NamedTuple):
@@ -119,7 +115,7 @@ def _fact_lines(record: Record) -> Iterator[tuple[str, str]]:
     workflow = record.workflow
     yield "workflow", "" if workflow is None else escaped(f"{workflow_label(workflow)}, node {workflow.node_id}")
     yield "queue", f"{escaped(row.queue_name)}, priority {row.priority}"
-    yield "policy", _policy(row)
+    yield "policy", policy(row)
     yield "scheduled", _instant(row.scheduled_for, now)
     yield "sent", _instant(row.sent_at, now)
     yield "started", _instant(row.started_at, now)
@@ -131,11 +127,10 @@ def _fact_lines(record: Record) -> Iterator[tuple[str, str]]:
     yield "good until", _instant(row.good_until, now)
     if row.cancel_requested_at is not None:
         yield "cancel", f"requested {_instant(row.cancel_requested_at, now)}"
-    yield "instance", "" if row.claimed_by_worker_id == HELD else _instance(row, record.owner)
+    yield "instance", place_of(row, record.owner)
     progress = parsed(row.progress or "null")
-    yield "progress", _progress(progress) if isinstance(progress, Mapping) else ""
-    counts = zip((row.start_count, row.retry_count, row.crash_count, row.snooze_count), _COUNTS, strict=True)
-    yield "so far", ", ".join(f"{number} {one if number == 1 else many}" for number, (one, many) in counts if number)
+    yield "progress", progress_of(progress) if isinstance(progress, Mapping) else ""
+    yield "so far", so_far(row)
 
 
 def _instant(instant_us: int | None, now_us: int) -> str:
@@ -163,39 +158,6 @@ def result_text(stored: str | None) -> str:
 
 def _value(value: object) -> str:
     return escaped(json.dumps(value, ensure_ascii=False))
-
-
-def _policy(row: TaskRow) -> str:
-    options, timeout_s = options_of(row.task_options), timeout_of(row.task_options)
-    parts = ["persisted" if options.get("persist") else "memory only"]
-    if options.get("requeue_on_interrupt"):
-        parts.append("safe to repeat")
-    if row.max_retries:
-        parts.append("1 retry" if row.max_retries == 1 else f"{row.max_retries} retries")
-    if timeout_s is not None:
-        parts.append(f"timeout {timeout_s:g} s")
-    return ", ".join([*parts, escaped(f"{options.get('lane', 'async')} lane")])
-
-
-def _instance(row: TaskRow, owner: InstanceRow | None) -> str:
-    """Return the process that has the task, or had it."""
-    if row.claimed_by_worker_id is None:
-        return ""
-    if owner is not None:
-        name = "" if owner.instance_name is None else f"{escaped(owner.instance_name)}, "
-        return f"{name}process {owner.pid} on {escaped(owner.hostname)}"
-    if row.worker_pid is not None:
-        return f"process {row.worker_pid} on {escaped(row.worker_hostname or 'an unknown host')}"
-    return f"{escaped(row.claimed_by_worker_id)}, which has ended"
-
-
-def _progress(progress: Mapping[str, Any]) -> str:
-    done, total = number_or_none(progress.get("done")), number_or_none(progress.get("total"))
-    text = str(progress.get("text") or "")
-    if done is None:
-        return escaped(text)
-    share = f" ({done / total:.0%})" if total and 0 <= done <= total else ""
-    return escaped(f"{done_of(done, total)}{share}  {text}".rstrip())
 
 
 def _attempts(attempts: Sequence[AttemptRow]) -> Iterator[RenderableType]:
@@ -243,7 +205,7 @@ def _current(record: Record) -> Iterator[RenderableType]:
 def _steps(steps: Sequence[StepRow]) -> Table:
     table = _grid(True, False)
     for row in steps:
-        took = _until(row) if row.ended_at is None else f"after {exact(row.ended_at - row.started_at)}"
+        took = step_until(row) if row.ended_at is None else f"after {exact(row.ended_at - row.started_at)}"
         line = Text.assemble(escaped(row.name), "  ", took)
         if row.attempts > 1:
             line.append(f", {row.attempts} tries")
@@ -251,11 +213,6 @@ def _steps(steps: Sequence[StepRow]) -> Table:
             line.append(f"  {why(row.error_code, row.error_message, max_chars=MAX_CHARS)}", "red")
         table.add_row(escaped(row.key) or str(row.number), clock(row.started_at), line)
     return table
-
-
-def _until(step: StepRow) -> str:
-    """Return how long a step that has not ended goes on."""
-    return "not ended" if step.due_at is None else f"until {clock(step.due_at)}"
 
 
 def _log(entries: Sequence[Any]) -> Table:
