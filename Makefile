@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help venv other-venvs test quick lint typing unit others demo bench bench-peers simulate churn audit fmt clean
+.PHONY: help venv other-venvs test quick lint typing unit others demo bench bench-peers simulate pictures churn audit fmt clean
 
 VERSION := import sys; print("%d.%d" % sys.version_info[:2])
 SUPPORTED := 3.11 3.12 3.13 3.14
@@ -116,6 +116,9 @@ bench-peers: venv  ## The same no-op in other libraries (ARGS="--quick --only hu
 
 simulate: venv  ## The seeded simulator: thousands of programs with faults, on virtual time
 	@$(call say,simulation); $(BIN)/python -m tests.simulation --seeds 2000 --workers $(WORKERS) $(ARGS)
+
+pictures: venv  ## The pictures of the dashboard in docs/, made anew with the browser that is installed
+	@$(BIN)/python -m tests.browser.pictures
 
 churn: venv  ## Kill it again and again: 500 rounds of random signals, then the count
 	@$(call say,churn); $(BIN)/python -m tests.crash.churn --rounds 500 $(ARGS)

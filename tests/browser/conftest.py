@@ -1,7 +1,5 @@
 """A real browser, and what it visits. Without a browser these tests are left out."""
 
-import os
-import shutil
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -12,17 +10,10 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from tests.browser import content
-from tests.browser.serving import Served, serving
-from tests.browser.visiting import Visitor, visiting
+from tests.browser.serving import Served, serving, uvicorn
+from tests.browser.visiting import Visitor, browser_path, visiting
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 NO_BROWSER = "tests of the dashboard in a browser: none is installed (on Debian: apt-get install chromium)"
-
-
-def browser_path() -> str | None:
-    """The browser that is used: that of $TASKMANAGER_BROWSER, or the first that is installed."""
-    asked = os.environ.get("TASKMANAGER_BROWSER")
-    return next(filter(None, map(shutil.which, [asked] if asked else NAMES)), None)
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +57,6 @@ def made_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     database = tmp_path_factory.mktemp("content") / "tasks.db"
     content.make(database)
     return database
-
-
-def uvicorn(factory: str) -> tuple[str, ...]:
-    """The command that serves an application of `application`."""
-    return ("uvicorn", "--factory", f"tests.browser.application:{factory}", "--port", "0", "--no-access-log")
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,11 @@ class Server:
         self.process.wait(STOP_S)
 
 
+def uvicorn(factory: str) -> tuple[str, ...]:
+    """The command that serves an application of `application`."""
+    return ("uvicorn", "--factory", f"tests.browser.application:{factory}", "--port", "0", "--no-access-log")
+
+
 class Served(NamedTuple):
     """A dashboard that can be visited."""
 

@@ -1,5 +1,7 @@
 """Visits pages, and hears everything that a browser has to say against them."""
 
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,13 +11,19 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response
 
 Theme = Literal["light", "dark"]
 
+NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "chrome")
 PATIENCE_MS: Final = 30_000
 expect.set_options(timeout=PATIENCE_MS)
-# Chromium asks for it by itself, and only if a page names none.
 REPORT_VIOLATIONS: Final = """
 document.addEventListener('securitypolicyviolation', (event) => console.error(
     `policy ${event.violatedDirective} refuses ${event.blockedURI} in ${event.sourceFile}:${event.lineNumber}`));
 """
+
+
+def browser_path() -> str | None:
+    """The browser that is used: that of $TASKMANAGER_BROWSER, or the first that is installed."""
+    asked = os.environ.get("TASKMANAGER_BROWSER")
+    return next(filter(None, map(shutil.which, [asked] if asked else NAMES)), None)
 
 
 @dataclass
