@@ -1,11 +1,9 @@
-"""The applications that are served to a browser: the shop with its dashboard, and the dashboard of a file alone.
+"""The application that is served to a browser: the shop with its dashboard.
 
 What the shop does next is told by `POST /shop/...`, so that a test decides when a page has something new to show.
 """
 
 import logging
-import os
-from pathlib import Path
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -51,7 +49,8 @@ async def open_gate(request: Request) -> JSONResponse:
 
 def allowed(request: Request) -> str | None:
     """Who says nothing may act; a header makes somebody less."""
-    return request.headers.get("x-may", "act")
+    said = request.headers.get("x-may", "act")
+    return None if said == "nothing" else said
 
 
 def living() -> ASGIApp:
@@ -63,12 +62,3 @@ def living() -> ASGIApp:
         Mount("/tasks", dashboard(manager, auth=allowed, title="shop")),
     ]
     return Starlette(routes=routes, lifespan=manager.lifespan)
-
-
-def of_file() -> ASGIApp:
-    """The dashboard of a file whose application is down."""
-    from taskmanager.web.app import file_site, pages_of
-    from taskmanager.web.guard import Guard
-
-    database = Path(os.environ["SERVED_DB"])
-    return Guard(pages_of(file_site(database, title="shop")), allowed, read_only=False)

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from tests.browser import content
-from tests.browser.serving import Served, serving, uvicorn
+from tests.browser.serving import SHOP, Served, serving, web
 from tests.browser.visiting import Visitor, browser_path, visiting
 
 NO_BROWSER = "tests of the dashboard in a browser: none is installed (on Debian: apt-get install chromium)"
@@ -63,19 +63,20 @@ def made_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def of_file(made_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The dashboard of the file, for tests that only look."""
     database = content.copy(made_database, tmp_path_factory.mktemp("served"))
-    with serving(database, *uvicorn("of_file")) as server:
+    with serving(database, *web(database)) as server:
         yield Served(server, "")
 
 
 @pytest.fixture
 def of_own_file(made_database: Path, tmp_path: Path) -> Iterator[Served]:
     """The dashboard of a file that belongs to this test, which may change it."""
-    with serving(content.copy(made_database, tmp_path), *uvicorn("of_file")) as server:
+    database = content.copy(made_database, tmp_path)
+    with serving(database, *web(database, "--auth", "tests.browser.application:allowed")) as server:
         yield Served(server, "")
 
 
 @pytest.fixture
 def of_shop(made_database: Path, tmp_path: Path) -> Iterator[Served]:
     """The dashboard of a shop at work, below a path, on a file that belongs to this test."""
-    with serving(content.copy(made_database, tmp_path), *uvicorn("living")) as server:
+    with serving(content.copy(made_database, tmp_path), *SHOP) as server:
         yield Served(server, "/tasks")

@@ -8,7 +8,7 @@ from typing import Final
 from playwright.sync_api import sync_playwright
 
 from tests.browser import content
-from tests.browser.serving import serving, uvicorn
+from tests.browser.serving import SHOP, serving
 from tests.browser.visiting import Theme, browser_path, visiting
 from tests.crash.harness import ROOT
 
@@ -27,7 +27,7 @@ def main(folder: Path = DOCS) -> None:
         database = Path(made) / "tasks.db"
         content.make(database)
         browser = playwright.chromium.launch(executable_path=browser_path())
-        with serving(database, *uvicorn("living")) as server:
+        with serving(database, *SHOP) as server:
             for name, address, theme in PICTURES:
                 with visiting(browser, f"{server.url()}/tasks", theme=theme) as visitor:
                     page = visitor.go(address)

@@ -65,9 +65,13 @@ class Server:
         self.process.wait(STOP_S)
 
 
-def uvicorn(factory: str) -> tuple[str, ...]:
-    """The command that serves an application of `application`."""
-    return ("uvicorn", "--factory", f"tests.browser.application:{factory}", "--port", "0", "--no-access-log")
+SHOP: Final = ("uvicorn", "--factory", "tests.browser.application:living", "--port", "0", "--no-access-log")
+"""The command that lets the shop work, and serves its dashboard below `/tasks`."""
+
+
+def web(database: Path, *options: str) -> tuple[str, ...]:
+    """The command that serves a file."""
+    return ("taskmanager", "web", "--db", str(database), "--port", "0", *options)
 
 
 class Served(NamedTuple):

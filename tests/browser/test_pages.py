@@ -109,7 +109,7 @@ def test_page_says_where_one_is(visit: Visit, of_file: Served, name: str) -> Non
         page = visitor.go(PAGES[name](of_file))
         heading = page.get_by_role("heading", level=1)
         expect(heading).to_have_count(1)
-        assert page.title().endswith(" · shop")
+        assert page.title() == f"{heading.inner_text()} · tasks.db"
 
 
 @each_page
