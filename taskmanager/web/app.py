@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from taskmanager.manager import TaskManager
 from taskmanager.model.errors import ConfigurationError, StoreError, TaskManagerError
-from taskmanager.web import health, instances, overview, queues, task
+from taskmanager.web import acting, health, instances, overview, queues, task, tasks
 from taskmanager.web.guard import Guard, check_auth
 from taskmanager.web.render import Sheet, View, drawn, fault_page, path_of, refuse, respond, sent
 from taskmanager.web.site import FormatArguments, Site, site_of, viewer_of
@@ -24,6 +24,7 @@ Page = Callable[[Request], Awaitable[View | Response]]
 PAGES: Final[tuple[tuple[str, Page], ...]] = (
     ("/", overview.show),
     ("/tasks/{task_id}", task.show),
+    ("/tasks", tasks.show),
     ("/queues", queues.show),
     ("/instances", instances.show),
 )
@@ -33,6 +34,8 @@ A name in an address is one segment, quoted.
 """
 ANSWERS: Final[tuple[tuple[str, Page, str], ...]] = (
     ("/healthz", health.show, "GET"),
+    ("/tasks/{task_id}/retry", acting.retry_one, "POST"),
+    ("/tasks/{task_id}/cancel", acting.cancel_one, "POST"),
     ("/queues/pause", queues.pause, "POST"),
     ("/queues/resume", queues.resume, "POST"),
     ("/instances/recover", instances.recover, "POST"),
@@ -110,7 +113,8 @@ def _shown(page: Page) -> Callable[[Request], Awaitable[Response]]:
             found = await page(request)
             return found if isinstance(found, Response) else drawn(request, found)
 
-        key = request.url.path, request.url.query, viewer_of(request).may_act
+        held = request.headers.get(tasks.ROWS_HEADER, "")
+        key = request.url.path, request.url.query, held, viewer_of(request).may_act
         mark = source.mark()
         if mark is not None and (mark, request.headers.get("if-none-match")) == marks.get(key):
             return Response(status_code=304, headers={"ETag": marks[key][1], "Vary": "Cookie"})

@@ -47,6 +47,18 @@
       beforeNodeMorphed: (old) => !(old.nodeType === 1 && (old.hasAttribute("data-keep") || old.matches("form") && isBeingFilled(old))),
     },
   };
+  // A list that somebody is at keeps its rows: they are named to the server, which counts what is new meanwhile.
+  const MAX_NAMED = 6000;
+  let isPointed = false;
+  document.addEventListener("pointerover", (event) => { isPointed = event.pointerType === "mouse" && !!event.target.closest("[data-steady]"); });
+  document.documentElement.addEventListener("pointerleave", () => { isPointed = false; });
+  const namedRows = () => {
+    const list = main.querySelector("[data-steady]");
+    if (!list) return "";
+    const isAtIt = list.dataset.steady === "always" || isPointed || list.contains(document.activeElement) || list.getBoundingClientRect().top < 0;
+    const named = isAtIt ? [...list.querySelectorAll("tr[data-id]")].map((row) => encodeURIComponent(row.dataset.id)).join(",") : "";
+    return named.length > MAX_NAMED ? "" : named;
+  };
   let tag = null, isLooking = false, timer = 0;
   const isWanted = () => main.hasAttribute("data-live") && liveSwitch.getAttribute("aria-pressed") === "true" && !document.hidden;
   const say = (text) => { if (trouble.textContent !== text) trouble.textContent = text; trouble.hidden = !text; };
@@ -70,6 +82,8 @@
     try {
       const headers = { "X-Live": "1" };
       if (tag) headers["If-None-Match"] = tag;
+      const named = namedRows();
+      if (named) headers["X-Rows"] = named;
       const answer = await fetch(location.href.split("#")[0], { headers, cache: "no-store", redirect: "error", signal: AbortSignal.timeout(20000) });
       setClock(answer.headers.get("Date"));
       if (answer.status === 200 || answer.status === 503) {

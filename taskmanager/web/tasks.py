@@ -1,0 +1,217 @@
+"""The page of tasks: a filter, the tasks that fit it, newest first, and the way to older ones.
+
+The filter is the address, so it can be sent to a colleague. A list that a person is at keeps its rows: the browser
+names them in `X-Rows`, and gets these rows as they are now. What is new meanwhile is counted, and pushes none away.
+"""
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from taskmanager.console.figures import MAX_CHARS
+from taskmanager.engine.instance import is_dead
+from taskmanager.model.clock import LAST_US
+from taskmanager.model.record import TaskRow, UnreadableRow
+from taskmanager.model.states import LIVE, TERMINAL, TaskStatus
+from taskmanager.model.wording import counted, why
+from taskmanager.store.sqlite.queries import SUMMARY, fetch_ids
+from taskmanager.store.sqlite.scanning import Counted, count_up_to, scan
+from taskmanager.store.sqlite.search import Elsewhere, Search, error_messages, memory_only
+from taskmanager.store.sqlite.workflow_views import workflows_of
+from taskmanager.store.statistics import OwnWorkflow
+from taskmanager.web.filters import Cursor, Filter, read_filter, told
+from taskmanager.web.render import View, up_of
+from taskmanager.web.site import site_of
+
+PAGE: Final = 50
+LOOK_S: Final = 0.05
+COUNT_S: Final = 0.03
+"""Together they leave 20 ms of the 100 for everything else."""
+ROWS_HEADER: Final = "x-rows"
+MAX_ID_CHARS: Final = 1_000
+SINCE: Final = (("15m", "last 15 minutes"), ("1h", "last hour"), ("1d", "last day"), ("7d", "last 7 days"))
+RETRYABLE: Final = TERMINAL - {TaskStatus.COMPLETED}
+
+
+class Line(NamedTuple):
+    """One row of the list."""
+
+    row: TaskRow
+    fault: str
+    workflow: OwnWorkflow | None
+
+    @property
+    def moment(self) -> int | None:
+        """Return when the task has ended or started, or is due; None if it waits for an event."""
+        row = self.row
+        if self.is_ended:
+            return row.completed_at or row.failed_at or row.updated_at
+        found = row.started_at or row.updated_at if row.status == TaskStatus.RUNNING else row.enqueued_at
+        return None if found >= LAST_US else found
+
+    @property
+    def ran_us(self) -> int | None:
+        """Return how long the last attempt of an ended task took, or None if it has not ended or never started."""
+        end = self.row.completed_at or self.row.failed_at
+        if not self.is_ended or end is None or self.row.started_at is None:
+            return None
+        return max(0, end - self.row.started_at)
+
+    @property
+    def is_ended(self) -> bool:
+        """Return whether nothing moves the task any more, but a retry."""
+        return self.row.status in TERMINAL
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether it runs."""
+        return self.row.status == TaskStatus.RUNNING
+
+    @property
+    def can_retry(self) -> bool:
+        """Return whether a retry is offered beside it."""
+        return self.row.status in RETRYABLE
+
+    @property
+    def can_cancel(self) -> bool:
+        """Return whether it can be cancelled."""
+        return self.row.status in LIVE
+
+
+class Listing(NamedTuple):
+    """What one look at the tasks has found.
+
+    Older tasks are behind `reached`. `news_count` new ones fit, and are not among the lines. `total` is None if nobody
+    has counted. Tasks that run `elsewhere` are not in the file.
+    """
+
+    lines: tuple[Line, ...]
+    reached: Cursor | None
+    is_full: bool
+    total: Counted | None
+    news_count: int
+    elsewhere: tuple[Elsewhere, ...]
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether the time has ended the search before the page was full."""
+        return self.reached is not None and not self.is_full
+
+
+async def show(request: Request) -> View | Response:
+    """Show the tasks of the filter that the address is. What a form has left empty is taken out of the address."""
+    site, pairs = site_of(request), request.query_params.multi_items()
+    asked = read_filter(pairs, site.source.clock.now_us())
+    if not asked.faults and any(not value for _, value in pairs):
+        return RedirectResponse(f"{up_of(request)}tasks{query_part(asked.query(before=asked.before))}", 303)
+    listing = None
+    if not asked.faults:
+        search = asked.search(looks_in_arguments=not site.hide_arguments)
+        listing = await site.source.look(look, site.source.database, search, asked.before, held_rows(request))
+    values: dict[str, Any] = {
+        "asked": asked, "listing": listing, "statuses": tuple(TaskStatus), "sinces": _sinces(asked),
+        "told": _told(asked, listing), "filter_part": query_part(asked.query()), "older": _older(asked, listing),
+        "bulk": _bulk(asked), "elsewhere": _elsewhere(listing),
+    }  # fmt: skip
+    if listing is None:
+        return View("tasks.html", values, 400)
+    if listing.is_cut:
+        values["is_live"] = False  # each look would end at another place, and cost its whole time
+    return View("tasks.html", values)
+
+
+def held_rows(request: Request) -> tuple[str, ...]:
+    """Return the ids of the rows that the browser wants to keep, in their order."""
+    text = request.headers.get(ROWS_HEADER, "")
+    return tuple(unquote(each) for each in text.split(",")[:PAGE] if 0 < len(each) <= MAX_ID_CHARS)
+
+
+def look(
+    connection: sqlite3.Connection, database: Path | None, search: Search, after: Cursor | None, held: Sequence[str]
+) -> Listing:
+    """Return a page of the tasks that fit, or of those that are `held`."""
+    scanned = scan(connection, search, PAGE, budget_s=LOOK_S, after=after)
+    rows, reached, news_count = scanned.rows, scanned.reached, 0
+    if held and (kept := _kept(connection, held)):
+        news_count = 0 if after is not None else sum(_place(row) > _place(kept[0]) for row in rows)
+        has_more = reached is not None or any(_place(row) < _place(kept[-1]) for row in rows)
+        rows, reached = kept, _place(kept[-1]) if has_more else None
+    total = None if search.text is not None else count_up_to(connection, search, budget_s=COUNT_S)
+    messages = error_messages(connection, [row.task_id for row in rows], MAX_CHARS)
+    workflows = workflows_of(connection, [row.task_id for row in rows if row.is_workflow_task])
+    lines = tuple(Line(row, _fault(row, messages), workflows.get(row.task_id)) for row in rows)
+    is_full = len(rows) >= PAGE or bool(held)
+    return Listing(lines, reached, is_full, total, news_count, _unseen(connection, database, search))
+
+
+def _kept(connection: sqlite3.Connection, held: Sequence[str]) -> list[TaskRow]:
+    found = fetch_ids(connection, held, SUMMARY)
+    return [found[each] for each in held if each in found]
+
+
+def _place(row: TaskRow) -> Cursor:
+    return row.sent_at, row.task_id
+
+
+def _fault(row: TaskRow, messages: Mapping[str, str]) -> str:
+    if isinstance(row, UnreadableRow):
+        return row.fault
+    if row.error_code is None:
+        return ""
+    return why(row.error_code, messages.get(row.task_id), max_chars=MAX_CHARS, is_short=True)
+
+
+def _unseen(connection: sqlite3.Connection, database: Path | None, search: Search) -> tuple[Elsewhere, ...]:
+    """Return the tasks that run in memory, of living instances, if the search is for what runs."""
+    if database is None or not (search.is_everything or search == search._replace(statuses=(TaskStatus.RUNNING,))):
+        return ()
+    return tuple(each for each in memory_only(connection) if not is_dead(database, each.instance_id))
+
+
+def _elsewhere(listing: Listing | None) -> tuple[tuple[str, str], ...]:
+    """Return for each instance with memory-only tasks how many it has, and where it is."""
+    if listing is None:
+        return ()
+    places: dict[tuple[int, str], int] = {}
+    for each in listing.elsewhere:
+        places[each.pid, each.hostname] = places.get((each.pid, each.hostname), 0) + 1
+    return tuple((counted(count, "task"), f"process {pid} on {host}") for (pid, host), count in places.items())
+
+
+def _told(asked: Filter, listing: Listing | None) -> str:
+    """Return how many tasks fit, in words; without a number if nobody has counted."""
+    if listing is None or listing.total is None:
+        return told(asked)
+    count, is_capped = listing.total.count, listing.total.is_capped
+    return f"{count:,}{'+' if is_capped else ''} {told(asked, is_one=count == 1 and not is_capped)}"
+
+
+def query_part(query: str) -> str:
+    """Return a query as it stands in an address."""
+    return f"?{query}" if query else ""
+
+
+def _older(asked: Filter, listing: Listing | None) -> str:
+    if listing is None or listing.reached is None:
+        return ""
+    return query_part(asked.query(before=listing.reached))
+
+
+def _bulk(asked: Filter) -> Mapping[str, bool]:
+    """Return which actions on all tasks of the filter make sense."""
+    is_meant = not asked.is_everything and not asked.faults
+    return {
+        "retry": is_meant and (not asked.statuses or not RETRYABLE.isdisjoint(asked.statuses)),
+        "cancel": is_meant and (not asked.statuses or not LIVE.isdisjoint(asked.statuses)),
+    }
+
+
+def _sinces(asked: Filter) -> list[tuple[str, str]]:
+    """Return what the choice of a time offers, the given one included."""
+    given = [(asked.since, f"since {asked.since}")] if asked.since and asked.since not in dict(SINCE) else []
+    return [*given, *SINCE]
