@@ -5,6 +5,7 @@ names them in `X-Rows`, and gets these rows as they are now. What is new meanwhi
 """
 
 import sqlite3
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,10 +19,10 @@ from taskmanager.engine.instance import is_dead
 from taskmanager.model.clock import LAST_US
 from taskmanager.model.record import TaskRow, UnreadableRow
 from taskmanager.model.states import LIVE, TERMINAL, TaskStatus
-from taskmanager.model.wording import counted, why
+from taskmanager.model.wording import why
 from taskmanager.store.sqlite.queries import SUMMARY, fetch_ids
 from taskmanager.store.sqlite.scanning import Counted, count_up_to, scan
-from taskmanager.store.sqlite.search import Elsewhere, Search, error_messages, memory_only
+from taskmanager.store.sqlite.search import Search, error_messages, memory_only
 from taskmanager.store.sqlite.workflow_views import workflows_of
 from taskmanager.store.statistics import OwnWorkflow
 from taskmanager.web.filters import Cursor, Filter, read_filter, told
@@ -87,7 +88,7 @@ class Listing(NamedTuple):
     """What one look at the tasks has found.
 
     Older tasks are behind `reached`. `news_count` new ones fit, and are not among the lines. `total` is None if nobody
-    has counted. Tasks that run `elsewhere` are not in the file.
+    has counted. `unseen` says where tasks run that are not in the file, and how many.
     """
 
     lines: tuple[Line, ...]
@@ -95,7 +96,7 @@ class Listing(NamedTuple):
     is_full: bool
     total: Counted | None
     news_count: int
-    elsewhere: tuple[Elsewhere, ...]
+    unseen: tuple[tuple[str, int], ...]
 
     @property
     def is_cut(self) -> bool:
@@ -116,7 +117,7 @@ async def show(request: Request) -> View | Response:
     values: dict[str, Any] = {
         "asked": asked, "listing": listing, "statuses": tuple(TaskStatus), "sinces": _sinces(asked),
         "told": _told(asked, listing), "filter_part": query_part(asked.query()), "older": _older(asked, listing),
-        "bulk": _bulk(asked), "elsewhere": _elsewhere(listing),
+        "bulk": _bulk(asked),
     }  # fmt: skip
     if listing is None:
         return View("tasks.html", values, 400)
@@ -166,21 +167,13 @@ def _fault(row: TaskRow, messages: Mapping[str, str]) -> str:
     return why(row.error_code, messages.get(row.task_id), max_chars=MAX_CHARS, is_short=True)
 
 
-def _unseen(connection: sqlite3.Connection, database: Path | None, search: Search) -> tuple[Elsewhere, ...]:
-    """Return the tasks that run in memory, of living instances, if the search is for what runs."""
-    if database is None or not (search.is_everything or search == search._replace(statuses=(TaskStatus.RUNNING,))):
+def _unseen(connection: sqlite3.Connection, database: Path | None, search: Search) -> tuple[tuple[str, int], ...]:
+    """Return how many tasks run in the memory of which living process, if the search is for what runs."""
+    is_for_running = search.statuses in ((), (TaskStatus.RUNNING,)) and search._replace(statuses=()).is_everything
+    if database is None or not is_for_running:
         return ()
-    return tuple(each for each in memory_only(connection) if not is_dead(database, each.instance_id))
-
-
-def _elsewhere(listing: Listing | None) -> tuple[tuple[str, str], ...]:
-    """Return for each instance with memory-only tasks how many it has, and where it is."""
-    if listing is None:
-        return ()
-    places: dict[tuple[int, str], int] = {}
-    for each in listing.elsewhere:
-        places[each.pid, each.hostname] = places.get((each.pid, each.hostname), 0) + 1
-    return tuple((counted(count, "task"), f"process {pid} on {host}") for (pid, host), count in places.items())
+    living = [each for each in memory_only(connection) if not is_dead(database, each.instance_id)]
+    return tuple(Counter(f"process {each.pid} on {each.hostname}" for each in living).items())
 
 
 def _told(asked: Filter, listing: Listing | None) -> str:

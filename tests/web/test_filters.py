@@ -130,7 +130,7 @@ def test_place_is_read_again_from_its_text(task_id: str) -> None:
 
 
 def test_place_keeps_the_bytes_of_an_id_that_is_no_text() -> None:
-    """Its replacement sorts elsewhere, so a page would skip tasks or show them twice."""
+    """Its replacement has another place in the order, so a page would skip tasks or show them twice."""
     found = place_of(place_text((5, Undecodable(b"\xff\xfe"))))
     assert found is not None
     assert isinstance(found[1], Undecodable)
