@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from taskmanager.model.record import PAYLOAD, TaskRow
 from taskmanager.model.states import TaskStatus
-from taskmanager.store.sqlite import windows
+from taskmanager.store.sqlite import scanning, windows
 from taskmanager.store.sqlite.scanning import (
     TEXT_ROWS,
     Counted,
@@ -167,7 +167,8 @@ def small_windows() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(windows, "FIRST_SIZE", 4)
         patch.setattr(windows, "TIES", 6)
-        patch.setattr("taskmanager.store.sqlite.scanning.FEW", 3)
+        patch.setattr(scanning, "FEW", 3)
+        patch.setattr(scanning, "FIRST_SIZE", 2)
         yield
 
 

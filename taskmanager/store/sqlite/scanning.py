@@ -17,6 +17,8 @@ from taskmanager.store.sqlite.rows import unpacked
 from taskmanager.store.sqlite.search import Search, conditions_of
 from taskmanager.store.sqlite.search_text import TextSearch
 from taskmanager.store.sqlite.windows import (
+    FIRST_SIZE,
+    GROWTH,
     NEWEST,
     NEWEST_FIRST,
     OLDEST,
@@ -99,12 +101,13 @@ def scan(
     It ends with the time, and with a text after `TEXT_ROWS` tasks that fit the rest of the search. However little time
     there is, it gets further than `after`.
     """
+    pace = Pace(budget_s)
     with snapshot(connection):
-        hits, reached = _look(connection, search, limit + 1, NEWEST_FIRST, after or NEWEST, budget_s)
-        if len(hits) > limit:
-            hits = hits[:limit]
-            reached = hits[-1].place
-        return Scanned(_summaries(connection, hits), reached, reached is None)
+        hits, reached = _look(connection, search, limit + 1, NEWEST_FIRST, after or NEWEST, pace)
+        rows = _summaries(connection, hits[:limit], pace)
+    if len(rows) < len(hits):
+        reached = hits[len(rows) - 1].place
+    return Scanned(rows, reached, reached is None)
 
 
 def every_page(connection: sqlite3.Connection, search: Search, size: int = 1_000) -> Iterator[list[TaskRow]]:
@@ -142,7 +145,7 @@ def page_ids(
     It may return fewer, even none, and not be at the end: then the time was up. A text is looked for in all of them.
     """
     with snapshot(connection):
-        hits, reached = _look(connection, search, limit, OLDEST_FIRST, after or OLDEST, budget_s, until)
+        hits, reached = _look(connection, search, limit, OLDEST_FIRST, after or OLDEST, Pace(budget_s), until)
     return Ids([hit.place for hit in hits], reached)
 
 
@@ -152,7 +155,7 @@ def count_up_to(
     """Count the tasks that fit, newest first, until there are `cap` of them, or the time is up."""
     with snapshot(connection):
         if search.text is not None:
-            hits, reached = _look(connection, search, cap + 1, NEWEST_FIRST, NEWEST, budget_s)
+            hits, reached = _look(connection, search, cap + 1, NEWEST_FIRST, NEWEST, Pace(budget_s))
             if len(hits) > cap:
                 return Counted(cap, True)
             return Counted(len(hits), reached is not None, reached)
@@ -192,13 +195,13 @@ def _look(
     limit: int,
     order: Order,
     start: Cursor,
-    budget_s: float,
+    pace: Pace,
     until: Cursor | None = None,
 ) -> tuple[list[_Hit], Cursor | None]:
     """Return at most `limit` places in that order, and how far was looked: None if that is everything."""
     text = None if search.text is None else TextSearch(search.text, in_arguments=search.looks_in_arguments)
     is_bounded = text is not None and order is NEWEST_FIRST
-    pace, hits, reached = Pace(budget_s), list[_Hit](), start
+    hits, reached = list[_Hit](), start
     if is_bounded:
         pace.most = TEXT_ROWS
     for window in windows(connection, _source(connection, search), order, start, pace, until):
@@ -240,9 +243,19 @@ def _in_window(
     return count, [hit for hit in hits if hit.rowid in confirmed]
 
 
-def _summaries(connection: sqlite3.Connection, hits: list[_Hit]) -> list[TaskRow]:
-    """Return their rows, in this order. Only in the same snapshot a rowid still means the same row."""
+def _summaries(connection: sqlite3.Connection, hits: list[_Hit], pace: Pace) -> list[TaskRow]:
+    """Return their rows, in this order, or the first of them when the time is up.
+
+    SQLite goes through a result of megabytes to get at the columns behind it. Only in the same snapshot a rowid still
+    means the same row.
+    """
     source = (
         "json_each(:rowids) AS wanted CROSS JOIN taskmanager_tasks AS t ON t.rowid = wanted.value ORDER BY wanted.key"
     )
-    return task_rows(connection, source, {"rowids": json.dumps([hit.rowid for hit in hits])}, SUMMARY)
+    rows: list[TaskRow] = []
+    size = FIRST_SIZE
+    while len(rows) < len(hits) and not (rows and pace.is_late):
+        some = [hit.rowid for hit in hits[len(rows) : len(rows) + size]]
+        rows += task_rows(connection, source, {"rowids": json.dumps(some)}, SUMMARY)
+        size *= GROWTH
+    return rows

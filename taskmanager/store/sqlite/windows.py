@@ -22,13 +22,15 @@ TOP_ID: Final = "\U0010ffff"
 """An id that is greater than all others."""
 NEWEST: Final[Cursor] = (2**63 - 1, "")
 OLDEST: Final[Cursor] = (-(2**63), TOP_ID)
-FIRST_SIZE: Final = 256
+FIRST_SIZE: Final = 16
 MOST_SIZE: Final = 100_000
 GROWTH: Final = 8
 TIES: Final = 5_000
 """Tasks of one instant that are sorted by id at once."""
 _ENOUGH: Final = 0.1
 """The share of the budget that is not worth another window."""
+_SHARE: Final = 0.25
+"""The share of the budget that a window may take. It may take more than the ones before: its rows may be larger."""
 _BY_SENT_AT: Final = "taskmanager_tasks_sent_at"
 _BY_STATUS: Final = "taskmanager_tasks_status"
 _BY_ERROR: Final = "taskmanager_tasks_error_code"
@@ -100,7 +102,7 @@ class Window(NamedTuple):
 
 
 class Pace:
-    """How large the next window may be. The first one is small, and each takes at most half of the time left."""
+    """How large the next window may be. The first one is small: its rows may have results of megabytes."""
 
     def __init__(self, budget_s: float, clock: Clock | None = None, most: int = MOST_SIZE) -> None:
         self._clock: Clock = clock or SystemClock()
@@ -115,12 +117,17 @@ class Pace:
         left_s = self._began_s + self._budget_s - self._clock.elapsed_s()
         return self.most <= 0 or left_s <= self._budget_s * _ENOUGH
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is up."""
+        return self._clock.elapsed_s() >= self._began_s + self._budget_s
+
     def note(self) -> None:
         """A window of the current size has been looked at."""
         now_s = self._clock.elapsed_s()
         took_s, left_s = max(now_s - self._last_s, 1e-6), self._began_s + self._budget_s - now_s
         self._last_s = now_s
-        wanted = int(self.size * max(0.0, left_s) / 2 / took_s)
+        wanted = int(self.size * max(0.0, min(left_s / 2, self._budget_s * _SHARE)) / took_s)
         self.size = max(1, min(wanted, self.size * GROWTH, self.most))
 
 
