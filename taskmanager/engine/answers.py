@@ -7,11 +7,13 @@ from typing import Protocol
 
 from taskmanager.engine.live_task import NOT_SAVED, LiveTask, Saving
 from taskmanager.engine.outbox import Outbox, Places, Sent
+from taskmanager.engine.phases import RUNNING
 from taskmanager.engine.waiters import resolve
 from taskmanager.model.errors import StoreError
 from taskmanager.model.logger import logger
 from taskmanager.model.record import TaskRow, UnreadableRow, Write, expected_of
 from taskmanager.model.states import LIVE, WAITING
+from taskmanager.model.workflows import HELD
 from taskmanager.store.protocol import CommitReport
 from taskmanager.store.workflow_protocol import Advance
 
@@ -40,6 +42,8 @@ def _is_left_to_us(live: LiveTask, row: TaskRow, is_dead: Callable[[str], bool])
         return row.status in LIVE or has_fewer_starts or live.run_number > 0
     if owner == live.owner:
         return True
+    if owner == HELD:  # its workflow is paused: what has begun here ends, and nothing of it begins
+        return has_fewer_starts and (live.phase is RUNNING or live.status.is_terminal)
     # What waits with fewer starts is not begun anywhere, and what runs at a dead owner runs nowhere. If it were
     # recovered, the same attempt would start again. Once it is written over, no owner of it can start it.
     is_before = has_fewer_starts and row.status in LIVE and not isinstance(row, UnreadableRow)
@@ -158,6 +162,7 @@ class Answers:
             saving.in_doubt = ()
             _take_attempts_back(sent.live, sent.write)
             if live.saving.committed == live.expectation() and not (live.attempts_due or live.steps_due):
+                saving.is_written_anew = False  # the copy holds the newest state, so all that changes it comes later
                 self._listener.committed(live)
             else:
                 self._mark(live)

@@ -15,6 +15,7 @@ from taskmanager.engine.writer import MAX_BATCH, Writer
 from taskmanager.model.errors import StoreError, StoreUnavailable
 from taskmanager.model.record import AttemptRow, Expected, TaskRow, TaskWrite, Write
 from taskmanager.model.states import TaskStatus
+from taskmanager.model.workflows import HELD
 from taskmanager.store.memory import MemoryStore
 from taskmanager.store.protocol import CommitReport
 from tests.unit.engine_lives import LIGHT, Ticks, new_live
@@ -812,3 +813,46 @@ async def test_task_that_somebody_ended_in_a_copied_file_stays_ended(
         assert row is not None
         assert row.status == ("EXPIRED" if stays else "PENDING")
         assert (("lost", "a", "EXPIRED") in listener.heard) is stays
+
+
+async def test_copied_row_in_the_newest_state_is_given_up_like_any_other() -> None:
+    """The file was replaced by a copy that says what memory says. Whoever takes the row later has it: an older state is
+    written over, and this one is not older.
+    """
+    store = Store()
+    async with a_writer(store) as (writer, listener):
+        live = new_live(task_id="a")
+        writer.mark(live)
+        await writer.flush()
+        writer.lose_everything_committed([live])
+        await writer.flush()
+        row = await store.fetch("a")
+        assert row is not None
+        store.put(row._replace(status="CLAIMED", claimed_by_worker_id="other", claimed_at=9))
+        start(live)
+        writer.mark(live)
+        await writer.flush()
+        assert listener.heard[-1] == ("lost", "a", "CLAIMED")
+
+
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.RUNNING])
+async def test_task_that_is_held_in_a_copied_file_begins_nothing(phase: Phase) -> None:
+    """Its workflow was paused there before it could be written anew. What runs by then ends as it does beside any
+    pause.
+    """
+    store = Store()
+    async with a_writer(store) as (writer, listener):
+        live = new_live(task_id="a")
+        held = live.row()._replace(claimed_by_worker_id=HELD, is_workflow_task=1)
+        start(live)
+        live.phase = phase
+        writer.mark(live)
+        await writer.flush()
+        store.drop(store.live)
+        assert await MemoryStore.commit(store, [TaskWrite(held, None)]) == CommitReport({}, {})
+        writer.lose_everything_committed([live])
+        await writer.flush()
+        assert (("lost", "a", "PENDING") in listener.heard) is (phase is Phase.STARTING)
+        row = await store.fetch("a")
+        assert row is not None
+        assert row.claimed_by_worker_id == (HELD if phase is Phase.STARTING else "me")
