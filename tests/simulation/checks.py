@@ -48,6 +48,10 @@ class Checks:
         self.rows: dict[str, TaskRow] = {}
         self.attempts: dict[tuple[str, int], AttemptRow] = {}
         self._fresh: dict[tuple[str, int], AttemptRow] = {}
+        self._outdated: set[tuple[str, int]] = set()
+        """Attempts of a node that was started anew because its workflow went with a file: that they are gone, or others
+        in their place, is seen at the next look at all attempts.
+        """
         self.saved: set[str] = set()
         self.started: dict[tuple[str, int, str], int] = {}
         """The starts that were in the store, each with the life of its task in which it was last."""
@@ -295,6 +299,8 @@ class Checks:
         if old.task_id not in self.may_revive and not is_node:
             changed = [name for name in TaskRow._fields if getattr(old, name) != getattr(new, name)]
             self._world.fault(f"an ended task changed {changed}: {what}")
+        if is_node and new.start_count < old.start_count:
+            self._outdated |= {key for key in self._fresh if key[0] == new.task_id}
         self.revived[old.task_id] += 1
 
     def _judge_owner(self, process: "Process", verb: str, old: TaskRow, new: TaskRow, what: str) -> None:
@@ -392,7 +398,9 @@ class Checks:
             new, row = attempts.get(key), rows.get(key[0])
             if self._world.loss_count and row is not None and row.is_workflow_task and not row.start_count:
                 continue  # its workflow went with the file, and was started anew
-            if new is not old and new != old and (key in attempts or key[0] in rows):
+            if new is not old and new != old and key in self._outdated:
+                self._outdated.discard(key)
+            elif new is not old and new != old and (key in attempts or key[0] in rows):
                 self._world.fault(f"attempt {key} changed from {old} to {attempts.get(key)}")
         for key in attempts.keys() - self.attempts.keys():
             row = rows.get(key[0])
