@@ -41,8 +41,8 @@ def steps_between(
         runs = True
         steps.append(Step("started", count))
     last = ended.get(count)
-    goes_on = after.status in ("PENDING", "CLAIMED", "EXPIRED") or count in snoozed
-    if runs and (goes_on or (last is not None and last.will_retry)):
+    waits = after.status in ("PENDING", "CLAIMED", "EXPIRED") or count in snoozed
+    if runs and after.status != "RUNNING" and (waits or (last is not None and last.will_retry)):
         steps.append(_again(count, last, snoozed))
         last = None
     if after.status in END_KINDS:

@@ -67,6 +67,7 @@ def again(start_count: int = 1, owner: str | None = ME) -> Expected:
         (CLAIMED, FREE, [], ""),
         (OWNED, FREE, [], ""),
         (FIRST, FIRST, [], ""),
+        (FIRST, FIRST, [RETRIED], ""),
         (again(), again(owner=None), [], ""),
     ],
 )
