@@ -7,7 +7,9 @@ from starlette.requests import Request
 
 from taskmanager.console.overview import Overview
 from taskmanager.model.states import TaskStatus
+from taskmanager.store.sqlite.figures import series
 from taskmanager.store.statistics import TaskFailures, TaskPace
+from taskmanager.web.pace import HOUR, STRETCHES, past_of
 from taskmanager.web.render import View
 from taskmanager.web.site import site_of
 
@@ -36,8 +38,13 @@ class Trouble(NamedTuple):
 
 async def show(request: Request) -> View:
     """Show everything on one page, what needs somebody first."""
-    overview = await site_of(request).source.overview()
-    return View("overview.html", values_of(overview))
+    source = site_of(request).source
+    stretch = STRETCHES.get(request.query_params.get("span", ""), HOUR)
+    overview = await source.overview()
+    starts = stretch.starts(overview.taken_at)
+    figures = await source.look(series, stretch.span, starts[0], starts[-1] + stretch.span.us)
+    past = past_of(stretch, overview.taken_at, figures)
+    return View("overview.html", {**values_of(overview), "past": past, "stretches": STRETCHES.values()})
 
 
 def values_of(overview: Overview) -> Mapping[str, object]:

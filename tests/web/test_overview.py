@@ -96,6 +96,14 @@ async def test_failure_links_to_its_task(tmp_path: Path) -> None:
     assert "ValueError: no such customer" in page
 
 
+async def test_stretch_of_the_charts_is_part_of_the_address(tmp_path: Path) -> None:
+    """So that it can be sent to a colleague; an unknown one means the hour."""
+    manager = manager_on(tmp_path)
+    async with manager, visit(manager) as visitor:
+        assert "The last day" in await visitor.text("?span=day")
+        assert "The last hour" in await visitor.text("?span=1%27%20OR%201")
+
+
 async def test_manager_in_memory_has_an_overview_too() -> None:
     """A dashboard can be mounted before anybody thinks of a file."""
     manager = TaskManager(None)
